@@ -281,7 +281,7 @@ class LLM:
             return self.engine.reset_prefix_cache()
 
     def shutdown(self, grace_seconds: float = 30.0) -> None:
-        """Write what is cached into the tiers below the pool, and close them; without tiers there is nothing to do.
+        """Write what is cached into the tiers below the pool, and close them; events are no longer published.
 
         Leaving ``with LLM(...) as llm:`` calls it. Without it, what was used only once and not evicted is not written.
 

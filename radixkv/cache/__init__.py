@@ -3,6 +3,7 @@
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.block_store import BlockCopy
 from radixkv.cache.block_table import BlockTable
+from radixkv.cache.cache_view import Demand
 from radixkv.cache.errors import (
     CacheError,
     ClosedError,
@@ -51,6 +52,7 @@ __all__ = [
     "ClosedError",
     "Computed",
     "CostAware",
+    "Demand",
     "Divergence",
     "EventLog",
     "EvictableLeaf",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,18 @@ from radixkv.cache.outline import NodeOutline, outline
 from radixkv.cache.snapshot import NodeSnapshot, snapshot
 from radixkv.cache.stats import CacheStats
 from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, decode, encode, encode_prompt
+
+
+class Demand(NamedTuple):
+    """What a sequence takes when it begins.
+
+    Attributes:
+        num_cached_tokens: of its prompt.
+        num_blocks: of those that are available: blocks for what is not cached, and cached ones that can then not be evicted.
+    """
+
+    num_cached_tokens: int
+    num_blocks: int
 
 
 class CacheView:
@@ -101,6 +114,26 @@ class CacheView:
         check_namespace(namespace)
         match = self._tree.match(encode(tokens), namespace)
         return 0 if match is None else match.num_tokens
+
+    def demand(self, tokens: TokenIds, namespace: str = "", read: bool = True) -> Demand:
+        """What a sequence of this prompt would take if it were opened now, and its slots reserved. Changes nothing.
+
+        Args:
+            tokens: the prompt.
+            namespace: as for `PrefixCache.open`.
+            read: likewise.
+
+        Raises:
+            InvalidArgumentError: ``tokens`` are not token ids, or there are none, or ``namespace`` is not a string.
+        """
+        check_namespace(namespace)
+        prompt = encode_prompt(tokens)
+        num_blocks = -(-len(prompt) // (self.block_size * TOKEN_BYTES))
+        match = self._tree.match(prompt[:-TOKEN_BYTES], namespace) if read else None
+        if match is None:
+            return Demand(0, num_blocks)
+        num_whole = (match.num_tokens - match.num_partial_tokens) // self.block_size
+        return Demand(match.num_tokens, num_blocks - num_whole + match.num_evictable_blocks)
 
     def cached_blocks(self, tokens: TokenIds, namespace: str = "") -> BlockIds:
         """The physical blocks of the longest cached prefix's whole blocks, int32, until the cache changes.

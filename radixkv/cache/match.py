@@ -28,6 +28,17 @@ class Match:
     num_partial_tokens: int = 0
     partial_block: int = -1
 
+    @property
+    def num_evictable_blocks(self) -> int:
+        """Of the prefix's whole blocks those that could be evicted, and cannot once it is locked."""
+        if self.node.lock_count:
+            return 0
+        num_blocks, step = self.num_node_blocks, self.node.parent
+        while step is not None and not step.lock_count:  # above a locked node, all are locked
+            num_blocks += len(step.blocks)
+            step = step.parent
+        return num_blocks
+
     def path_blocks(self) -> BlockIds:
         """The whole blocks of the prefix, from the first on."""
         last, *before = self.node.path()

@@ -168,6 +168,16 @@ class PrefixCache(CacheControl):
         self._begin(table, match, prefix, True)
         return table
 
+    def require(self, num_blocks: int) -> None:
+        """Check that so many blocks are available; pins that have expired are released for that.
+
+        Raises:
+            InvalidArgumentError: ``num_blocks`` is not a whole number of at least 0.
+            OutOfBlocks: fewer are free or evictable.
+        """
+        check_count("num_blocks", num_blocks, 0)
+        self._store.require(num_blocks)
+
     def reserve(self, table: BlockTable, num_tokens: int) -> None:
         """Make the slots of positions ``table.num_tokens .. num_tokens`` the table's own and writable.
 

@@ -16,16 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from radixkv.cache import POLICIES, EventLog, PrefixCache
 from radixkv.config import EngineConfig
-from radixkv.drafting.tree_index import TreeIndex
 from radixkv.engine.begin_request import begin_request
 from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.engine.executor import Executor
-from radixkv.engine.kv_tiers import KVTiers
 from radixkv.engine.named_pins import NamedPins
-from radixkv.engine.open_publisher import open_publisher
-from radixkv.engine.open_tiers import open_tiers
+from radixkv.engine.open_cache import open_cache
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.panics import as_exception
 from radixkv.engine.pool_setup import set_up_pool
@@ -82,28 +78,12 @@ class Engine:
         self.pool = set_up_pool(self._runner, loaded, config, element_type)
         num_blocks = self.pool.num_blocks
         self._runner.capture_graphs()
-        self._publisher = open_publisher(config)
-        events = None
-        if self._publisher is not None:
-            events = EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
-        speculative = config.speculation
-        index = None if speculative is None else TreeIndex(num_blocks, block_size)
-        self.cache = PrefixCache(
-            num_blocks,
-            block_size,
-            POLICIES[config.eviction_policy](),
-            remembered_blocks=4 * num_blocks,
-            events=events,
-            observers=() if index is None else (index,),
-        )
         self.prefill_rate = PrefillRate()
-        self.tiers: KVTiers | None = None
-        if config.has_tiers:
-            publish = None if self._publisher is None else self._publisher.publish
-            self.tiers = open_tiers(config, loaded, self.cache, self.pool, self.prefill_rate, publish)
-            # However the engine ends, what is queued is written and folders are released; a medium that hangs does not keep
-            # the process alive.
-            weakref.finalize(self, self.tiers.close, _QUEUE_SECONDS)
+        self._open_cache = open_cache(config, loaded, self.pool, self.prefill_rate)
+        # However the engine ends, what is queued is written, folders and addresses are released; a medium that hangs does
+        # not keep the process alive.
+        weakref.finalize(self, self._open_cache.close, _QUEUE_SECONDS)
+        self.cache, self.tiers = self._open_cache.cache, self._open_cache.tiers
         self._compute_timer = ComputeTimer(self.prefill_rate.observe_step, clock, bool(config.async_scheduling))
         self.pins = NamedPins(self.cache, self.tiers)
         self.tenant_pins = TenantPins(self.pins)
@@ -125,6 +105,7 @@ class Engine:
         self._executor = Executor(self.cache, self.scheduler, self._runner, loaded.tokenizer, self.decode_token)
         self._output_processor = OutputProcessor(self.scheduler, self.decode_token, clock)
         self._speculator: Speculator | None = None
+        speculative, index = config.speculation, self._open_cache.index
         if speculative is not None and index is not None:
             self._speculator = make_speculator(
                 speculative, config, self.cache, index, self.scheduler.blocks, loaded.vocab_size, clock
@@ -159,9 +140,11 @@ class Engine:
 
         Raises:
             ValueError: an unfinished request has the same id.
+            Exception: what its tokenizer or grammar raises; the request is not queued then.
         """
+        self._requests.check_id(request)
+        groups = begin_request(request, self.loaded.tokenizer)  # may raise: only what has begun is accepted
         self._requests.add(request)
-        groups = begin_request(request, self.loaded.tokenizer)
         if groups:
             self.scheduler.add(*groups)
         else:
@@ -210,7 +193,7 @@ class Engine:
             if not batch.chunks and in_flight is None and not self._wait_for_loads():
                 touched = self._requests.fail_deferred()
             touched += self._requests.finish_ended_elsewhere()
-        self._publish_events()
+        self._open_cache.publish_events()
         return list(dict.fromkeys(touched))
 
     def _schedule(self, in_flight: Batch | None) -> Batch:
@@ -297,9 +280,9 @@ class Engine:
         return self.tiers is not None and self.tiers.send_some()
 
     def shutdown(self, seconds_left: Callable[[], float]) -> None:
-        """Write what is cached into the tiers below the pool, what was used last first, and close them.
+        """Write what is cached into the tiers below the pool, what was used last first, and close them and the publisher.
 
-        Without tiers there is nothing to do. The engine can still compute afterwards, without tiers.
+        The engine can still compute afterwards, without tiers.
 
         Args:
             seconds_left: how long it may still write what is cached. What was queued before is written in any case, unless
@@ -307,14 +290,10 @@ class Engine:
         """
         if self.tiers is not None:
             self.tiers.write_hot(seconds_left)
-            self.tiers.close(max(_QUEUE_SECONDS, seconds_left()))
+        self._open_cache.close(max(_QUEUE_SECONDS, seconds_left()))
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix that no running request uses, below the pool too; True: nothing is cached any more."""
         self.cache.clear()
-        self._publish_events()
+        self._open_cache.publish_events()
         return self.cache.num_held_blocks == 0
-
-    def _publish_events(self) -> None:
-        if self._publisher is not None and self.cache.events is not None:
-            self._publisher.publish(self.cache.events)

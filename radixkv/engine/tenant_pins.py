@@ -76,13 +76,17 @@ class TenantPins:
         own = self._kept.setdefault(tenant, [])
         if any(kept.covers(namespace, tokens, expires_at) for kept in own):
             return len(tokens)
-        for kept in [kept for kept in own if kept.is_covered_by(namespace, tokens, expires_at)]:
-            self._release(tenant, kept)
+        # Released when the new pin is there, which may have no room; the blocks that they share count once for the cache.
+        covered = [kept for kept in own if kept.is_covered_by(namespace, tokens, expires_at)]
+        own[:] = [kept for kept in own if kept not in covered]
         while own and (len(own) >= MAX_PINS or self._num_blocks(tenant) + num_blocks > max_blocks):
             self._release(tenant, own[0])
         pin = self._pin(tenant, namespace, tokens, ttl)
         if pin is None or pin.released:
+            own += covered
             return 0
+        for kept in covered:
+            self._pins.release(kept.pin)
         num_pinned = pin.num_tokens // cache.block_size
         own.append(_Kept(pin, tokens[: pin.num_tokens], expires_at, num_pinned))
         return pin.num_tokens

@@ -6,9 +6,11 @@ The salt is drawn anew for each recording and never stored, so a trace cannot be
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -18,9 +20,13 @@ from numpy.typing import NDArray
 
 from radixkv.observe.trace_format import TRACE_FORMAT, TRACE_VERSION
 
+_log = logging.getLogger(__name__)
+
 
 class TraceRecorder:
     """Writes one line per request to a file that `radixkv simulate` reads.
+
+    If the file cannot be written later on (a full disk), it warns and records nothing more: requests go on.
 
     Args:
         path: a new file, or one to be overwritten.
@@ -34,6 +40,7 @@ class TraceRecorder:
         self._block_size = block_size
         self._salt = secrets.token_bytes(32)
         self._start = time.monotonic()
+        self._path = path
         self._file = path.open("w", encoding="utf-8", buffering=1)
         self._write({"format": TRACE_FORMAT, "version": TRACE_VERSION, "block_size": block_size})
 
@@ -52,6 +59,8 @@ class TraceRecorder:
             arrival: of the request, by `time.monotonic`; None: now.
             priority: the request's; the lowest number is the most urgent.
         """
+        if self._file.closed:
+            return
         size = self._block_size
         tokens = np.concatenate([np.asarray(prompt, dtype=np.int32), np.asarray(output, dtype=np.int32)])
         before = self._salt + namespace.encode()
@@ -62,16 +71,20 @@ class TraceRecorder:
             names.append(int.from_bytes(before[:6], "little"))
         num_prompt_blocks = len(prompt) // size
         optional: dict[str, object] = {"priority": priority} if priority else {}
-        self._write(
-            {
-                "timestamp": round(((time.monotonic() if arrival is None else arrival) - self._start) * 1000),
-                "input_length": len(prompt),
-                "output_length": len(output),
-                "hash_ids": names[:num_prompt_blocks],
-                "output_hash_ids": names[num_prompt_blocks:],
-                **optional,
-            }
-        )
+        fields = {
+            "timestamp": round(((time.monotonic() if arrival is None else arrival) - self._start) * 1000),
+            "input_length": len(prompt),
+            "output_length": len(output),
+            "hash_ids": names[:num_prompt_blocks],
+            "output_hash_ids": names[num_prompt_blocks:],
+            **optional,
+        }
+        try:
+            self._write(fields)
+        except OSError as error:
+            _log.warning("record_trace: %s cannot be written (%s); nothing more is recorded", self._path, error)
+            with suppress(OSError):  # of what it has not written yet
+                self.close()
 
     def close(self) -> None:
         self._file.close()

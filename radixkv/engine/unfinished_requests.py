@@ -38,14 +38,17 @@ class UnfinishedRequests:
         """The request with this id, if there is one."""
         return self._by_id.get(request_id)
 
-    def add(self, request: Request) -> None:
-        """Accept a request; its sequences are scheduled by the caller.
+    def check_id(self, request: Request) -> None:
+        """Raise unless a request can be added under its id.
 
         Raises:
             ValueError: an unfinished request has the same id.
         """
         if request.request_id in self._by_id:
             raise ValueError(f"request_id {request.request_id!r} belongs to an unfinished request")
+
+    def add(self, request: Request) -> None:
+        """Accept a request after `check_id`; its sequences are scheduled by the caller."""
         self._by_id[request.request_id] = request
 
     def add_ended_elsewhere(self, request: Request) -> None:

@@ -71,6 +71,7 @@ class Admission:
         self._on_reuse = on_reuse
         self._in_flight_prefixes = InFlightPrefixes(cache)
         self._deferred: dict[SequenceGroup, _DeferredAdmission] = {}
+        self._first_without_room: SequenceGroup | None = None  # in this step
         self._looked_up: set[str] = set()  # the tenants whose queues were looked up in this step
         # Of the running groups, while a step admits: counted when first asked for, and kept up to date.
         self._growth: DecodeGrowth | None = None
@@ -78,12 +79,13 @@ class Admission:
 
     @property
     def deferred(self) -> SequenceGroup | None:
-        """A waiting group that did not fit when last tried, of several the one that was tried first."""
-        return next(iter(self._deferred), None)
+        """The first group that did not fit in this step."""
+        return self._first_without_room
 
     def begin_step(self) -> None:
         """Forget what held for the step before."""
         self._looked_up.clear()
+        self._first_without_room = None
         self._growth = self._usage = None
 
     def forget(self, group: SequenceGroup) -> None:
@@ -92,6 +94,8 @@ class Admission:
         if self._loads is not None:
             self._loads.forget(group)
         self._deferred.pop(group, None)
+        if self._first_without_room is group:
+            self._first_without_room = None
 
     def groups_to_preempt(self) -> list[SequenceGroup]:
         """The groups to preempt so that tenants that wait get their share; see `fair_shares`."""
@@ -159,6 +163,7 @@ class Admission:
                     for other in passed:
                         self._waiting.pass_over(other)
                     return group
+                self._first_without_room = self._first_without_room or group
                 did_not_fit.append(group)
                 if group.started:
                     break  # it has begun its answer, which should not stall for a new one's
@@ -237,8 +242,13 @@ class Admission:
             return False
         available = self._cache.num_available_blocks
         try:
-            self._open_tables(group)
-            self._check_decode_growth(group)
+            if len(group.sequences) == 1:
+                self._check_room(group)
+                self._open_tables(group)
+            else:
+                # How much they share is known when they are open.
+                self._open_tables(group)
+                self._check_decode_growth(group)
         except OutOfBlocks as error:
             self._growth = None
             for sequence in group.sequences:
@@ -266,8 +276,6 @@ class Admission:
             OutOfBlocks: some tables may be open then.
         """
         cache, request = self._cache, group.request
-        # Reused tokens have no logits, so prompt log-probabilities need the whole prompt computed.
-        read = request.read_cache and not request.lacks_prompt_logprobs
         num_common = group.num_common_tokens
         for index, sequence in enumerate(group.sequences):
             tokens = group.prompt if index == 0 else np.array(sequence.token_ids, dtype=np.int32)
@@ -275,7 +283,7 @@ class Admission:
             sequence.table = cache.open(
                 tokens,
                 request.namespace,
-                read=read,
+                read=_reads_cache(request),
                 write=request.write_cache,
                 priority=-request.priority,
                 owner=request.tenant,
@@ -288,13 +296,28 @@ class Admission:
                 return
             cache.reserve(sequence.table, len(sequence.token_ids))
 
-    def _check_decode_growth(self, group: SequenceGroup) -> None:
-        """Raise OutOfBlocks unless the running groups and ``group`` can continue together, see `decode_growth`."""
+    def _check_room(self, group: SequenceGroup) -> None:
+        """Raise OutOfBlocks unless the group's one sequence can be opened, and `_check_decode_growth` then holds.
+
+        Before it is opened: otherwise what does not fit would evict others' prefixes in vain, and count as a use of its own.
+        """
+        (sequence,) = group.sequences
+        request = group.request
+        demand = self._cache.demand(group.prompt, request.namespace, read=_reads_cache(request))
+        sequence.num_computed = demand.num_cached_tokens
+        self._check_decode_growth(group, demand.num_blocks)
+
+    def _check_decode_growth(self, group: SequenceGroup, num_more_blocks: int = 0) -> None:
+        """Raise OutOfBlocks unless the running groups and ``group`` can continue together, see `decode_growth`.
+
+        Args:
+            num_more_blocks: that ``group`` takes before.
+        """
         growth = self._decode_growth()
         growth.add(group)
-        if not self._running:
-            return
-        cache = self._cache
-        needed = growth.num_blocks
-        if cache.num_available_blocks < needed:
-            raise OutOfBlocks(needed, cache.num_free_blocks, cache.num_evictable_blocks)
+        self._cache.require(num_more_blocks + (growth.num_blocks if self._running else 0))
+
+
+def _reads_cache(request: Request) -> bool:
+    """Whether its prompt is looked up. Reused tokens have no logits, which the log-probabilities of a prompt need."""
+    return request.read_cache and not request.lacks_prompt_logprobs

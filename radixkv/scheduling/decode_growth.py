@@ -46,12 +46,12 @@ class DecodeGrowth:
             self.add(group)
 
     def add(self, group: SequenceGroup) -> None:
-        """Count a group that runs from now on."""
+        """Count a group that runs from now on, or is about to: then its one sequence has no table yet."""
         request, sequence, num_seqs = group.request, group.sequences[0], group.num_seqs
         num_tokens = len(sequence.token_ids)
         if num_seqs == 1:
-            assert sequence.table is not None
-            num_blocks = sequence.table.num_blocks
+            table = sequence.table
+            num_blocks = -(-num_tokens // self._block_size) if table is None else table.num_blocks
         else:
             # Forks share the full blocks they have in common; each writes its own copy of the last one.
             num_blocks = (group.num_shared_prefill_tokens or num_tokens) // self._block_size

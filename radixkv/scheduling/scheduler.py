@@ -87,7 +87,7 @@ class Scheduler:
 
     @property
     def deferred(self) -> SequenceGroup | None:
-        """A waiting group that did not fit when last tried, of several the one that was tried first."""
+        """The first group that did not fit in the last step."""
         return self._admission.deferred
 
     def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:

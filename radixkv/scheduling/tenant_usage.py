@@ -69,10 +69,14 @@ class TenantUsage:
         ]
 
     def exceeds_limit(self, group: SequenceGroup) -> bool:
-        """Whether the group's tenant would run more sequences with it than it ever may."""
+        """Whether the group's tenant would run more sequences with it than it may.
+
+        By itself, a group may: it was accepted when its tenant might run more.
+        """
         tenant = group.request.tenant
         limit = self._shares.share(tenant).max_num_seqs
-        return limit is not None and self.num_seqs[tenant] + group.num_seqs > limit
+        running = self.num_seqs[tenant]
+        return limit is not None and running > 0 and running + group.num_seqs > limit
 
     def within_part(self, group: SequenceGroup) -> bool:
         """Whether the group's tenant would run no more than its share of the sequences with it."""

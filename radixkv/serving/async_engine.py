@@ -129,10 +129,14 @@ class AsyncEngine:
         self._intake.refuse_if_full(len(prompts), tenant)
         names = self._intake.names(request_id, len(prompts), unfinished=self._streams)
 
-        def make_requests(engine: Engine) -> list[Request]:
-            return [each.make(engine.request_factory, name) for name, each in zip(names, prepared, strict=True)]
-
         streams = [RequestStream(name, partial(self._forget, tenant)) for name in names]
+
+        def make_requests(engine: Engine) -> list[Request]:
+            requests = [each.make(engine.request_factory, name) for name, each in zip(names, prepared, strict=True)]
+            for stream, request in zip(streams, requests, strict=True):
+                stream.request = request
+            return requests
+
         self._intake.take_slots(len(streams), tenant)
         self._streams.update(zip(names, streams, strict=True))
         self._idle.clear()
@@ -155,10 +159,15 @@ class AsyncEngine:
             Exception: what the function raises.
         """
         self._start()
-        result, self.stats = await asyncio.wrap_future(
-            self._engine_thread.call(lambda engine: (function(engine), engine_stats(engine)))
-        )
-        return result
+
+        def call_and_deliver_stats(engine: Engine) -> _T:
+            try:
+                return function(engine)
+            finally:
+                # Like those of a step, so that none are replaced by earlier ones.
+                self._deliver(StepResult({}, engine_stats(engine)))
+
+        return await asyncio.wrap_future(self._engine_thread.call(call_and_deliver_stats))
 
     async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int:
         """Keep the cached part of a prefix from eviction, within what a tenant may have; see `TenantPins.keep`."""
@@ -231,7 +240,9 @@ class AsyncEngine:
         death = EngineDeadError(f"the engine is dead: {reason}")
         self.abandoned = True
         self._engine_thread.refuse_calls(death)
-        self._distribute(StepResult(dict.fromkeys(self._streams, death), self.stats, death))
+        for stream in self._streams.values():
+            stream.put(death)
+        self._distribute(StepResult({}, self.stats, death))
 
     async def shutdown(self, grace_seconds: float = 0.0) -> bool:
         """Refuse new requests, give unfinished ones ``grace_seconds``, abort the rest, and stop the threads.
@@ -282,10 +293,10 @@ class AsyncEngine:
 
     def _distribute(self, result: StepResult) -> None:
         self.stats = result.stats
-        for request_id, update in result.updates.items():
-            stream = self._streams.get(request_id)
-            if stream is None:
-                continue  # closed since; its abort is queued
+        for request, update in result.updates.items():
+            stream = self._streams.get(request.request_id)
+            if stream is None or stream.request is not request:
+                continue  # its stream was closed since, and its abort is queued; another request may have its id
             stream.put(update)
             if stream.ended and not isinstance(update, Exception) and update.metrics.finished_time is not None:
                 seconds = update.metrics.finished_time - update.metrics.arrival_time

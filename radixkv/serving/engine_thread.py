@@ -41,12 +41,13 @@ class StepResult:
     """The results of a step and of the functions that ran before it.
 
     Attributes:
-        updates: by request id, for requests that got tokens or ended.
+        updates: of the requests that got tokens or ended. By the request, not by its id, which may be given to the next one
+            as soon as nobody reads this one.
         stats: of the engine afterwards.
         death: why the engine runs no further step; None while it does.
     """
 
-    updates: Mapping[str, RequestUpdate]
+    updates: Mapping[Request, RequestUpdate]
     stats: EngineStats
     death: EngineDeadError | None = None
 
@@ -170,7 +171,7 @@ class EngineThread:
             death = EngineDeadError(f"the engine is dead: {error}")
             death.__cause__ = error
             _log.critical("%s", death, exc_info=error)
-            reason, updates = death, dict.fromkeys(self._requests, death)
+            reason, updates = death, dict.fromkeys(self._requests.values(), death)
         self._heartbeat.rest()
         self._close(reason, updates, death)
 
@@ -202,8 +203,9 @@ class EngineThread:
         try:
             touched = engine.step()
         except BaseException as error:
-            touched = [request for request in self._requests.values() if request.failure is not None]
-            self._check_after_crash(error, bool(touched))
+            # Not only those that failed: requests of the batch before may have finished in this step.
+            touched = [request for request in self._requests.values() if request.finished]
+            self._check_after_crash(error, any(request.failure is not None for request in touched))
         for request in touched:
             if request.finished:
                 self._requests.pop(request.request_id, None)
@@ -216,23 +218,21 @@ class EngineThread:
             raise error
         self._engine.cache.check()
 
-    def _updates_of(self, requests: list[Request]) -> dict[str, RequestUpdate]:
-        updates: dict[str, RequestUpdate] = {}
+    def _updates_of(self, requests: list[Request]) -> dict[Request, RequestUpdate]:
+        updates: dict[Request, RequestUpdate] = {}
         for request in requests:
             if request.failure is not None:
-                updates[request.request_id] = _failure_of(request)
+                updates[request] = _failure_of(request)
             elif request.beam_search is None:
                 output = delta_output(request)
                 if output.finished or any(part.token_ids for part in output.outputs):
-                    updates[request.request_id] = output
+                    updates[request] = output
             elif request.finished:
-                updates[request.request_id] = beam_output(
-                    request, self._engine.loaded.tokenizer, self._engine.decode_token
-                )
+                updates[request] = beam_output(request, self._engine.loaded.tokenizer, self._engine.decode_token)
         return updates
 
     def _close(
-        self, reason: EngineDeadError, updates: Mapping[str, RequestUpdate], death: EngineDeadError | None
+        self, reason: EngineDeadError, updates: Mapping[Request, RequestUpdate], death: EngineDeadError | None
     ) -> None:
         """Refuse further calls, and fail the queued ones and all requests."""
         self.refuse_calls(reason)

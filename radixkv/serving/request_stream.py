@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestMetrics, RequestOutput
 
 if TYPE_CHECKING:
+    from radixkv.scheduling.request import Request
     from radixkv.serving.engine_thread import RequestUpdate
 
 OutputDelta = RequestOutput | BeamSearchOutput
@@ -24,12 +25,16 @@ class RequestStream:
         request_id: the request's.
         on_close: called once, when the stream is closed or read to its end.
         times: of a request that runs in another process; None: its engine has them.
+
+    Attributes:
+        request: whose updates are put here, if it runs in this process; its engine's thread sets it before the first one.
     """
 
     def __init__(
         self, request_id: str, on_close: Callable[[RequestStream], None], times: RequestMetrics | None = None
     ) -> None:
         self.times = times
+        self.request: Request | None = None
         self.request_id = request_id
         self.ended = False
         self._on_close: Callable[[RequestStream], None] | None = on_close

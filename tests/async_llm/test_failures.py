@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, GREEDY, HANGING, prompts, run, tiny, tokens_of
+from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tiny, tokens_of
 from support.held_steps import HeldSteps
 
-from radixkv import AsyncLLM
-from radixkv.engine import executor
+from radixkv import AsyncLLM, SamplingParams
+from radixkv.engine import engine as engine_module
+from radixkv.engine import executor, output_processor
 from radixkv.errors import DrainingError, EngineDeadError, StepFailedError
 
 
@@ -48,6 +50,76 @@ def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyP
         assert await asyncio.gather(*(tokens_of(llm, prompt) for prompt in prompts(10))) == expected
 
     run(test, offline)
+
+
+def test_what_finished_in_a_step_that_crashed_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With asynchronous scheduling, a step processes the batch before, and then perhaps its own."""
+    (first, second) = prompts(2)
+    one_token = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    (expected,) = tiny().generate([first], one_token, use_tqdm=False)
+
+    def planted(*_: Any) -> Any:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(output_processor, "sample", planted)  # on the host, as log-probabilities need it
+    offline = tiny(async_scheduling=True)
+    steps = HeldSteps(offline.engine)
+
+    async def test(llm: AsyncLLM) -> None:
+        finishes = asyncio.create_task(tokens_of(llm, first, one_token))
+        while not steps.is_holding:
+            await asyncio.sleep(0)
+        steps.allow(1)  # its token is on its way when the other one comes
+        while llm.num_unfinished < 1 or not steps.is_holding:
+            await asyncio.sleep(0)
+        fails = asyncio.create_task(tokens_of(llm, second, SamplingParams(temperature=0.0, max_tokens=4, logprobs=1)))
+        while llm.num_unfinished < 2:
+            await asyncio.sleep(0)
+        steps.allow_all()
+        assert await finishes == [expected.outputs[0].token_ids]
+        with pytest.raises(StepFailedError):
+            await fails
+
+    run(test, offline)
+
+
+def test_a_request_that_cannot_begin_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = engine_module.begin_request
+    calls = 0
+
+    def fail_once(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError("planted")
+        return original(*arguments)
+
+    monkeypatch.setattr(engine_module, "begin_request", fail_once)
+
+    async def test(llm: AsyncLLM) -> None:
+        with pytest.raises(RuntimeError, match="planted"):
+            await tokens_of(llm, prompts(1)[0])
+        await assert_empty(llm)
+        assert len((await tokens_of(llm, prompts(1)[0]))[0]) == 12
+
+    run(test)
+
+
+def test_a_full_disk_ends_a_recording_and_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    offline = tiny(record_trace=tmp_path / "trace.jsonl")
+    recorder = offline.engine._requests._recorder
+    assert recorder is not None
+    recorder._file = Path("/dev/full").open("w", buffering=1)  # noqa: SIM115 (the recorder closes it)
+
+    async def test(llm: AsyncLLM) -> None:
+        answers = await asyncio.gather(*(tokens_of(llm, prompt) for prompt in prompts(3)))
+        assert [len(answer[0]) for answer in answers] == [12] * 3
+
+    run(test, offline)
+    assert [record.message for record in caplog.records if "record_trace" in record.message] == [
+        f"record_trace: {tmp_path / 'trace.jsonl'} cannot be written ([Errno 28] No space left on device); "
+        "nothing more is recorded"
+    ]
 
 
 @pytest.mark.parametrize(

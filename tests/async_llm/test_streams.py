@@ -12,7 +12,7 @@ from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompt
 from support.held_steps import HeldSteps
 from support.model_zoo import VOCAB_SIZE
 
-from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
+from radixkv import LLM, AsyncLLM, BeamSearchParams, RequestOutput, SamplingParams
 
 
 def test_64_streams_get_the_tokens_that_they_get_offline() -> None:
@@ -112,6 +112,60 @@ def test_an_abandoned_stream_is_aborted_and_its_blocks_released() -> None:
             assert await llm.call(lambda engine: engine.num_steps) - steps <= 1
 
     run(test)
+
+
+def test_an_id_can_be_given_again_as_soon_as_its_stream_is_closed() -> None:
+    """The next request of that id gets nothing of the one before, which is aborted a step later."""
+    offline = tiny()
+    first, second = prompts(2)
+
+    async def test(llm: AsyncLLM) -> None:
+        expected = await tokens_of(llm, second)
+        stream = llm.generate(first, ENDLESS, "again")
+        await anext(stream)
+        steps = HeldSteps(offline.engine)
+        while not steps.is_holding:
+            await asyncio.sleep(0)
+        await stream.aclose()
+        pieces: list[RequestOutput] = []
+
+        async def read() -> None:
+            async for piece in llm.generate(second, GREEDY, "again"):
+                pieces.append(piece)
+
+        reading = asyncio.create_task(read())
+        while not llm.num_unfinished:
+            await asyncio.sleep(0)
+        steps.allow_all()
+        await reading
+        assert {tuple(piece.prompt_token_ids) for piece in pieces} == {tuple(second["prompt_token_ids"])}
+        assert [token for piece in pieces for token in piece.outputs[0].token_ids] == expected[0]
+        assert pieces[-1].outputs[0].finish_reason == "length"
+
+    run(test, offline)
+
+
+def test_statistics_are_never_replaced_by_earlier_ones() -> None:
+    """What a call saw before a step does not hide the step, however late the caller goes on."""
+    offline = tiny(async_scheduling=False)
+    steps = HeldSteps(offline.engine)
+
+    async def test(llm: AsyncLLM) -> None:
+        answer = asyncio.create_task(
+            tokens_of(llm, prompts(1)[0], SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+        )
+        while not steps.is_holding:
+            await asyncio.sleep(0)
+        call = asyncio.create_task(llm.call(lambda engine: engine.num_steps))
+        await asyncio.sleep(0)
+        steps.allow_all()
+        while offline.engine.has_unfinished_requests:  # the event loop does nothing else meanwhile
+            pass
+        assert await call == 1
+        await answer
+        assert (llm.stats.num_steps, llm.stats.num_running, llm.stats.num_blocks_in_use) == (2, 0, 0)
+
+    run(test, offline)
 
 
 def test_abort_ends_the_iteration() -> None:

@@ -78,7 +78,7 @@ def test_impossible_tokens_are_refused_and_change_nothing(tokens: Any) -> None:
     table = compute(cache, [1, 2, 3])
     cache.reserve(table, 8)
     before = repr(cache.tree_snapshot()), cache.stats, cache.num_free_blocks, table.tokens.tolist(), table.num_blocks
-    for call in (cache.open, cache.match, cache.pin, lambda tokens: cache.append(table, tokens)):
+    for call in (cache.open, cache.demand, cache.match, cache.pin, lambda tokens: cache.append(table, tokens)):
         with pytest.raises(InvalidArgumentError, match="tokens"):
             call(tokens)
     after = repr(cache.tree_snapshot()), cache.stats, cache.num_free_blocks, table.tokens.tolist(), table.num_blocks
@@ -91,8 +91,9 @@ def test_an_empty_prompt_can_be_looked_up_but_not_opened() -> None:
     leave(cache, [1, 2, 3])
     assert cache.match([]) == cache.match(np.array([], dtype=np.int64)) == 0
     assert cache.pin([]).num_tokens == 0
-    with pytest.raises(InvalidArgumentError, match="at least one"):
-        cache.open([])
+    for call in (cache.open, cache.demand):
+        with pytest.raises(InvalidArgumentError, match="at least one"):
+            call([])
 
 
 @pytest.mark.parametrize(

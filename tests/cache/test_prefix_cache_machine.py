@@ -102,6 +102,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.seen_prompts.append(prompt)
         before = self.state()
         known = self.cache.match(prompt[:-1], namespace) if len(prompt) > 1 else 0
+        demand, available = self.cache.demand(prompt, namespace, read), self.cache.num_available_blocks
+        assert self.state() == before
         try:
             table = self.cache.open(np.array(prompt, dtype=np.int32), namespace, read=read, write=write, owner=owner)
         except OutOfBlocks as error:
@@ -109,6 +111,9 @@ class CacheMachine(RuleBasedStateMachine):
             return multiple()
         assert table.num_tokens == table.num_cached_tokens == (known if read else 0)
         assert table.tokens.tolist() == prompt[: table.num_tokens]
+        assert demand.num_cached_tokens == table.num_tokens
+        num_missing = -(-len(prompt) // self.cache.block_size) - table.num_blocks
+        assert demand.num_blocks == available - self.cache.num_available_blocks + num_missing
         self.tokens[table] = prompt
         self.writes[table] = write
         return table

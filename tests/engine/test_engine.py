@@ -365,6 +365,31 @@ def test_a_request_starved_by_pins_fails_and_the_rest_go_on() -> None:
     assert_empty(llm)
 
 
+def test_what_was_not_tried_is_not_failed_for_lack_of_blocks() -> None:
+    """A group that has begun its answer and does not fit is the only one tried; those behind it may fit later."""
+    llm = tiny(num_blocks=16, max_num_seqs=4, max_num_batched_tokens=64, async_scheduling=False)
+    engine = llm.engine
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    first, second, late = (
+        llm._make_request(Prompt(list(range(start, start + length))), params)
+        for start, length in ((40, 12), (60, 12), (90, 8))
+    )
+    engine.add(first)
+    engine.add(second)
+    pin = None
+    failed = []
+    while engine.has_unfinished_requests:
+        failed += [request for request in engine.step() if request.failure is not None]
+        if engine.num_steps == 3 and not late.sequences:
+            engine.add(late)
+        if pin is None and any(group.request is second for group in engine.scheduler.waiting):
+            pin = engine.cache.pin([*second.prompt_token_ids.tolist(), *second.sequences[0].output_token_ids])
+    assert pin is not None
+    assert failed[0] is first
+    assert second not in failed
+    assert len(second.sequences[0].output_token_ids) == 40
+
+
 def test_priorities_decide_who_is_answered_first() -> None:
     llm = tiny(max_num_seqs=1)
     finished: list[str] = []

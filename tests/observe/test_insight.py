@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +141,17 @@ def test_the_events_of_a_model_are_published(tmp_path: Path) -> None:
     with zmq.Context() as context:
         assert len(replay_events(context, replay_endpoint, 0)) >= 2
         context.destroy(linger=0)
+
+
+def test_a_shut_down_model_leaves_its_address_and_goes_on_without_events() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    first = tiny_llm(kv_events_endpoint=endpoint)
+    first.shutdown()
+    second = tiny_llm(kv_events_endpoint=endpoint)
+    for llm in (first, second):
+        answer(llm, {"prompt_token_ids": list(range(10, 30))})
+        assert llm.engine.cache.match(list(range(10, 30))) == 20
 
 
 def test_the_command_explains_with_a_tokenizer_alone() -> None:

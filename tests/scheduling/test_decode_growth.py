@@ -18,13 +18,13 @@ def test_admission_counts_the_growth_of_what_runs(monkeypatch: pytest.MonkeyPatc
     checks = 0
     check = Admission._check_decode_growth
 
-    def check_anew(admission: Admission, group: SequenceGroup) -> None:
+    def check_anew(admission: Admission, group: SequenceGroup, num_more_blocks: int = 0) -> None:
         nonlocal checks
         checks += 1
         running = DecodeGrowth(admission._running, 4, 32)
         assert admission._num_admissible_seqs == admission._max_num_seqs - running.num_seqs
         try:
-            check(admission, group)
+            check(admission, group, num_more_blocks)
         finally:
             assert admission._growth is not None
             anew = DecodeGrowth([*admission._running, group], 4, 32)

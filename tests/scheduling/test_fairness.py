@@ -107,6 +107,14 @@ def test_nothing_that_fits_waits_and_nobody_starves(
     assert all(request.sequences[0].table is None for request in driver.requests)
 
 
+def test_what_was_queued_under_a_higher_limit_runs_by_itself() -> None:
+    driver = SchedulerDriver(max_num_seqs=8, shares={"t": TenantShare(max_num_seqs=4)})
+    wide, narrow = (driver.add(prompt(8), n=n, tenant="t") for n in (4, 1))
+    driver.scheduler.set_tenants({"t": TenantShare(max_num_seqs=2)})
+    driver.run()
+    assert driver.admitted == [wide, narrow]
+
+
 def test_a_tenant_alone_uses_everything_and_gives_back_its_surplus_at_once() -> None:
     driver = SchedulerDriver(max_num_seqs=8, budget=64)
     for _ in range(12):

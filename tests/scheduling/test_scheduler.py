@@ -420,6 +420,19 @@ def test_what_did_not_fit_beside_a_prompt_in_progress_is_admitted_when_that_is_c
     assert len(driver.scheduler.running) == 3
 
 
+def test_what_does_not_fit_takes_nothing_and_counts_as_no_use() -> None:
+    """It is tried again and again; only what is admitted opens a table."""
+    driver = SchedulerDriver(num_blocks=60, budget=64, max_num_seqs=16)
+    stem = list(range(42))
+    for number in range(40):
+        driver.add(stem + tail(number, 20), max_new=30)
+    driver.run()
+    stats = driver.cache.stats
+    admissions = 40 + driver.scheduler.num_preemptions
+    assert stats.opened_tables == admissions
+    assert stats.copied_blocks <= admissions
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_no_request_starves_under_random_overload(ahead: bool) -> None:
     """A long run under steady overload: what arrived before its end is finished soon after it."""

@@ -84,6 +84,17 @@ def test_the_tenant_with_the_most_gives_way_when_all_that_may_be_pinned_is() -> 
     cache.check()
 
 
+def test_what_is_kept_stays_kept_where_more_of_it_has_no_room() -> None:
+    cache = PrefixCache(40, BLOCK, max_pinned_blocks=16)
+    pins = TenantPins(NamedPins(cache))
+    assert keep(pins, cache, "a", prompt(1, 3)) == 3 * BLOCK
+    leave(cache, prompt(0, 13), namespace="admin")
+    cache.pin(prompt(0, 13), "admin")
+    assert keep(pins, cache, "a", prompt(1, 4)) == 0
+    assert (num_pinned(cache, "a"), num_pinned(cache, "admin")) == (3, 13)
+    cache.check()
+
+
 def test_each_use_renews_a_pin_and_a_longer_prompt_replaces_the_shorter() -> None:
     clock = Clock()
     cache = make_cache(160, clock)

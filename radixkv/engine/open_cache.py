@@ -1,0 +1,91 @@
+"""The cache that a configuration asks for, the tiers below it, and what is told of its changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from radixkv.cache import POLICIES, EventLog, PrefixCache
+from radixkv.config import EngineConfig
+from radixkv.drafting.tree_index import TreeIndex
+from radixkv.engine.kv_tiers import KVTiers
+from radixkv.engine.open_publisher import open_publisher
+from radixkv.engine.open_tiers import open_tiers
+from radixkv.memory import KVPool
+from radixkv.model.loader import LoadedModel
+from radixkv.routing import PrefillRate
+
+if TYPE_CHECKING:
+    from radixkv.observe.kv_events import ZmqEventPublisher
+
+
+@dataclass(slots=True)
+class OpenCache:
+    """A cache that is in use, until it is closed.
+
+    Attributes:
+        cache: of the pool's blocks.
+        index: of the tokens in its tree, where drafts are taken from it; else None.
+        tiers: below the pool; None: there are none.
+        publisher: of its events; None: they are not published, or not any longer.
+    """
+
+    cache: PrefixCache
+    index: TreeIndex | None
+    tiers: KVTiers | None
+    publisher: ZmqEventPublisher | None
+
+    def publish_events(self) -> None:
+        """Publish what has changed since the last call."""
+        if self.publisher is not None and self.cache.events is not None:
+            self.publisher.publish(self.cache.events)
+
+    def close(self, grace_seconds: float) -> None:
+        """Close the tiers, and then the publisher, which gets their last events. The cache by itself can still be used.
+
+        Args:
+            grace_seconds: for the tiers to write what is queued.
+        """
+        if self.tiers is not None:
+            self.tiers.close(grace_seconds)
+        if self.publisher is not None:
+            self.publish_events()
+            self.publisher.close()
+            self.publisher = None
+
+
+def open_cache(config: EngineConfig, loaded: LoadedModel, pool: KVPool, prefill_rate: PrefillRate) -> OpenCache:
+    """Make the cache of a pool's blocks, and open its tiers and its publisher.
+
+    Args:
+        config: asks for them.
+        loaded: the model.
+        pool: whose blocks are cached.
+        prefill_rate: the engine's.
+
+    Raises:
+        ValueError, ImportError, OSError, TypeError: as `open_publisher` and `open_tiers`; then nothing is open.
+    """
+    publisher = open_publisher(config)
+    events = None
+    if publisher is not None:
+        events = EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
+    num_blocks = pool.num_blocks
+    index = None if config.speculation is None else TreeIndex(num_blocks, pool.block_size)
+    cache = PrefixCache(
+        num_blocks,
+        pool.block_size,
+        POLICIES[config.eviction_policy](),
+        remembered_blocks=4 * num_blocks,
+        events=events,
+        observers=() if index is None else (index,),
+    )
+    opened = OpenCache(cache, index, None, publisher)
+    if config.has_tiers:
+        publish = None if publisher is None else publisher.publish
+        try:
+            opened.tiers = open_tiers(config, loaded, cache, pool, prefill_rate, publish)
+        except BaseException:
+            opened.close(0.0)
+            raise
+    return opened
