@@ -162,10 +162,6 @@ class SpeculativeConfig(Config):
     """More drafters, asked first: objects of subclasses of `radixkv.drafting.Drafter`."""
 
 
-# Whether engines draft where nothing is said: SpeculativeConfig(), or None.
-DEFAULT_SPECULATION: SpeculativeConfig | None = None
-
-
 class EngineConfig(Config):
     """How an engine caches, schedules and computes."""
 
@@ -225,7 +221,7 @@ class EngineConfig(Config):
     evicted; write-through: when they are computed; write-back: when they are evicted."""
     tiers: Any = Field(default=(), repr=False)
     """Only in Python: further tiers (`radixkv.tiers.tier.Tier`), asked after the others, in this order."""
-    speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = DEFAULT_SPECULATION
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None
     """Draft tokens and verify several in one step: JSON or a table with the fields of SpeculativeConfig, such as
     {"method": "tree", "num_speculative_tokens": 16}; None, in JSON null: no drafts. The tokens are the same as without."""
     kv_events_endpoint: str | None = None

@@ -22,7 +22,7 @@ class Node:
         lock_count: tables and pins that end in this node or below it. They are owners of each of its blocks, besides the
             tree; a node with any cannot be evicted.
         last_use: the cache's clock when a sequence last began or ended here or below, in seconds.
-        uses: how many sequences began with it, the one that computed it included.
+        uses: how many sequences, pins and loads from elsewhere began with it, what computed it included.
         depth: blocks of the prefix before it.
         priority: the highest retention priority that a sequence which used it was opened with.
         group: the eviction policy's own note.

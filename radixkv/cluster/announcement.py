@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.async_llm import AsyncLLM
+from radixkv.cluster.announced_requests import AnnouncedRequest, AnnouncedRequests
 from radixkv.cluster.counters import counters_of
 from radixkv.cluster.feed import BlockFeed
 from radixkv.cluster.records import encode_held, encode_load
-from radixkv.cluster.unfinished import UnfinishedRequest, UnfinishedRequests
 from radixkv.engine.engine import Engine
 from radixkv.engine.stats import GAUGES
 from radixkv.errors import EngineDeadError
@@ -37,9 +37,9 @@ class Announcements:
         self._llm = llm
         self._wakers: set[asyncio.Event] = set()
         self._farewells: set[asyncio.Task[None]] = set()
-        self._unfinished = UnfinishedRequests()
+        self._announced = AnnouncedRequests()
 
-    def unfinished(self, prompt: Prompt, sender: int) -> UnfinishedRequest:
+    def unfinished(self, prompt: Prompt, sender: int) -> AnnouncedRequest:
         """A request has come, which is announced where there are several readers. Whoever calls this must `end` it.
 
         Args:
@@ -49,7 +49,7 @@ class Announcements:
         Raises:
             InvalidArgumentError: its tokens or its namespace are none, and there are several readers.
         """
-        return self._unfinished.add(prompt, sender)
+        return self._announced.add(prompt, sender)
 
     def announce(self) -> None:
         """Let every reader know at once what has changed."""
@@ -78,7 +78,7 @@ class Announcements:
                 feed, held = await llm.call(begin)
             except EngineDeadError:
                 return
-            taken = self._unfinished.join(feed)
+            taken = self._announced.join(feed)
             for record in encode_held(held):
                 yield record
             for record in taken:
@@ -103,7 +103,7 @@ class Announcements:
         finally:
             self._wakers.discard(awake)
             for feed in begun:
-                self._unfinished.leave(feed)
+                self._announced.leave(feed)
             # A task of its own: this one may be cancelled.
             farewell = asyncio.ensure_future(self._forget(begun))
             self._farewells.add(farewell)

@@ -39,11 +39,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.async_llm import AsyncLLM
 from radixkv.cache import InvariantViolation, PinQuotaExceeded
+from radixkv.cluster.announced_requests import AnnouncedRequest
 from radixkv.cluster.announcement import Announcements
 from radixkv.cluster.connection import check_secret
 from radixkv.cluster.describe import describe
 from radixkv.cluster.description import ReplicaDescription
-from radixkv.cluster.unfinished import UnfinishedRequest
 from radixkv.cluster.wire import (
     decode_pin,
     decode_prompts,
@@ -223,7 +223,7 @@ class _Records(StreamingResponse):
 class _Lines(StreamingResponse):
     """A line for each piece; when the ingress goes away, the request is aborted."""
 
-    def __init__(self, llm: AsyncLLM, stream: RequestStream, unfinished: UnfinishedRequest) -> None:
+    def __init__(self, llm: AsyncLLM, stream: RequestStream, unfinished: AnnouncedRequest) -> None:
         self._stream = stream
         self._unfinished = unfinished
         self._lines = _lines(llm, stream, unfinished)
@@ -239,7 +239,7 @@ class _Lines(StreamingResponse):
             self._stream.close()
 
 
-async def _lines(llm: AsyncLLM, stream: RequestStream, unfinished: UnfinishedRequest) -> AsyncGenerator[bytes, None]:
+async def _lines(llm: AsyncLLM, stream: RequestStream, unfinished: AnnouncedRequest) -> AsyncGenerator[bytes, None]:
     try:
         has_begun = False
         async for delta in stream:

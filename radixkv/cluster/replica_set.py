@@ -379,12 +379,10 @@ class ReplicaSet:
     def _note_load(
         self, member: Member, client: httpx.AsyncClient, load: dict[str, Any], router: Router, streams: ReplicaStreams
     ) -> None:
-        was_draining, member.load = member.load.get("draining", False), load
+        member.load = load
         if load["draining"]:
             router.remove(member.name)
             streams.move(client)
-        elif was_draining and member.name not in router.replicas:
-            router.add(member.name)
         assert member.description is not None
         self.counters.report(member.description.instance, load["counters"])
         router.report(

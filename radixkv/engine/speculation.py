@@ -50,11 +50,10 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A sequence that was asked about: its length before, and the source of the draft that is verified."""
+    """A sequence that was asked about, and its length before."""
 
     sequence: TokenSequence
     num_tokens: int
-    source: str | None = None
 
 
 class Speculator:
@@ -95,6 +94,7 @@ class Speculator:
         self._times = StepTimes()
         self._warned: set[str] = set()
         self._pending: list[_Pending] = []
+        self._sources: dict[TokenSequence, str] = {}  # of the drafts that are verified
         self._started = 0.0
         self._landed: float | None = None
         self._num_unasked = 0
@@ -123,6 +123,7 @@ class Speculator:
         """Give the batch the drafts that are worth verifying, with writable slots for them."""
         self._num_steps += 1
         self._pending = []
+        self._sources = {}
         candidates: list[_Candidate] = []
         asks_all = len(batch.chunks) < _MANY_SEQUENCES or self._num_unasked >= _ASKED_EVERY
         for group, sequence, _, completes in batch.chunks:
@@ -162,9 +163,9 @@ class Speculator:
             wrong = max(context.num_wrong - 2, 0) if right else context.num_wrong + 1
             context.num_wrong = min(wrong, _MAX_WRONG + _MOST_SKIPPED)
             verified = batch.drafts.get(sequence)
-            if verified is not None and pending.source is not None:
+            if verified is not None:
                 # The last token was drawn behind the accepted ones.
-                self._count(sequence, pending.source, len(verified), max(len(tokens) - 1, 0))
+                self._count(sequence, self._sources[sequence], len(verified), max(len(tokens) - 1, 0))
         if batch.chunks and not batch.beam_steps and all(chunk.num_tokens == 1 for chunk in batch.chunks):
             self._times.observe(batch.num_tokens, self._clock() - self._started, drafting=bool(batch.drafts))
         self._pending = []
@@ -257,7 +258,6 @@ class Speculator:
         num_rows = batch.num_tokens
         max_new_rows = min(self._max_rows, self._max_batched_tokens - num_rows)
         lengths = choose_lengths(rates, sizes, num_rows, num_sampled, self._times, max(max_new_rows, 0))
-        sources: dict[TokenSequence, str] = {}
         for candidate, length in zip(candidates, lengths, strict=True):
             if not length:
                 continue
@@ -265,9 +265,7 @@ class Speculator:
             length = self._blocks.reserve_free(sequence, sequence.num_pending + length) - sequence.num_pending
             if length > 0:
                 batch.drafts[sequence] = candidate.token_ids[:length]
-                sources[sequence] = candidate.source
-        if sources:
-            self._pending = [_Pending(p.sequence, p.num_tokens, sources.get(p.sequence)) for p in self._pending]
+                self._sources[sequence] = candidate.source
 
     def _count(self, sequence: TokenSequence, source: str, num_drafted: int, num_accepted: int) -> None:
         for counts in (self.counts, sequence.request.metrics.drafts):

@@ -85,7 +85,6 @@ class BeamSearch:
         self._texts: list[IncrementalDetokenizer] = [] if text is None else [text]
         self._grammars: list[GrammarState] = [] if grammar is None else [grammar.fork()]
         self._finished: list[FinishedBeam] = []
-        self.done = False
 
     @property
     def num_generated(self) -> int:
@@ -136,7 +135,6 @@ class BeamSearch:
 
         running = running[: self._params.beam_width]
         if not running or not self._can_improve(running[0].score, length):
-            self.done = True
             return []
         self._histories = [(*self._histories[c.parent], c) for c in running]
         self._grammars = grammars[: len(running)]

@@ -27,9 +27,10 @@ from radixkv.server.protocol import Usage, finish_reason
 from radixkv.server.response_size import check_response_size
 from radixkv.server.service import Service
 from radixkv.server.tenants import Tenant
-from radixkv.tools.chat_format import AnswerForm, AnswerParser
+from radixkv.serving.answer_reader import PieceReader
+from radixkv.tools.chat_format import AnswerForm
 from radixkv.tools.definitions import ParsedAnswer
-from radixkv.tools.events import AnswerPiece, TextPiece, ToolCallBegin
+from radixkv.tools.events import AnswerPiece, ToolCallBegin
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -154,19 +155,12 @@ class ChatEvents:
         self._generation.close()
 
     async def __aiter__(self) -> AsyncGenerator[ChatEvent, None]:
-        parsers: dict[int, AnswerParser] = {}
+        reader = PieceReader(self._form)
         calling: set[int] = set()
         async with aclosing(aiter(self._generation)) as deltas:
             async for delta in deltas:
                 output = delta.output
-                if self._form is None:
-                    pieces: list[AnswerPiece] = [TextPiece(output.text)] if output.text else []
-                else:
-                    if delta.choice not in parsers:
-                        parsers[delta.choice] = self._form.parser()
-                    pieces = parsers[delta.choice].feed(output.text)
-                    if output.finish_reason is not None:
-                        pieces += parsers[delta.choice].finish()
+                pieces = reader.read(delta.choice, output.text, output.finish_reason is not None)
                 if any(isinstance(piece, ToolCallBegin) for piece in pieces):
                     calling.add(delta.choice)
                 reason = _finish_reason(output, delta.choice in calling)

@@ -177,7 +177,7 @@ def _tier_metrics(totals: TierTotals) -> Iterator[Metric]:
 
 
 def metrics_routes(metrics: ServerMetrics) -> APIRouter:
-    """`GET /metrics`; it needs no key, since it reveals nothing of any prompt."""
+    """`GET /metrics`."""
     router = APIRouter()
 
     @router.get("/metrics", tags=["observation"], response_class=Response)

@@ -4,35 +4,53 @@ from __future__ import annotations
 
 from radixkv.outputs import RequestOutput
 from radixkv.prompts import Prompt
-from radixkv.tools.chat_format import AnswerParser
+from radixkv.tools.chat_format import AnswerForm, AnswerParser
 from radixkv.tools.definitions import parsed_answer
 from radixkv.tools.events import AnswerPiece, TextPiece
 
 
-class AnswerReader:
-    """Reads all answers to one prompt, which come in pieces of each in turn.
+class PieceReader:
+    """Reads the text of all answers to one prompt, which comes in pieces of each in turn.
 
     Args:
-        prompt: of a conversation; one that has no form of answer is answered by text alone.
+        form: of the answers; None: they are text alone.
     """
 
-    def __init__(self, prompt: Prompt) -> None:
-        self._form = prompt.answer_form
+    def __init__(self, form: AnswerForm | None) -> None:
+        self._form = form
         self._parsers: dict[int, AnswerParser] = {}
-        self._pieces: dict[int, list[AnswerPiece]] = {}
 
-    def read(self, output: RequestOutput) -> None:
-        """Set the ``pieces`` of each answer that has something new, and the ``answer`` of those that have ended."""
-        for part in output.outputs:
-            part.pieces = self._read(part.index, part.text, part.finished())
-            self._pieces.setdefault(part.index, []).extend(part.pieces)
-            if part.finished():
-                part.answer = parsed_answer(self._pieces[part.index])
+    def read(self, index: int, text: str, ended: bool) -> list[AnswerPiece]:
+        """What an answer's next text says.
 
-    def _read(self, index: int, text: str, ended: bool) -> list[AnswerPiece]:
+        Args:
+            index: of the answer.
+            text: new.
+            ended: nothing follows it.
+        """
         if self._form is None:
             return [TextPiece(text)] if text else []
         if index not in self._parsers:
             self._parsers[index] = self._form.parser()
         parser = self._parsers[index]
         return [*parser.feed(text), *(parser.finish() if ended else ())]
+
+
+class AnswerReader:
+    """Reads all answers to one prompt out of the outputs of its request.
+
+    Args:
+        prompt: of a conversation; one that has no form of answer is answered by text alone.
+    """
+
+    def __init__(self, prompt: Prompt) -> None:
+        self._reader = PieceReader(prompt.answer_form)
+        self._pieces: dict[int, list[AnswerPiece]] = {}
+
+    def read(self, output: RequestOutput) -> None:
+        """Set the ``pieces`` of each answer that has something new, and the ``answer`` of those that have ended."""
+        for part in output.outputs:
+            part.pieces = self._reader.read(part.index, part.text, part.finished())
+            self._pieces.setdefault(part.index, []).extend(part.pieces)
+            if part.finished():
+                part.answer = parsed_answer(self._pieces[part.index])

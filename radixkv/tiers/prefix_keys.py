@@ -36,7 +36,7 @@ class PrefixKeys:
         self._events = events
         self._fingerprint = fingerprint
         self._secret = secret
-        # By namespace and first block, most recently used last: the longest prefix of late, and its keys.
+        # By namespace and first block, most recently computed last: the longest prefix of late, and its keys.
         self._kept: OrderedDict[tuple[str, bytes], tuple[bytes, list[BlockKey]]] = OrderedDict()
         self._lock = Lock()
 

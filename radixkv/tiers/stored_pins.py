@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from radixkv.cache.tokens import TOKEN_BYTES
 from radixkv.tiers.block_key import DIGEST_BYTES
 from radixkv.tiers.record import RecordCodec
 from radixkv.tiers.slot_index import IndexedPin, SlotIndex
@@ -151,7 +152,7 @@ class StoredPins:
         if not _is_sound(row):
             return None
         tokens = self._codec.unseal(row.tokens, _bound(row.name, row.namespace))
-        if tokens is None or not tokens or len(tokens) % (4 * self._codec.format.block_size):
+        if tokens is None or not tokens or len(tokens) % (TOKEN_BYTES * self._codec.format.block_size):
             return None
         return StoredPin(row.name, row.group, row.namespace, tokens, row.expires_at, bool(row.by_tenant))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from radixkv.cache.block_hash import namespace_hash, next_hashes
 from radixkv.cache.events import BlocksRemoved, BlocksStored, CacheEvent
-from radixkv.cache.tokens import decode
+from radixkv.cache.tokens import TOKEN_BYTES, decode
 from radixkv.tiers.block_key import BlockKey
 
 # Blocks that may wait to be written; what they are called is remembered so long.
@@ -61,7 +61,7 @@ class TierEvents:
             keys: of all of them.
         """
         seed = namespace_hash(namespace)
-        hashes = next_hashes(seed, tokens, 4 * self.block_size)
+        hashes = next_hashes(seed, tokens, TOKEN_BYTES * self.block_size)
         parents: list[int | None] = [None, *hashes]
         with self._lock:
             for key, block_hash, parent in zip(keys, hashes, parents, strict=False):

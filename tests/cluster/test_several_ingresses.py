@@ -17,6 +17,7 @@ from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_l
 
 from radixkv import LLM, SamplingParams
 from radixkv.cluster import ReplicaSet
+from radixkv.cluster.announced_requests import AnnouncedRequests
 from radixkv.cluster.feed import BlockFeed
 from radixkv.cluster.records import (
     Kind,
@@ -28,7 +29,6 @@ from radixkv.cluster.records import (
     encode_record,
     encode_taken,
 )
-from radixkv.cluster.unfinished import UnfinishedRequests
 from radixkv.cluster.wire import SENDER_HEADER, encode_request
 from radixkv.prompts import Prompt
 from radixkv.routing import Router, prompt_hashes
@@ -182,13 +182,13 @@ def test_when_the_other_ingress_has_left_nothing_is_announced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     left: list[BlockFeed] = []
-    leave = UnfinishedRequests.leave
+    leave = AnnouncedRequests.leave
 
-    def note(requests: UnfinishedRequests, feed: BlockFeed) -> None:
+    def note(requests: AnnouncedRequests, feed: BlockFeed) -> None:
         leave(requests, feed)
         left.append(feed)
 
-    monkeypatch.setattr(UnfinishedRequests, "leave", note)
+    monkeypatch.setattr(AnnouncedRequests, "leave", note)
 
     async def main() -> None:
         async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (one, servers):

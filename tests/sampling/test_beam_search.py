@@ -26,7 +26,7 @@ class DigitTokenizer:
 def run(search: BeamSearch, model: torch.Tensor) -> BeamSearch:
     """Search over a Markov model: ``model[last token]`` are the next token's logits; token 0 comes before the first."""
     last = [0]
-    while not search.done:
+    while last:
         last = [continuation.token_id for continuation in search.advance(model[last])]
     return search
 

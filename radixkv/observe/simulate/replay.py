@@ -7,10 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from radixkv.cache import EvictionPolicy, OutOfBlocks, PrefixCache
-from radixkv.observe.simulate.trace import Trace, TracedRequest
-
-# Stands for the last token of a prompt, which is always computed, so that all blocks of the trace can be hits.
-_LAST_TOKEN = np.array([2**31 - 1], dtype=np.int32)
+from radixkv.observe.simulate.trace import LAST_TOKEN, Trace, TracedRequest
 
 
 class Replay:
@@ -32,7 +29,7 @@ class Replay:
         """How many of its blocks hit. One with more blocks than the cache has leaves nothing: an engine would refuse it."""
         self._now = request.time
         # The lowest request is the most urgent, and the cache keeps the highest priority longest: as the engine opens it.
-        table = self.cache.open(np.concatenate([request.prompt, _LAST_TOKEN]), priority=-request.priority)
+        table = self.cache.open(np.concatenate([request.prompt, LAST_TOKEN]), priority=-request.priority)
         num_hits = table.num_cached_tokens
         tokens = np.concatenate([request.prompt, request.output])
         try:

@@ -26,6 +26,8 @@ from radixkv.observe.trace_format import TRACE_FORMAT, TRACE_VERSION
 
 MOONCAKE_BLOCK_SIZE = 512
 _ROOT = -1  # comes before the first block of a prompt
+# Stands for the last token of a prompt, which is always computed, so that all blocks of a trace can be hits.
+LAST_TOKEN = np.array([2**31 - 1], dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,9 @@ from radixkv.cache.block_hash import namespace_hash, next_hashes
 from radixkv.cache.tokens import TOKEN_BYTES, encode
 from radixkv.observe.simulate.replicas.choosers import Chooser
 from radixkv.observe.simulate.replicas.cost_model import CostModel
-from radixkv.observe.simulate.trace import Trace, TracedRequest
+from radixkv.observe.simulate.trace import LAST_TOKEN, Trace, TracedRequest
 from radixkv.routing import PrefillRate
 
-# Stands for the last token of a prompt, which is always computed, so that all blocks of the trace can be hits.
-_LAST_TOKEN = np.array([2**31 - 1], dtype=np.int32)
 # Until routers know what has changed.
 _SECONDS_TO_PUBLISH = 0.1
 # As long as there is something to do.
@@ -157,7 +155,7 @@ class Cluster:
             return
         number = next(iter(replica.queue))
         request = self._trace.requests[number]
-        prompt = np.concatenate([request.prompt, _LAST_TOKEN])
+        prompt = np.concatenate([request.prompt, LAST_TOKEN])
         table = replica.cache.open(prompt)
         num_hits = table.num_cached_tokens
         try:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from radixkv.cache import InvalidArgumentError
+from radixkv.cluster.announced_requests import AnnouncedRequest, AnnouncedRequests
 from radixkv.cluster.feed import BlockFeed
 from radixkv.cluster.records import Kind, RecordReader, decode_ended, decode_taken
-from radixkv.cluster.unfinished import UnfinishedRequest, UnfinishedRequests
 from radixkv.prompts import Prompt
 
 BLOCK = 4
@@ -42,8 +42,8 @@ class Unfinished(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.requests = UnfinishedRequests()
-        self.present: dict[int, UnfinishedRequest] = {}
+        self.requests = AnnouncedRequests()
+        self.present: dict[int, AnnouncedRequest] = {}
         self.readers: list[Reader] = []
         self.taken_among_several: set[int] = set()
 
@@ -105,7 +105,7 @@ TestUnfinished.settings = settings(max_examples=200, stateful_step_count=30, dea
 
 
 def test_to_a_single_reader_nothing_is_announced() -> None:
-    requests, reader, other = UnfinishedRequests(), Reader(), Reader()
+    requests, reader, other = AnnouncedRequests(), Reader(), Reader()
     assert not list(requests.join(reader.feed))
 
     def announced() -> int:
@@ -128,8 +128,8 @@ def test_what_is_taken_is_hashed_when_it_is_told_for_the_first_time(monkeypatch:
         hashed.append(len(token_ids))
         return []
 
-    monkeypatch.setattr("radixkv.cluster.unfinished.prompt_hashes", prompt_hashes)
-    requests, readers = UnfinishedRequests(), [Reader() for _ in range(3)]
+    monkeypatch.setattr("radixkv.cluster.announced_requests.prompt_hashes", prompt_hashes)
+    requests, readers = AnnouncedRequests(), [Reader() for _ in range(3)]
     requests.join(readers[0].feed)
     requests.add(Prompt([1, 2, 3]), 1)
     ended = requests.add(Prompt([1, 2]), 1)
@@ -143,7 +143,7 @@ def test_what_is_taken_is_hashed_when_it_is_told_for_the_first_time(monkeypatch:
 
 @pytest.mark.parametrize("prompt", [Prompt([-1]), Prompt([]), Prompt(["a"]), Prompt([1], namespace=1)])  # type: ignore[list-item, arg-type]
 def test_what_the_engine_is_about_to_refuse_is_announced_to_nobody(prompt: Prompt) -> None:
-    requests, readers = UnfinishedRequests(), [Reader() for _ in range(2)]
+    requests, readers = AnnouncedRequests(), [Reader() for _ in range(2)]
     requests.join(readers[0].feed)
     request = requests.add(prompt, 1)
     assert not list(requests.join(readers[1].feed))
