@@ -89,7 +89,8 @@ class Chat:
         """Send a message and yield the text of the answer as it is generated.
 
         The turn joins the conversation when the answer is complete: leaving the iteration early, or an error, leaves the
-        conversation as it was. `answer` then holds all of it, and `last_output` how many tokens were reused, and the times.
+        conversation as it was; so does another turn that is complete before (`fork` to have several at a time). `answer` then
+        holds all of it, and `last_output` how many tokens were reused, and the times.
 
         Args:
             text: of the message.
@@ -98,8 +99,9 @@ class Chat:
 
         Raises:
             TypeError: ``text`` is not a string, or ``sampling_params`` are not SamplingParams.
-            ValueError: parameters ask for several answers, the conversation is longer than the model takes, or the last
-                answer's calls have no results.
+            ValueError: parameters ask for several answers or none with text, the conversation is longer than the model takes,
+                or the last answer's calls have no results.
+            RuntimeError: at the end, if another turn joined the conversation since this one began.
         """
         if not isinstance(text, str):
             raise TypeError(f"text: expected a string, got {text!r:.80}")
@@ -148,6 +150,7 @@ class Chat:
         other._token_ids = list(self._token_ids)
         other._rendered = self._rendered
         other.answer = self.answer
+        other.last_output, other.last_num_tokens = self.last_output, self.last_num_tokens
         return other
 
     def _begin(
@@ -160,6 +163,8 @@ class Chat:
         params = sampling_params or self._sampling_params
         if params.n != 1:
             raise ValueError(f"a conversation has one answer per turn, got n={params.n}")
+        if not params.detokenize:
+            raise ValueError("sampling_params: a conversation keeps text, expected detokenize=True, got False")
         as_tool_options(self._tools, tool_choice, self._parallel_tool_calls)
         return self._stream(new, params, tool_choice)
 
@@ -168,7 +173,8 @@ class Chat:
     ) -> Iterator[str]:
         loaded = self._llm.engine.loaded
         tools = as_tool_options(self._tools, tool_choice, self._parallel_tool_calls)
-        messages = [*self._messages, *new]
+        before = self._messages
+        messages = [*before, *new]
         rendered = render_chat(
             [as_template_message(message) for message in messages],
             loaded,
@@ -191,6 +197,10 @@ class Chat:
             self.last_output, self.last_num_tokens = output, len(answer_ids)
             yield from (piece.text for piece in part.pieces or () if isinstance(piece, TextPiece))
         assert answer is not None
+        if self._messages is not before:
+            raise RuntimeError(
+                "another turn joined the conversation since this one began; fork() it for several at a time"
+            )
         self.answer = answer
         self._messages = [*messages, answer.as_message()]
         self._token_ids = prompt_ids + answer_ids

@@ -52,7 +52,8 @@ class LLM:
     users at once, see `AsyncLLM`.)
 
     Args:
-        model: hub id, local folder, GGUF file or a loaded transformers model; None: the default model, SmolLM2-135M-Instruct.
+        model: hub id, local folder, GGUF file or a loaded transformers model; None: the default one,
+            SmolLM2-135M-Instruct.
         options: the fields of `radixkv.config.ModelConfig` and `radixkv.config.EngineConfig`, such as ``block_size=32``.
             vLLM's other options may be there with values that ask for nothing else, such as ``tensor_parallel_size=1``.
 

@@ -209,6 +209,14 @@ def test_streams_of_conversations_take_a_template_too(default_tokenizer: Any) ->
     assert asyncio.run(prompts()) == {"user> Hi\nbot>"}
 
 
+def test_a_broken_template_is_refused_when_the_model_is_loaded(default_tokenizer: Any, tmp_path: Path) -> None:
+    broken = "{{ messages }}\n{% for"
+    (tmp_path / "broken.jinja").write_text(broken)
+    for template, where in ((broken, ""), (tmp_path / "broken.jinja", r" .*broken\.jinja,")):
+        with pytest.raises(ValueError, match=rf"^chat_template:{where} line 2: expected a Jinja template: "):
+            LLM(tiny_model(len(default_tokenizer)), tokenizer=default_tokenizer, chat_template=template, num_blocks=64)
+
+
 def test_conversations_are_written_by_the_template_that_is_given(default_tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "roles.jinja").write_text(ROLES)
     before = default_tokenizer.chat_template

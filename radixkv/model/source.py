@@ -11,7 +11,7 @@ from pathlib import Path
 import huggingface_hub
 
 from radixkv.errors import ModelLoadError
-from radixkv.model.default_model import find_default_model
+from radixkv.model.default_model import find_default_model, is_default_model
 from radixkv.model.gguf_conversion import ProgressCallback, ensure_converted
 
 _EXPECTED = "expected a hub id that can be reached, a folder with a transformers model, or a .gguf file"
@@ -21,7 +21,7 @@ def resolve_folder(model: str | Path | None, progress: ProgressCallback, in_bloc
     """The folder, or the id on the hub, that transformers loads a model from; a GGUF file is converted to a folder first.
 
     Args:
-        model: hub id, folder or GGUF file; None: the default model.
+        model: hub id, folder or GGUF file; None, or its name: the default model.
         progress: called with a message before a slow operation.
         in_blocks: of the default model, see `ensure_converted`.
 
@@ -29,7 +29,7 @@ def resolve_folder(model: str | Path | None, progress: ProgressCallback, in_bloc
         ModelLoadError: there is no such model.
         TypeError: it is something else.
     """
-    if model is None:
+    if is_default_model(model):
         return str(ensure_converted(find_default_model(), progress, in_blocks))
     if not isinstance(model, str | os.PathLike):
         raise TypeError(f"model: {_EXPECTED}, or a loaded transformers model, got {model!r:.80}")

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import transformers
 import xxhash
+from jinja2 import TemplateError, TemplateSyntaxError
 from transformers.utils import logging as transformers_logging
 
 from radixkv.config import ModelConfig
@@ -112,6 +113,13 @@ def _with_template(tokenizer: Any, template: str | Path) -> Any:
         raise ValueError("chat_template: expected None, for the model has no tokenizer")
     tokenizer = copy.copy(tokenizer)  # with the same vocabulary
     tokenizer.chat_template = text
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+    except TemplateSyntaxError as error:
+        where = "" if text == str(template) else f" {template},"
+        raise ValueError(f"chat_template:{where} line {error.lineno}: expected a Jinja template: {error}") from error
+    except TemplateError:
+        pass  # it refuses this conversation, and may take others
     return tokenizer
 
 

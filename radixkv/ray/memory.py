@@ -17,7 +17,7 @@ from typing import Any
 import huggingface_hub
 
 from radixkv.config import DEFAULT_CPU_POOL_BYTES, DEVICE_DEFAULTS, LLMOptions
-from radixkv.model.default_model import find_default_model
+from radixkv.model.default_model import find_default_model, is_default_model
 from radixkv.model.gguf_conversion import BLOCKS_FILE, converted_folder
 from radixkv.sizes import parse_size
 
@@ -142,8 +142,12 @@ def _tier_bytes(options: LLMOptions, *, on_gpu: bool) -> int:
 
 def _folder_of(model: str | None) -> Path | None:
     """Where the model's files are on this machine."""
-    if model is None or model.endswith(".gguf"):
-        folder = converted_folder(find_default_model() if model is None else Path(model), in_blocks=model is not None)
+    if is_default_model(model):
+        folder = converted_folder(find_default_model(), in_blocks=False)
+        return folder if folder.is_dir() else None
+    assert model is not None
+    if model.endswith(".gguf"):
+        folder = converted_folder(Path(model), in_blocks=True)
         return folder if folder.is_dir() else None
     if Path(model).is_dir():
         return Path(model)

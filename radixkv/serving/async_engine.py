@@ -28,6 +28,9 @@ from radixkv.serving.request_stream import RequestStream
 
 _T = TypeVar("_T")
 
+# At the end of an `async with` block, for what is cached to be written into tiers: as long as `LLM.shutdown` has.
+_WRITE_SECONDS = 30.0
+
 
 class AsyncEngine:
     """One thread runs the engine, another one tokenizes, and the event loop, to which the object belongs, has the streams.
@@ -247,7 +250,8 @@ class AsyncEngine:
     async def shutdown(self, grace_seconds: float = 0.0) -> bool:
         """Refuse new requests, give unfinished ones ``grace_seconds``, abort the rest, and stop the threads.
 
-        In what is left of that time, what is cached is written into the tiers below the pool.
+        In what is left of that time, what is cached is written into the tiers below the pool. Leaving ``async with`` aborts
+        what is unfinished at once, and then writes for up to 30 seconds.
 
         Returns:
             Whether all requests finished without being aborted.
@@ -256,16 +260,7 @@ class AsyncEngine:
             ValueError: ``grace_seconds`` is not a number of at least 0.
         """
         check_seconds("grace_seconds", grace_seconds)
-        self._intake.draining = True
-        until = time.monotonic() + grace_seconds
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), grace_seconds)
-        self.cut_short = self.cut_short or bool(self._streams)
-        if self._loop is not None and not self.abandoned:
-            left = max(0.0, until - time.monotonic())
-            await self._loop.run_in_executor(None, self._engine_thread.stop, left)
-        self._intake.shut_down()
-        return not self.cut_short
+        return await self._end(grace_seconds, time.monotonic() + grace_seconds)
 
     async def __aenter__(self) -> Self:
         return self
@@ -273,7 +268,7 @@ class AsyncEngine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.shutdown()
+        await self._end(0.0, time.monotonic() + _WRITE_SECONDS)
 
     # -- internals -----------------------------------------------------------------------------------------------
 
@@ -284,6 +279,18 @@ class AsyncEngine:
             self._engine_thread.start()
         elif self._loop is not loop:
             raise RuntimeError("an AsyncLLM belongs to the event loop that used it first")
+
+    async def _end(self, grace_seconds: float, write_until: float) -> bool:
+        """`shutdown`, in which what is cached is written until a time of its own, by `time.monotonic`."""
+        self._intake.draining = True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), grace_seconds)
+        self.cut_short = self.cut_short or bool(self._streams)
+        if self._loop is not None and not self.abandoned:
+            left = max(0.0, write_until - time.monotonic())
+            await self._loop.run_in_executor(None, self._engine_thread.stop, left)
+        self._intake.shut_down()
+        return not self.cut_short
 
     def _deliver(self, result: StepResult) -> None:
         """Called by the engine's thread."""

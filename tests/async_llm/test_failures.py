@@ -168,6 +168,17 @@ def test_a_dead_engine_fails_all_requests(monkeypatch: pytest.MonkeyPatch) -> No
     asyncio.run(asyncio.wait_for(main(), HANGING))
 
 
+def test_leaving_the_block_writes_what_is_cached(tmp_path: Path) -> None:
+    (prompt,) = prompts(1)
+
+    async def test(llm: AsyncLLM) -> None:
+        await tokens_of(llm, prompt)
+
+    run(test, tiny(disk_cache=tmp_path))
+    (output,) = tiny(disk_cache=tmp_path).generate(prompt, GREEDY, use_tqdm=False)
+    assert output.metrics.loaded_tokens == {"disk": (len(prompt["prompt_token_ids"]) - 1) // 4 * 4}
+
+
 def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
     async def main() -> None:
         llm = AsyncLLM(tiny())

@@ -12,6 +12,7 @@ from support.cache_driver import compute, leave
 
 from radixkv.cache import (
     LRU,
+    POLICIES,
     ClosedError,
     CostAware,
     EventLog,
@@ -49,6 +50,19 @@ IMPOSSIBLE_TOKENS = [
 def test_a_policy_is_neither_a_name_nor_a_class(policy: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"policy: expected an eviction policy such as LRU\(\), got"):
         PrefixCache(8, policy=policy)
+
+
+@pytest.mark.parametrize("kind", list(POLICIES.values()))
+def test_a_policy_belongs_to_one_cache(kind: Any) -> None:
+    policy = kind()
+    first = PrefixCache(4, 4, policy=policy)
+    with pytest.raises(
+        InvalidArgumentError, match="policy: expected one for each cache, got one that is another cache's"
+    ):
+        PrefixCache(4, 4, policy=policy)
+    leave(first, range(12))
+    leave(first, range(100, 112))
+    first.check()
 
 
 def test_events_are_a_log() -> None:

@@ -159,12 +159,27 @@ def test_every_turn_of_a_chat_reuses_all_before_it(llm: LLM) -> None:
     assert other.last_output.num_cached_tokens == len(other.last_output.prompt_token_ids) - 1
 
 
+def test_of_two_turns_at_a_time_the_later_one_is_refused(llm: LLM) -> None:
+    chat = Chat(llm, SYSTEM, SamplingParams(temperature=0.0, max_tokens=3))
+    stream = chat.stream("What is a tree?")
+    next(stream)
+    answer = chat.send("What is a leaf?")
+    with pytest.raises(RuntimeError, match=r"another turn joined the conversation .* fork\(\) it"):
+        list(stream)
+    assert [message["content"] for message in chat.history[1:]] == ["What is a leaf?", answer]
+    other = chat.fork()
+    assert (other.answer, other.last_output) == (chat.answer, chat.last_output)
+    assert other.last_num_tokens == chat.last_num_tokens > 0
+
+
 def test_an_abandoned_turn_leaves_the_chat_unchanged(llm: LLM) -> None:
     chat = Chat(llm, SYSTEM)
     next(chat.stream(QUESTIONS[0]))
     assert [message["role"] for message in chat.history] == ["system"]
     with pytest.raises(ValueError, match="n=2"):
         chat.send("Hi", SamplingParams(n=2))
+    with pytest.raises(ValueError, match="a conversation keeps text, expected detokenize=True, got False"):
+        chat.send("Hi", SamplingParams(detokenize=False))
 
 
 @pytest.mark.parametrize(

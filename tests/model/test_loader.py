@@ -20,6 +20,7 @@ from radixkv.model.default_model import find_default_model
 from radixkv.model.gguf_conversion import converted_folder, ensure_converted, find_damage
 from radixkv.model.loader import load_model
 from radixkv.model.packed_linear import PackedLinear, pack_linears
+from radixkv.model.source import resolve_folder
 
 
 @pytest.fixture
@@ -58,6 +59,14 @@ def test_missing_models_are_refused(name: str, message: str) -> None:
     expected = "a hub id that can be reached, a folder with a transformers model, or a .gguf file"
     with pytest.raises(ModelLoadError, match=f"^model: expected {expected}, got '{name}': .*{message}$"):
         load_model(name)
+
+
+def test_the_default_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_folder("SmolLM2-135M-Instruct", print) == resolve_folder(None, print)
+    (tmp_path / "SmolLM2-135M-Instruct").mkdir()
+    with pytest.raises(ModelLoadError, match=r"the folder has no config\.json"):
+        resolve_folder("SmolLM2-135M-Instruct", print)
 
 
 def test_what_is_no_model_is_refused_by_its_name() -> None:
