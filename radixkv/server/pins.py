@@ -9,8 +9,9 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
 from radixkv.cache import PinQuotaExceeded
-from radixkv.prompts import Prompt, as_prompts
+from radixkv.prompts import Prompt, as_chat_prompts, as_prompts
 from radixkv.server.authentication import administrator
+from radixkv.server.chat_messages import Messages, as_messages
 from radixkv.server.errors import ApiError, client_errors
 from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
@@ -21,9 +22,13 @@ if TYPE_CHECKING:
 
 
 class PinRequest(StrictModel):
-    """A prompt to keep from eviction, for ``ttl`` seconds or until released; the tenant is selected as in clear_cache."""
+    """A prompt, or a conversation as the chat template writes it, to keep from eviction.
 
-    prompt: Annotated[str, Field(min_length=1)]
+    For ``ttl`` seconds, or until it is released; the tenant is selected as in clear_cache.
+    """
+
+    prompt: Annotated[str, Field(min_length=1)] | None = None
+    messages: Messages | None = None
     ttl: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     api_key: str | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
@@ -105,13 +110,13 @@ def pin_routes(service: Service, pins: AdministratorPins) -> APIRouter:
         """Keep a prompt from eviction; what of it is not cached is computed first. 409: the pin quota would be exceeded."""
         tenant = service.tenants.selected_by_admin(body.api_key)
         with client_errors({"prompts": "prompt", "prompt_token_ids": "prompt"}):
-            service.check_length("prompt", body.prompt)
-            (parsed,) = await service.llm.run_tokenizer(lambda loaded: as_prompts(body.prompt, loaded), tenant=None)
+            parsed = await _parse(body, service)
             prompt = Prompt(parsed.token_ids, parsed.text, tenant.namespace(body.cache_salt))
             try:
                 return await pins.pin(prompt, body.ttl)
             except PinQuotaExceeded as error:
-                raise ApiError(HTTPStatus.CONFLICT, f"prompt: {error}", param="prompt") from error
+                param = "prompt" if body.messages is None else "messages"
+                raise ApiError(HTTPStatus.CONFLICT, f"{param}: {error}", param=param) from error
 
     @router.delete("/{name}")
     async def release(name: str) -> PinList:
@@ -121,3 +126,24 @@ def pin_routes(service: Service, pins: AdministratorPins) -> APIRouter:
         return PinList(pins=await pins.listed())
 
     return router
+
+
+async def _parse(body: PinRequest, service: Service) -> Prompt:
+    """What is to be pinned, tokenized.
+
+    Raises:
+        TypeError, ValueError: it is neither a prompt nor a conversation, or both, or one that the template refuses.
+    """
+    if body.messages is not None:
+        if body.prompt is not None:
+            raise ValueError("messages: expected either prompt or messages, got both")
+        service.check_chat_length(body.messages, None, None)
+        messages = as_messages(body.messages)
+        (parsed,) = await service.llm.run_tokenizer(lambda loaded: as_chat_prompts(messages, loaded), tenant=None)
+        return parsed
+    if body.prompt is None:
+        raise ValueError("prompt: expected a text, or messages, got neither")
+    text = body.prompt
+    service.check_length("prompt", text)
+    (parsed,) = await service.llm.run_tokenizer(lambda loaded: as_prompts(text, loaded), tenant=None)
+    return parsed

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.server.strict import StrictModel
+from radixkv.tools.grammar import closed_schema
 
 # Kinds of vLLM's older fields, each named "guided_" and the kind.
 _MAX_STRUCTURES = 128
@@ -27,12 +28,23 @@ class JsonObjectFormat(StrictModel):
 
 
 class JsonSchema(StrictModel):
-    """A schema, and the fields that OpenAI's clients send with it; it is always enforced strictly."""
+    """A schema, and the fields that OpenAI's clients send with it; it is always enforced.
+
+    With ``strict``, objects have no properties that it does not name, unless it says so: OpenAI demands that such schemas say
+    they have none.
+    """
 
     name: str
     description: str | None = None
     json_schema: dict[str, Any] | bool = Field(alias="schema")
     strict: bool | None = None
+
+    @property
+    def enforced(self) -> dict[str, Any] | bool:
+        """The schema that answers satisfy."""
+        return (
+            closed_schema(self.json_schema) if self.strict and isinstance(self.json_schema, dict) else self.json_schema
+        )
 
 
 class JsonSchemaFormat(StrictModel):
@@ -104,7 +116,7 @@ class StructuredRequest(StrictModel):
         if isinstance(self.response_format, JsonObjectFormat):
             specs.append({"json_object": True})
         elif isinstance(self.response_format, JsonSchemaFormat):
-            specs.append({"json": self.response_format.json_schema.json_schema})
+            specs.append({"json": self.response_format.json_schema.enforced})
         elif isinstance(self.response_format, StructuralTagFormat):
             specs.append({"structural_tag": self.response_format.model_dump(by_alias=True, exclude={"type"})})
         if len(specs) > 1:

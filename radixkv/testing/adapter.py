@@ -22,12 +22,15 @@ class CacheAdapter(abc.ABC):
         block_size: tokens per block.
         matches_tokens: matches end at any token; False: only at block boundaries (for rule 4).
         deduplicates: a block that two live sequences computed is kept once, and both then hold that one (rule 11).
+        keeps_closed: what a sequence computed is known to later prompts when it is closed; False: the allocator shares blocks
+            between forks only, or may forget (rule 4).
     """
 
     num_blocks: int
     block_size: int
     matches_tokens: bool = True
     deduplicates: bool = True
+    keeps_closed: bool = True
 
     @abc.abstractmethod
     def match(self, prompt: Sequence[int], namespace: str) -> int:

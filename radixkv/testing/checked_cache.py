@@ -143,12 +143,12 @@ class CheckedCache:
         return child
 
     def close(self, sequence: LiveSequence) -> None:
-        """End a sequence; its whole blocks must be cached then."""
+        """End a sequence; its whole blocks must be cached then, unless the cache promises less."""
         self._describe(f"{sequence.name} closes")
         self._end(sequence)
         self._call(self.adapter.close, sequence.handle)
         whole = sequence.length // self.adapter.block_size * self.adapter.block_size
-        if not sequence._outlived_clear and whole:
+        if self.adapter.keeps_closed and not sequence._outlived_clear and whole:
             known = self.adapter.match(sequence.tokens[:whole], sequence.namespace)
             if known < whole:
                 self._fail(

@@ -58,6 +58,20 @@ def test_a_pinned_prompt_is_kept_until_it_is_released(server: ServerProcess) -> 
         assert admin.delete(f"/admin/pins/{pin['id']}").status_code == 404
         assert admin.post("/admin/pins", json={"prompt": PROMPT}).json()["error"]["param"] == "api_key"
         assert a.get("/admin/pins").status_code == 401
+        # What a conversation begins with stays known to every one that begins with it.
+        system = {"role": "system", "content": PROMPT}
+        pin = admin.post("/admin/pins", json={"messages": [system], "api_key": TENANT_A}).json()
+        chat = {"messages": [system, {"role": "user", "content": "Hello"}], "max_tokens": 1}
+        usage = a.post("/v1/chat/completions", json=chat).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= pin["tokens"] > 0
+        admin.delete(f"/admin/pins/{pin['id']}")
+        for wrong, param in (
+            ({}, "prompt"),
+            ({"prompt": "x", "messages": [system]}, "messages"),
+            ({"messages": []}, "messages"),
+        ):
+            refusal = admin.post("/admin/pins", json={**wrong, "api_key": TENANT_A})
+            assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, param)
         # Clearing the cache removes pins.
         admin.post("/admin/pins", json={"prompt": PROMPT, "api_key": TENANT_A})
         server.admin("clear_cache", {})

@@ -204,7 +204,7 @@ def _make_answerable(path: str, body: Any) -> None:
             body["max_completion_tokens"] = 2
         if path.startswith("/v1/messages") and isinstance(body.get("model"), str):
             body["model"] = MODEL  # it is required there
-        if path == "/tokenize" and body.get("prompt") is None and body.get("messages") is None:
+        if path in ("/tokenize", "/admin/pins") and body.get("prompt") is None and body.get("messages") is None:
             body["prompt"] = "text"  # one of them is required
         if path == "/v1/responses" and body.get("max_output_tokens") is None:
             body["max_output_tokens"] = 2

@@ -22,6 +22,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+OPEN = {name: part for name, part in SCHEMA.items() if name != "additionalProperties"}
+
 
 def is_person(text: str) -> bool:
     person = json.loads(text)
@@ -40,6 +42,10 @@ def is_answer(text: str) -> bool:
     ("fields", "holds"),
     [
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}}, is_person),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": OPEN}}},
+            is_person,
+        ),
         ({"structured_outputs": {"json": SCHEMA}}, is_person),
         ({"structured_outputs": {"regex": "[0-9]{4}-[0-9]{2}"}}, is_date),
         ({"structured_outputs": {"choice": ["yes", "no"]}}, is_answer),

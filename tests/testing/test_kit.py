@@ -74,6 +74,30 @@ def test_the_examples_bugs_are_found_and_told_in_few_steps(
     assert "1. A opens with" in str(violation)
 
 
+class ForksOnly(PrefixCacheAdapter):
+    """An allocator without a prefix cache: a sequence shares blocks with its forks, and with nothing else."""
+
+    matches_tokens = deduplicates = keeps_closed = False
+
+    def open(self, prompt: Sequence[int], namespace: str) -> BlockTable | None:
+        return self.cache.open(prompt, namespace, read=False, write=False)
+
+    def known_sequences(self, namespace: str) -> list[list[int]]:
+        return []
+
+
+class LeakingForks(ForksOnly):
+    def close(self, handle: BlockTable) -> None:
+        """Forgets to."""
+
+
+def test_an_allocator_without_a_prefix_cache_can_be_tested() -> None:
+    assert find_violation(ForksOnly, max_examples=300) is None
+    violation = find_violation(LeakingForks, max_examples=300)
+    assert violation is not None
+    assert violation.rule == 10
+
+
 def test_nothing_is_found_in_the_examples_correct_cache(found_by_the_example: dict[str, RuleViolation | None]) -> None:
     assert found_by_the_example["SimpleCache"] is None
 

@@ -45,7 +45,7 @@ class AllowedFunctions(StrictModel):
 
 
 class JsonSchemaTextFormat(StrictModel):
-    """JSON that satisfies a schema; it is always enforced strictly."""
+    """JSON that satisfies a schema; with ``strict`` as in `radixkv.server.response_format.JsonSchema`."""
 
     type: Literal["json_schema"]
     name: str
