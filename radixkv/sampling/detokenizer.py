@@ -167,9 +167,12 @@ class IncrementalDetokenizer:
         return text
 
     def _append_text(self, piece: str, may_stop: bool) -> str | None:
-        search_from = max(0, len(self._text) - self._stop_buffer_length)
+        before = len(self._text)
         self._text += piece
-        positions = [(self._text.find(stop, search_from), stop) for stop in self._stop] if may_stop else []
+        if not may_stop:
+            return None
+        # Each must end in the new text: what was before it may have been text before ``min_tokens``.
+        positions = [(self._text.find(stop, max(0, before + 1 - len(stop))), stop) for stop in self._stop]
         found = [(position + len(stop), stop) for position, stop in positions if position >= 0]
         if not found:
             return None

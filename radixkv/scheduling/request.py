@@ -220,8 +220,14 @@ class SequenceGroup:
 
     @property
     def num_seqs(self) -> int:
-        """Concurrent sequences to reserve: before the first token, a request's only group stands for all its samples."""
-        return self.request.num_seqs if len(self.request.sequences) == 1 else len(self.sequences)
+        """Concurrent sequences to reserve: before the first token, a request's only group stands for all its samples.
+
+        A search keeps places for all its beams: of those that end at a stop string, others take the place later.
+        """
+        request = self.request
+        if request.beam_search is not None or len(request.sequences) == 1:
+            return request.num_seqs
+        return len(self.sequences)
 
     @property
     def num_pending(self) -> int:

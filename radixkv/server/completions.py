@@ -111,8 +111,8 @@ def completion_routes(service: Service) -> APIRouter:
                 prompts += await service.llm.run_tokenizer(encode, tenant=tenant.name, num_prompts=len(sent))
             prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
             max_model_len = service.llm.loaded.max_model_len
-            prompts = [body.truncated(prompt, body.max_tokens, max_model_len) for prompt in prompts]
             max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+            prompts = [body.truncated(prompt, max_tokens, max_model_len) for prompt in prompts]
             # max_tokens=0 with echo scores the prompt only. The engine still generates one token, which is not returned.
             score_only = bool(body.echo) and max_tokens == 0
             remaining = service.remaining_tokens(prompts)

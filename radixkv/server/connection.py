@@ -37,7 +37,9 @@ class ConnectionLimits:
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with time limits and a limit of the headers' length.
 
-    A closed connection is a disconnected client: what it had requested is aborted, and its blocks are released.
+    A closed connection is a disconnected client: what it had requested is aborted, and its blocks are released. So reading
+    goes on during an answer, and a request that comes before its end (HTTP pipelining) cannot be kept: it is dropped, and the
+    connection closed behind the answer, as RFC 9112 (9.3.2) allows.
 
     Args:
         limits: of every connection.
@@ -50,6 +52,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._receiving: TimerHandle | None = None
         self._sending: TimerHandle | None = None
         self._overhead = 0
+        self._drops_input = False
 
     # -- receiving -----------------------------------------------------------------------------------------------
 
@@ -59,6 +62,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._limits.open_connections.opened(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._drops_input:
+            return
         if self._receiving is None:  # the next request on this connection
             self._begin_receiving()
         self._overhead += len(data)
@@ -67,11 +72,26 @@ class LimitedProtocol(HttpToolsProtocol):
             limit = f"the request's headers are longer than {_MAX_OVERHEAD_BYTES} bytes"
             self._refuse(ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, limit))
 
+    def on_headers_complete(self) -> None:
+        answered = self.cycle
+        super().on_headers_complete()
+        if self.pipeline:
+            self.pipeline.clear()
+            self.cycle = answered
+            answered.keep_alive = False
+            self._drops_input = True
+            self._end_receiving()
+            self.flow.resume_reading()
+
     def on_body(self, body: bytes) -> None:
+        if self._drops_input:
+            return
         self._overhead -= 2 * len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._drops_input:
+            return
         super().on_message_complete()
         self._overhead = 0
         self._end_receiving()

@@ -206,6 +206,14 @@ def test_parameters_of_another_type_are_named(llm: LLM) -> None:
         llm.generate("x", {"temperature": 0}, use_tqdm=False)  # type: ignore[arg-type]
 
 
+def test_a_search_keeps_the_places_of_beams_that_ended(llm: LLM) -> None:
+    """Stop strings leave it fewer for a while; it grows again, and others must not have been admitted in their place."""
+    most = llm.engine.max_num_seqs
+    params = BeamSearchParams(beam_width=3, max_tokens=8, stop=[*"abcdefgh"])
+    llm.beam_search([f"{number} is" for number in range(most // 3 + 10)], params)
+    assert llm.engine.last_batch.num_sequences <= most
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -138,6 +138,17 @@ def test_a_stop_string_truncates_the_text_and_is_never_streamed(
     assert detokenizer.text == streamed == text[: end if include else end - len(first)]
 
 
+@pytest.mark.parametrize("other", [[], ["Z" * 20]])
+def test_a_stop_string_that_was_text_before_min_tokens_stays_text(default_tokenizer: Any, other: list[str]) -> None:
+    """Whatever other stop strings there are: a longer one had the end of the earlier text searched for all of them."""
+    detokenizer = IncrementalDetokenizer(default_tokenizer, stop=["two", *other])
+    ids = default_tokenizer("one, two, three, two", add_special_tokens=False)["input_ids"]
+    assert detokenizer.append(ids[:3], may_stop=False) is None
+    assert detokenizer.text == "one, two"
+    assert [detokenizer.append([token_id]) for token_id in ids[3:]] == [None] * (len(ids) - 4) + ["two"]
+    assert detokenizer.text == "one, two, three, "
+
+
 def sentencepiece_style() -> Any:
     """A tokenizer that drops the leading space of a text, as Llama 2's and Mistral's do."""
     vocabulary = {"<unk>": 0, **{word: i for i, word in enumerate(["▁The", "▁sea", "▁is", "▁blue", "ish"], start=1)}}

@@ -180,6 +180,9 @@ def test_vllms_fields(llm: LLM) -> None:
         ):
             (choice,) = (await post(client, "/v1/completions", {**body, **change}))["choices"]
             assert choice["text"] == text if text else "four" not in choice["text"]
+        long = {"prompt": " word" * 9_000, "truncate_prompt_tokens": -1, "temperature": 0, "ignore_eos": True}
+        usage = (await post(client, "/v1/completions", long))["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (llm.engine.loaded.max_model_len - 16, 16)
         truncated = await post(client, "/v1/chat/completions", {**CHAT, "max_tokens": 1, "truncate_prompt_tokens": 5})
         assert truncated["usage"]["prompt_tokens"] == 5
 

@@ -162,6 +162,33 @@ def test_a_request_that_arrived_has_all_the_time_of_the_world() -> None:
     asyncio.run(main())
 
 
+def test_a_request_that_comes_before_an_answer_ends_is_dropped_with_the_connection() -> None:
+    """It stopped reading, and with it noticing that the client is gone: what nobody reads ran to its end."""
+
+    async def main() -> None:
+        for rest in (b"", HEAD + b"123456789" + HEAD[:20], HEAD[:30]):
+            connection = Connection()
+            await connection.send(HEAD + b"123456789" + HEAD + b"abcde")
+            for start in range(0, len(rest), 7):
+                await connection.send(rest[start : start + 7])
+            assert connection.received == [b"123456789"]
+            assert not connection.protocol.flow.read_paused
+            assert not connection.loop.expire(60)
+            connection.may_answer.set()
+            await connection.settle()
+            assert connection.transport.written.count(b"HTTP/1.1 200 ") == 1
+            assert connection.transport.closed
+        gone = Connection()
+        await gone.send(2 * (HEAD + b"123456789"))
+        gone.protocol.connection_lost(None)
+        assert gone.protocol.cycle.disconnected
+        gone.may_answer.set()
+        await gone.settle()
+        assert gone.transport.written == b""
+
+    asyncio.run(main())
+
+
 def test_who_was_answered_before_the_body_came_gets_no_second_answer() -> None:
     async def main() -> None:
         connection = Connection()
