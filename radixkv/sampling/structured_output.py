@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from radixkv.errors import StructuredOutputError
 from radixkv.model.text_interface import TextInterface
 from radixkv.sampling.grammar_budget import GrammarBudget
+from radixkv.sampling.grammar_tokenizer import grammar_tokenizer
 from radixkv.sampling.json_schema import MAX_NAME_CHARACTERS, locate_refusal, prepare_schema
 from radixkv.sampling.structural_tag import structural_tag_grammar
 from radixkv.sampling_params import StructuredOutputsParams
@@ -251,17 +252,14 @@ class GrammarCompiler:
         return GrammarState(matcher, tokenizer.vocab_size, self._shared, GrammarBudget())
 
     def _make_tokenizer(self) -> llguidance.LLTokenizer:
-        try:
-            import llguidance.hf
-        except ImportError as error:
-            raise ValueError("structured_outputs: this needs llguidance: pip install 'radixkv[server]'") from error
         loaded = self._loaded
         tokenizer = loaded.require_tokenizer()
         # Either may have more: models pad their logits, and tokenizers have special tokens that a smaller model does without.
         num_tokens = max(loaded.vocab_size, 1 + max(tokenizer.get_vocab().values()))
-        return llguidance.hf.from_tokenizer(
-            tokenizer, n_vocab=num_tokens, eos_token=sorted(loaded.eos_token_ids) or None
-        )
+        try:
+            return grammar_tokenizer(tokenizer, num_tokens, loaded.eos_token_ids)
+        except ImportError as error:
+            raise ValueError("structured_outputs: this needs llguidance: pip install 'radixkv[server]'") from error
 
 
 def _kind_and_text(spec: StructuredOutputsParams) -> tuple[str, str]:

@@ -95,6 +95,21 @@ def test_what_is_likely_next_is_forced_text_and_what_followed_the_same_token_bef
     assert ', "tags": [' in with_followers
 
 
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({"json": {"const": "<|im_end|>"}}, '"<|im_end|>"'),
+        ({"choice": ["say <|im_end|> now"]}, "say <|im_end|> now"),
+        ({"regex": r"<\|endoftext\|>"}, "<|endoftext|>"),
+    ],
+)
+def test_the_name_of_a_special_token_is_spelled(llm: LLM, spec: dict[str, Any], text: str) -> None:
+    (output,) = llm.generate(PROMPT, params(**spec), use_tqdm=False)
+    for sample in output.outputs:
+        assert sample.text == text
+        assert min(sample.token_ids) > max(llm.get_tokenizer().all_special_ids)
+
+
 def test_json_has_at_most_one_space_between_its_elements(llm: LLM) -> None:
     (output,) = llm.generate(PROMPT, params(json={"const": {"a": [1, 2]}}), use_tqdm=False)
     for sample in output.outputs:
