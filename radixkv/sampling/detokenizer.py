@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
 from typing import Any
@@ -37,6 +38,17 @@ def token_decoder(tokenizer: Any) -> Callable[[int], str | None]:
     return decode
 
 
+@lru_cache(maxsize=8)  # of the tokenizers in use: they do not change
+def _byte_tokens(tokenizer: Any) -> Mapping[int, int]:
+    """The byte that each token of SentencePiece's byte fallback stands for (Llama 2, Mistral, Gemma); others have none."""
+    found: list[int | None] = tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in range(256)])
+    bytes_by_token = {
+        token_id: byte for byte, token_id in enumerate(found) if token_id not in (None, tokenizer.unk_token_id)
+    }
+    letter = found[ord("A")]
+    return bytes_by_token if letter in bytes_by_token and tokenizer.decode([letter]) == "A" else {}
+
+
 class IncrementalDetokenizer:
     """The text of one answer.
 
@@ -52,6 +64,10 @@ class IncrementalDetokenizer:
     as long as the text ends inside a character.)
 
     Without stop strings, tokens are decoded when the text is read, all at once.
+
+    Byte fallback decodes a run of bytes to nothing but replacement characters if one of them is missing at its end. So bytes
+    join the window as whole characters; until then they are kept apart, and what never becomes one is a replacement
+    character for each.
 
     Args:
         tokenizer: a transformers tokenizer.
@@ -82,6 +98,8 @@ class IncrementalDetokenizer:
             self._window, context = [], ""
         self._num_read = len(context)
         self._unread: list[int] = []
+        self._byte_tokens = _byte_tokens(tokenizer)
+        self._partial: list[int] = []  # byte tokens that may become a character
         self._text = ""
         self._num_streamed = 0
         self._complete = False
@@ -95,7 +113,7 @@ class IncrementalDetokenizer:
     def fork(self) -> IncrementalDetokenizer:
         """An independent copy of this state."""
         other = copy(self)
-        other._window, other._unread = list(self._window), list(self._unread)
+        other._window, other._unread, other._partial = list(self._window), list(self._unread), list(self._partial)
         return other
 
     def append(self, token_ids: Sequence[int], may_stop: bool = True) -> str | None:
@@ -118,7 +136,7 @@ class IncrementalDetokenizer:
         """End the text: incomplete characters become text, and `delta` withholds nothing any more."""
         self._read_tokens()
         if not self._complete:
-            self._append_text(self._decode(self._window)[self._num_read :], may_stop=False)
+            self._append_text(self._end_partial() + self._decode(self._window)[self._num_read :], may_stop=False)
         self._complete = True
 
     def delta(self) -> str:
@@ -137,6 +155,39 @@ class IncrementalDetokenizer:
 
     def _read(self, token_ids: Sequence[int]) -> str:
         """The text that follows from more tokens, without bytes at its end that may become a character."""
+        if not self._byte_tokens:
+            return self._read_into_window(token_ids)
+        text = ""
+        for are_bytes, run in itertools.groupby(token_ids, self._byte_tokens.__contains__):
+            if are_bytes:
+                text += "".join(map(self._read_byte, run))
+            else:
+                text += self._end_partial() + self._read_into_window(list(run))
+        return text
+
+    def _read_byte(self, token_id: int) -> str:
+        """The text that follows from a byte token, see the class."""
+        self._partial.append(token_id)
+        lost = ""
+        while self._partial:
+            try:
+                bytes(map(self._byte_tokens.__getitem__, self._partial)).decode()
+            except UnicodeDecodeError as error:
+                if error.reason == "unexpected end of data":
+                    break
+                del self._partial[0]
+                lost += _INCOMPLETE
+            else:
+                character, self._partial = self._partial, []
+                return lost + self._read_into_window(character)
+        return lost
+
+    def _end_partial(self) -> str:
+        """No byte follows those of an incomplete character."""
+        lost, self._partial = len(self._partial), []
+        return lost * _INCOMPLETE
+
+    def _read_into_window(self, token_ids: Sequence[int]) -> str:
         self._window += token_ids
         decoded = self._decode(self._window)
         num_incomplete = len(decoded) - len(decoded.rstrip(_INCOMPLETE))
@@ -149,7 +200,10 @@ class IncrementalDetokenizer:
 
     def _shrink_window(self, rest: str) -> None:
         """Keep only the last tokens of the window, whose decoded text ends with ``rest``, which is not text yet."""
-        tail = self._window[-_MIN_WINDOW_TOKENS:]
+        start = len(self._window) - _MIN_WINDOW_TOKENS
+        while start > 0 and self._byte_tokens.get(self._window[start], 0) & 0xC0 == 0x80:
+            start -= 1  # within a character
+        tail = self._window[start:]
         if rest or not self._decode(tail):
             # Tokens that are left out could take the place of those that later text depends on.
             tail = [token_id for token_id in self._window if self._has_text(token_id)][-_MIN_WINDOW_TOKENS:]

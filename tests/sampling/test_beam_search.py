@@ -17,6 +17,10 @@ class DigitTokenizer:
     """Token 1 is the text "1", and so on; notes how many tokens are decoded."""
 
     num_decoded = 0
+    unk_token_id = None
+
+    def convert_tokens_to_ids(self, tokens: list[str]) -> list[None]:
+        return [None] * len(tokens)
 
     def decode(self, token_ids: list[int], **options: Any) -> str:
         self.num_decoded += len(token_ids)

@@ -87,6 +87,9 @@ class CountingTokenizer:
         self._tokenizer = tokenizer
         self.num_decoded = 0
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
     def decode(self, token_ids: list[int], **options: Any) -> str:
         self.num_decoded += len(token_ids)
         text: str = self._tokenizer.decode(token_ids, **options)
@@ -156,6 +159,61 @@ def sentencepiece_style() -> Any:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     tokenizer.decoder = tokenizers.decoders.Metaspace()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+@pytest.fixture(scope="module")
+def byte_fallback() -> Any:
+    """A tokenizer that writes characters which it lacks as bytes, as Llama 2's, Mistral's and Gemma's do."""
+    words = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefgh", "▁the", "▁a", "é"]
+    model = tokenizers.models.BPE(
+        {word: token_id for token_id, word in enumerate(words)}, [("▁", "a")], unk_token="<unk>", byte_fallback=True
+    )
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    decoders = tokenizers.decoders
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>")
+
+
+def read_in_every_way(tokenizer: Any, ids: list[int]) -> set[str]:
+    """At once, as a stream, and with every token looked at for a stop string."""
+    texts = set()
+    for stop in ([], ["\0"]):
+        for streams in (False, True):
+            detokenizer = IncrementalDetokenizer(tokenizer, [tokenizer.convert_tokens_to_ids("▁the")], stop=stop)
+            text = ""
+            for token_id in ids:
+                detokenizer.append([token_id])
+                text += detokenizer.delta() if streams else ""
+            detokenizer.finish()
+            assert text + detokenizer.delta() == detokenizer.text
+            texts.add(detokenizer.text)
+    return texts
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    data=st.data(), runs=st.lists(st.tuples(st.sampled_from("a b😀本éü\n"), st.sampled_from([1, 1, 2, 30])), max_size=8)
+)
+def test_characters_in_bytes_are_whole_however_they_are_read(
+    byte_fallback: Any, data: st.DataObject, runs: list[tuple[str, int]]
+) -> None:
+    """A character after another one was lost, and one that an answer was cut in took all next to it."""
+    text = "".join(character * count for character, count in runs)
+    ids = byte_fallback(text, add_special_tokens=False)["input_ids"]
+    assert read_in_every_way(byte_fallback, ids) == {text}
+    (cut_text,) = read_in_every_way(byte_fallback, ids[: data.draw(st.integers(0, len(ids)))])
+    whole = cut_text.rstrip("\N{REPLACEMENT CHARACTER}")
+    assert text.startswith(whole)
+    assert len(cut_text) - len(whole) <= 3
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ids=st.lists(st.integers(3, 270), max_size=60))  # without byte 0, which is the stop string
+def test_any_bytes_are_the_same_text_however_they_are_read(byte_fallback: Any, ids: list[int]) -> None:
+    assert len(read_in_every_way(byte_fallback, ids)) == 1
 
 
 def test_an_answer_starts_with_the_space_that_separates_it_from_its_prompt() -> None:
