@@ -13,7 +13,6 @@ from typing import Any, Unpack
 
 from tqdm.auto import tqdm
 
-import radixkv.model.frameworks  # noqa: F401 (before all that imports torch)
 from radixkv.cache import Pin
 from radixkv.cache.arguments import check_seconds
 from radixkv.cache.tokens import encode

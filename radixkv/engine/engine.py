@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import radixkv.model.frameworks  # noqa: F401 (before all that imports torch)
 from radixkv.config import EngineConfig
 from radixkv.engine.begin_request import begin_request
 from radixkv.engine.compute_timer import ComputeTimer
