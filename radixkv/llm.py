@@ -95,6 +95,8 @@ class LLM:
 
         Raises:
             TypeError, ValueError: a prompt or parameter is impossible; nothing has run then.
+            StructuredOutputError, NoBlocksLeftError: one failed while it ran, with its position as a note; all others were
+                answered, too, and their answers are lost. `stream` and `AsyncLLM` fail it alone.
         """
         return self._generate(as_prompts(prompts, self.engine.loaded), sampling_params, use_tqdm, priority)
 
@@ -352,8 +354,9 @@ class LLM:
                         bar.update(sum(request.finished for request in self.engine.step()))
             finally:
                 self._abort_unfinished(requests)
-        for request in requests:
+        for number, request in enumerate(requests):
             if request.failure is not None:
+                request.failure.add_note(f"of {len(requests)} prompts, prompts[{number}]")
                 raise request.failure
 
     def _stream(self, request: Request, reader: AnswerReader | None = None) -> Iterator[RequestOutput]:

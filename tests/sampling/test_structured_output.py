@@ -319,6 +319,15 @@ def test_a_grammar_that_exceeds_its_limits_fails_its_request_alone(
     assert len(other.sequences[0].output_token_ids) == 20
 
 
+def test_the_prompt_that_failed_is_named(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structured_output, "_MAX_ITEMS_PER_TOKEN", 150)
+    hostile = StructuredOutputsParams(grammar='start: start start | "b"\n')
+    good, bad = SamplingParams(max_tokens=2), SamplingParams(max_tokens=200, min_tokens=200, structured_outputs=hostile)
+    with pytest.raises(StructuredOutputError) as failure:
+        llm.generate(["One", "Two", "Three"], [good, bad, good], use_tqdm=False)
+    assert failure.value.__notes__ == ["of 3 prompts, prompts[1]"]
+
+
 @pytest.mark.parametrize("explore", ["likely_tokens", "num_allowed", "fill_bitmask"])
 def test_a_grammar_does_not_meet_its_limits_earlier_because_drafts_were_walked(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, explore: str
