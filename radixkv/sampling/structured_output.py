@@ -17,6 +17,7 @@ import os
 import re
 import threading
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -52,6 +53,13 @@ _MAX_COMPILED_GRAMMARS = 64
 # Between the elements of JSON. Where unlimited whitespace is allowed, small models generate nothing else.
 _JSON_WHITESPACE = " ?"
 _STRUCTURAL_TAG = "structural_tag"
+# What llguidance says of its own machinery, by what that means for a specification.
+_MEANINGS = types.MappingProxyType(
+    {
+        "NoExtensionBias": "no answer satisfies it, or none that ends",
+        "lexer precomputation failed": "its regular expressions take too much work to compile: repeat less in them",
+    }
+)
 # Where a draft leaves what a grammar forces, so many tokens in a row are guessed.
 _MAX_GUESSES = 2
 # The kind of what only a frame constrains.
@@ -111,7 +119,7 @@ class GrammarState:
         """Why parsing failed: a token needed more work than the limit; None: it has not."""
         if not self._matcher.is_error():
             return None
-        return StructuredOutputError(f"structured_outputs: {_one_line(self._matcher.get_error())}")
+        return StructuredOutputError(f"structured_outputs: {_in_words(self._matcher.get_error())}")
 
     def likely_tokens(self, last: int, followers: Mapping[int, Sequence[int]], max_tokens: int) -> list[int]:
         """Tokens that spell what must come next; others may spell the same. Changes nothing.
@@ -242,7 +250,7 @@ class GrammarCompiler:
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
-            message = _one_line(matcher.get_error())
+            message = _in_words(matcher.get_error())
             schemas = [json.loads(text)] if kind == "json" else []
             if kind == _STRUCTURAL_TAG:
                 schemas = [structure["schema"] for structure in json.loads(text)["structures"]]
@@ -265,8 +273,7 @@ class GrammarCompiler:
 def _kind_and_text(spec: StructuredOutputsParams) -> tuple[str, str]:
     """The kind of specification, and its text; together the key of the cache."""
     if spec.json is not None:
-        schema = spec.json if isinstance(spec.json, str) else _dump_schema(spec.json)
-        kind, text = "json", schema
+        kind, text = "json", spec.json if isinstance(spec.json, str) else _dump("json", spec.json)
     elif spec.json_object:
         kind, text = "json", '{"type": "object"}'
     elif spec.choice is not None:
@@ -277,7 +284,7 @@ def _kind_and_text(spec: StructuredOutputsParams) -> tuple[str, str]:
         kind, text = "grammar", spec.grammar
     elif spec.structural_tag is not None:
         tag = spec.structural_tag
-        kind, text = _STRUCTURAL_TAG, tag if isinstance(tag, str) else _dump_schema(tag)
+        kind, text = _STRUCTURAL_TAG, tag if isinstance(tag, str) else _dump(_STRUCTURAL_TAG, tag)
     else:
         kind, text = _NOTHING, ""
     limit = _MAX_CHARACTERS if kind in ("json", _STRUCTURAL_TAG) else MAX_NAME_CHARACTERS
@@ -346,11 +353,23 @@ def _lark(text: str) -> str:
         raise ValueError(str(error)) from error
 
 
-def _dump_schema(schema: Any) -> str:
+def _dump(kind: str, value: Any) -> str:
+    def refuse(part: Any) -> Any:
+        # A class of pydantic, which other libraries' calls take as it is.
+        is_model = isinstance(part, type) and hasattr(part, "model_json_schema")
+        hint = f"; {part.__name__}.model_json_schema() is one" if is_model else ""
+        raise TypeError(f"expected a JSON schema, as text or of dictionaries and lists, got {part!r:.80}{hint}")
+
     try:
-        return json.dumps(schema)
+        return json.dumps(value, default=refuse)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"structured_outputs: json is not a JSON schema: {error}") from error
+        raise ValueError(f"structured_outputs: {kind} cannot be read: {error}") from error
+
+
+def _in_words(text: str) -> str:
+    """An error message of llguidance, by what it means where that is known."""
+    meaning = next((meaning for words, meaning in _MEANINGS.items() if words in text), None)
+    return meaning or _one_line(text.replace("<non-verbose/>", ""))
 
 
 def _one_line(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import BaseModel
 
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
@@ -34,6 +35,10 @@ PERSON = {
 PROMPT = "A person as JSON, please: "
 ARITHMETIC = 'start: sum\nsum: NUMBER (("+" | "-") NUMBER)~1..3\nNUMBER: /[0-9]{1,3}/\n'
 GBNF = 'root ::= "(" word (", " word)? ")"\nword ::= "red" | "green" | "blue"\n'
+
+
+class Person(BaseModel):
+    name: str
 
 
 def params(**spec: Any) -> SamplingParams:
@@ -258,20 +263,23 @@ def test_preemption_keeps_the_grammar() -> None:
         ({"json": {"properties": {f"{number}": {} for number in range(1001)}}}, "at most 1000 properties"),
         ({"json": {"type": "object", "required": [f"{number}" for number in range(1001)]}}, "at most 1000 properties"),
         ({"choice": ["x" * 100] * 90}, "at most 8192"),
-        ({"json": {"$ref": "#"}}, "cannot be followed"),
+        ({"json": {"$ref": "#"}}, "json cannot be followed: no answer satisfies it, or none that ends"),
         ({"json": {"type": "nonsense"}}, "Invalid type"),
         ({"json": "{"}, "json cannot be read"),
         ({"json": "[]"}, "expected a JSON schema"),
         ({"json": '{"type":"array","items":' * 300 + "{}" + "}" * 300}, "recursion"),
         ({"json": {"type": "string", "pattern": "a?" * 5000}}, "at most 8192"),
         ({"regex": "("}, "unclosed group"),
-        ({"regex": "[^\\x00-\\U0010FFFF]"}, "cannot be followed"),
-        ({"regex": "a?" * 4000 + "a" * 100}, "cannot be followed"),
+        ({"regex": "[^\\x00-\\U0010FFFF]"}, "regex cannot be followed: no answer satisfies it"),
+        ({"regex": "a?" * 4000 + "a" * 100}, "its regular expressions take too much work to compile"),
         ({"regex": "a" * 9000}, "at most 8192"),
         ({"grammar": "start: nowhere\n"}, "unknown name"),
         ({"grammar": "nonsense"}, "cannot be read"),
         ({"grammar": ""}, "No 'root' rule found"),
-        ({"grammar": "start: start\n"}, "cannot be followed"),
+        ({"grammar": "start: start\n"}, "grammar cannot be followed: no answer satisfies it"),
+        ({"json": Person}, "Person'>; Person.model_json_schema() is one"),
+        ({"json": {"properties": {"a": Person}}}, "json cannot be read: expected a JSON schema"),
+        ({"structural_tag": {"triggers": {1}}}, "structural_tag cannot be read: expected a JSON schema"),
         ({"structural_tag": {"triggers": ["<"]}}, "expected an object with 'triggers' and 'structures'"),
         ({"structural_tag": {"triggers": [""], "structures": [{}]}}, "list of non-empty strings"),
         ({"structural_tag": {"triggers": ["<"], "structures": []}}, "at least one element"),
@@ -315,6 +323,7 @@ def test_a_grammar_that_exceeds_its_limits_fails_its_request_alone(
         engine.step()
     assert isinstance(failing.failure, StructuredOutputError)
     assert "Too many items" in str(failing.failure)
+    assert "<" not in str(failing.failure)
     assert other.failure is None
     assert len(other.sequences[0].output_token_ids) == 20
 
