@@ -34,7 +34,7 @@ from radixkv.serving.answer_reader import AnswerReader
 from radixkv.serving.async_engine import AsyncEngine
 from radixkv.serving.request_stream import RequestStream
 from radixkv.tools.definitions import as_tool_options
-from radixkv.vllm_options import without_elsewhere
+from radixkv.vllm_options import CALLS, takes_vllm_options, without_elsewhere
 
 
 class AsyncLLM(AsyncEngine):
@@ -84,6 +84,7 @@ class AsyncLLM(AsyncEngine):
         engine = model.engine if isinstance(model, LLM) else LLM(model, **engine_options).engine
         super().__init__(engine, max_queue=max_queue, max_seqs_per_request=max_seqs_per_request, tenants=tenants)
 
+    @takes_vllm_options(CALLS)
     def generate(
         self,
         prompt: PromptInput,
@@ -114,6 +115,7 @@ class AsyncLLM(AsyncEngine):
         """
         return self._stream(lambda loaded: as_prompts(prompt, loaded), sampling_params, request_id, priority, tenant)
 
+    @takes_vllm_options(CALLS)
     def chat(
         self,
         messages: Sequence[Message],
@@ -152,6 +154,7 @@ class AsyncLLM(AsyncEngine):
 
         return self._stream(make_prompts, sampling_params, request_id, priority, tenant, with_answers=True)
 
+    @takes_vllm_options(CALLS)
     async def beam_search(
         self,
         prompt: PromptInput,

@@ -193,7 +193,7 @@ class EngineConfig(Config):
     async_scheduling: bool | None = None
     """Launch a decoding step before the tokens of the previous one are fetched, so that host and device overlap."""
     seed: int = 0
-    """Seed of the random numbers of requests without a seed of their own."""
+    """Seed of the random numbers of requests without a seed of their own. In Python, None is 0, as in vLLM."""
     eviction_policy: EvictionPolicyName = "lru"
     """What is evicted first when blocks run out."""
     host_cache_size: str | int | None = None
@@ -237,6 +237,11 @@ class EngineConfig(Config):
         if count is not None and count > _MAX_COUNT:
             raise ValueError(f"{info.field_name}: expected at most {_MAX_COUNT:,}, got {count}")
         return count
+
+    @field_validator("seed", mode="before")
+    @classmethod
+    def _seed(cls, given: Any) -> Any:
+        return 0 if given is None else given
 
     @field_validator("disk_cache", "shared_cache", "cache_secret_file", "store_key_file", "record_trace", mode="before")
     @classmethod
@@ -375,7 +380,7 @@ class EngineOptions(TypedDict, total=False):
     enforce_eager: bool
     enable_torch_compile: bool | None
     async_scheduling: bool | None
-    seed: int
+    seed: int | None
     eviction_policy: EvictionPolicyName
     host_cache_size: str | int | None
     disk_cache: str | Path | None

@@ -41,7 +41,7 @@ from radixkv.scheduling.request import Request
 from radixkv.serving.answer_reader import AnswerReader
 from radixkv.serving.interrupts import deferred_interrupt
 from radixkv.tools.definitions import as_tool_options
-from radixkv.vllm_options import without_elsewhere
+from radixkv.vllm_options import CALLS, takes_vllm_options, without_elsewhere
 
 
 class LLM:
@@ -75,20 +75,21 @@ class LLM:
         # The engine is single-threaded. Reentrant, because the garbage collector may close a stream within another call.
         self._engine_lock = threading.RLock()
 
+    @takes_vllm_options(CALLS)
     def generate(
         self,
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         *,
-        priority: int | Sequence[int] = 0,
+        priority: int | Sequence[int] | None = 0,
     ) -> list[RequestOutput]:
         """Complete prompts: strings, lists of token ids, or dictionaries (see `radixkv.prompts`).
 
         Args:
             sampling_params: for all prompts, or one for each; None: `get_default_sampling_params`.
             use_tqdm: show a progress bar; or what makes one, such as a subclass of tqdm.
-            priority: for all prompts, or one for each; lower values are admitted earlier, as in vLLM.
+            priority: for all prompts, or one for each; lower values are admitted earlier, as in vLLM. None: 0.
 
         Returns:
             One output per prompt, in the order of the prompts.
@@ -98,8 +99,10 @@ class LLM:
             StructuredOutputError, NoBlocksLeftError: one failed while it ran, with its position as a note; all others were
                 answered, too, and their answers are lost. `stream` and `AsyncLLM` fail it alone.
         """
+        priority = 0 if priority is None else priority
         return self._generate(as_prompts(prompts, self.engine.loaded), sampling_params, use_tqdm, priority)
 
+    @takes_vllm_options(CALLS)
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -193,6 +196,7 @@ class LLM:
         """
         return self._stream(self._make_request(prompt, sampling_params), AnswerReader(prompt))
 
+    @takes_vllm_options(CALLS)
     def beam_search(
         self,
         prompts: PromptInput | Sequence[PromptInput],

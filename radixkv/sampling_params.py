@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any
 
 from radixkv.cache.arguments import is_number
 from radixkv.tools.grammar import AnswerFrame
+from radixkv.vllm_options import BEAM_SEARCH, SAMPLING, takes_vllm_options
 
 # Token ids in one parameter; every step of the request looks at all of them.
 MAX_TOKEN_IDS = 1024
@@ -74,6 +76,7 @@ class StructuredOutputsParams:
                 )
 
 
+@takes_vllm_options(SAMPLING)
 @dataclass(kw_only=True)
 class SamplingParams:
     """Parameters by which one request's tokens are chosen.
@@ -188,6 +191,10 @@ class SamplingParams:
         # Logits divided by less would leave the range of float32, and the likeliest token has all the probability.
         return self.temperature < 1e-5
 
+    def clone(self) -> SamplingParams:
+        """A copy that shares nothing with these."""
+        return copy.deepcopy(self)
+
     def for_vocabulary(self, vocab_size: int) -> SamplingParams:
         """A copy for one request to a model with so many tokens: programs assign to fields after these were made, and later.
 
@@ -209,6 +216,7 @@ class SamplingParams:
         return params
 
 
+@takes_vllm_options(BEAM_SEARCH)
 @dataclass
 class BeamSearchParams:
     """Parameters of one beam search.

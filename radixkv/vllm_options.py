@@ -6,9 +6,15 @@ is an option here, with vLLM's name where it has one.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import types
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from radixkv.option_words import refuse_unknown
+
+_Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
 
 class Elsewhere(NamedTuple):
@@ -47,6 +53,10 @@ _DRAFTS = "speculative_config={'method': 'tree'} drafts from the cache"
 _GENERATES = Elsewhere(("auto", "generate", None), "models generate text; there are no embeddings, scores or classes")
 _OWN_FILES = "pass a folder, for example of huggingface_hub.snapshot_download, as the model"
 _ADAPTERS = "merge the adapter into the model (peft's merge_and_unload)"
+_STREAMS = "LLM's calls return whole answers; streams yield what is new"
+_GRAMMARS = Elsewhere((None,), "structured_outputs of SamplingParams takes StructuredOutputsParams")
+_CONTENT_FORMAT = Elsewhere(("auto",), "the chat template is tried, and given what it takes")
+_PROCESSORS = Elsewhere((None, []), "logit_bias, bad_words and structured_outputs belong to requests")
 _TIERS = "host_cache_size, disk_cache and shared_cache keep blocks elsewhere"
 
 # Of vLLM's `LLM`, and of its command line.
@@ -99,7 +109,7 @@ ENGINE: Mapping[str, Elsewhere] = types.MappingProxyType(
         ),
         "max_logprobs": Elsewhere((20,), "requests over HTTP get 20 at most, calls any number"),
         "logprobs_mode": Elsewhere(("raw_logprobs",), "log-probabilities are the model's own"),
-        "logits_processors": Elsewhere((None, []), "logit_bias, bad_words and structured_outputs belong to requests"),
+        "logits_processors": _PROCESSORS,
     }
 )
 # Of its command line, ``vllm serve``, alone.
@@ -112,7 +122,7 @@ SERVER: Mapping[str, Elsewhere] = types.MappingProxyType(
         "enable_auto_tool_choice": Elsewhere((True, False), "tool_choice of a request says whether tools are called"),
         "tool_parser_plugin": Elsewhere((), "tool_call_parser is one of those that are there"),
         "reasoning_parser_plugin": Elsewhere((), "reasoning_parser is one of those that are there"),
-        "chat_template_content_format": Elsewhere(("auto",), "the chat template is tried, and given what it takes"),
+        "chat_template_content_format": _CONTENT_FORMAT,
         "trust_request_chat_template": Elsewhere((False,), "chat_template belongs to the server"),
         "response_role": Elsewhere(("assistant",), "answers are the assistant's"),
         "return_tokens_as_token_ids": Elsewhere((False,), "return_token_ids of a request adds token ids"),
@@ -148,13 +158,81 @@ SERVER: Mapping[str, Elsewhere] = types.MappingProxyType(
 )
 
 
-def without_elsewhere(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of an `LLM` but those that are vLLM's alone.
+# Of the methods of vLLM's `LLM` and `AsyncLLM` that generate.
+CALLS: Mapping[str, Elsewhere] = types.MappingProxyType(
+    {
+        "lora_request": Elsewhere((None,), _ADAPTERS),
+        "prompt_adapter_request": Elsewhere((None,), _ADAPTERS),
+        "prompt_token_ids": Elsewhere((None,), "prompts may be lists of token ids"),
+        "prompt_text": Elsewhere((None,), "a prompt may be a dictionary with its text and its token ids"),
+        "tokenization_kwargs": Elsewhere((None, {}), "prompts may be token ids, made in any way"),
+        "guided_options_request": _GRAMMARS,
+        "mm_processor_kwargs": _TEXT,
+        "chat_template_content_format": _CONTENT_FORMAT,
+        "concurrency_limit": Elsewhere((None,), "max_num_seqs of LLM is how many sequences run side by side"),
+        "trace_headers": Elsewhere((None,), "radixkv serve takes them from requests over HTTP"),
+        "data_parallel_rank": Elsewhere((None,), _ONE_ENGINE),
+    }
+)
+# Of vLLM's `SamplingParams`.
+SAMPLING: Mapping[str, Elsewhere] = types.MappingProxyType(
+    {
+        "output_kind": Elsewhere((), _STREAMS),
+        "extra_args": Elsewhere((None, {}), "nothing reads them"),
+        "truncate_prompt_tokens": Elsewhere((None,), "prompts may be token ids, cut to any length"),
+        "flat_logprobs": Elsewhere((False,), "log-probabilities are a dictionary for each token"),
+        "spaces_between_special_tokens": Elsewhere((True,), "texts are what the tokenizer decodes"),
+        "logits_processors": _PROCESSORS,
+        "guided_decoding": _GRAMMARS,
+        "best_of": Elsewhere((None,), "n is the number of answers; LLM.beam_search finds the likeliest"),
+        "use_beam_search": Elsewhere((False,), "LLM.beam_search takes BeamSearchParams"),
+        "skip_reading_prefix_cache": Elsewhere((None, False), "a prompt with cache={'read': False} reuses nothing"),
+        "thinking_token_budget": Elsewhere((None,), "max_tokens bounds thoughts and answer together"),
+        # Every request has a copy of its own.
+        "skip_clone": Elsewhere((True, False), "parameters may be changed between calls"),
+    }
+)
+# Of vLLM's `BeamSearchParams`.
+BEAM_SEARCH: Mapping[str, Elsewhere] = types.MappingProxyType(
+    {"include_stop_str_in_output": Elsewhere((True,), "beams have what ended them, end tokens too")}
+)
+
+
+def without_elsewhere(options: Mapping[str, Any], elsewhere: Mapping[str, Elsewhere] = ENGINE) -> dict[str, Any]:
+    """The options of a call but those that are vLLM's alone.
 
     Raises:
         ValueError: one of those has a value that would have to change something; the message says what there is instead.
     """
     for name, value in options.items():
-        if name in ENGINE:
-            ENGINE[name].check(name, value)
-    return {name: value for name, value in options.items() if name not in ENGINE}
+        if name in elsewhere:
+            elsewhere[name].check(name, value)
+    return {name: value for name, value in options.items() if name not in elsewhere}
+
+
+def takes_vllm_options(elsewhere: Mapping[str, Elsewhere]) -> Callable[[_Callable], _Callable]:
+    """Let a function, or the constructor of a class, also take vLLM's options with values that ask for nothing else.
+
+    Type checkers know only the function's own parameters. What it then raises before it begins:
+
+    Raises:
+        TypeError: a keyword is unknown; the message names the nearest known one.
+        ValueError: one of vLLM's has another value; the message says what there is instead.
+    """
+
+    def decorate(function: _Callable) -> _Callable:
+        if isinstance(function, type):
+            function.__init__ = decorate(function.__init__)  # type: ignore[misc]
+            return function
+        known = inspect.signature(function).parameters
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            own = without_elsewhere(options, elsewhere)
+            refuse_unknown(function.__qualname__, own, known)
+            return function(*arguments, **own)
+
+        checked: Any = call
+        return checked  # type: ignore[no-any-return]
+
+    return decorate

@@ -11,7 +11,8 @@ from support.model_zoo import VOCAB_SIZE, build_shallow
 from support.replica_servers import tiny_model
 from tqdm import tqdm
 
-from radixkv import LLM, AsyncLLM, SamplingParams, TextPrompt, TokensPrompt
+from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, TextPrompt, TokensPrompt
+from radixkv.config import EngineConfig
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 ROLES = "{% for message in messages %}{{ message.role }}> {{ message.content }}\n{% endfor %}bot>"
@@ -125,14 +126,22 @@ def test_a_progress_bar_is_made_by_what_is_given(tiny: LLM) -> None:
 
 
 def test_options_that_ask_for_nothing_else_are_taken() -> None:
-    LLM(
+    llm: Any = LLM(
         build_shallow("llama"),
         tensor_parallel_size=1,  # type: ignore[call-arg]
         trust_remote_code=True,
         disable_log_stats=True,
         enable_chunked_prefill=True,
+        seed=None,
         num_blocks=8,
     )
+    nothing: Any = None
+    assert EngineConfig(seed=nothing) == EngineConfig()
+    params = SamplingParams(temperature=0.0, max_tokens=2, extra_args=None, flat_logprobs=False)  # type: ignore[call-arg]
+    assert params == SamplingParams(temperature=0.0, max_tokens=2)
+    (output,) = llm.generate([IDS], params, use_tqdm=False, lora_request=None, priority=None)
+    (beams,) = llm.beam_search([IDS], BeamSearchParams(1, 2), lora_request=None, concurrency_limit=None)
+    assert beams.sequences[0].tokens == IDS + output.outputs[0].token_ids
 
 
 @pytest.mark.parametrize("kind", [LLM, AsyncLLM])
@@ -148,6 +157,62 @@ def test_options_that_ask_for_nothing_else_are_taken() -> None:
 def test_other_options_are_refused_with_what_there_is(kind: Any, option: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind("no model is looked for", **option)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda _: SamplingParams(temprature=1),  # type: ignore[call-arg]
+            TypeError,
+            r"SamplingParams.__init__\(\) got an unexpected keyword argument 'temprature'. Did you mean 'temperature'",
+        ),
+        (
+            lambda _: SamplingParams(output_kind=2),  # type: ignore[call-arg]
+            ValueError,
+            "output_kind: expected it not to be there, got 2: LLM's calls return whole answers",
+        ),
+        (
+            lambda _: SamplingParams(spaces_between_special_tokens=False),  # type: ignore[call-arg]
+            ValueError,
+            "spaces_between_special_tokens: expected True, got False: texts are what",
+        ),
+        (
+            lambda _: BeamSearchParams(2, 2, include_stop_str_in_output=False),  # type: ignore[call-arg]
+            ValueError,
+            "include_stop_str_in_output: expected True, got False: beams have what ended them",
+        ),
+        (lambda _: BeamSearchParams(2, 2, length_penalt=1), TypeError, "Did you mean 'length_penalty'"),  # type: ignore[call-arg]
+        (
+            lambda llm: llm.generate([IDS], GREEDY, lora_request=1),
+            ValueError,
+            "lora_request: expected None, got 1: merge the adapter",
+        ),
+        (
+            lambda llm: llm.beam_search([IDS], BeamSearchParams(1, 2), concurrency_limit=3),
+            ValueError,
+            "concurrency_limit: expected None, got 3: max_num_seqs",
+        ),
+        (
+            lambda llm: llm.chat([], GREEDY, chat_templat=ROLES),
+            TypeError,
+            r"LLM.chat\(\) got an unexpected keyword argument 'chat_templat'. Did you mean 'chat_template'",
+        ),
+        (lambda llm: AsyncLLM(llm).generate(IDS, lora_request=1), ValueError, "lora_request: expected None, got 1"),  # type: ignore[call-arg]
+    ],
+)
+def test_other_options_of_calls_are_too(tiny: LLM, call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^{message}" if error is ValueError else message):
+        call(tiny)
+
+
+def test_a_clone_of_parameters_shares_nothing_with_them() -> None:
+    stop = ["a"]
+    params = SamplingParams(stop=stop, top_k=3)
+    clone = params.clone()
+    assert clone == params
+    stop.append("b")
+    assert clone.stop == ["a"]
 
 
 def test_answers_without_text(worded: LLM) -> None:
