@@ -24,6 +24,7 @@ from radixkv.cache.errors import InvalidArgumentError, InvariantViolation, OutOf
 
 BlockIds = NDArray[np.int32]
 
+_MAX_BLOCKS = (1 << 31) - 1  # their ids are int32
 # An allocation smaller than this share of a free run is placed in the run's middle rather than at its start, so that both
 # it and the blocks before the run can grow contiguously.
 _SPREAD_SHARE = 8
@@ -36,15 +37,24 @@ class BlockPool:
         ref_counts: owners of each block, int32.
 
     Raises:
-        InvalidArgumentError: ``num_blocks`` is not a whole number of at least 1.
+        InvalidArgumentError: ``num_blocks`` is not a whole number from 1 to 2**31 - 1.
+        MemoryError: there is no room for the counts of so many.
     """
 
     def __init__(self, num_blocks: int) -> None:
         check_count("num_blocks", num_blocks, 1)
+        if num_blocks > _MAX_BLOCKS:
+            raise InvalidArgumentError(f"num_blocks: expected at most {_MAX_BLOCKS:,}, got {num_blocks}")
         self.num_blocks = num_blocks
         self.num_free = num_blocks
         # Two views of the same counts: numpy for many blocks, the array for single ones, where it is three times as fast.
-        self._counts = array("i", bytes(4 * num_blocks))
+        try:
+            self._counts = array("i", bytes(4 * num_blocks))
+        except MemoryError:
+            raise MemoryError(
+                f"num_blocks: expected as many as there is memory for, got {num_blocks}: their counts take "
+                f"{4 * num_blocks:,} bytes"
+            ) from None
         self.ref_counts: NDArray[np.int32] = np.frombuffer(self._counts, dtype=np.int32)
         self._stop_of: dict[int, int] = {}
         self._start_of: dict[int, int] = {}

@@ -53,8 +53,9 @@ class PrefixCache(CacheControl):
         clock: seconds, from any beginning on; must never go back.
 
     Raises:
-        InvalidArgumentError: a size is not a whole number, or is below its least value; ``policy`` is not a policy, but
-            its name or class, or another cache's, or ``events`` is not an EventLog.
+        InvalidArgumentError: a size is not a whole number, or out of its range; ``policy`` is not a policy, but its name or
+            class, or another cache's, or ``events`` is not an EventLog.
+        MemoryError: there is no room for the counts of so many blocks.
     """
 
     def __init__(
@@ -69,8 +70,8 @@ class PrefixCache(CacheControl):
         observers: Sequence[TreeObserver] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        check_count("num_blocks", num_blocks, 1)
         check_count("block_size", block_size, 1)
+        pool = BlockPool(num_blocks)
         if policy is not None and (isinstance(policy, type) or not isinstance(policy, EvictionPolicy)):
             raise InvalidArgumentError(f"policy: expected an eviction policy such as LRU(), got {policy!r:.80}")
         if "_has_cache" in getattr(policy, "__dict__", ()):
@@ -97,7 +98,6 @@ class PrefixCache(CacheControl):
         if events is not None:
             notified.append(EventRecorder(events, block_size))
         notified += observers
-        pool = BlockPool(num_blocks)
         tree = RadixTree(pool, block_size, LRU() if policy is None else policy, clock, notified)
         store = BlockStore(pool, tree, Pins(tree, max_pinned_blocks, clock), block_size)
         super().__init__(store, evicted, clock)

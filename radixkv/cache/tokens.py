@@ -7,8 +7,10 @@ neighbours; which order of tokens that is does not matter.
 
 from __future__ import annotations
 
+import operator
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +37,20 @@ def encode(tokens: TokenIds) -> bytes:
         # Three times as fast as numpy's own conversion of a list, and it refuses floats.
         ids = array("i", tokens)
     except (TypeError, OverflowError) as error:
-        raise InvalidArgumentError(f"tokens: expected ids from 0 to {MAX_TOKEN_ID}: {error}") from error
+        wrong = next((token for token in tokens if not _is_id(token)), tokens)
+        raise InvalidArgumentError(f"tokens: expected ids from 0 to {MAX_TOKEN_ID}, got {wrong!r:.80}") from error
     # For the token or two of a decoding step, calls of numpy would cost more than everything else.
     lowest = min(ids, default=0) if len(ids) < 64 else int(np.frombuffer(ids, dtype=np.int32).min())
     if lowest < 0:
         raise InvalidArgumentError(f"tokens: expected ids from 0 to {MAX_TOKEN_ID}, got {lowest}")
     return ids.tobytes()
+
+
+def _is_id(token: Any) -> bool:
+    try:
+        return 0 <= operator.index(token) <= MAX_TOKEN_ID
+    except TypeError:
+        return False
 
 
 def encode_prompt(tokens: TokenIds) -> bytes:

@@ -20,12 +20,15 @@ from radixkv.cache import (
     PrefixCache,
     PriorityTTL,
     SegmentedLRU,
+    block_pool,
 )
 
 IMPOSSIBLE_TOKENS = [
     [-1],
     [2**31],
     [5] * 100 + [-1],
+    [5, 10**30],
+    [5, None],
     ["a"],
     [1.5],
     "text",
@@ -65,6 +68,20 @@ def test_a_policy_belongs_to_one_cache(kind: Any) -> None:
     first.check()
 
 
+def test_there_are_no_more_blocks_than_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^num_blocks: expected at most 2,147,483,647, got 1000000000000$"):
+        PrefixCache(10**12, 4)
+
+    def array_of(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(block_pool, "array", array_of)
+    with pytest.raises(
+        MemoryError, match=r"^num_blocks: expected as many .*, got 1000: their counts take 4,000 bytes$"
+    ):
+        PrefixCache(1000, 4)
+
+
 def test_events_are_a_log() -> None:
     with pytest.raises(InvalidArgumentError, match=r"events: expected an EventLog, got \[\]"):
         PrefixCache(8, events=[])  # type: ignore[arg-type]
@@ -93,8 +110,10 @@ def test_impossible_tokens_are_refused_and_change_nothing(tokens: Any) -> None:
     cache.reserve(table, 8)
     before = repr(cache.tree_snapshot()), cache.stats, cache.num_free_blocks, table.tokens.tolist(), table.num_blocks
     for call in (cache.open, cache.demand, cache.match, cache.pin, lambda tokens: cache.append(table, tokens)):
-        with pytest.raises(InvalidArgumentError, match="tokens"):
+        with pytest.raises(InvalidArgumentError, match=r"^tokens: expected .*, got ") as refusal:
             call(tokens)
+        if isinstance(tokens, list):
+            assert str(refusal.value).endswith(f" {tokens[-1]!r}")
     after = repr(cache.tree_snapshot()), cache.stats, cache.num_free_blocks, table.tokens.tolist(), table.num_blocks
     assert after == before
     cache.check()
