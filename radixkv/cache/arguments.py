@@ -52,11 +52,20 @@ def check_namespace(namespace: str) -> None:
     """
     if not isinstance(namespace, str):
         raise InvalidArgumentError(f"namespace: expected a string, got {namespace!r}")
+    check_unicode("namespace", namespace)
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Refuse half of a surrogate pair, which JSON and the arguments of a process can hold, and UTF-8 cannot.
+
+    Raises:
+        InvalidArgumentError: naming the argument.
+    """
     try:
-        namespace.encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(
-            f"namespace: character {error.start} is half of a surrogate pair, not Unicode text"
+            f"{name}: character {error.start} is half of a surrogate pair, not Unicode text"
         ) from error
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from radixkv.cache import Computed, Explanation, PrefixCache, Reason
+from radixkv.cache.arguments import check_unicode
 
 Decode = Callable[[list[int]], str]
 
@@ -146,8 +147,10 @@ def explain_after(prompt: str, earlier: Sequence[str], tokenizer: Any, block_siz
     """How much of a prompt would be reused after ``earlier`` prompts, in a cache without evictions.
 
     Raises:
-        ValueError: the prompt has no tokens.
+        ValueError: the prompt has no tokens, or a text is not Unicode.
     """
+    for name, text in (*(("after", each) for each in earlier), ("prompt", prompt)):
+        check_unicode(name, text)
     prompts: list[list[int]] = [tokenizer(text)["input_ids"] for text in (*earlier, prompt)]
     cache = PrefixCache(sum(len(tokens) // block_size + 1 for tokens in prompts), block_size)
     for tokens in filter(None, prompts[:-1]):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, NotRequired, TypedDict, TypeVar
 
+from radixkv.cache.arguments import check_unicode
 from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import CompletionOutput
 from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
@@ -126,21 +127,9 @@ def encode(name: str, text: str, loaded: TextInterface, *, add_special_tokens: b
     Raises:
         ValueError: it is not Unicode.
     """
-    _check_unicode(name, text)
+    check_unicode(name, text)
     ids: list[int] = loaded.require_tokenizer()(text, add_special_tokens=add_special_tokens)["input_ids"]
     return ids
-
-
-def _check_unicode(name: str, text: str) -> None:
-    """Refuse half of a surrogate pair, which JSON and the arguments of a process can hold, and UTF-8 cannot.
-
-    Raises:
-        ValueError: naming the argument.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{name}: character {error.start} is half of a surrogate pair, not Unicode text") from error
 
 
 def encode_bad_words(words: Sequence[str], loaded: TextInterface) -> list[list[int]]:
@@ -185,7 +174,7 @@ def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> d
     if cache_salt is not None:
         if not isinstance(cache_salt, str):
             raise TypeError(f"cache_salt: expected a string, got {cache_salt!r}")
-        _check_unicode("cache_salt", cache_salt)
+        check_unicode("cache_salt", cache_salt)
     switches = dict(cache) if isinstance(cache, Mapping) else {}
     if (
         not isinstance(cache, Mapping | None)

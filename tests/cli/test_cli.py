@@ -150,6 +150,11 @@ def test_what_a_user_can_mend_is_one_line() -> None:
         assert result.returncode == 1
         assert result.stderr.startswith("radixkv: ")
         assert result.stderr.count("\n") == 1
+    texts = radixkv("explain", "x", "--after", "y\udcff")
+    assert (texts.returncode, texts.stderr) == (
+        1,
+        "radixkv: after: character 1 is half of a surrogate pair, not Unicode text\n",
+    )
     blocks_of_nothing = radixkv("explain", "x", "--after", "y", "--block-size", "0")
     assert blocks_of_nothing.returncode == 2
     assert "--block-size" in blocks_of_nothing.stderr
