@@ -251,9 +251,9 @@ class EngineConfig(Config):
             raise ValueError(f"{info.field_name}: expected a path, got {given!r:.80}")
         return given
 
-    @field_validator("kv_cache_memory_bytes", "host_cache_size", "disk_cache_size", "shared_cache_size")
+    @field_validator("kv_cache_memory_bytes", "host_cache_size", "disk_cache_size", "shared_cache_size", mode="before")
     @classmethod
-    def _is_size(cls, size: str | int | None, info: ValidationInfo) -> str | int | None:
+    def _is_size(cls, size: Any, info: ValidationInfo) -> Any:
         if size is not None:
             parse_size(str(info.field_name), size)
         return size
@@ -380,7 +380,7 @@ class EngineOptions(TypedDict, total=False):
     enforce_eager: bool
     enable_torch_compile: bool | None
     async_scheduling: bool | None
-    seed: int | None
+    seed: int
     eviction_policy: EvictionPolicyName
     host_cache_size: str | int | None
     disk_cache: str | Path | None

@@ -330,7 +330,7 @@ def _bad_words(words: Sequence[str]) -> list[str]:
 
 
 def _stop_strings(stop: Any) -> list[str]:
-    if not isinstance(stop, str | Collection | None):
+    if isinstance(stop, bytes) or not isinstance(stop, str | Collection | None):
         raise TypeError(f"stop: expected a string or a list of strings, got {stop!r:.80}")
     strings = [stop] if isinstance(stop, str) else list(() if stop is None else stop)
     for string in strings:

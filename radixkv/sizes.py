@@ -26,10 +26,13 @@ def parse_size(name: str, size: str | int) -> int:
     Raises:
         ValueError: it is neither, not above 0, or more than any address space.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
+    is_given = isinstance(size, str | int) and not isinstance(size, bool)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size) if is_given else "")
     units = {unit.lower(): factor for unit, factor in _UNITS.items()}
     factor = units.get(match[2].lower()) if match else None
     num_bytes = int(float(match[1]) * factor) if match and factor else 0
-    if not 1 <= num_bytes < 1 << 63 or isinstance(size, bool):
-        raise ValueError(f"{name}: expected a size above 0 such as 512MiB or 10GiB, got {size!r}")
+    if not 1 <= num_bytes < 1 << 63:
+        raise ValueError(
+            f"{name}: expected a size above 0 such as 512MiB or 10GiB, or a whole number of bytes, got {size!r:.80}"
+        )
     return num_bytes

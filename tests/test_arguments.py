@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.model_zoo import build_shallow
 from support.replica_servers import tiny_llm
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
@@ -43,7 +44,32 @@ def llm(default_tokenizer: Any) -> LLM:
         (lambda _: StructuredOutputsParams(choice=5), "structured_outputs: choice must be a list of non-empty strings"),  # type: ignore[arg-type]
         (lambda _: SamplingParams(seed=np.array([1, 2])), "seed: expected a whole number"),  # type: ignore[arg-type]
         (lambda _: SamplingParams(seed=-2), "seed: expected at least -1, got -2"),
+        (lambda _: SamplingParams(stop=b"x"), "stop: expected a string or a list of strings, got b'x'"),  # type: ignore[arg-type]
         (lambda _: SamplingParams(stop=np.array([1, 2])), "stop: expected non-empty strings"),  # type: ignore[arg-type]
+        *(
+            (
+                lambda llm, several=several, call=call: list(getattr(llm, call)(several)),
+                "prompt: expected one prompt or conversation, got a list of prompts, \\[",
+            )
+            for several in (["a", "b"], [[1, 2], [3]], [{"prompt": "a"}], [{"prompt_token_ids": [1]}])
+            for call in ("explain", "stream", "pin")
+        ),
+        (
+            lambda llm: llm.generate([[5, 10**30]], ONE),
+            "prompt_token_ids: 1000000000.* is outside the vocabulary of 49152",
+        ),
+        (
+            lambda llm: llm.generate([[2**63, -1]], ONE),
+            "prompt_token_ids: 9223372036854775808 is outside the vocabulary",
+        ),
+        (
+            lambda llm: llm.generate([[True, True]], ONE),
+            "prompt_token_ids: expected whole numbers, got \\[True, True\\]",
+        ),
+        (
+            lambda _: LLM(build_shallow("llama"), num_blocks=8, record_trace="/no/such/x"),
+            "record_trace: expected a file that can be written, got '/no/such/x': No such file or directory",
+        ),
         (lambda _: LLM("/no/such/model", dtype=[]), "dtype: expected 'auto' or one of"),
         (lambda _: LLM("a name with spaces"), "model: expected a hub id .*, got 'a name with spaces'"),
         (lambda llm: AsyncLLM(llm, tenants=["a"]), "tenants: expected a TenantShare for each name, got \\['a'\\]"),  # type: ignore[arg-type]
@@ -55,7 +81,7 @@ def llm(default_tokenizer: Any) -> LLM:
     ],
 )
 def test_calls(llm: LLM, call: Callable[[LLM], Any], message: str) -> None:
-    with pytest.raises((TypeError, ValueError, EngineError), match=f"^{message}") as refusal:
+    with pytest.raises((TypeError, ValueError, EngineError, OSError), match=f"^{message}") as refusal:
         call(llm)
     assert len(str(refusal.value)) < 400
     assert llm.engine.cache.num_held_blocks == 0

@@ -77,7 +77,8 @@ def test_names_to_choose_from_are_those_that_exist() -> None:
         ({"kv_events_endpoint": 5}, "kv_events_endpoint: expected text or None, got 5"),
         (
             {"kv_cache_memory_bytes": "1 GiBi"},
-            "kv_cache_memory_bytes: expected a size above 0 such as 512MiB or 10GiB, got '1 GiBi'",
+            "kv_cache_memory_bytes: expected a size above 0 such as 512MiB or 10GiB, or a whole number of bytes, "
+            "got '1 GiBi'",
         ),
         (
             {"shared_cache": "http://:secret@x"},
@@ -92,7 +93,8 @@ def test_names_to_choose_from_are_those_that_exist() -> None:
         ({"max_num_seqs": 2**63}, "max_num_seqs: expected at most 2,147,483,647, got 9223372036854775808"),
         (
             {"host_cache_size": 2**63},
-            "host_cache_size: expected a size above 0 such as 512MiB or 10GiB, got 9223372036854775808",
+            "host_cache_size: expected a size above 0 such as 512MiB or 10GiB, or a whole number of bytes, "
+            "got 9223372036854775808",
         ),
         ({"disk_cache": ""}, "disk_cache: expected a path, got ''"),
         ({"shared_cache": ""}, "shared_cache: expected a path, got ''"),
@@ -187,9 +189,9 @@ assert not {"torch", "transformers", "fastapi", "uvicorn", "yaml"} & set(sys.mod
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("size", ["0", "-1GiB", "many", "3 apples", True, 0, ""])
+@pytest.mark.parametrize("size", ["0", "-1GiB", "many", "3 apples", True, 0, "", 1.5e9, b"1"])
 def test_a_size_that_is_none_is_refused_by_name(size: Any) -> None:
-    with pytest.raises(ValueError, match=r"^host_cache_size: expected .*got"):
+    with pytest.raises(ValueError, match=r"^host_cache_size: expected .* or a whole number of bytes, got"):
         EngineConfig(host_cache_size=size)
 
 

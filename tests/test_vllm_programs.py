@@ -126,16 +126,16 @@ def test_a_progress_bar_is_made_by_what_is_given(tiny: LLM) -> None:
 
 
 def test_options_that_ask_for_nothing_else_are_taken() -> None:
+    nothing: Any = None
     llm: Any = LLM(
         build_shallow("llama"),
         tensor_parallel_size=1,  # type: ignore[call-arg]
         trust_remote_code=True,
         disable_log_stats=True,
         enable_chunked_prefill=True,
-        seed=None,
+        seed=nothing,
         num_blocks=8,
     )
-    nothing: Any = None
     assert EngineConfig(seed=nothing) == EngineConfig()
     params = SamplingParams(temperature=0.0, max_tokens=2, extra_args=None, flat_logprobs=False)  # type: ignore[call-arg]
     assert params == SamplingParams(temperature=0.0, max_tokens=2)

@@ -41,7 +41,12 @@ class TraceRecorder:
         self._salt = secrets.token_bytes(32)
         self._start = time.monotonic()
         self._path = path
-        self._file = path.open("w", encoding="utf-8", buffering=1)
+        try:
+            self._file = path.open("w", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise OSError(
+                f"record_trace: expected a file that can be written, got {str(path)!r}: {error.strerror}"
+            ) from error
         self._write({"format": TRACE_FORMAT, "version": TRACE_VERSION, "block_size": block_size})
 
     def record(

@@ -42,8 +42,18 @@ def as_single_prompt(
         return single
     if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
         raise TypeError(f"prompt: expected a string, a dictionary or a list of messages, got {type(prompt).__name__}")
+    if _is_several(prompt):
+        raise TypeError(f"prompt: expected one prompt or conversation, got a list of prompts, {prompt!r:.80}")
     conversation: Any = prompt
     prompts = as_chat_prompts(conversation, loaded, cache_salt, cache, **chat_options)
     if len(prompts) != 1:
         raise ValueError(f"prompt: expected one conversation, got {len(prompts)}")
     return prompts[0]
+
+
+def _is_several(prompts: Sequence[Any]) -> bool:
+    """Whether it is a list of prompts, as `LLM.generate` takes it."""
+    first = prompts[0] if len(prompts) else None
+    if isinstance(first, Mapping):
+        return "role" not in first and not first.keys().isdisjoint(("prompt", "prompt_token_ids"))
+    return is_prompt(first)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv.cache.tokens import MAX_TOKEN_ID
 from radixkv.errors import PromptTooLongError, RequestTooLargeError
 from radixkv.sampling_params import BeamSearchParams
 from radixkv.scheduling.request import Request
@@ -52,20 +54,27 @@ def validate_prompt(
     if tokens.ndim != 1 or tokens.size == 0:
         raise ValueError(f"prompt_token_ids: expected a non-empty list of token ids, got {token_ids!r:.80}")
     if not np.issubdtype(tokens.dtype, np.integer):
+        # Python's integers may be too large for numpy's.
+        large = next((each for each in token_ids if isinstance(each, int) and abs(each) > MAX_TOKEN_ID), None)
+        if large is not None:
+            _refuse_id(large, vocab_size)
         raise TypeError(f"prompt_token_ids: expected whole numbers, got {token_ids!r:.80}")
     # Python counts booleans as 0 and 1, and numpy does so silently: only those entries are looked at one by one.
     if any(isinstance(token_ids[i], bool | np.bool_) for i in np.flatnonzero(tokens <= 1).tolist()):
         raise TypeError(f"prompt_token_ids: expected whole numbers, got {token_ids!r:.80}")
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocab_size:
-        bad = low if low < 0 else high
-        raise ValueError(f"prompt_token_ids: {bad} is outside the vocabulary of {vocab_size} tokens")
+        _refuse_id(low if low < 0 else high, vocab_size)
     if tokens.size >= max_model_len:
         raise PromptTooLongError(
             f"prompt_token_ids: {tokens.size} tokens; the model takes {max_model_len} in all, "
             "of which at least one is to be generated"
         )
     return tokens.astype(np.int32)
+
+
+def _refuse_id(token_id: int, vocab_size: int) -> NoReturn:
+    raise ValueError(f"prompt_token_ids: {token_id} is outside the vocabulary of {vocab_size} tokens")
 
 
 def validate_capacity(request: Request, capacity: Capacity) -> None:
