@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import re
 import reprlib
-from collections.abc import Collection, Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from types import MappingProxyType
@@ -31,6 +31,7 @@ from radixkv.errors import (
     StructuredOutputError,
 )
 from radixkv.option_words import nearest
+from radixkv.server.not_supported import is_supported
 
 _log = logging.getLogger(__name__)
 
@@ -134,12 +135,19 @@ def add_error_handlers(app: FastAPI, paths: Collection[str]) -> None:
             hint = "/openapi.json describes what there is" if near in (None, path) else f"did you mean {near}?"
             detail = f"there is no {request.method} {path}; {hint}"
         elif status == HTTPStatus.METHOD_NOT_ALLOWED:
-            detail = f"{path}: expected {(error.headers or {}).get('Allow', 'another method')}, got {request.method}"
+            # Where the path has a part that may be anything, another path may have been meant.
+            route = request.scope.get("route")
+            known = route.path_format if isinstance(route, APIRoute) else path
+            detail = f"{known}: expected {(error.headers or {}).get('Allow', 'another method')}, got {request.method}"
+            if known != path:
+                detail = f"there is no {request.method} {path}; {detail}"
+        elif status == HTTPStatus.BAD_REQUEST and error.__cause__ is not None:
+            detail = _unreadable(error.__cause__) or detail
         return ApiError(status, detail, headers=error.headers).response()
 
     async def on_invalid_request(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return _invalid_request(error.errors(), _fields_of(request)).response()
+        return _invalid_request(error.errors(), error.body, _fields_of(request)).response()
 
     app.add_exception_handler(ApiError, on_error)
     app.add_exception_handler(EngineError, on_error)
@@ -150,17 +158,32 @@ def add_error_handlers(app: FastAPI, paths: Collection[str]) -> None:
 
 # A path without /v1, with it twice, or with a letter too few is as much like the right one; one of another API is not.
 _LIKE_A_PATH = 0.8
+# A misspelt field is as much like the right one; stop is less like top_p.
+_LIKE_A_FIELD = 0.7
 # A longer field has no name that is nearly right.
 _LONGEST_NAME = 64
 
 
+def _unreadable(cause: BaseException) -> str | None:
+    """Why a body is no JSON that can be read; None: not known. (Where it is malformed, pydantic's error says so.)"""
+    if isinstance(cause, UnicodeDecodeError):
+        return f"body: expected JSON in UTF-8, got byte 0x{cause.object[cause.start]:02x} at {cause.start}"
+    if isinstance(cause, RecursionError):
+        return "body: expected fewer lists and objects within each other"
+    if isinstance(cause, ValueError):  # Python's own limit
+        return f"body: expected whole numbers of at most {sys.get_int_max_str_digits():,} digits"
+    return None
+
+
 def _fields_of(request: Request) -> Collection[str]:
-    """The fields that the body of a request may have; none if it takes no object."""
+    """The supported fields that the body of a request may have; none if it takes no object."""
     route = request.scope.get("route")
     if not isinstance(route, APIRoute) or route.body_field is None:
         return ()
     body = route.body_field.field_info.annotation
-    return body.model_fields if isinstance(body, type) and issubclass(body, BaseModel) else ()
+    if not (isinstance(body, type) and issubclass(body, BaseModel)):
+        return ()
+    return [name for name, field in body.model_fields.items() if is_supported(field)]
 
 
 # Values in error messages: as much as helps, in a time that does not grow with their size.
@@ -169,44 +192,90 @@ _QUOTED.maxlevel = 2
 _QUOTED.maxstring = _QUOTED.maxother = 60
 
 _PYDANTIC_OPENING = "Input should be "
-# How pydantic names the member of a union that it tried: str, constrained-str, TextPart, list[TextPart].
-_UNION_MEMBER = re.compile(r"str|int|float|bool|constrained-\w+|[A-Z]\w*|[\w-]+\[.*\]")
+# Those that are looked at, and those that are said.
+_MAX_ERRORS, _MAX_SAID = 32, 3
 
 
-def _invalid_request(errors: Any, fields: Collection[str]) -> ApiError:
+def _invalid_request(errors: Any, body: Any, fields: Collection[str]) -> ApiError:
     """A 400 with the first three validation errors: a union reports one per member.
 
     Args:
         errors: pydantic's.
+        body: of the request.
         fields: that the body may have.
     """
-    messages, param = [], None
-    for error in errors[:3]:
-        path = error["loc"][1:]
+    located = []
+    for error in errors[:_MAX_ERRORS]:
         if error["type"] == "json_invalid":
-            messages.append(f"body: no JSON from character {path[0]} on: {error['ctx']['error']}")
-            continue
+            message = f"body: no JSON from character {error['loc'][1]} on: {error['ctx']['error']}"
+            return ApiError(HTTPStatus.BAD_REQUEST, message)
         # The members of a union are in the path, too, by names that clients do not know.
-        unknown = path[-1:] if error["type"] == "extra_forbidden" else ()  # named by the client, like a member perhaps
-        path = [
-            *(part for part in path[: len(path) - len(unknown)] if not _UNION_MEMBER.fullmatch(str(part))),
-            *unknown,
-        ]
-        location = ".".join(map(str, path)) or "body"
-        param = param or next((part for part in path if isinstance(part, str)), None)
-        match error["type"]:
-            case "extra_forbidden":
-                is_name = len(path) == 1 and len(location) <= _LONGEST_NAME
-                near = nearest(location, fields) if is_name else None
-                hint = "" if near is None else f"; did you mean {near}?"
-                messages.append(f"{location}: unknown or not supported{hint}")
-            case "model_attributes_type" if not path:
-                messages.append("body: expected a JSON object, sent with content-type: application/json")
-            case "missing":
-                messages.append(f"{location}: required")
-            case _ if error["msg"].startswith(_PYDANTIC_OPENING):
-                expected = error["msg"].removeprefix(_PYDANTIC_OPENING)
-                messages.append(f"{location}: expected {expected}, got {_QUOTED.repr(error['input'])}")
-            case _:
-                messages.append(f"{location}: {error['msg']}")
-    return ApiError(HTTPStatus.BAD_REQUEST, "; ".join(messages), param=param)
+        path = error["loc"][1:]
+        located.append((_path_in(body, path, error["type"] == "missing") if error["loc"][0] == "body" else path, error))
+    said = [each for each in located if not _is_of_another_member(*each, located)][:_MAX_SAID]
+    param = next((part for path, _ in said for part in path if isinstance(part, str)), None)
+    return ApiError(HTTPStatus.BAD_REQUEST, "; ".join(_in_words(*each, fields) for each in said), param=param)
+
+
+_Path = tuple[int | str, ...]
+
+
+def _path_in(body: Any, path: _Path, is_missing: bool) -> _Path:
+    """What a path has of the body's own names and positions, down to what is wrong, or to what is missing."""
+    end = path[-1:] if is_missing else ()
+    for length in range(len(path) - len(end), 0, -1):
+        found = _inner_path(body, path[:length])
+        if found is not None:
+            return (*found, *end)
+    return end
+
+
+def _inner_path(value: Any, path: _Path) -> _Path | None:
+    """The last part of a path, with those before it that lead there; None: it is not in the value."""
+    if not path:
+        return ()
+    first, *rest = path
+    if isinstance(value, list):
+        is_inside = isinstance(first, int) and first < len(value)
+    else:
+        is_inside = isinstance(value, dict) and first in value
+    if is_inside:
+        found = _inner_path(value[first], tuple(rest))
+        if found is not None:
+            return (first, *found)
+    return _inner_path(value, tuple(rest)) if rest else None
+
+
+def _is_of_another_member(path: _Path, error: Any, all_errors: Sequence[tuple[_Path, Any]]) -> bool:
+    """Whether a value has another type than one member of a union, and that of another, which says what is wrong with it."""
+    return error["type"].endswith("_type") and any(
+        other[: len(path)] == path and (len(other) > len(path) or not found["type"].endswith("_type"))
+        for other, found in all_errors
+    )
+
+
+def _in_words(path: _Path, error: Any, fields: Collection[str]) -> str:
+    """One of pydantic's errors."""
+    location, context = ".".join(map(str, path)) or "body", error.get("ctx", {})
+    match error["type"]:
+        case "extra_forbidden":
+            is_name = len(path) == 1 and len(location) <= _LONGEST_NAME
+            near = nearest(location, fields, _LIKE_A_FIELD) if is_name else None
+            hint = "" if near is None else f"; did you mean {near}?"
+            return f"{location}: unknown or not supported{hint}"
+        case "model_attributes_type" if not path:
+            return "body: expected a JSON object, sent with content-type: application/json"
+        case "missing":
+            return f"{location}: required"
+        case "union_tag_not_found":
+            return f"{location}.type: required"
+        case "union_tag_invalid":
+            return f"{location}.type: expected one of {context['expected_tags']}, got {_QUOTED.repr(context['tag'])}"
+        case "too_long" | "too_short" | "string_too_long" | "string_too_short" as kind:
+            unit = "characters" if kind.startswith("string") else "entries"
+            bound = f"at most {context['max_length']}" if kind.endswith("long") else f"at least {context['min_length']}"
+            return f"{location}: expected {bound} {unit}, got {len(error['input'])}"
+    if error["msg"].startswith(_PYDANTIC_OPENING):
+        expected = error["msg"].removeprefix(_PYDANTIC_OPENING)
+        return f"{location}: expected {expected}, got {_QUOTED.repr(error['input'])}"
+    return f"{location}: {error['msg']}"

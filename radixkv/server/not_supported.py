@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from radixkv.server.strict import StrictModel
@@ -16,6 +17,11 @@ def _reject_unsupported(value: Any, validate: ValidatorFunctionWrapHandler) -> A
         return validate(value)
     except ValidationError as error:
         raise PydanticCustomError("not_supported", "not supported") from error
+
+
+def is_supported(field: FieldInfo) -> bool:
+    """Whether a request's field is no `Only`."""
+    return not any(isinstance(each, WrapValidator) and each.func is _reject_unsupported for each in field.metadata)
 
 
 _T = TypeVar("_T")

@@ -72,12 +72,28 @@ def test_invalid_values_are_named(http: httpx.Client, change: dict[str, Any], pa
     ("change", "message"),
     [
         ({"max_tokens": "4"}, "max_tokens: expected a valid integer, got '4'"),
-        ({"stop": [1]}, "stop: expected a valid string, got [1]; stop.0: expected a valid string, got 1"),
+        ({"stop": [1]}, "stop.0: expected a valid string, got 1"),
+        ({"stop": ["x"] * 33}, "stop: expected at most 32 entries, got 33"),
+        ({"stop": "x" * 1001}, "stop: expected at most 1000 characters, got 1001"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format.json_schema.name: required; response_format.json_schema.schema: required",
+        ),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: required"),
+        (
+            {"response_format": {"type": "structural_tag", "triggers": ["<"], "structures": []}},
+            "response_format.structures: expected at least 1 entries, got 0",
+        ),
+        ({"response_format": {"type": "xml"}}, "response_format.type: expected one of 'text', 'json_object', "),
+        ({"response_format": {}}, "response_format.type: required"),
+        ({"List": 1}, "List: unknown or not supported"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: expected a valid string, got 5; "),
         ({"messages": [{"content": "x"}]}, "messages.0.role: required"),
         ({"Stop": "x"}, "Stop: unknown or not supported; did you mean stop?"),
         ({"max_token": 5}, "max_token: unknown or not supported; did you mean max_tokens?"),
         ({"functions_of_mine": []}, "functions_of_mine: unknown or not supported"),
+        ({"logits_processors": []}, "logits_processors: unknown or not supported"),
+        ({"mm_processor_kwarg": 1}, "mm_processor_kwarg: unknown or not supported"),
         ({"x" * 500: 1}, "x" * 500 + ": unknown or not supported"),
         ({"user": ["x" * 1000] * 1000}, "user: expected a valid string, got ['xxx"),
     ],
@@ -88,6 +104,7 @@ def test_messages_have_the_field_what_it_takes_and_the_value(
     said = http.post("/v1/chat/completions", json={**CHAT, **change}).json()["error"]["message"]
     assert said.startswith(message)
     assert len(said) < 600
+    assert message.endswith("?") or "did you mean" not in said
 
 
 @pytest.mark.parametrize(
@@ -97,6 +114,12 @@ def test_messages_have_the_field_what_it_takes_and_the_value(
         ("POST", "/v1/v1/messages", 404, "there is no POST /v1/v1/messages; did you mean /v1/messages?"),
         ("GET", "/v1/files", 404, "there is no GET /v1/files; /openapi.json describes what there is"),
         ("GET", "/v1/chat/completions", 405, "/v1/chat/completions: expected POST, got GET"),
+        (
+            "POST",
+            "/v1/responses/input_tokens",
+            405,
+            "there is no POST /v1/responses/input_tokens; /v1/responses/{name}: expected GET, got POST",
+        ),
     ],
 )
 def test_a_wrong_address_gets_the_one_that_was_meant(
@@ -214,6 +237,17 @@ def test_unsupported_fields_are_accepted_only_with_values_that_request_nothing(h
     assert_error(http.post("/v1/completions", json={**TEXT, "tools": None}), 400, param="tools")
 
 
+def test_only_what_is_alike_and_supported_is_taken_for_what_was_meant(http: httpx.Client) -> None:
+    for name, hint in (("stop", ""), ("min_p", ""), ("promt", ""), ("max_tokens", "; did you mean max_output_tokens?")):
+        response = http.post("/v1/responses", json={"input": "Hi", name: 1})
+        assert_error(response, 400, message=f"{name}: unknown or not supported{hint}", param=name)
+
+
+def test_the_parts_of_an_input_are_named_as_they_were_sent(http: httpx.Client) -> None:
+    parts = [{"role": "user", "content": [{"type": "input_text"}]}]
+    assert_error(http.post("/v1/responses", json={"input": parts}), 400, message="input.0.content.0.text: required")
+
+
 def test_the_largest_stop_strings_are_accepted(http: httpx.Client) -> None:
     for stop in (["x" * 1000] * 32, "x" * 1000):
         assert http.post("/v1/completions", json={**TEXT, "stop": stop}).status_code == 200
@@ -269,6 +303,13 @@ def test_malformed_bodies_are_refused(http: httpx.Client, content: bytes) -> Non
         assert_error(response, 400)
     as_text = http.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"})
     assert_error(as_text, 400, message="body: expected a JSON object, sent with content-type: application/json")
+    for content, message in (
+        (b'{"prompt": "\xff"}', "body: expected JSON in UTF-8, got byte 0xff at 12"),
+        (b"[" * 5000, "body: expected fewer lists and objects within each other"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "body: expected whole numbers of at most 4,300 digits"),
+    ):
+        unreadable = http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+        assert_error(unreadable, 400, message=message)
     cut = http.post("/v1/completions", content=b'{"prompt": ', headers={"content-type": "application/json"})
     assert_error(cut, 400, message="body: no JSON from character 11 on: Expecting value", param=None)
 
