@@ -46,7 +46,13 @@ def inspect(
         console.print(draw(snapshot))
 
 
+# Options of `simulate` that have an effect only with --replicas, and only without.
+_OF_REPLICAS = ("router", "load", "ingresses", "decode_ms", "step_ms")
+_OF_ONE_CACHE = ("policy", "bytes_per_token", "tier")
+
+
 def simulate(
+    context: typer.Context,
     trace: Annotated[
         str, typer.Argument(help="a trace file, or one of chats, agents, documents, long-documents, scans")
     ],
@@ -88,6 +94,11 @@ def simulate(
     step_ms: Annotated[float, typer.Option(help="with --replicas: for each step of all sequences", min=1e-6)] = 25.0,
 ) -> None:
     """Replay a trace through the cache, without a model: which policy, how much memory, what below it, how many replicas?"""
+    for name in _OF_REPLICAS if replicas is None else _OF_ONE_CACHE:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            how = "only" if replicas is None else "not together"
+            raise ValueError(f"--{name.replace('_', '-')}: {how} with --replicas")
     if replicas is None:
         from radixkv.observe.simulate.report import run_simulation
 
@@ -95,8 +106,6 @@ def simulate(
         seconds = prefill_ms / 1000
         run_simulation(Console(), trace, sizes, policy, bytes_per_token, json_path, plot, tier or (), seconds)
         return
-    if tier:
-        raise ValueError("--tier: not together with --replicas")
     from radixkv.observe.simulate.replicas.cost_model import CostModel
     from radixkv.observe.simulate.replicas.report import DEFAULT_BLOCKS, run_replica_simulation
 

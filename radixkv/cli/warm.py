@@ -39,27 +39,40 @@ def warm(
 
     tenants = Tenants([] if api_key is None else [api_key], secret=namespaces_secret(given))
     tenant = tenants.anonymous_tenant() if api_key is None else tenants.by_api_key(api_key)
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     with LLM(model, **given) as llm:
-        num_tokens = warm_prompts(llm, [prompt_of(llm, line, tenant) for line in lines])
-    print(f"{len(lines)} prompts of {num_tokens} tokens are stored")
+        prompts = read_prompts(llm, file, tenant)
+        num_tokens = warm_prompts(llm, prompts)
+    print(f"{len(prompts)} prompts of {num_tokens} tokens are stored")
 
 
-def prompt_of(llm: LLM, line: str, tenant: Tenant) -> Prompt:
-    """The prompt of a line, as a server would make it for a tenant.
+def read_prompts(llm: LLM, file: Path, tenant: Tenant) -> list[Prompt]:
+    """The prompts of a file, as a server would make them for a tenant.
 
     Raises:
-        ValueError: the line is none of the forms.
+        ValueError: a line is none of the forms, or no prompt; the message names the file and the line.
     """
+    prompts = []
+    # As bytes, so that a line that is not UTF-8 is named, too.
+    for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
+        if line.strip():
+            try:
+                prompts.append(_prompt_of(llm, line, tenant))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{file}, line {number}: {error}") from error
+    return prompts
+
+
+def _prompt_of(llm: LLM, line: bytes, tenant: Tenant) -> Prompt:
     from radixkv.prompts import as_chat_prompts, as_prompts
 
+    shown = f"{line.decode(errors='backslashreplace'):.80}"
     try:
         content = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"line: expected JSON, got {line:.80}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"expected JSON, got {shown}: {error}") from None
     content = {"prompt": content} if isinstance(content, str) else content
     if not isinstance(content, dict) or not ({"prompt"} <= content.keys() or {"messages"} <= content.keys()):
-        raise ValueError(f'line: expected a text, {{"prompt": ...}} or {{"messages": ...}}, got {line:.80}')
+        raise ValueError(f'expected a text, {{"prompt": ...}} or {{"messages": ...}}, got {shown}')
     namespace = tenant.namespace(content.get("cache_salt"))
     if "prompt" in content:
         (prompt,) = as_prompts({"prompt": content["prompt"], "cache_salt": namespace}, llm.engine.loaded)

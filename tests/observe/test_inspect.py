@@ -113,10 +113,19 @@ def test_the_command_shows_every_replica(snapshot: CacheSnapshot, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "text", ["nothing", '{"format": "radixkv-replica-snapshots", "version": 2}', join_snapshots({"a": "{}"})]
+    ("text", "message"),
+    [
+        ("nothing", r"a snapshot of a cache, got no JSON: Expecting value"),
+        ("[" * 100_000, r"a snapshot of a cache, got no JSON: "),
+        ('{"format": "radixkv-replica-snapshots", "version": 2}', "snapshots of caches .* got version 2"),
+        (join_snapshots({"a": "{}"}), "a snapshot of a cache .*: 'format' is missing"),
+        ("5", "a snapshot of a cache .*: it is no JSON object"),
+        ('{"format": "radixkv-snapshot", "version": 1, "nodes": [], "x": 1}', ".*: it has other fields$"),
+        ('{"format": "other", "version": 1}', ".*: another format or version$"),
+    ],
 )
-def test_what_is_no_snapshot_of_replicas_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expected (a )?snapshot"):
+def test_what_is_no_snapshot_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^expected {message}"):
         read_snapshots(text)
 
 

@@ -95,6 +95,8 @@ def test_mooncakes_format_is_read(tmp_path: Path) -> None:
         '{"timestamp": "soon", "hash_ids": [1]}',
         '{"timestamp": NaN, "hash_ids": [1]}',
         '{"timestamp": 1, "hash_ids": 5}',
+        '{"timestamp": 1, "hash_ids": [1], "input_lenght": 9}',
+        '{"timestamp": 1, "hash_ids": [1], "chat_id": 5, "prioity": 9}',
         '{"format": "other", "version": 1, "block_size": 16}',
         '{"format": "radixkv-trace", "version": 1, "block_size": 0}',
     ],
@@ -102,8 +104,10 @@ def test_mooncakes_format_is_read(tmp_path: Path) -> None:
 def test_what_is_no_trace_is_refused_by_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(text, errors="surrogateescape")
-    with pytest.raises(ValueError, match=r"trace\.jsonl(, line 1|: there is no request)"):
+    with pytest.raises(ValueError, match=r"trace\.jsonl(, line 1|: there is no request)") as refusal:
         read_trace(path)
+    if "lenght" in text:
+        assert str(refusal.value).endswith("'input_length' is missing, and there is 'input_lenght'")
 
 
 def test_equal_names_are_the_same_block_only_after_the_same_prefix(tmp_path: Path) -> None:

@@ -157,8 +157,21 @@ def test_impossible_numbers_of_replicas_are_refused(text: str) -> None:
 def test_unknown_routers_are_refused() -> None:
     with pytest.raises(ValueError, match="--router: expected all or some of prefix, round-robin"):
         parse_routers("prefix,fastest")
-    with pytest.raises(ValueError, match="--blocks: with --replicas, expected one size"):
-        CliRunner().invoke(app, ["simulate", "chats", "--replicas", "2", "--blocks", "1%,2%"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--replicas 2 --blocks 1%,2%", "--blocks: with --replicas, expected one size"),
+        ("--replicas 2 --policy lru", "--policy: not together with --replicas"),
+        ("--replicas 2 --tier host=5%@1", "--tier: not together with --replicas"),
+        ("--router all", "--router: only with --replicas"),
+        ("--step-ms 25", "--step-ms: only with --replicas"),
+    ],
+)
+def test_options_without_effect_are_refused(options: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CliRunner().invoke(app, ["simulate", "chats", *options.split()], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("make", [documents, chats])

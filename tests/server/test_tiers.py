@@ -13,7 +13,7 @@ from support.in_process_server import make_client
 from support.model_zoo import build
 
 from radixkv import LLM, AsyncLLM
-from radixkv.cli.warm import prompt_of, warm_prompts
+from radixkv.cli.warm import read_prompts, warm_prompts
 from radixkv.config import LLMOptions
 from radixkv.model.tokenizer import load_tokenizer
 from radixkv.server.run import namespaces_secret
@@ -83,10 +83,20 @@ def test_tenants_find_their_own_after_a_restart_until_they_are_cleared(tmp_path:
 def test_what_was_warmed_is_there_for_its_tenant_and_explained(tmp_path: Path) -> None:
     tenant = Tenants(["a"], secret=namespaces_secret({"disk_cache": tmp_path})).by_api_key("a")
     with make(tmp_path) as llm:
-        for line in ("17", "{}", "{", '["a"]'):
-            with pytest.raises(ValueError, match=r"^line: expected"):
-                prompt_of(llm, line, tenant)
-        prompt = prompt_of(llm, json.dumps({"prompt": PROMPT}), tenant)
+        file = tmp_path / "prompts.jsonl"
+        for line, message in (
+            (b"17", "expected a text, {"),
+            (b"{}", "expected a text, {"),
+            (b"{", "expected JSON, got {: "),
+            (b'["a"]', "expected a text, {"),
+            (b'"\xff"', 'expected JSON, got "\\\\xff": '),
+            (b'{"prompt": 5}', "prompts: 'prompt' must be a string, got 5"),
+        ):
+            file.write_bytes(b'"first"\n\n' + line)
+            with pytest.raises(ValueError, match=rf"^{file}, line 3: {message}"):
+                read_prompts(llm, file, tenant)
+        file.write_text(json.dumps({"prompt": PROMPT}) + "\n")
+        (prompt,) = read_prompts(llm, file, tenant)
         assert warm_prompts(llm, [prompt]) == len(prompt.token_ids)
     with make(tmp_path) as llm:
         explanation = llm.explain({"prompt": PROMPT, "cache_salt": tenant.namespace()})

@@ -25,8 +25,8 @@ def read_snapshots(text: str | bytes) -> dict[str | None, CacheSnapshot]:
     """
     try:
         document = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"expected a snapshot of a cache: {error!r}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"expected a snapshot of a cache, got no JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         return {None: CacheSnapshot.from_json(text)}
     if document.get("version") != 1 or not isinstance(document.get("replicas"), dict):

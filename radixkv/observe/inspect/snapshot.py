@@ -113,6 +113,8 @@ class CacheSnapshot:
         """
         try:
             fields: dict[str, Any] = json.loads(text)
+            if not isinstance(fields, dict):
+                raise ValueError("it is no JSON object")
             if fields.pop("format") != FORMAT or fields.pop("version") != 1:
                 raise ValueError("another format or version")
             nodes = [SnapshotNode(**node) for node in fields.pop("nodes")]
@@ -120,7 +122,11 @@ class CacheSnapshot:
                 raise ValueError("a node comes before its parent")
             return cls(nodes=nodes, **fields)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"expected a snapshot of a cache ({FORMAT}, version 1): {error!r}") from error
+            if isinstance(error, KeyError):
+                reason = f"{error} is missing"
+            else:
+                reason = str(error) if isinstance(error, ValueError) else "it has other fields"
+            raise ValueError(f"expected a snapshot of a cache ({FORMAT}, version 1): {reason}") from error
 
 
 def take_snapshot(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.observe.trace_format import TRACE_FORMAT, TRACE_VERSION
+from radixkv.option_words import nearest
 
 MOONCAKE_BLOCK_SIZE = 512
+# Of both formats, and how much a misspelt one is like it.
+_FIELDS = ("timestamp", "hash_ids", "input_length", "output_length", "output_hash_ids", "priority")
+_LIKE_A_FIELD = 0.8
 _ROOT = -1  # comes before the first block of a prompt
 # Stands for the last token of a prompt, which is always computed, so that all blocks of a trace can be hits.
 LAST_TOKEN = np.array([2**31 - 1], dtype=np.int32)
@@ -82,6 +86,7 @@ def read_trace(path: Path) -> Trace:
     rows: list[tuple[float, list[int], list[int], int, int]] = []
     numbers: dict[tuple[int, int], int] = {}
     num_blocks = num_tokens = 0
+    known = set(_FIELDS)
     # Bytes that are not UTF-8 are reported with their line, where it is parsed.
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
@@ -93,6 +98,8 @@ def read_trace(path: Path) -> Trace:
                     block_size = _block_size(fields)
                     continue
                 time = _seconds(fields["timestamp"])
+                if not known.issuperset(fields):
+                    _refuse_misspelt(fields, known)
                 prompt = _chained(fields["hash_ids"], numbers, _ROOT)
                 output = _chained(fields.get("output_hash_ids", []), numbers, prompt[-1] if prompt else _ROOT)
                 priority, num_output_tokens = _priority(fields), int(fields.get("output_length", 0))
@@ -114,6 +121,15 @@ def read_trace(path: Path) -> Trace:
         for time, prompt, output, *rest in rows
     ]
     return Trace(requests, block_size)
+
+
+def _refuse_misspelt(fields: Mapping[str, Any], known: set[str]) -> None:
+    """Refuse a name that is nearly one of the format's that is missing. Traces have others, too; these become known."""
+    for name in fields.keys() - known:
+        near = nearest(name, _FIELDS, _LIKE_A_FIELD)
+        if near is not None and near not in fields:
+            raise ValueError(f"{near!r} is missing, and there is {name!r}")
+        known.add(name)
 
 
 def _chained(names: Iterable[Any], numbers: dict[tuple[int, int], int], before: int) -> list[int]:
