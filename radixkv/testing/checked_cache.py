@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from radixkv.testing.adapter import CacheAdapter
+from radixkv.testing.answers import Answers
 from radixkv.testing.rules import RuleViolation
 from radixkv.testing.shadow_memory import ShadowMemory, namespace_tag, next_tags
 
@@ -48,6 +49,8 @@ class LiveSequence:
 class CheckedCache:
     """Carries out steps on a cache and raises `RuleViolation` at the first rule that one of them breaks.
 
+    A method of the adapter that returns another type than it must is a TypeError, which names it.
+
     Args:
         adapter: the cache, empty.
         always: verify all rules after every step. False: only what a step itself can break, and `verify` is yours to call.
@@ -56,6 +59,7 @@ class CheckedCache:
 
     def __init__(self, adapter: CacheAdapter, *, always: bool = True, keep_story: bool = True) -> None:
         self.adapter = adapter
+        self._answers = Answers(adapter)
         self.live: dict[str, LiveSequence] = {}
         self.num_steps = 0
         self._memory = ShadowMemory(adapter.num_blocks, adapter.block_size)
@@ -82,7 +86,7 @@ class CheckedCache:
             return None
         sequence = LiveSequence(name, namespace, prompt, handle)
         self.live[name] = sequence
-        sequence.length = self.adapter.length(handle)
+        sequence.length = self._answers.length(handle)
         self._describe(f"finds {sequence.length} known, in blocks {self._blocks(sequence)}", joined=True)
         if sequence.length >= len(prompt):
             self._fail(5, f"all {len(prompt)} tokens of {name}'s prompt are reused")
@@ -100,12 +104,12 @@ class CheckedCache:
         total = sequence.length + len(tokens) + spare
         self._describe(f"{sequence.name} computes {_words(tokens)}" + (f" with room for {spare} more" if spare else ""))
         before = self._state()
-        if not self._call(self.adapter.reserve, sequence.handle, total):
+        if not self._answers.truth("reserve", self._call(self.adapter.reserve, sequence.handle, total)):
             self._describe("refused", joined=True)
             self._check_refusal(before, total, others=[other for other in self.live.values() if other is not sequence])
             return False
         self._carry_out_copies()
-        blocks = self.adapter.blocks(sequence.handle)
+        blocks = self._answers.blocks(sequence.handle)
         self._describe(f"in blocks {self._blocks(sequence)}", joined=True)
         if len(blocks) * self.adapter.block_size < total:
             self._fail(7, f"{sequence.name} has {len(blocks)} blocks and was promised room for {total} tokens")
@@ -135,8 +139,8 @@ class CheckedCache:
         child.length, child._tags = sequence.length, list(sequence._tags)
         child._outlived_clear = sequence._outlived_clear
         self.live[name] = child
-        if self.adapter.length(handle) != sequence.length:
-            self._fail(3, f"{name} has {self.adapter.length(handle)} tokens of {sequence.length}")
+        if self._answers.length(handle) != sequence.length:
+            self._fail(3, f"{name} has {self._answers.length(handle)} tokens of {sequence.length}")
         self._carry_out_copies()
         self._check_reads(child)
         self._done()
@@ -149,7 +153,7 @@ class CheckedCache:
         self._call(self.adapter.close, sequence.handle)
         whole = sequence.length // self.adapter.block_size * self.adapter.block_size
         if self.adapter.keeps_closed and not sequence._outlived_clear and whole:
-            known = self.adapter.match(sequence.tokens[:whole], sequence.namespace)
+            known = self._match(sequence.tokens[:whole], sequence.namespace)
             if known < whole:
                 self._fail(
                     4, f"{sequence.name} has just closed with {whole} tokens in whole blocks, and {known} are known"
@@ -175,14 +179,14 @@ class CheckedCache:
         """Look a prompt up; every prefix of what is cached must be cached too."""
         self._describe(f"{_words(prompt)} are looked up{_under(namespace)}")
         before = self._state()
-        known = self._call(self.adapter.match, prompt, namespace)
+        known = self._match(prompt, namespace)
         if self._state() != before:
             self._fail(7, "looking a prompt up changed the cache")
         expected = self._expected_match(list(prompt), namespace)
         if known != expected:
             self._fail(4, f"{expected} tokens are known, and match says {known}")
         for length in {known // 2, max(0, known - 1)}:
-            part = self.adapter.match(prompt[:length], namespace)
+            part = self._match(prompt[:length], namespace)
             if part != self._whole(length):
                 self._fail(4, f"{known} tokens are known, but of the first {length} only {part}")
         self._done()
@@ -197,7 +201,7 @@ class CheckedCache:
         for namespace in list(self._root_tags):
             self.clear(namespace)
         self.verify()
-        free = set(self.adapter.free_blocks())
+        free = set(self._answers.free_blocks())
         if len(free) != self.adapter.num_blocks:
             lost = sorted(set(range(self.adapter.num_blocks)) - free)
             self._fail(10, f"everything is closed and cleared, and blocks {_ids(lost)} are not free")
@@ -206,7 +210,7 @@ class CheckedCache:
 
     def verify(self) -> None:
         """Check every rule that the present state can break."""
-        free, cached = list(self.adapter.free_blocks()), list(self.adapter.cached_blocks())
+        free, cached = self._answers.free_blocks(), self._answers.cached_blocks()
         holders = self._check_owners(free, cached)
         for sequence in self.live.values():
             self._check_reads(sequence)
@@ -220,7 +224,7 @@ class CheckedCache:
     def _check_owners(self, free: list[int], cached: list[int]) -> dict[int, list[LiveSequence]]:
         holders: dict[int, list[LiveSequence]] = {}
         for sequence in self.live.values():
-            for block in self.adapter.blocks(sequence.handle):
+            for block in self._answers.blocks(sequence.handle):
                 holders.setdefault(block, []).append(sequence)
         for block in sorted(set(free) & holders.keys()):
             self._fail(6, f"block {block} is free although {_these(holders[block])} uses it")
@@ -240,13 +244,13 @@ class CheckedCache:
         return holders
 
     def _check_reads(self, sequence: LiveSequence) -> None:
-        if self.adapter.length(sequence.handle) != sequence.length:
-            counted = self.adapter.length(sequence.handle)
+        if self._answers.length(sequence.handle) != sequence.length:
+            counted = self._answers.length(sequence.handle)
             self._fail(3, f"{sequence.name} has computed {sequence.length} tokens, and the cache says {counted}")
         tags = np.array(sequence._tags, dtype=np.uint64)
-        wrong = self._memory.first_difference(self.adapter.blocks(sequence.handle), tags)
+        wrong = self._memory.first_difference(self._answers.blocks(sequence.handle), tags)
         if wrong is not None:
-            block = self.adapter.blocks(sequence.handle)[wrong // self.adapter.block_size]
+            block = self._answers.blocks(sequence.handle)[wrong // self.adapter.block_size]
             self._fail(3, f"{sequence.name} reads at position {wrong}, in block {block}, what is not its own")
 
     def _check_sole_owner(self, sequence: LiveSequence, blocks: Sequence[int], start: int, count: int) -> None:
@@ -254,9 +258,9 @@ class CheckedCache:
         written = set(blocks[start // size : -(-(start + count) // size)])
         for other in self.live.values():
             if other is not sequence:
-                for block in sorted(written & set(self.adapter.blocks(other.handle))):
+                for block in sorted(written & set(self._answers.blocks(other.handle))):
                     self._fail(2, f"{sequence.name} writes block {block}, which {other.name} uses too")
-        for block in sorted(written & set(self.adapter.cached_blocks())):
+        for block in sorted(written & set(self._answers.cached_blocks())):
             self._fail(2, f"{sequence.name} writes block {block}, which the cache has published")
 
     def _check_namespaces(self, holders: dict[int, list[LiveSequence]]) -> None:
@@ -277,7 +281,7 @@ class CheckedCache:
         for sequence in self.live.values():
             if sequence._outlived_clear:
                 continue
-            for index, block in enumerate(self.adapter.blocks(sequence.handle)[: sequence.length // size]):
+            for index, block in enumerate(self._answers.blocks(sequence.handle)[: sequence.length // size]):
                 tag = sequence._tags[(index + 1) * size - 1]
                 known, holder = holder_of.setdefault(tag, (block, sequence.name))
                 if known != block:
@@ -298,9 +302,12 @@ class CheckedCache:
         """How much of a prompt is cached: by trying all cached sequences, where the cache reports them."""
         known = self.adapter.known_sequences(namespace)
         if known is None:
-            return self.adapter.match(prompt, namespace) if prompt else 0
+            return self._match(prompt, namespace) if prompt else 0
         longest = max((_common(sequence, prompt) for sequence in known), default=0)
         return self._whole(longest)
+
+    def _match(self, prompt: Sequence[int], namespace: str) -> int:
+        return self._answers.whole("match", self._call(self.adapter.match, prompt, namespace))
 
     def _whole(self, length: int) -> int:
         return length if self.adapter.matches_tokens else length - length % self.adapter.block_size
@@ -308,7 +315,7 @@ class CheckedCache:
     # -- bookkeeping ---------------------------------------------------------------------------------------------
 
     def _carry_out_copies(self) -> None:
-        for copy in self.adapter.take_copies():
+        for copy in self._answers.take_copies():
             self._describe(f"block {copy.source} is copied to {copy.target}", joined=True)
             self._memory.copy(copy.source, copy.target, copy.num_tokens)
 
@@ -332,15 +339,15 @@ class CheckedCache:
         """Everything that a refused call must leave as it was; None where not every step is verified."""
         if not self._always:
             return None
-        adapter = self.adapter
-        tables = [(s.name, list(adapter.blocks(s.handle)), adapter.length(s.handle)) for s in self.live.values()]
-        return sorted(adapter.free_blocks()), sorted(adapter.cached_blocks()), tables
+        answers = self._answers
+        tables = [(s.name, answers.blocks(s.handle), answers.length(s.handle)) for s in self.live.values()]
+        return sorted(answers.free_blocks()), sorted(answers.cached_blocks()), tables
 
     def _root_tag(self, namespace: str) -> int:
         return self._root_tags.setdefault(namespace, namespace_tag(namespace))
 
     def _blocks(self, sequence: LiveSequence) -> str:
-        return _ids(self.adapter.blocks(sequence.handle)) if self._keep_story else ""
+        return _ids(self._answers.blocks(sequence.handle)) if self._keep_story else ""
 
     def _describe(self, step: str, joined: bool = False) -> None:
         if not self._keep_story:

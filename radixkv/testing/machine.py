@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, multiple, rule
 
+from radixkv.cache.arguments import check_count
 from radixkv.testing.adapter import CacheAdapter
+from radixkv.testing.answers import check_maker
 from radixkv.testing.checked_cache import CheckedCache, LiveSequence
 from radixkv.testing.strategies import PoolShape, pool_shapes, prompts, token_lists
 
@@ -33,7 +35,14 @@ def cache_machine(
         namespaces: under which prompts are opened.
         max_examples: random runs.
         steps: at most, in each run.
+
+    Raises:
+        TypeError: ``make_adapter`` cannot be called, or is an abstract class.
+        ValueError: a number is not a whole number of at least 1.
     """
+    check_maker("make_adapter", make_adapter, "(num_blocks, block_size)")
+    check_count("max_examples", max_examples, 1)
+    check_count("steps", steps, 1)
 
     class CacheMachine(RuleBasedStateMachine):
         live = Bundle("live")

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from radixkv.cache import EvictableLeaf, EvictionPolicy, LearningPolicy
+from radixkv.cache.arguments import check_count
+from radixkv.testing.answers import check_maker
 
 
 class FakeLeaf:
@@ -47,7 +49,13 @@ def policy_machine(
     Args:
         goes_before: whether a leaf must be evicted before another; no leaf in the index may have to go before `next_leaf`.
         max_examples: random runs.
+
+    Raises:
+        TypeError: ``make_policy`` cannot be called, or is an abstract class.
+        ValueError: ``max_examples`` is not a whole number of at least 1.
     """
+    check_maker("make_policy", make_policy, "no arguments")
+    check_count("max_examples", max_examples, 1)
 
     class PolicyMachine(RuleBasedStateMachine):
         def __init__(self) -> None:

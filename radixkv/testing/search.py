@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
+from radixkv.cache.arguments import check_count
 from radixkv.testing.adapter import CacheAdapter
+from radixkv.testing.answers import check_maker
 from radixkv.testing.checked_cache import CheckedCache
 from radixkv.testing.rules import RuleViolation
 from radixkv.testing.workload import Abort, Clear, Close, Compute, Fork, Generate, Open, Step, replay
@@ -45,7 +47,13 @@ def find_violation(
 
     Returns:
         The violation after the fewest steps that was found; None if no rule was broken.
+
+    Raises:
+        TypeError: ``make_adapter`` makes none, or a method of the adapter returns another type than it must.
+        ValueError: ``max_examples`` is not a whole number of at least 1.
     """
+    check_maker("make_adapter", make_adapter, "(num_blocks, block_size)")
+    check_count("max_examples", max_examples, 1)
 
     def violation(run: _Run) -> RuleViolation | None:
         try:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 import radixkv.testing
-from radixkv.cache import BlockTable, EvictableLeaf
+from radixkv.cache import LRU, BlockTable, EvictableLeaf
 from radixkv.testing import (
     CacheAdapter,
     CheckedCache,
@@ -326,6 +326,48 @@ def test_the_story_is_told() -> None:
         "A closes",
         "B opens with 4 tokens [1 2 9 9]: finds 2 known, in blocks 1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        *(
+            (
+                lambda make=make: make(PrefixCacheAdapter(4, 4)),
+                "make_adapter: expected a class, or a function of .* got <",
+            )
+            for make in (find_violation, cache_machine)
+        ),
+        (lambda: cache_machine(CacheAdapter), "make_adapter: .* got CacheAdapter, which has no abort, blocks, "),
+        (lambda: policy_machine("x"), "make_policy: expected a class, or a function of no arguments, got 'x'"),  # type: ignore[arg-type]
+        (lambda: find_violation(PrefixCacheAdapter, max_examples=0), "max_examples: expected .* at least 1, got 0"),
+        (lambda: cache_machine(PrefixCacheAdapter, max_examples=0), "max_examples: expected .* at least 1, got 0"),
+        (lambda: cache_machine(PrefixCacheAdapter, steps=0), "steps: expected .* at least 1, got 0"),
+        (lambda: policy_machine(LRU, max_examples=0), "max_examples: expected .* at least 1, got 0"),
+    ],
+)
+def test_what_tests_nothing_is_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "message"),
+    [
+        ("length", None, "expected a whole number, got None"),
+        ("match", "3", "expected a whole number, got '3'"),
+        ("reserve", None, "expected True or False, got None"),
+        ("take_copies", None, "expected BlockCopy objects, got None"),
+        ("take_copies", [(0, 1, 4)], r"expected BlockCopy objects, got \(0, 1, 4\)"),
+        ("blocks", None, "expected block ids, got None"),
+        ("free_blocks", ["0"], "expected block ids, got '0'"),
+        ("cached_blocks", 5, "expected block ids, got 5"),
+    ],
+)
+def test_an_answer_of_another_type_names_the_adapter_s_method(method: str, answer: Any, message: str) -> None:
+    kind: Any = type("Mine", (PrefixCacheAdapter,), {method: lambda *_: answer})
+    with pytest.raises(TypeError, match=rf"^Mine\.{method}: {message}$"):
+        find_violation(kind)
 
 
 def test_hypothesis_is_only_needed_by_what_uses_it() -> None:
