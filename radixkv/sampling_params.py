@@ -11,7 +11,7 @@ from typing import Any
 
 from radixkv.cache.arguments import is_number
 from radixkv.tools.grammar import AnswerFrame
-from radixkv.vllm_options import BEAM_SEARCH, SAMPLING, takes_vllm_options
+from radixkv.vllm_options import BEAM_SEARCH, SAMPLING, STRUCTURED_OUTPUTS, takes_vllm_options
 
 # Token ids in one parameter; every step of the request looks at all of them.
 MAX_TOKEN_IDS = 1024
@@ -21,6 +21,7 @@ MAX_BAD_WORD_CHARACTERS = 200
 _MIN_FACTOR, _MAX_FACTOR = 1e-30, 1e30
 
 
+@takes_vllm_options(STRUCTURED_OUTPUTS)
 @dataclass(kw_only=True, frozen=True)
 class StructuredOutputsParams:
     """What an answer must look like; exactly one of these, but for ``frame``. (vLLM's names.)

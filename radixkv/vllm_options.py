@@ -192,6 +192,15 @@ SAMPLING: Mapping[str, Elsewhere] = types.MappingProxyType(
         "skip_clone": Elsewhere((True, False), "parameters may be changed between calls"),
     }
 )
+# Of vLLM's `StructuredOutputsParams`.
+STRUCTURED_OUTPUTS: Mapping[str, Elsewhere] = types.MappingProxyType(
+    {
+        "disable_fallback": Elsewhere((True, False), "grammars are enforced in one way"),
+        "disable_any_whitespace": Elsewhere((False,), "JSON has at most one space between its parts"),
+        "disable_additional_properties": Elsewhere((False,), "additionalProperties is a part of the schema"),
+        "whitespace_pattern": Elsewhere((None,), "JSON has at most one space between its parts"),
+    }
+)
 # Of vLLM's `BeamSearchParams`.
 BEAM_SEARCH: Mapping[str, Elsewhere] = types.MappingProxyType(
     {"include_stop_str_in_output": Elsewhere((True,), "beams have what ended them, end tokens too")}

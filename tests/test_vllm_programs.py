@@ -11,7 +11,7 @@ from support.model_zoo import VOCAB_SIZE, build_shallow
 from support.replica_servers import tiny_model
 from tqdm import tqdm
 
-from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, TextPrompt, TokensPrompt
+from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, TextPrompt, TokensPrompt
 from radixkv.config import EngineConfig
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -181,6 +181,12 @@ def test_other_options_are_refused_with_what_there_is(kind: Any, option: dict[st
             lambda _: BeamSearchParams(2, 2, include_stop_str_in_output=False),  # type: ignore[call-arg]
             ValueError,
             "include_stop_str_in_output: expected True, got False: beams have what ended them",
+        ),
+        (lambda _: StructuredOutputsParams(jsn={}), TypeError, "'jsn'. Did you mean 'json'"),  # type: ignore[call-arg]
+        (
+            lambda _: StructuredOutputsParams(json={}, whitespace_pattern=""),  # type: ignore[call-arg]
+            ValueError,
+            "whitespace_pattern: expected None, got '': JSON has at most one space",
         ),
         (lambda _: BeamSearchParams(2, 2, length_penalt=1), TypeError, "Did you mean 'length_penalty'"),  # type: ignore[call-arg]
         (
