@@ -144,33 +144,42 @@ class Admission:
         tenants = self._tenants_before(before, usage)
         passed: list[SequenceGroup] = []
         for tenant in tenants:
-            did_not_fit: list[SequenceGroup] = []
-            candidates = self._waiting.candidates(tenant, look_up=tenant not in self._looked_up)
-            self._looked_up.add(tenant)
-            for group in candidates:
-                if before is not None and tenant == before.tenant and group.request.priority >= before.priority:
-                    break
-                if usage.exceeds_limit(group):
-                    break
-                if self._in_flight_prefixes.should_wait(group, self._running):
-                    continue
-                if self._loads is not None and self._loads.should_wait(group, self._num_spare_blocks):
-                    continue
-                if max_tokens is not None and self._waiting.num_uncached(group) > max_tokens:
-                    break
-                if self._admit(group):
-                    usage.add(group)
-                    for other in passed:
-                        self._waiting.pass_over(other)
-                    return group
-                self._first_without_room = self._first_without_room or group
-                did_not_fit.append(group)
-                if group.started:
-                    break  # it has begun its answer, which should not stall for a new one's
+            admitted, did_not_fit = self._admit_first_of(tenant, max_tokens, before, usage)
+            if admitted is not None:
+                usage.add(admitted)
+                for other in passed:
+                    self._waiting.pass_over(other)
+                return admitted
             if any(usage.may_hold_up_others(group) for group in did_not_fit if not self._waiting.may_be_passed(group)):
                 return None
             passed += did_not_fit[:1]
         return None
+
+    def _admit_first_of(
+        self, tenant: str, max_tokens: int | None, before: Request | None, usage: TenantUsage
+    ) -> tuple[SequenceGroup | None, list[SequenceGroup]]:
+        """Admit the first of a tenant's candidates that fits: it, if there is one, and those that did not fit before."""
+        did_not_fit: list[SequenceGroup] = []
+        candidates = self._waiting.candidates(tenant, look_up=tenant not in self._looked_up)
+        self._looked_up.add(tenant)
+        for group in candidates:
+            if before is not None and tenant == before.tenant and group.request.priority >= before.priority:
+                break
+            if usage.exceeds_limit(group):
+                break
+            if self._in_flight_prefixes.should_wait(group, self._running):
+                continue
+            if self._loads is not None and self._loads.should_wait(group, self._num_spare_blocks):
+                continue
+            if max_tokens is not None and self._waiting.num_uncached(group) > max_tokens:
+                break
+            if self._admit(group):
+                return group, did_not_fit
+            self._first_without_room = self._first_without_room or group
+            did_not_fit.append(group)
+            if group.started:
+                break  # it has begun its answer, which should not stall for a new one's
+        return None, did_not_fit
 
     def _tenants_before(self, request: Request | None, usage: TenantUsage) -> list[str]:
         """The tenants, in turn, whose waiting groups may come before a request whose prompt is in progress."""

@@ -151,11 +151,11 @@ class Scheduler:
         prompts: list[SequenceGroup] = []
         for group in self.running:
             (decoding if group.num_pending == 1 else prompts).append(group)
-        has_slots = self.blocks.reserve_next_slots(decoding)
         # Decoding is scheduled first, so that no prompt chunk can delay a stream.
-        last_tokens = [ScheduledChunk(group, sequence, 1, True) for group in decoding for sequence in group.sequences]
-        all_fit = has_slots and len(last_tokens) <= budget
-        chunks = last_tokens if all_fit else self._schedule_some(decoding, has_slots, budget)
+        if self.blocks.reserve_next_slots(decoding):
+            chunks = self._last_tokens_within(decoding, budget)
+        else:
+            chunks = self._last_tokens_with_preemption(decoding, budget)
         self._schedule_prompts(chunks, prompts, budget - len(chunks))
         generated = Counter([chunk.group.request.tenant for chunk in chunks if chunk.completes])
         for tenant, num_tokens in generated.items():
@@ -198,13 +198,18 @@ class Scheduler:
             return []
         return [ScheduledChunk(group, sequence, 1, True) for sequence in group.sequences]
 
-    def _schedule_some(self, decoding: list[SequenceGroup], has_slots: bool, budget: int) -> list[ScheduledChunk]:
-        """The last tokens of those decoding groups that the budget and, without slots for all, the blocks suffice for."""
-        chunks: list[ScheduledChunk] = []
-        if has_slots:
+    def _last_tokens_within(self, decoding: list[SequenceGroup], budget: int) -> list[ScheduledChunk]:
+        """The last tokens of as many decoding groups as the budget suffices for; all have their slots."""
+        chunks = [ScheduledChunk(group, sequence, 1, True) for group in decoding for sequence in group.sequences]
+        if len(chunks) > budget:
+            chunks = []
             for group in decoding:
                 chunks += self._last_tokens_of(group, budget - len(chunks))
-            return chunks
+        return chunks
+
+    def _last_tokens_with_preemption(self, decoding: list[SequenceGroup], budget: int) -> list[ScheduledChunk]:
+        """The same where blocks do not suffice for all: groups are preempted until they do for the rest."""
+        chunks: list[ScheduledChunk] = []
         # In this order, no group is preempted that this step has scheduled already. A prompt's blocks were all reserved when
         # it was admitted.
         running = self.shares.preempted_last_first(self.running, lambda group: group.num_blocks)
