@@ -240,27 +240,27 @@ class KVTiers:
             self._moves.settle(self._cache)
             self._moves.write_hot(self._cache, seconds_left)
 
-    def close(self, grace_seconds: float | None = None) -> None:
+    def close(self, grace_seconds: float) -> None:
         """End all loads, write what is queued, and close the tiers; the pool is used without them from then on.
 
         Args:
-            grace_seconds: after which what is queued is lost; None: as long as it takes.
+            grace_seconds: after which what is queued is lost.
         """
         if self._closed:
             return
         self._closed = True
         self._moves.stop()
         self.loads.stop()
-        closing = 0.0 if grace_seconds is None else min(_CLOSE_SECONDS, grace_seconds / 4)
-        deadline = None if grace_seconds is None else time.monotonic() + grace_seconds - closing
+        closing = min(_CLOSE_SECONDS, grace_seconds / 4)
+        deadline = time.monotonic() + grace_seconds - closing
 
-        def left(kept: float = 0.0) -> float | None:
-            return None if deadline is None else kept + max(0.0, deadline - time.monotonic())
+        def left() -> float:
+            return max(0.0, deadline - time.monotonic())
 
         finished = self._writer.stop(left())
         num_lost = self._writer.num_queued
         finished &= self._loader.stop(left())
-        finished &= self._stack.close(left(closing))
+        finished &= self._stack.close(left() + closing)
         if not finished:
             _log.warning(
                 "the tiers below the pool were left after %s s; %d blocks were not written, and perhaps those that the "

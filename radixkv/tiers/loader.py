@@ -172,12 +172,12 @@ class BlockLoader:
             reader = number % _NUM_READERS
             self._readers[reader].submit(partial(self._read, load, chunk, self._buffers[reader]))
 
-    def stop(self, timeout: float | None) -> bool:
+    def stop(self, timeout: float) -> bool:
         """End the threads; returns whether that took no longer than ``timeout`` seconds in all."""
-        deadline = None if timeout is None else self._clock() + timeout
+        deadline = self._clock() + timeout
         finished = True
         for worker in (self._finder, *self._readers, self._preparer):
-            finished &= worker.stop(None if deadline is None else max(0.0, deadline - self._clock()))
+            finished &= worker.stop(max(0.0, deadline - self._clock()))
         return finished
 
     def _prepare_some(self, start: int) -> None:

@@ -126,11 +126,11 @@ class TierStack:
                 with self._guarded(index):
                     tier.clear(namespace)
 
-    def close(self, timeout: float | None = None) -> bool:
+    def close(self, timeout: float) -> bool:
         """Close all tiers; one whose medium hangs is left behind, in a thread that ends with the process.
 
         Args:
-            timeout: seconds for all of them; None: as long as it takes.
+            timeout: seconds for all of them.
 
         Returns:
             False if the time was not enough.
@@ -141,9 +141,9 @@ class TierStack:
         ]
         for thread in threads:
             thread.start()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         for thread in threads:
-            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
     def _close(self, index: int) -> None:

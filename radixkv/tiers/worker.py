@@ -28,7 +28,7 @@ class Worker:
         """Run ``job`` after those before it."""
         self._jobs.put(job)
 
-    def stop(self, timeout: float | None) -> bool:
+    def stop(self, timeout: float) -> bool:
         """Finish the jobs and end; returns whether that took no longer than ``timeout`` seconds."""
         self._jobs.put(None)
         self._thread.join(timeout)

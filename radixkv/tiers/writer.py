@@ -152,7 +152,7 @@ class BlockWriter:
         """Blocks that are not written yet."""
         return self._num_queued
 
-    def stop(self, timeout: float | None) -> bool:
+    def stop(self, timeout: float) -> bool:
         """Write what is queued; returns whether that took no longer than ``timeout`` seconds."""
         return self._worker.stop(timeout)
 

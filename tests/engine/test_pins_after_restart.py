@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.async_streams import HANGING
 from support.cache_driver import leave
 from support.tiered_llm import PROMPTS, answers, evict_all, make
 
@@ -58,7 +59,7 @@ def test_what_is_pinned_is_below_before_the_engine_ends(open_llm: Any) -> None:
     killed = open_llm(cache_write_policy="write-back")
     killed.pin(PROMPTS[0], cache_salt="ann")
     assert killed.engine.tiers.flush(60.0)
-    killed.engine.tiers.close()  # without writing what is cached
+    killed.engine.tiers.close(HANGING)  # without writing what is cached
     with open_llm() as llm:
         assert use(llm) == NUM_WHOLE
         assert len(llm.pins()) == 1

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from support.async_streams import HANGING
 from support.dict_tier import DictTier
 from support.tiered_llm import GREEDY, answers, evict_all, make
 
@@ -234,8 +235,8 @@ def test_the_threads_of_a_loader_have_one_deadline_in_common(monkeypatch: pytest
         patch.setattr(Worker, "stop", hangs)
         assert not loader.stop(3.0)
     assert timeouts == [3.0, 1.0, 0.0, 0.0]
-    assert loader.stop(None)
-    assert writer.stop(None)
+    assert loader.stop(HANGING)
+    assert writer.stop(HANGING)
 
 
 def test_writing_at_the_end_is_no_step_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:

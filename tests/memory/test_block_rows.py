@@ -164,6 +164,6 @@ def test_memory_is_made_ready_for_what_tiers_hold_up_to_a_gib(num_stored: int, n
     writer = BlockWriter(stack, keys, 8, 1 << 10)
     loader = BlockLoader(stack, writer, keys, rows, lambda n, size: np.empty((n, 8), np.uint8), num_stored)  # type: ignore[arg-type]
     assert num_prepared == 0 or rows.done.wait(600)
-    assert loader.stop(None)
-    assert writer.stop(None)
+    assert loader.stop(600)
+    assert writer.stop(600)
     assert rows.ids == list(range(num_prepared))
