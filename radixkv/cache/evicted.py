@@ -65,7 +65,7 @@ class EvictedPrefixes(TreeObserver):
     """
 
     def __init__(
-        self, max_blocks: int, block_size: int, now: Callable[[], float], learner: LearningPolicy | None = None
+        self, max_blocks: int, block_size: int, now: Callable[[], float], learner: LearningPolicy | None
     ) -> None:
         self.num_blocks = 0
         self._max_blocks = max_blocks

@@ -57,8 +57,8 @@ class Admission:
         waiting: WaitingQueue,
         shares: FairShares,
         blocks: SequenceBlocks,
-        loads: PrefixLoads | None = None,
-        on_reuse: Callable[[SequenceGroup], None] | None = None,
+        loads: PrefixLoads | None,
+        on_reuse: Callable[[SequenceGroup], None] | None,
     ) -> None:
         self._cache = cache
         self._max_num_batched_tokens = max_num_batched_tokens
