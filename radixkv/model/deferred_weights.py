@@ -28,13 +28,17 @@ from radixkv_cpu import Blocks
 
 
 class WeightFiles(ABC):
-    """Tensors by the names of a model's parameters.
+    """Tensors by the names of a model's parameters and buffers.
 
     Attributes:
         has_blocks: whether `blocks` may give anything.
     """
 
     has_blocks = False
+
+    @abstractmethod
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
 
     @abstractmethod
     def read(self, name: str) -> torch.Tensor:
@@ -61,7 +65,11 @@ class BlockFile(WeightFiles):
     def __init__(self, folder: Path) -> None:
         # Read, not mapped: pages of a mapping would count beside what is made of them.
         self._file: Any = safe_open(folder / BLOCKS_FILE, framework="pt", backend="pread")
+        self._names = frozenset(self._file.keys())  # type: ignore[no-untyped-call]
         self._kinds: dict[str, str] = json.loads(self._file.metadata()["kinds"])  # type: ignore[no-untyped-call]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
 
     def read(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._file.get_tensor(name)
@@ -89,6 +97,9 @@ class CheckpointFiles(WeightFiles):
     def __init__(self, folder: Path) -> None:
         files: list[Any] = [safe_open(path, framework="pt", backend="pread") for path in _safetensors_of(folder)]
         self._files: dict[str, Any] = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (it is no dictionary)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
 
     def read(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._files[name].get_tensor(name)
@@ -119,7 +130,8 @@ class DeferredWeights:
     """A model's parameters that are in files.
 
     Args:
-        model: of `build_without_weights`. Parameters with one dimension are filled at once: they are small.
+        model: of `build_without_weights`. Parameters with one dimension are filled at once, and so are buffers that are in
+            the files: they are small.
         files: with all parameters of the model, of those that are tied the first.
     """
 
@@ -138,6 +150,9 @@ class DeferredWeights:
             for key, old in module._parameters.items():
                 if old is not None:
                     module._parameters[key] = made[old]
+        for name, buffer in model.named_buffers():
+            if name in files:
+                buffer.copy_(files.read(name))
 
     @contextmanager
     def filled(self, module: nn.Module) -> Iterator[None]:
@@ -196,8 +211,17 @@ class ProductsOfZeros(TorchFunctionMode):
 
 
 def build_without_weights(config: Any, dtype: torch.dtype) -> transformers.PreTrainedModel:
-    """A model whose parameters are on torch's meta device, and whose buffers are as they are made from its configuration."""
+    """A model whose parameters are on torch's meta device, and whose buffers are as they are made from its configuration.
+
+    It is made in float32, in which transformers computes buffers that are no part of a checkpoint, such as frequencies of
+    rotary embeddings, whatever a model's type; then what has another type gets that.
+    """
     with init_empty_weights(include_buffers=False), no_init_weights():
-        model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    saved = model.state_dict(keep_vars=True).values()
+    for tensor in [*model.parameters(), *(each for each in saved if not isinstance(each, nn.Parameter))]:
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
+    model.config.dtype = dtype
     model.tie_weights()
     return model

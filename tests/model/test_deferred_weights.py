@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+import transformers
+from support.model_zoo import SUPPORTED, build_shallow
 from torch import nn
 
+from radixkv.model.checkpoint import read_checkpoint
 from radixkv.model.deferred_weights import ProductsOfZeros
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_a_model_from_files_is_what_transformers_makes_of_them(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Buffers, too: those of a checkpoint stayed as a new model has them, and others were computed in bfloat16."""
+    original = build_shallow(name)
+    parameters = dict(original.named_parameters(remove_duplicate=False))
+    for key, tensor in original.state_dict().items():
+        if key not in parameters and tensor.is_floating_point():
+            tensor.copy_(torch.rand(tensor.shape, generator=torch.Generator().manual_seed(0)) / 2 + 0.25)
+    original.save_pretrained(tmp_path)
+    expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    model, deferred = read_checkpoint(str(tmp_path), dtype, torch.device("cpu"), True)
+    if deferred is not None:
+        deferred.fill(model)
+    assert model.dtype == model.config.dtype == dtype
+    given = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for key, tensor in [*expected.named_parameters(), *expected.named_buffers()]:
+        # Scales are kept more exactly than transformers does.
+        assert torch.equal(given[key].to(tensor.dtype), tensor), key
+        assert given[key].dtype == tensor.dtype or not tensor.dim(), key
 
 
 def placeholder(features: int, inputs: int, bias: torch.Tensor | None) -> nn.Linear:

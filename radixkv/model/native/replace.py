@@ -59,12 +59,14 @@ def prepare_for_cpu(
             # The largest matrix first, while nothing else is packed.
             _replace_head(model, quantiser, weights)
             # In bfloat16 a large weight and one more differ by less than roundings may: the closest norm is right.
-            _replace(model, calls, lambda module, _: native_norms(module))
+            _replace(model, calls, lambda module, _: native_norms(module), None, weights, lambda _: False)
             _replace(model, calls, native_mlps, quantiser, weights, mlp.is_candidate)
             _replace(model, calls, native_experts, quantiser, weights, experts.is_candidate)
             # Then attention, whose heads may be normed, and layers, which are made of all these.
             _replace(model, calls, make_attention, quantiser, weights, attention.is_candidate)
-            _replace(model, calls, lambda module, _: native_layers(module))
+            _replace(
+                model, calls, lambda module, _: native_layers(module), None, weights, lambda m: bool(native_layers(m))
+            )
             _replace_linears(model, quantiser, weights)
         if deferred is not None:
             deferred.fill(model)
@@ -75,9 +77,9 @@ def _replace(
     model: nn.Module,
     calls: dict[nn.Module, Call],
     make: _Make,
-    quantiser: AnyQuantiser | None = None,
-    weights: DeferredWeights | MappedWeights | None = None,
-    reads_weights: Callable[[nn.Module], bool] = lambda _: False,
+    quantiser: AnyQuantiser | None,
+    weights: DeferredWeights | MappedWeights,
+    reads_weights: Callable[[nn.Module], bool],
 ) -> None:
     """Replace modules by what gives the same for random input.
 
@@ -87,12 +89,12 @@ def _replace(
             other weights.
         quantiser: of what takes the module's place.
         weights: the model's.
-        reads_weights: whether a module's matrices are looked at.
+        reads_weights: whether a module's matrices, those of its parts included, make a difference to what is compared.
     """
     for parent, name, child in _children(model):
         if child not in calls:
             continue
-        with weights.filled(child) if weights is not None and reads_weights(child) else nullcontext():
+        with weights.filled(child) if reads_weights(child) else nullcontext():
             candidates = make(child, None)
             errors = [error_of(candidate, child, calls[child]) for candidate in candidates]
             if errors and min(errors) <= 1:

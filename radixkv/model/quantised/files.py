@@ -48,7 +48,8 @@ class QuantisedFiles(CheckpointFiles):
         self._dtype = model.dtype
         self._matrices: dict[str, StoredMatrix] = {}
         self._method.check_config(quantisation)
-        known: set[str] = set()
+        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        known: set[str] = {name for name in model.state_dict() if name not in parameters}  # buffers
         missing: list[str] = []
         seen: set[nn.Parameter] = set()
         for name, parameter in model.named_parameters(remove_duplicate=False):

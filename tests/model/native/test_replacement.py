@@ -12,6 +12,7 @@ import torch
 import transformers
 from support.model_zoo import SUPPORTED, WIDE, build, build_supported
 from torch import nn
+from transformers.models.arcee.modeling_arcee import ArceeDecoderLayer
 
 from radixkv.config import ModelConfig
 from radixkv.model.loader import load_model
@@ -183,7 +184,7 @@ def test_activations_that_compiled_code_has(hidden_act: str) -> None:
     assert counts(load_model(build("llama", {"hidden_act": hidden_act})).model) == (3, 3, 3, 7, 1)
 
 
-@pytest.mark.parametrize("hidden_act", ["tanh", "relu2", "quick_gelu", "mish", "leaky_relu"])
+@pytest.mark.parametrize("hidden_act", ["tanh", "relu2", "quick_gelu", "mish", "leaky_relu", "relu6", "gelu_10"])
 def test_activations_that_it_does_not_have(hidden_act: str) -> None:
     assert counts(load_model(build("llama", {"hidden_act": hidden_act})).model) == (3, 3, 0, 7, 10)
 
@@ -242,6 +243,23 @@ def test_decoder_layers_that_compute_something_else(norms_swapped: bool) -> None
             nn.init.uniform_(norm.weight, 0.5, 1.5)
         model.model.layers[i] = Layer(layer, norms_swapped)
     assert counts(load_model(model).model)[:3] == (0, 3, 3)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.25])
+def test_layers_around_an_mlp_of_another_kind_are_compared_with_its_weights(
+    factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that are still in files are zeros, and of zeros any multiple is the same."""
+
+    def forward(layer: Any, hidden_states: torch.Tensor, **options: Any) -> torch.Tensor:
+        attended, _ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_states), **options)
+        hidden_states = hidden_states + attended
+        between: torch.Tensor = layer.mlp(layer.post_attention_layernorm(hidden_states))
+        return hidden_states + factor * between
+
+    monkeypatch.setattr(ArceeDecoderLayer, "forward", forward)
+    build_supported("arcee").save_pretrained(tmp_path)
+    assert counts(load_model(tmp_path, ModelConfig(dtype="float32")).model)[:3] == (3 * (factor == 1.0), 3, 0)
 
 
 def test_hooks_are_kept() -> None:
