@@ -72,10 +72,14 @@ class Announcements:
             begun.append(feed)
             return feed, engine.cache.block_hashes()
 
+        beginning = asyncio.ensure_future(llm.call(begin))
         self._wakers.add(awake)
         try:
+            # A step may take longer than a reader has patience with one that is silent.
+            while not (await asyncio.wait([beginning], timeout=_SECONDS_BETWEEN_LOADS * _LOADS_PER_HEARTBEAT))[0]:
+                yield encode_load(_load(llm))
             try:
-                feed, held = await llm.call(begin)
+                feed, held = await beginning
             except EngineDeadError:
                 return
             taken = self._announced.join(feed)
@@ -101,9 +105,10 @@ class Announcements:
                 if records:
                     yield records
         finally:
+            beginning.cancel()
             self._wakers.discard(awake)
-            for feed in begun:
-                self._announced.leave(feed)
+            for each in begun:
+                self._announced.leave(each)
             # A task of its own: this one may be cancelled.
             farewell = asyncio.ensure_future(self._forget(begun))
             self._farewells.add(farewell)

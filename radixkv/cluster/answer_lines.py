@@ -56,7 +56,7 @@ async def answer_lines(
                             await _read_to_end(lines)
                     if piece["finished"]:
                         return  # aborted by the replica, if it was not the end
-    except (httpx.TransportError, RuntimeError) as error:  # the latter of a client that is closed meanwhile
+    except (httpx.HTTPError, RuntimeError) as error:  # the latter of a client that is closed meanwhile
         raise LostError(f"{replica}: {error!r}", died=accepted and await _is_dead(client)) from error
     raise LostError(f"{replica}: it broke off", died=await _is_dead(client))
 
@@ -80,7 +80,7 @@ def _parsed(replica: str, line: bytes) -> dict[str, Any]:
 
 async def _read_to_end(lines: AsyncIterator[bytes]) -> None:
     """Only a connection whose response was read to its end serves the next request."""
-    with suppress(TimeoutError, httpx.TransportError, RuntimeError):
+    with suppress(TimeoutError, httpx.HTTPError, RuntimeError):
         async with asyncio.timeout(_SECONDS_TO_END):
             async for _ in lines:
                 pass
@@ -89,7 +89,7 @@ async def _read_to_end(lines: AsyncIterator[bytes]) -> None:
 async def _is_dead(client: httpx.AsyncClient) -> bool:
     try:
         response = await client.get("/health", timeout=_SECONDS_FOR_HEALTH)
-    except (httpx.TransportError, RuntimeError):  # of a closed client
+    except (httpx.HTTPError, RuntimeError):  # of a closed client
         return True
     return response.status_code != HTTPStatus.OK
 
@@ -113,10 +113,14 @@ def _refusal(replica: str, response: httpx.Response) -> Exception:
 
 
 async def _whole_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Lines that end in a line end: what comes after the last one was cut off."""
-    rest = b""
+    """Lines that end in a line end: what comes after the last one was cut off. Empty ones only show that it is there."""
+    begun: list[bytes] = []  # of a long line, many chunks: joined once
     chunks: AsyncIterator[bytes] = response.aiter_bytes()
     async for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            line = b"".join([*begun, end])
+            begun.clear()
+            if line:
+                yield line
+        begun.append(rest)

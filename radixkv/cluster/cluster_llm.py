@@ -223,18 +223,20 @@ class ClusterLLM:
         await self.replicas.set_tenants(tenants)
 
     async def clear(self, selection: NamespaceSelection) -> Cleared:
-        """Forget what is cached of these namespaces, on all replicas that are up.
+        """Forget what is cached of these namespaces, on all replicas.
 
         Returns:
             The sums; of ``namespaces``, that of the replica that had most of them.
 
         Raises:
-            ReplicasLostError: some did not confirm it; the message names them. The others have cleared theirs.
+            ReplicasLostError: some are down, or did not confirm it; the message names them. The others have cleared theirs.
         """
         answers = await self.replicas.ask_all("POST", "/clear", encode_selection(selection))
         confirmed = {name: answer for name, answer in answers.items() if answer is not None and answer.is_success}
-        if len(confirmed) < len(answers):
-            missing = ", ".join(repr(name) for name in answers if name not in confirmed)
+        missing = ", ".join(
+            repr(name) for name in dict.fromkeys([*answers, *self.replicas.names]) if name not in confirmed
+        )
+        if missing:
             raise ReplicasLostError(
                 f"replicas that did not confirm that they cleared their cache: {missing}; ask again"
             )

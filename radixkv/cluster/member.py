@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from radixkv.cluster.description import ReplicaDescription
+from radixkv.scheduling.tenant_share import TenantShare
 
 
 @dataclass(eq=False, slots=True)
@@ -21,6 +22,8 @@ class Member:
         description: when it was last reached; None: never.
         client: that it is up with; None: it is down.
         load: what it reported last.
+        told: what it was told last that each tenant may have; None: nothing.
+        leaving: it was removed, and is followed until its streams have ended.
         task: follows it.
     """
 
@@ -30,6 +33,8 @@ class Member:
     description: ReplicaDescription | None = None
     client: httpx.AsyncClient | None = None
     load: Mapping[str, Any] = field(default_factory=dict)
+    told: Mapping[str, TenantShare] | None = None
+    leaving: bool = False
     task: asyncio.Task[None] | None = None
 
     def __str__(self) -> str:

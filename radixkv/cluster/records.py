@@ -12,12 +12,13 @@
 
 Numbers are little-endian, and have 8 bytes where nothing else is said. A stream begins with HELD (what was known is
 forgotten), STORED for all that the replica holds, and TAKEN for the requests that it has not computed yet; then every change
-follows in order. The blocks of a prompt that was computed are STORED before it has ENDED.
+follows in order. The blocks of a prompt that was computed are STORED before it has ENDED. Before HELD there may be LOADs.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, CacheEvent
+from radixkv.cache.arguments import is_number
+from radixkv.engine.stats import GAUGES
 
 _HEADER = struct.Struct("<BI")
 _TAKEN = struct.Struct("<QQQ")
@@ -89,6 +92,26 @@ def encode_hashes(block_hashes: Sequence[int]) -> bytes:
 def encode_load(load: Mapping[str, Any]) -> bytes:
     """What a replica has to do."""
     return encode_record(Kind.LOAD, json.dumps(load, separators=(",", ":")).encode())
+
+
+def decode_load(payload: bytes) -> dict[str, Any]:
+    """What `encode_load` was given.
+
+    Raises:
+        ValueError: it is something else, or a number is none that can be counted with.
+    """
+    load = json.loads(payload)
+    if (
+        not isinstance(load, dict)
+        or not isinstance(load.get("draining"), bool)
+        or not isinstance(load.get("counters"), dict)
+    ):
+        raise ValueError(f"expected what a replica has to do, got {payload[:80]!r}")
+    rate = load.get("prefill_seconds_per_token")
+    for value in (*(load.get(name) for name in GAUGES), *load["counters"].values(), *([] if rate is None else [rate])):
+        if not is_number(value) or not 0 <= value < math.inf:
+            raise ValueError(f"expected finite numbers of at least 0 for what a replica has to do, got {value!r:.80}")
+    return load
 
 
 def encode_taken(request: TakenRequest) -> bytes:

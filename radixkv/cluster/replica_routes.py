@@ -154,7 +154,10 @@ class _Replica:
     async def description(self, request: Request) -> Response:
         if self._llm.death is not None:
             raise self._llm.death
-        if self._description is None:
+        failed = (
+            self._description is not None and self._description.done() and self._description.exception() is not None
+        )
+        if self._description is None or failed:
             self._description = asyncio.ensure_future(describe(self._llm, self._started))
         return JSONResponse((await asyncio.shield(self._description)).as_json())
 

@@ -10,7 +10,6 @@ Each replica is followed by a task of its own::
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from radixkv.cluster.counters import CounterTotals
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.generations import Generations, MismatchError
 from radixkv.cluster.member import Member
-from radixkv.cluster.records import Kind, RecordReader, as_event, decode_ended, decode_taken
+from radixkv.cluster.records import Kind, RecordReader, as_event, decode_ended, decode_load, decode_taken
 from radixkv.cluster.streams import ReplicaStreams
 from radixkv.cluster.wire import encode_pin, encode_shares
 from radixkv.routing import Router, prompt_hashes
@@ -33,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 # The first description takes as long as reading the model's files does.
 _SECONDS_TO_DESCRIBE = 120.0
-# A replica sends something at least once a second.
+# A replica sends something at least once a second. Events that end sooner than so are not read again at once.
 _SECONDS_OF_SILENCE = 10.0
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
 # The answer to a message begins when it is known what was kept of its prefixes.
@@ -133,15 +132,15 @@ class ReplicaSet:
         if not member.joined.done():
             member.joined.set_exception(ConnectionError(f"replica {member.name!r} was removed before it was up"))
         self._take_out(member)
-        await self._stop_following(member)
+        # Followed until its streams have ended: what it counts for them is counted, and if it falls silent, they are lost.
+        member.leaving = True
         client = member.client
-        if client is None:
-            return
-        assert self._streams is not None
-        while self._streams.num_on(client):
-            self._streams.move(client)
+        while client is not None and client is member.client and self.streams.num_on(client):
+            self.streams.move(client)
             await asyncio.sleep(0.05)
-        await client.aclose()
+        await self._stop_following(member)
+        if member.client is not None:
+            await member.client.aclose()
 
     async def close(self) -> None:
         """Leave all replicas. Streams must have ended."""
@@ -187,7 +186,9 @@ class ReplicaSet:
     async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
         """What each tenant may have, on each replica; those that come later learn it, too."""
         self._tenants = tenants
-        await self.ask_all("PUT", "/tenants", encode_shares(tenants))
+        for name, answer in (await self.ask_all("PUT", "/tenants", encode_shares(tenants))).items():
+            if answer is not None and answer.is_success and name in self._members:
+                self._members[name].told = tenants
 
     async def ask(self, name: str, method: str, path: str, content: bytes = b"") -> httpx.Response | None:
         """Ask one replica; None: it is down, or does not answer."""
@@ -209,7 +210,7 @@ class ReplicaSet:
             return await client.request(
                 method, path, content=content, headers=self._headers, timeout=_SECONDS_TO_DESCRIBE
             )
-        except (httpx.TransportError, RuntimeError):  # of a closed client
+        except (httpx.HTTPError, RuntimeError):  # of a closed client
             return None
 
     def home_of(self, token_ids: Sequence[int], namespace: str) -> str | None:
@@ -258,16 +259,19 @@ class ReplicaSet:
     # -- following one replica -----------------------------------------------------------------------------------
 
     async def _follow(self, member: Member, client: httpx.AsyncClient | None) -> None:
-        complaint = ""
+        complaint, loop = "", asyncio.get_running_loop()
         while True:
+            began = loop.time()
             try:
                 await self._follow_once(member, member.client or client or self._connect(member.url))
                 complaint = ""
-                if not member.load.get("draining"):
+                if not member.load.get("draining") and loop.time() - began > _SECONDS_OF_SILENCE:
                     continue  # it was read too slowly, or is gone, which the next attempt finds out
             except Exception as error:
                 if member.client is not None:
                     await self._mark_down(member)
+                if member.leaving:
+                    return
                 expected = isinstance(error, (MismatchError, ConnectionError))
                 if not expected and repr(error) != complaint:
                     _log.error("replica %r cannot be followed", member.name, exc_info=error)
@@ -296,16 +300,19 @@ class ReplicaSet:
                 await self._mark_down(member)  # it was started anew meanwhile
                 client = self._connect(member.url)
             member.description = description
-            if self._tenants:
-                shares, timeout = encode_shares(self._tenants), self._patience(member, client)
-                await client.put("/tenants", content=shares, headers=self._headers, timeout=timeout)
+            await self._tell_tenants(member, client)
             silence = httpx.Timeout(_SECONDS_OF_SILENCE)
             async with client.stream("GET", "/events", headers=self._headers, timeout=silence) as response:
                 response.raise_for_status()
                 reader = RecordReader()
                 async for data in response.aiter_bytes():
+                    was_up = member.client is client
                     for kind, payload in reader.read(data):
                         self._note(member, client, kind, payload)
+                    if not was_up and member.client is client:
+                        await self._tell_tenants(
+                            member, client
+                        )  # again, for meanwhile it was not among those that are told
             if member.client is not client:
                 raise ConnectionError(f"{member}: expected events, and they ended")
         except httpx.HTTPError as error:
@@ -316,6 +323,15 @@ class ReplicaSet:
         finally:
             if member.client is not client:
                 await client.aclose()
+
+    async def _tell_tenants(self, member: Member, client: httpx.AsyncClient) -> None:
+        """What each tenant may have, unless the replica knows."""
+        tenants = self._tenants
+        if member.told is not tenants and (tenants or member.told):
+            shares = encode_shares(tenants)
+            answer = await client.put("/tenants", content=shares, headers=self._headers, timeout=_SECONDS_TO_DESCRIBE)
+            answer.raise_for_status()
+            member.told = tenants
 
     def _patience(self, member: Member, client: httpx.AsyncClient) -> float:
         """Seconds for an answer: one that is up has been described, and is not busy with that."""
@@ -355,7 +371,13 @@ class ReplicaSet:
         self._router.add(member.name)
 
     def _note(self, member: Member, client: httpx.AsyncClient, kind: Kind, payload: bytes) -> None:
+        if member.leaving:
+            if kind is Kind.LOAD and member.description is not None:
+                self.counters.report(member.description.instance, decode_load(payload)["counters"])
+            return
         if member.client is None:
+            if kind is Kind.LOAD:
+                return  # its engine is busy, and what it holds is not listed yet
             if kind is not Kind.HELD:
                 raise ConnectionError(f"{member}: expected to be told first what it holds, got {kind.name}")
             self._put_up(member, client)
@@ -374,7 +396,7 @@ class ReplicaSet:
                 number, computed = decode_ended(payload)
                 router.settle(member.name, number, computed=computed)
             case Kind.LOAD:
-                self._note_load(member, client, json.loads(payload), router, streams)
+                self._note_load(member, client, decode_load(payload), router, streams)
 
     def _note_load(
         self, member: Member, client: httpx.AsyncClient, load: dict[str, Any], router: Router, streams: ReplicaStreams
@@ -400,7 +422,7 @@ class ReplicaSet:
     async def _mark_down(self, member: Member) -> None:
         """A replica is gone: its streams go on elsewhere."""
         self._take_out(member)
-        client, member.client, member.load = member.client, None, {}
+        client, member.client, member.load, member.told = member.client, None, {}, None
         assert client is not None and self._streams is not None
         _log.warning("replica %r is down", member.name)
         self._streams.abandon(client)

@@ -47,12 +47,14 @@ class ZmqEventPublisher:
     """
 
     def __init__(self, endpoint: str, replay_endpoint: str | None = None) -> None:
-        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=_MAX_KEPT_BATCHES)
+        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=_MAX_KEPT_BATCHES if replay_endpoint else 0)
         self._context = zmq.Context()
         self._pub = self._context.socket(zmq.PUB)
         self._router = self._context.socket(zmq.ROUTER)
         self._inbox = self._context.socket(zmq.PULL)
         self._outbox = self._context.socket(zmq.PUSH)
+        # A replay is whole: by default, all beyond a thousand messages that a subscriber has not read would be dropped.
+        self._router.setsockopt(zmq.SNDHWM, 0)
         self._lock = threading.Lock()  # of the outbox: sockets belong to one thread at a time
         try:
             self._pub.bind(endpoint)

@@ -288,7 +288,7 @@ class AsyncEngine:
         self.cut_short = self.cut_short or bool(self._streams)
         if self._loop is not None and not self.abandoned:
             left = max(0.0, write_until - time.monotonic())
-            await self._loop.run_in_executor(None, self._engine_thread.stop, left)
+            await asyncio.shield(asyncio.wrap_future(self._engine_thread.stop(left)))
         self._intake.shut_down()
         return not self.cut_short
 

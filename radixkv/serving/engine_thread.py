@@ -100,6 +100,7 @@ class EngineThread:
         self._lock = threading.Lock()
         self._closed: EngineDeadError | None = None
         self._write_until = math.inf
+        self._ended = Future[None]()
         self._thread = threading.Thread(target=self._run, name="radixkv-engine", daemon=True)
 
     def start(self) -> None:
@@ -145,16 +146,19 @@ class EngineThread:
             if self._closed is None:
                 self._calls.put(_Abort(request_id))
 
-    def stop(self, grace_seconds: float = 0.0) -> None:
-        """Stop after the current step, abort unfinished requests, and wait for the thread to end.
+    def stop(self, grace_seconds: float = 0.0) -> Future[None]:
+        """Stop after the current step, and abort unfinished requests.
 
         Args:
             grace_seconds: for what is cached to be written into tiers below the pool; the shortest of several calls counts.
+
+        Returns:
+            Done when the thread is: no other thread has to wait for it. Must not be cancelled.
         """
         with self._lock:
             self._write_until = min(self._write_until, time.monotonic() + grace_seconds)
             self._calls.put(None)
-        self._thread.join()
+        return self._ended
 
     def _run(self) -> None:
         engine = self._engine
@@ -174,6 +178,7 @@ class EngineThread:
             reason, updates = death, dict.fromkeys(self._requests.values(), death)
         self._heartbeat.rest()
         self._close(reason, updates, death)
+        self._ended.set_result(None)
 
     def _run_calls(self, wait: bool) -> bool:
         """Run the queued functions; with ``wait``, block until there is one. False: stop."""

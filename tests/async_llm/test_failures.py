@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,22 @@ def test_a_dead_engine_fails_all_requests(monkeypatch: pytest.MonkeyPatch) -> No
         await llm.shutdown()
         with pytest.raises(EngineDeadError, match="planted"):
             await tokens_of(llm, prompts(1)[0])
+
+    asyncio.run(asyncio.wait_for(main(), HANGING))
+
+
+def test_a_shutdown_waits_for_no_thread_of_the_event_loop() -> None:
+    """They may all hang in a store that does not answer, as explanations do that ask it."""
+    may_end = threading.Event()
+
+    async def main() -> None:
+        llm = AsyncLLM(tiny())
+        await tokens_of(llm, prompts(1)[0])
+        hanging = [asyncio.ensure_future(asyncio.to_thread(may_end.wait)) for _ in range(100)]
+        await asyncio.sleep(0)
+        assert await llm.shutdown()
+        may_end.set()
+        await asyncio.gather(*hanging)
 
     asyncio.run(asyncio.wait_for(main(), HANGING))
 

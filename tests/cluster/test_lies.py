@@ -11,12 +11,13 @@ import httpx
 import numpy as np
 import pytest
 from support.model_zoo import build_supported
-from support.pretended_replicas import LOAD
+from support.pretended_replicas import LOAD, answering, client_of
+from support.pretended_replicas import line as piece_of
 
 from radixkv import LLM, AsyncLLM, SamplingParams
-from radixkv.cluster import ReplicaSet, ReplicaStreams, replica_app
+from radixkv.cluster import ReplicaSet, ReplicaStreams, replica_app, replica_routes
 from radixkv.cluster.describe import describe
-from radixkv.cluster.records import RecordReader, encode_held, encode_load
+from radixkv.cluster.records import Kind, RecordReader, encode_held, encode_load, encode_record
 from radixkv.errors import ReplicasLostError
 from radixkv.prompts import Prompt
 from radixkv.routing import Router
@@ -118,6 +119,40 @@ def test_a_lie_is_not_passed_on_and_another_replica_answers() -> None:
     asyncio.run(main())
 
 
+def test_a_line_may_come_in_any_pieces_and_empty_ones_are_none() -> None:
+    async def main() -> None:
+        one, two, last = piece_of(1), piece_of(2), piece_of(3, "stop")
+        pieces = [b"\n", one[:4], b"", one[4:], b"\n\n" + two[:1], two[1:] + last[:9], last[9:]]
+        router = Router(16)
+        router.add("a")
+        streams = ReplicaStreams(router, {"a": client_of(answering(*pieces))}, SECRET)
+        assert await collect(streams) == [1, 2, 3]
+
+    asyncio.run(main())
+
+
+def test_a_description_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It read the model's files when they could not be read, and the replica never joined."""
+    failures = iter([OSError("planted")])
+
+    async def describe_later(*arguments: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return await describe(*arguments)
+
+    monkeypatch.setattr(replica_routes, "describe", describe_later)
+
+    async def main() -> None:
+        async with AsyncLLM(LLM(build_supported("llama"), num_blocks=40)) as engine:
+            transport = httpx.ASGITransport(replica_app(engine, SECRET), raise_app_exceptions=False)
+            headers = {"Authorization": f"Bearer {SECRET}"}
+            async with httpx.AsyncClient(transport=transport, base_url="http://a", headers=headers) as client:
+                statuses = [(await client.get("/description")).status_code for _ in range(2)]
+        assert statuses == [500, 200]
+
+    asyncio.run(main())
+
+
 def test_who_is_no_replica_leaves_the_set_as_it_was() -> None:
     """Else no other replica would be of the same kind as this first one."""
     load = encode_load(LOAD)
@@ -137,7 +172,11 @@ def test_who_is_no_replica_leaves_the_set_as_it_was() -> None:
                 "block_size: expected at least 1, got 0",
             ),
             ({**true, "identity": {**true["identity"], "model": "another"}}, b"", "expected events, and they ended"),
-            ({**true, "identity": {**true["identity"], "model": "another"}}, load, "expected to be told first"),
+            (
+                {**true, "identity": {**true["identity"], "model": "another"}},
+                encode_record(Kind.CLEARED),
+                "expected to be told first",
+            ),
         ]
         answers = {str(number): (described, events) for number, (described, events, _) in enumerate(lies)}
         answers["honest"] = true, held + load

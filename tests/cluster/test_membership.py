@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from support.async_streams import prompts, run, tiny
+from support.async_streams import tokens_of as stream_tokens
+from support.held_steps import HeldSteps
 from support.pretended_replicas import (
     HANGING,
     LOAD,
     SECRET,
+    Body,
     Cluster,
     tokens,
     until,
 )
 
+from radixkv import AsyncLLM
 from radixkv.cluster import ReplicaSet
 from radixkv.cluster.announcement import Announcements
 from radixkv.cluster.connection import connect
 from radixkv.cluster.membership import Membership
 from radixkv.cluster.records import Kind, encode_load, encode_record
+from radixkv.cluster.wire import encode_shares
+from radixkv.scheduling.tenant_share import TenantShare
 
 
 def test_a_changed_url_replaces_the_replica_of_that_name() -> None:
@@ -146,13 +154,28 @@ def test_removing_a_replica_ends_the_wait_for_it() -> None:
     "record",
     [
         encode_load({"draining": False}),
+        encode_load({**LOAD, "num_blocks": "x"}),
+        encode_load({**LOAD, "num_queued_tokens": -1}),
+        encode_load({**LOAD, "prefill_seconds_per_token": float("nan")}),
+        encode_load({**LOAD, "counters": {"num_steps": float("inf")}}),
         encode_record(Kind.STORED, bytes(7)),
         encode_record(Kind.TAKEN, bytes(23)),
         encode_record(Kind.TAKEN, bytes(24)),
         encode_record(Kind.ENDED, bytes(10)),
         b"\xff\0\0\0\0",
     ],
-    ids=["a load", "blocks", "half a request", "a request without tokens", "an end", "of no kind"],
+    ids=[
+        "a load",
+        "a word",
+        "a negative",
+        "no number",
+        "infinity",
+        "blocks",
+        "half a request",
+        "a request without tokens",
+        "an end",
+        "of no kind",
+    ],
 )
 def test_events_that_nobody_understands_put_a_replica_down(record: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
@@ -166,6 +189,117 @@ def test_events_that_nobody_understands_put_a_replica_down(record: bytes, caplog
     with caplog.at_level(logging.ERROR):
         asyncio.run(main())
     assert "replica 'a' cannot be followed" in caplog.text
+
+
+def test_events_that_end_at_once_are_not_read_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each reading, a replica lists all that it holds, between two steps of its engine."""
+    monkeypatch.setattr("radixkv.cluster.replica_set._SECONDS_BETWEEN_ATTEMPTS", HANGING)
+
+    async def main() -> None:
+        cluster, num_read = Cluster(), 0
+
+        async def ending(request: httpx.Request) -> httpx.Response:
+            nonlocal num_read
+            num_read += 1
+            return httpx.Response(200, content=encode_record(Kind.HELD) + encode_load(LOAD))
+
+        cluster.answers["/events"] = ending
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://a")
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert num_read == 1
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_a_removed_replica_is_followed_until_its_streams_have_ended() -> None:
+    """What nobody else can continue stays with it; if it falls silent, the stream ends, and so does the removal."""
+
+    async def main() -> None:
+        cluster = Cluster()
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://a")
+        reading = asyncio.ensure_future(tokens(replicas.streams))
+        await until(lambda: replicas.streams.num_on(cluster.made[0]))
+        removing = asyncio.ensure_future(replicas.remove("a"))
+        await until(lambda: not replicas.names)
+        assert not removing.done()
+        cluster.hung.add("http://a")
+        await asyncio.wait_for(removing, HANGING)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await replicas.close()
+        assert all(client.is_closed for client in cluster.made)
+
+    asyncio.run(main())
+
+
+def test_what_tenants_may_have_reaches_a_replica_that_joins_meanwhile() -> None:
+    async def main() -> None:
+        cluster, told = Cluster(), list[bytes]()
+        may_be_up = asyncio.Event()
+
+        async def tell(request: httpx.Request) -> httpx.Response:
+            told.append(request.content)
+            return httpx.Response(200)
+
+        async def body() -> AsyncIterator[bytes]:
+            await may_be_up.wait()
+            yield encode_record(Kind.HELD) + encode_load(LOAD)
+            await asyncio.Event().wait()
+
+        async def events(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, stream=Body(body))
+
+        cluster.answers |= {"/tenants": tell, "/events": events}
+        replicas = cluster.replicas()
+        shares = [{"ann": TenantShare(max_num_seqs=count)} for count in (2, 3)]
+        await replicas.set_tenants(shares[0])
+        adding = asyncio.ensure_future(replicas.add("a", "http://a"))
+        await until(lambda: told)
+        await replicas.set_tenants(shares[1])  # it is not up, and not asked
+        may_be_up.set()
+        await adding
+        assert told == [encode_shares(each) for each in shares]
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_a_busy_replica_is_not_silent() -> None:
+    """Its load may come before what it holds, which its engine lists between two steps."""
+
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.events["http://a"] = [encode_load(LOAD), encode_load(LOAD), encode_record(Kind.HELD), encode_load(LOAD)]
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://a")
+        assert replicas.available == ["a"]
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_a_reader_hears_of_an_engine_in_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv.cluster.announcement._SECONDS_BETWEEN_LOADS", 0.0)
+    offline = tiny()
+    steps = HeldSteps(offline.engine)
+
+    async def test(llm: AsyncLLM) -> None:
+        answer = asyncio.ensure_future(stream_tokens(llm, prompts(1)[0]))
+        while not steps.is_holding:
+            await asyncio.sleep(0)
+        async with aclosing(Announcements(llm).subscribe()) as records:
+            kinds = [(await anext(records))[0] for _ in range(3)]
+            assert kinds == [Kind.LOAD] * 3
+            steps.allow_all()
+            while (await anext(records))[0] != Kind.HELD:
+                pass
+        await answer
+
+    run(test, offline)
 
 
 def test_without_tls_no_certificates_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,3 +153,25 @@ def test_the_command_reads_files_and_servers(snapshot: CacheSnapshot, tmp_path: 
         answer = CliRunner().invoke(app, ["inspect", url, "--json"])
         thread.join()
     assert CacheSnapshot.from_json(answer.output) == snapshot
+
+
+def test_a_redirect_is_not_followed_with_the_admin_key() -> None:
+    """The key is for the server that was named."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", "http://127.0.0.1:9/elsewhere")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/cache"
+        answer = CliRunner().invoke(app, ["inspect", url, "--admin-key", "KEY"])
+        thread.join()
+    assert answer.exit_code != 0
+    assert "302" in str(answer.exception)

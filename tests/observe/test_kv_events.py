@@ -85,6 +85,18 @@ def test_missed_batches_can_be_replayed(context: zmq.Context[Any], tmp_path: Pat
     assert decoded[0].data_parallel_rank == 0
 
 
+def test_a_replay_is_whole(context: zmq.Context[Any], tmp_path: Path) -> None:
+    """More messages than sockets keep by default."""
+    log = EventLog()
+    cache = PrefixCache(8, 2, events=log)
+    with ZmqEventPublisher(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay") as publisher:
+        for number in range(5_000):
+            leave(cache, [number, number + 1])
+            publisher.publish(log)
+        batches = replay_events(context, f"ipc://{tmp_path}/replay", 0)
+    assert [number for number, _ in batches] == list(range(5_000))
+
+
 def test_a_subscriber_receives_events(context: zmq.Context[Any], tmp_path: Path) -> None:
     log = EventLog()
     cache = PrefixCache(8, 2, events=log)

@@ -155,7 +155,7 @@ def test_a_stuck_step_is_seen_and_fails_every_request(llm: LLM, monkeypatch: pyt
             assert (await client.post("/v1/completions", json=BODY)).status_code == 500
             await engine.shutdown()  # without waiting for the thread
         release.set()
-        engine._engine_thread.stop()
+        engine._engine_thread.stop().result(600)
 
     asyncio.run(main())
 

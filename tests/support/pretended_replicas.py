@@ -12,6 +12,7 @@ import httpx
 from radixkv import SamplingParams
 from radixkv.cluster import ClusterLLM, ReplicaSet, ReplicaStreams
 from radixkv.cluster.records import Kind, encode_load, encode_record
+from radixkv.engine.stats import GAUGES
 from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Prompt
 
@@ -36,14 +37,7 @@ IDENTITY = {
     "quantised_bytes": 0,
 }
 CAPACITY = {"num_blocks": 10, "max_num_seqs": 4, "max_num_batched_tokens": 100}
-LOAD = {
-    "draining": False,
-    "num_queued_tokens": 0,
-    "counters": {},
-    "num_queued": 0,
-    "num_decoding": 0,
-    "prefill_seconds_per_token": None,
-}
+LOAD = {**dict.fromkeys(GAUGES, 0), "draining": False, "counters": {}, "prefill_seconds_per_token": None}
 Handler = Callable[[httpx.Request], Coroutine[None, None, httpx.Response]]
 
 

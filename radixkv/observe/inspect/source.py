@@ -6,11 +6,19 @@ import urllib.error
 import urllib.request
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from radixkv.observe.inspect.replica_snapshots import read_snapshots
 from radixkv.observe.inspect.snapshot import CacheSnapshot
 
 _TIMEOUT_SECONDS = 30.0
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The key is for the server that was named: another one does not get it."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
 
 
 def read_source(source: str, key: str | None = None) -> dict[str | None, CacheSnapshot]:
@@ -31,7 +39,7 @@ def read_source(source: str, key: str | None = None) -> dict[str | None, CacheSn
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         request = urllib.request.Request(source, headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
+            with urllib.request.build_opener(_NoRedirects).open(request, timeout=_TIMEOUT_SECONDS) as response:
                 text = response.read()
         except urllib.error.HTTPError as error:
             hint = " (it needs the server's admin key)" if error.code == HTTPStatus.UNAUTHORIZED else ""
