@@ -52,7 +52,8 @@ class SharedTier:
     """A tier in a store that several processes write to, on this machine or others.
 
     `contains_prefix` and `get_many` ask the store, so a thread that must not wait should not call them. Another thread
-    writes and clears. Where the store fails, it is left alone for a while, and nothing is found.
+    writes and clears. Where the store fails, it is left alone for a while, and nothing is found; where it only refuses
+    writes, it is still read.
 
     Args:
         store: of blobs.
@@ -85,7 +86,8 @@ class SharedTier:
         self._codec = RecordCodec(block_format, key)
         self._clock = clock
         self._counters = StoreCounters()
-        self._backoff = Backoff(store.description, clock)
+        self._reads = Backoff(f"reading {store.description}", clock)
+        self._writes = Backoff(f"writing {store.description}", clock)
         # Paths that are to be cleared. Until the store has done so, nothing below them is read.
         # Read by any thread; bound anew, under the lock, with each change.
         self._uncleared: frozenset[str] = frozenset()
@@ -103,9 +105,9 @@ class SharedTier:
         try:
             count = self._store.count_present([self._name(key) for key in keys])
         except OSError as error:
-            self._failed(error)
+            self._failed(self._reads, error)
             return 0
-        self._backoff.worked()
+        self._reads.worked()
         return count
 
     def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
@@ -115,9 +117,9 @@ class SharedTier:
         if keys and self._readable(keys[0]):
             try:
                 count = self._get(keys, out)
-                self._backoff.worked()
+                self._reads.worked()
             except OSError as error:
-                self._failed(error)
+                self._failed(self._reads, error)
         self._counters.add_read(count, len(keys), self._codec.format.block_bytes, self._clock() - begin)
         return count
 
@@ -154,7 +156,7 @@ class SharedTier:
 
     def _readable(self, key: BlockKey) -> bool:
         """Whether a key's namespace can be read now; all keys of a call are of one."""
-        if self._closed or not self._backoff.ready:
+        if self._closed or not self._reads.ready:
             return False
         uncleared = self._uncleared
         return not uncleared or uncleared.isdisjoint((self._codec.name, f"{self._codec.name}/{key.namespace.hex()}"))
@@ -184,7 +186,7 @@ class SharedTier:
         begin = self._clock()
         dropped, written = len(batch), 0
         try:
-            if self._backoff.ready:
+            if self._writes.ready:
                 self._clear_store()
                 blobs = {}
                 for pending in batch:
@@ -194,9 +196,10 @@ class SharedTier:
                     blobs[self._name(pending.key)] = b"".join((header, body))
                 written = self._store.write(blobs)
                 dropped = 0
-                self._backoff.worked()
+                if written:  # a full store, too, takes what it has already
+                    self._writes.worked()
         except OSError as error:
-            self._failed(error)
+            self._failed(self._writes, error)
         self._counters.add(
             written_blocks=written,
             written_bytes=written * self._codec.format.block_bytes,
@@ -207,11 +210,11 @@ class SharedTier:
     def _clear(self, path: str) -> None:
         # Once more: a batch that was being written when the path was cleared may have put something back.
         self._note_uncleared(path)
-        if self._backoff.ready:
+        if self._writes.ready:
             try:
                 self._clear_store()
             except OSError as error:
-                self._failed(error)
+                self._failed(self._writes, error)
 
     def _clear_store(self) -> None:
         for path in self._uncleared:
@@ -224,12 +227,12 @@ class SharedTier:
             self._uncleared = self._uncleared | {path}
 
     def _delete(self, name: str) -> None:
-        if self._backoff.ready:
+        if self._writes.ready:
             try:
                 self._store.delete([name])
             except OSError as error:
-                self._failed(error)
+                self._failed(self._writes, error)
 
-    def _failed(self, error: OSError) -> None:
+    def _failed(self, backoff: Backoff, error: OSError) -> None:
         self._counters.add(errors=1)
-        self._backoff.failed(error)
+        backoff.failed(error)

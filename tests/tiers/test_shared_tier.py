@@ -135,7 +135,7 @@ class FailingStore:
 
     def __init__(self, store: BlobStore) -> None:
         self.store = store
-        self.failing = False
+        self.failing = self.is_full = False
         self.num_calls = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -143,6 +143,8 @@ class FailingStore:
             self.num_calls += 1
             if self.failing:
                 raise OSError("gone")
+            if self.is_full and name == "write" and self.store.count_present([*arguments[0]]) < len(arguments[0]):
+                raise OSError("full")
             return getattr(self.store, name)(*arguments)
 
         return call
@@ -166,20 +168,41 @@ def test_a_store_that_is_gone_is_warned_of_once_and_asked_seldom(
             assert tier.contains_prefix(KEYS) == 0
             assert len(get(tier, KEYS)) == 0
             put(tier, prefix_keys("bob", 1), BLOCKS[:1])
-        assert failing.num_calls == 1
+        assert failing.num_calls == 2  # a read and a write
         clock.now += 1.5
         assert len(get(tier, KEYS)) == 0
         clock.now += 1.5  # the second wait is two seconds
         assert len(get(tier, KEYS)) == 0
-        assert failing.num_calls == 2
-        assert len(caplog.records) == 1
-    assert tier.stats.errors == 2
+        assert failing.num_calls == 3
+        assert len(caplog.records) == 2
+    assert tier.stats.errors == 3
     assert tier.stats.dropped_blocks == 10
     failing.failing = False
     clock.now += 60
     assert np.array_equal(get(tier, KEYS), BLOCKS)
     put(tier, prefix_keys("bob", 1), BLOCKS[:1])
     assert tier.contains_prefix(prefix_keys("bob", 1)) == 1
+    tier.close()
+
+
+def test_a_store_that_refuses_writes_is_still_read(failing: FailingStore, caplog: pytest.LogCaptureFixture) -> None:
+    """A full store was not read either, and each read was followed by a line that it works again."""
+    clock = FakeClock()
+    tier = SharedTier(failing, FORMAT, clock=clock)
+    put(tier)
+    failing.is_full = True
+    for second in range(10):
+        put(tier, prefix_keys("bob", second), BLOCKS[:1])
+        put(tier)
+        assert tier.contains_prefix(KEYS) == 6
+        assert np.array_equal(get(tier, KEYS), BLOCKS)
+        clock.now += 1
+    assert len(caplog.records) == 1
+    failing.is_full = False
+    clock.now += 60
+    put(tier, prefix_keys("bob", 1), BLOCKS[:1])
+    assert tier.contains_prefix(prefix_keys("bob", 1)) == 1
+    assert len(caplog.records) == 2
     tier.close()
 
 
@@ -223,7 +246,7 @@ def test_a_server_that_dies_and_comes_back_is_used_again() -> None:
     server.kill()
     assert len(get(tier, KEYS)) == 0
     put(tier)
-    assert tier.stats.errors == 1
+    assert tier.stats.errors == 2  # a read and a write
     server.start()
     clock.now += 60
     put(tier)
