@@ -44,6 +44,8 @@ class TierStack:
     def __init__(self, tiers: Sequence[Tier]) -> None:
         self._tiers = list(tiers)
         self._failing = [False] * len(tiers)
+        # The tiers that `flush` does not wait for. Used by the thread that writes.
+        self._behind = [False] * len(tiers)
         # How often a namespace was cleared, and under None everything: what was read or queued before is not put after it.
         self._num_clears: Counter[bytes | None] = Counter()
         self._put_lock = Lock()
@@ -108,15 +110,18 @@ class TierStack:
 
         Until `flush` has returned True the blocks must stay as they are: tiers may write them out of this memory.
         """
+        for index, is_behind in enumerate(self._behind):
+            if is_behind:
+                self._flush(index, 0.0)
         self._put(range(len(self._tiers)), keys, blocks, generation, lent=True)
 
     def flush(self, timeout: float) -> bool:
-        """Wait until all tiers have what was put; False if ``timeout`` seconds were not enough for one of them."""
-        num_finished = 0
-        for index, tier in enumerate(self._tiers):
-            with self._guarded(index):
-                num_finished += tier.flush(timeout)
-        return num_finished == len(self._tiers)
+        """Wait until all tiers have what was put; False if ``timeout`` seconds were not enough for one of them.
+
+        Such a tier is not waited for again until it has all that was put before some later `write`.
+        """
+        finished = [self._flush(index, 0.0 if behind else timeout) for index, behind in enumerate(self._behind)]
+        return all(finished)
 
     def clear(self, namespace: bytes | None) -> None:
         """Forget one namespace (`BlockKey.namespace`), or everything, in all tiers. Waits for what is being put."""
@@ -149,6 +154,12 @@ class TierStack:
     def _close(self, index: int) -> None:
         with self._guarded(index):
             self._tiers[index].close()
+
+    def _flush(self, index: int, timeout: float) -> bool:
+        with self._guarded(index):
+            self._behind[index] = not self._tiers[index].flush(timeout)
+            return not self._behind[index]
+        return False
 
     def _put(
         self, indices: range, keys: Sequence[BlockKey], blocks: BlockBytes, generation: int, *, lent: bool

@@ -12,7 +12,7 @@ from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import BlockBytes
 from radixkv.tiers.worker import Worker
 
-# A tier that takes longer for one batch is left behind.
+# A tier that takes longer for one batch is not waited for until it has written all that it was given.
 _FLUSH_SECONDS = 5.0
 
 

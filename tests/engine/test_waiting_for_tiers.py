@@ -64,13 +64,15 @@ class Borrowing(DictTier):
     def __init__(self, gives_back: bool) -> None:
         super().__init__()
         self.borrowed: list[BlockBytes] = []
-        self._gives_back = gives_back
+        self.timeouts: list[float | None] = []
+        self.gives_back = gives_back
 
     def borrow_many(self, keys: Any, blocks: BlockBytes) -> None:
         self.borrowed.append(blocks)
 
     def flush(self, timeout: float | None = None) -> bool:
-        return self._gives_back
+        self.timeouts.append(timeout)
+        return self.gives_back
 
 
 class _Rows:
@@ -115,6 +117,28 @@ def test_memory_that_a_tier_still_writes_from_is_not_used_again(gives_back: bool
     assert writer.stop(60)
     assert np.shares_memory(tier.borrowed[0], blocks)  # no copy was made of it
     assert released == [True] * gives_back
+    assert loader.stop(60)
+
+
+def test_a_tier_that_hangs_is_waited_for_once_and_again_when_it_is_back() -> None:
+    """A shared store that hung made host memory and the disk wait for it after each batch."""
+    tier, blocks = Borrowing(False), np.ones((3, 8), np.uint8)
+    writer, loader = around(tier)
+
+    def put() -> list[float | None]:
+        tier.timeouts.clear()
+        assert writer.reserve(3)
+        writer.put([PrefixBlocks("", bytes(range(48)), 0, 3)], lambda: blocks)
+        assert writer.flush(60)
+        return list(tier.timeouts)
+
+    (patience,) = put()
+    assert patience
+    assert put() == put() == [0.0, 0.0]
+    tier.gives_back = True
+    assert put() == [0.0, patience]
+    assert put() == [patience]
+    assert writer.stop(60)
     assert loader.stop(60)
 
 
