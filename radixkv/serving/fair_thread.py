@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from radixkv.tiers.daemon_threads import DaemonThreads, carry_out
 
 _T = TypeVar("_T")
 
@@ -14,12 +16,14 @@ _T = TypeVar("_T")
 class FairThread:
     """Runs functions one after the other, one of each party that has any in turn, so that none waits for all of another's.
 
+    The thread ends with the process, whatever it runs.
+
     Args:
         name: of the thread.
     """
 
     def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._thread = DaemonThreads(1, name)
         self._lock = threading.Lock()
         # The functions of each party; the party that comes first is the next.
         self._waiting: dict[str, deque[tuple[Callable[[], Any], Future[Any]]]] = {}
@@ -32,13 +36,13 @@ class FairThread:
         """
         future: Future[_T] = Future()
         with self._lock:
-            self._executor.submit(self._run_next)
+            self._thread.submit(self._run_next)
             self._waiting.setdefault(party, deque()).append((function, future))
         return future
 
     def shutdown(self) -> None:
         """Take no more functions; those that wait are still run."""
-        self._executor.shutdown(wait=False)
+        self._thread.shutdown()
 
     def _run_next(self) -> None:
         with self._lock:
@@ -47,11 +51,4 @@ class FairThread:
             function, future = functions.popleft()
             if functions:
                 self._waiting[party] = functions
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            result = function()
-        except BaseException as error:  # handled where the result is awaited
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+        carry_out(future, function)

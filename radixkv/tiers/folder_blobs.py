@@ -10,10 +10,11 @@ import shutil
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from radixkv.cache.arguments import check_count, check_path
+from radixkv.tiers.daemon_threads import DaemonThreads
 
 NUM_THREADS = 4
 # What is younger was used just now.
@@ -45,13 +46,14 @@ class FolderBlobs:
         self._root = root / "files"  # beside what a disk tier may have there
         self._capacity = capacity_bytes
         self._until_look = 0
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="folder-blobs")
+        self._threads = DaemonThreads(NUM_THREADS, "folder-blobs")
 
     def count_present(self, names: Sequence[str]) -> int:
         return next((i for i, name in enumerate(names) if not self._path(name).exists()), len(names))
 
     def read(self, names: Sequence[str]) -> Sequence[bytes | None]:
-        found = list(self._threads.map(self._read, names))
+        reads = [self._threads.submit(partial(self._read, name)) for name in names]
+        found = [read.result() for read in reads]
         # The first of a prefix last, as in `write`.
         for name, (_, is_stale) in reversed([*zip(names, found, strict=True)]):
             if is_stale:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -44,3 +46,16 @@ def test_errors_reach_who_waits_and_nobody_else() -> None:
     thread.shutdown()
     with pytest.raises(RuntimeError):
         thread.submit("a", lambda: 5)
+
+
+def test_a_function_that_hangs_does_not_keep_the_process_from_its_end() -> None:
+    hang = (
+        "import threading\n"
+        "from radixkv.serving.fair_thread import FairThread\n"
+        "started = threading.Event()\n"
+        "thread = FairThread('test')\n"
+        "thread.submit('a', lambda: (started.set(), threading.Event().wait()))\n"
+        "started.wait()\n"
+        "thread.shutdown()\n"
+    )
+    subprocess.run([sys.executable, "-c", hang], check=True, timeout=60)

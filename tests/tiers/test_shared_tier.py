@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -283,6 +285,37 @@ def test_a_folder_is_its_users_alone_and_its_files_are_written_whole(tmp_path: P
     paths = list(tmp_path.rglob("*"))
     assert sum(path.is_file() for path in paths) == 6
     assert all(stat.S_IMODE(path.stat().st_mode) == (0o600 if path.is_file() else 0o700) for path in paths)
+
+
+def test_what_a_folder_fails_with_reaches_the_reader(tmp_path: Path) -> None:
+    store = FolderBlobs(tmp_path, capacity_bytes=1 << 20)
+    store.write({"prefix/block": b"bytes"})
+    with mock.patch.object(folder_blobs, "os", FaultyOs()) as disk:
+        disk.fault = "read fails"
+        with pytest.raises(OSError, match="unreadable"):
+            store.read(["prefix/none", "prefix/block"])
+    assert store.read(["prefix/none", "prefix/block"]) == [None, b"bytes"]
+    store.close()
+    with pytest.raises(RuntimeError):
+        store.read(["prefix/block"])
+
+
+def test_a_folder_that_hangs_does_not_keep_the_process_from_its_end(tmp_path: Path) -> None:
+    hang = (
+        "import sys, threading\n"
+        "from pathlib import Path\n"
+        "from radixkv.tiers.folder_blobs import FolderBlobs\n"
+        "class HangingFolder(FolderBlobs):\n"
+        "    def _read(self, name):\n"
+        "        reads.set()\n"
+        "        threading.Event().wait()\n"
+        "reads = threading.Event()\n"
+        "store = HangingFolder(Path(sys.argv[1]), capacity_bytes=1 << 20)\n"
+        "threading.Thread(target=store.read, args=(['prefix/block'],), daemon=True).start()\n"
+        "reads.wait()\n"
+        "store.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", hang, tmp_path], check=True, timeout=60)
 
 
 def test_a_folder_is_held_to_its_capacity(tmp_path: Path) -> None:
