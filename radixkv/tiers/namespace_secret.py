@@ -7,7 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
-from radixkv.tiers.store_folder import open_private
+from radixkv.tiers.store_folder import open_private, sync
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +114,9 @@ def _write(path: Path, secret: bytes) -> None:
     try:
         with open(draft, "wb", opener=open_private) as file:
             file.write(secret)
+        sync(draft)
         os.link(draft, path)  # unlike a rename
+        sync(path.parent)
     except FileExistsError:
         pass
     finally:

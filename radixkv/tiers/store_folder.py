@@ -78,7 +78,9 @@ def make_store_folder(root: Path, codec: RecordCodec) -> Path:
         draft = folder / f"{_HEADER}.{os.getpid()}"
         with open(draft, "w", opener=open_private) as file:
             json.dump(fields, file, indent=2)
+        sync(draft)
         draft.rename(header)
+        sync(folder)
     return folder
 
 
@@ -118,6 +120,19 @@ def store_folders(root: Path) -> Iterator[Path]:
 def open_private(path: str | os.PathLike[str], flags: int) -> int:
     """An opener for `open`: a new file is its owner's alone, whatever the umask."""
     return os.open(path, flags, 0o600)
+
+
+def sync(path: Path) -> None:
+    """Have a file's bytes, or a folder's names, survive a power cut.
+
+    Raises:
+        OSError: they may not.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class FolderLock:

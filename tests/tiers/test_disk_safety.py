@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,9 @@ from support.tier_model import BLOCK_SIZE, FORMAT, get, prefix_keys
 
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.namespace_secret import namespace_secret
+from radixkv.tiers.record import RecordCodec
+from radixkv.tiers.store_folder import make_store_folder
 
 
 @pytest.mark.parametrize("key", [None, bytes(range(32))], ids=["plain", "sealed"])
@@ -114,3 +118,26 @@ def test_files_are_their_owners_alone(open_tier: OpenTier, tmp_path: Path) -> No
     assert len(modes) >= 6
     assert set(modes.values()) == {0o600, 0o700}
     assert {path for path, mode in modes.items() if mode == 0o700} == {p for p in modes if p.is_dir()}
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("namespaces.secret", namespace_secret),
+        ("format.json", lambda root: make_store_folder(root, RecordCodec(FORMAT, None))),
+    ],
+)
+def test_a_file_without_which_nothing_is_found_is_on_the_disk_before_its_name_is(
+    tmp_path: Path, name: str, make: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut could leave an empty secret, which was refused at every start."""
+    synced = list[tuple[bool, bool]]()
+
+    def sync(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        synced.append((is_folder, any(tmp_path.rglob(name))))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    make(tmp_path)
+    make(tmp_path)
+    assert synced == [(False, False), (True, True)]
