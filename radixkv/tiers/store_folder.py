@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from radixkv.errors import StoreInUseError
 from radixkv.tiers.block_format import FORMAT_VERSION, BlockFormat
@@ -138,6 +139,8 @@ def sync(path: Path) -> None:
 class FolderLock:
     """Held by the one process that writes to a store; the system gives it back when the process ends, however it ends.
 
+    A forked child does not hold it.
+
     Args:
         folder: of the store.
 
@@ -148,6 +151,7 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self._file = open(folder / "lock", "a+", opener=open_private)  # noqa: SIM115 - closed by `close`
+        _locks.add(self)
         try:
             self._take()
         except BlockingIOError:
@@ -177,6 +181,18 @@ class FolderLock:
     def close(self) -> None:
         """Give it back."""
         self._file.close()
+
+
+_locks: WeakSet[FolderLock] = WeakSet()
+
+
+def _close_in_child() -> None:
+    """Close the child's descriptors, which would hold the locks after their owner's end; the owner still holds them."""
+    for lock in _locks:
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def owner_of(folder: Path) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,25 @@ def test_the_second_owner_is_refused_with_the_firsts_id(open_tier: OpenTier) -> 
         open_tier()
     first.close()
     open_tier()
+
+
+def test_a_forked_child_does_not_hold_a_folder(open_tier: OpenTier) -> None:
+    """The owner was killed, and its successor refused while a child of it lived."""
+    first = open_tier()
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if not child:
+        ours.close()
+        theirs.send(b".")
+        theirs.recv(1)  # until the test is over
+        os._exit(0)
+    with ours, theirs:
+        assert ours.recv(1)
+        with pytest.raises(StoreInUseError):
+            open_tier()
+        first.close()
+        open_tier()
+    os.waitpid(child, 0)
 
 
 def test_a_second_process_may_read_what_the_first_writes(open_tier: OpenTier) -> None:
