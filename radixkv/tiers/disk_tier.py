@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -113,25 +114,16 @@ class DiskTier:
             return len(opened.index) if opened else 0
 
     def contains_prefix(self, keys: Sequence[BlockKey]) -> int:
-        opened = self._usable()
-        return 0 if opened is None else len(self._find(opened, keys))
+        with self._reading() as opened:
+            return 0 if opened is None else len(self._find(opened, keys))
 
     def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
         self._codec.check_rows(keys, out)
         begin = self._clock()
         count = 0
-        with self._lock:
-            reading = not self._closed
-            self._num_reading += reading
-        if reading:
-            try:
-                opened = self._usable()
-                if opened is not None:
-                    count = self._get(opened, keys, out)
-            finally:
-                with self._lock:
-                    self._num_reading -= 1
-                    self._lock.notify_all()
+        with self._reading() as opened:
+            if opened is not None:
+                count = self._get(opened, keys, out)
         self._counters.add_read(count, len(keys), self._codec.format.block_bytes, self._clock() - begin)
         return count
 
@@ -202,6 +194,19 @@ class DiskTier:
         return opened
 
     # Reading
+
+    @contextmanager
+    def _reading(self) -> Iterator[OpenStore | None]:
+        """What can be read now, and is not closed meanwhile."""
+        with self._lock:
+            reading = not self._closed
+            self._num_reading += reading
+        try:
+            yield self._usable() if reading else None
+        finally:
+            with self._lock:
+                self._num_reading -= reading
+                self._lock.notify_all()
 
     def _usable(self) -> OpenStore | None:
         """What can be read now; a store that is only read is opened when it is there."""

@@ -217,13 +217,16 @@ def test_rows_that_do_not_fit_their_keys_are_refused(open_tier: OpenTier) -> Non
 
 
 def test_calls_after_the_end_do_nothing(open_tier: OpenTier) -> None:
-    tier = open_tier()
-    put(tier)
-    tier.close()
-    tier.close()
-    tier.put_many(KEYS, BLOCKS)
-    tier.clear()
-    assert len(get(tier, KEYS)) == 0
+    owner = open_tier()
+    put(owner)
+    for tier in (open_tier(read_only=True), owner):
+        assert tier.contains_prefix(KEYS) == 6
+        tier.close()
+        tier.close()
+        tier.put_many(KEYS, BLOCKS)
+        tier.clear()
+        assert tier.contains_prefix(KEYS) == len(get(tier, KEYS)) == 0
+        assert tier._opened is None  # a store that is only read was opened again
 
 
 def test_threads_that_read_put_and_clear_at_once_get_right_blocks_or_none(open_tier: OpenTier) -> None:
