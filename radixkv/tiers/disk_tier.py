@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 import time
@@ -24,7 +25,12 @@ from radixkv.tiers.slot_table import SlotTable
 from radixkv.tiers.stats import StoreCounters, StoreStats
 from radixkv.tiers.stored_pins import StoredPins
 from radixkv.tiers.tier import BlockBytes
+from radixkv.tiers.worker import Worker
 
+_log = logging.getLogger(__name__)
+
+# How long a caller of `DiskTier.clear` waits for the index.
+_CLEAR_SECONDS = 2.0
 # What a disk does when it fails.
 MediumErrors = (OSError, sqlite3.Error)
 
@@ -86,9 +92,11 @@ class DiskTier:
         self._lock = threading.Condition()  # of what follows
         self._num_reading = 0
         self._closed = False
-        # Held around transactions of the index, so that a cleared block is not committed afterwards.
+        # Held around transactions of the index, and as long as the disk hangs in one.
         self._index_lock = threading.Lock()
-        self._uncleared: set[bytes | None] = set()  # namespaces that were cleared while the disk was gone
+        self._clear_lock = threading.Lock()  # of what is cleared in memory; never held while the disk is waited for
+        # Namespaces that the index is yet to forget, before anything else changes in it.
+        self._uncleared: frozenset[bytes | None] = frozenset()
         self._stale: set[int] = set()  # slots of which the index may say what is no longer so
         self._free: list[int] = []  # the writer's own
         self._opened: OpenStore | None = None
@@ -100,6 +108,7 @@ class DiskTier:
         self._writer = (
             None if read_only else BackgroundWriter("disk-tier", block_format.block_bytes, queue_bytes, self._write)
         )
+        self._clearer = None if read_only else Worker("disk-tier-clearer")
 
     @property
     def stats(self) -> StoreStats:
@@ -142,24 +151,19 @@ class DiskTier:
     def clear(self, namespace: bytes | None = None) -> None:
         """Forget one namespace, or everything.
 
-        Afterwards nothing of it is found, after a restart neither. Its bytes are overwritten in the background.
+        Afterwards nothing of it is found, after a restart neither; but where the disk hangs, what it has is forgotten when
+        it answers again, if this process lives so long. Its bytes are overwritten in the background.
         """
-        if self._writer is None:
+        if self._clearer is None or self._closed:
             return
-        with self._index_lock:
-            slots = self.table.clear(namespace)
-            self.pins.clear(namespace)
-            self._writer.cancel(namespace, self._release_all if namespace is None else partial(self._erase, slots))
-            if self._opened is None:
-                self._uncleared.add(namespace)
-            else:
-                try:
-                    self._opened.index.clear(namespace)
-                    self.pins.commit(self._opened.index)
-                    self._writer.call(self._write_pins)  # what was deleted is still in the index's log
-                except MediumErrors as error:
-                    self._stale.update(slots)
-                    self._failed(self._writes, error)
+        with self._clear_lock:
+            self._forget(namespace)
+        done = threading.Event()
+        self._clearer.submit(partial(self._clear, done))
+        if not done.wait(_CLEAR_SECONDS):
+            _log.warning(
+                "%s: the disk does not answer, and a restart before it does would find what was cleared", self._root
+            )
 
     def flush(self, timeout: float | None = None) -> bool:
         return self._writer is None or self._writer.flush(timeout)
@@ -170,27 +174,33 @@ class DiskTier:
         with self._lock:
             self._closed = True
             self._lock.wait_for(lambda: not self._num_reading)
-        if self._opened is not None:
-            if not self._read_only:
-                try:
-                    with self._index_lock:
+        if self._clearer is not None:
+            self._clearer.stop(0.0)
+        with self._index_lock:
+            if self._opened is not None:
+                if not self._read_only:
+                    try:
                         self._commit(self._opened, [])
                         self.pins.commit(self._opened.index)
-                except MediumErrors as error:
-                    self._failed(self._writes, error)
-            self._opened.close()
-            self._opened = None
+                    except MediumErrors as error:
+                        self._failed(self._writes, error)
+                self._opened.close()
+                self._opened = None
 
     # Opening
 
     def _open(self) -> OpenStore:
         if self._read_only:
             return open_to_read(self._root, self._codec, self._slot_bytes)
+        cleared = self._uncleared
         opened, entries, self._free = open_to_write(
-            self._root, self._codec, self._slot_bytes, self._capacity, self._uncleared, self.pins
+            self._root, self._codec, self._slot_bytes, self._capacity, cleared, self.pins
         )
-        self._uncleared.clear()
-        self.table.fill(entries)
+        with self._clear_lock:
+            self.table.fill(entries)
+            self._uncleared -= cleared
+            for namespace in self._uncleared:  # what was cleared meanwhile
+                self._forget(namespace)
         return opened
 
     # Reading
@@ -244,6 +254,34 @@ class DiskTier:
         self._counters.add(corrupt_blocks=corrupt)
         return count
 
+    # Clearing
+
+    def _forget(self, namespace: bytes | None) -> None:
+        """In memory; with the lock of what is cleared."""
+        if self._writer is not None:
+            self._uncleared |= {namespace}
+            slots = self.table.clear(namespace)
+            self.pins.clear(namespace)
+            self._writer.cancel(namespace, self._release_all if namespace is None else partial(self._erase, slots))
+
+    def _clear(self, done: threading.Event) -> None:
+        try:
+            with self._index_lock:
+                if self._opened is not None:
+                    self._clear_index(self._opened)
+                    self.pins.commit(self._opened.index)
+        except MediumErrors as error:
+            self._failed(self._writes, error)
+        self._write_pins_soon()  # what was deleted is still in the index's log
+        done.set()
+
+    def _clear_index(self, opened: OpenStore) -> None:
+        """With the index's lock."""
+        for namespace in self._uncleared:
+            opened.index.clear(namespace)
+            with self._clear_lock:
+                self._uncleared -= {namespace}
+
     # Writing
 
     def _put(self, keys: Sequence[BlockKey], blocks: BlockBytes, *, lent: bool) -> None:
@@ -258,7 +296,7 @@ class DiskTier:
 
     def _write(self, batch: list[PendingBlock]) -> None:
         begin = self._clock()
-        written: list[tuple[PendingBlock, int]] = []
+        written = 0
         try:
             if self._writes.ready:
                 written = self._write_slots(batch)
@@ -267,13 +305,13 @@ class DiskTier:
         except (*MediumErrors, StoreInUseError) as error:
             self._failed(self._writes, error)
         self._counters.add(
-            written_blocks=len(written),
-            written_bytes=len(written) * self._codec.format.block_bytes,
-            dropped_blocks=len(batch) - len(written),
+            written_blocks=written,
+            written_bytes=written * self._codec.format.block_bytes,
+            dropped_blocks=len(batch) - written,
             write_seconds=self._clock() - begin,
         )
 
-    def _write_slots(self, batch: list[PendingBlock]) -> list[tuple[PendingBlock, int]]:
+    def _write_slots(self, batch: list[PendingBlock]) -> int:
         if self._opened is None:
             with self._index_lock:
                 self._opened = self._open()
@@ -290,20 +328,22 @@ class DiskTier:
                 opened.files.write(slots[part.start], buffers)
             with self._index_lock:
                 now = time.time()
-                kept = [(pending, slot) for pending, slot in placed if not pending.cancelled]
-                blocks = [IndexedBlock(slot, p.key.digest, p.key.namespace, now) for p, slot in kept]
-                self._commit(opened, blocks)
-                self.table.add([pending.key for pending, _ in kept], blocks)
-            for pending, _ in kept:
+                blocks = {p: IndexedBlock(slot, p.key.digest, p.key.namespace, now) for p, slot in placed}
+                self._commit(opened, [block for pending, block in blocks.items() if not pending.cancelled])
+                with self._clear_lock:
+                    kept = [pending for pending in blocks if not pending.cancelled]
+                    self.table.add([pending.key for pending in kept], [blocks[pending] for pending in kept])
+            for pending in kept:
                 self.table.mark_used(pending.prefix)
         except BaseException:
             self._free += slots
             raise
-        written = {slot for _, slot in kept}
+        written = {blocks[pending].slot for pending in kept}
         self._erase([slot for slot in slots if slot not in written])
-        return kept
+        return len(kept)
 
     def _commit(self, opened: OpenStore, blocks: Sequence[IndexedBlock]) -> None:
+        self._clear_index(opened)
         used, gone = self.table.take_changes()
         self._free += gone
         self._stale.update(gone)
@@ -319,6 +359,7 @@ class DiskTier:
             return
         try:
             with self._index_lock:
+                self._clear_index(self._opened)
                 self.pins.commit(self._opened.index)
                 self._opened.index.erase_deleted()
         except MediumErrors as error:

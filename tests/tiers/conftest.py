@@ -10,6 +10,7 @@ import pytest
 from support.disk_tiers import SLOT, OpenTier
 from support.tier_model import FORMAT, FakeClock
 
+from radixkv.tiers import disk_tier
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.disk_tier import DiskTier
 
@@ -20,8 +21,9 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def open_tier(tmp_path: Path, clock: FakeClock) -> Iterator[OpenTier]:
-    """Opens tiers in one folder; those that are left open are closed."""
+def open_tier(tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenTier]:
+    """Opens tiers in one folder; those that are left open are closed. A slow disk is none that hangs."""
+    monkeypatch.setattr(disk_tier, "_CLEAR_SECONDS", 600)
     tiers: list[DiskTier] = []
 
     def open_tier(block_format: BlockFormat = FORMAT, **options: Any) -> DiskTier:

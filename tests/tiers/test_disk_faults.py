@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import threading
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -14,9 +16,11 @@ from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, put, slot_file
 from support.faulty_os import FaultyOs
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
-from radixkv.tiers import slot_files
+from radixkv.tiers import disk_tier, slot_files
 from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.open_store import open_to_write
 from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
+from radixkv.tiers.stored_pins import StoredPin
 
 FAULTS_OF_WRITING = ["write fails", "full", "gone"]
 
@@ -167,3 +171,70 @@ def test_what_was_cleared_while_the_disk_was_gone_is_not_there_when_it_is_back(
     put(tier, prefix_keys("eve", 1), BLOCKS[:1])
     assert tier.contains_prefix(KEYS) == 0
     assert tier.contains_prefix(prefix_keys("bob", 1)) == tier.contains_prefix(prefix_keys("eve", 1)) == 1
+
+
+@pytest.mark.parametrize("hanging", ["commit", "clear"])
+def test_whoever_clears_does_not_wait_for_a_disk_that_hangs(
+    open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch, hanging: str
+) -> None:
+    """The engine's thread did, for as long as a transaction of the index hung."""
+    tier = open_tier()
+    put(tier, prefix_keys("bob", 1), BLOCKS[:1])
+    hangs, answers = threading.Event(), threading.Event()
+    real = getattr(SlotIndex, hanging)
+
+    def hang(*arguments: Any) -> None:
+        hangs.set()
+        assert answers.wait(600)
+        real(*arguments)
+
+    monkeypatch.setattr(SlotIndex, hanging, hang)
+    if hanging == "clear":
+        put(tier)
+    else:
+        tier.put_many(KEYS, BLOCKS)
+        assert hangs.wait(600)
+    monkeypatch.setattr(disk_tier, "_CLEAR_SECONDS", 0.0)
+    engine = threading.Thread(target=tier.clear, args=(KEYS[0].namespace,))
+    engine.start()
+    engine.join(20)
+    waited = engine.is_alive()
+    found = tier.contains_prefix(KEYS)
+    answers.set()
+    engine.join()
+    assert not waited
+    assert not found
+    assert tier.flush(600)
+    assert tier.contains_prefix(KEYS) == 0
+    put(tier, KEYS[:2], BLOCKS[:2])
+    tier.close()
+    tier = open_tier()
+    assert tier.contains_prefix(KEYS) == 2  # what came after
+    assert tier.contains_prefix(prefix_keys("bob", 1)) == 1
+
+
+def test_what_is_cleared_while_a_disk_comes_back_is_not_found(
+    open_tier: OpenTier, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier()
+    put(tier)
+    tier.pins.add(StoredPin("pin", KEYS[0].namespace, KEYS[0].namespace, KEYS[0].tokens, None, False))
+    tier.close()
+    with mock.patch("radixkv.tiers.open_store.FolderLock", side_effect=OSError("gone")):
+        tier = open_tier()
+
+    def open_slowly(*arguments: Any) -> Any:
+        opened = open_to_write(*arguments)
+        assert tier.pins.waiting()
+        tier.clear(KEYS[0].namespace)
+        return opened
+
+    monkeypatch.setattr(disk_tier, "_CLEAR_SECONDS", 0.0)
+    clock.now += 60
+    with mock.patch.object(disk_tier, "open_to_write", open_slowly):
+        put(tier, prefix_keys("bob", 1), BLOCKS[:1])
+    for _ in range(2):
+        assert len(tier) == tier.contains_prefix(prefix_keys("bob", 1)) == 1
+        assert not tier.pins.waiting()
+        tier.close()
+        tier = open_tier()

@@ -71,7 +71,7 @@ def test_what_a_disk_could_not_be_told_it_is_told_later(open_tier: OpenTier, mon
     for name in ("old", "kept"):
         tier.pins.add(pin(name, BEN if name == "old" else ANN))
     assert tier.flush(600)
-    change = SlotIndex.change_pins
+    change, clear = SlotIndex.change_pins, SlotIndex.clear
     monkeypatch.setattr(SlotIndex, "change_pins", full)
     monkeypatch.setattr(SlotIndex, "clear", full)
     tier.pins.add(pin("new"))
@@ -79,6 +79,7 @@ def test_what_a_disk_could_not_be_told_it_is_told_later(open_tier: OpenTier, mon
     tier.clear(BEN)
     assert tier.stats.errors >= 2
     monkeypatch.setattr(SlotIndex, "change_pins", change)
+    monkeypatch.setattr(SlotIndex, "clear", clear)
     tier.close()
     assert [each.name for each in open_tier().pins.waiting()] == ["kept", "new"]
 
