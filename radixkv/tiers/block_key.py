@@ -24,7 +24,8 @@ class BlockKey:
     """One whole block of one prefix.
 
     Attributes:
-        namespace: digest of the namespace and the model's fingerprint, by which a tier clears.
+        namespace: by which a tier clears. An engine has the same for a group of namespaces, all of one tenant's, say: the
+            digest of the group's name and the model's fingerprint (`radixkv.tiers.prefix_keys.PrefixKeys.group`).
         digest: covers the namespace, the fingerprint, and all tokens up to the block's end.
         tokens: the block's own tokens, int32 little-endian.
     """
@@ -49,7 +50,7 @@ def block_keys(namespace: bytes, tokens: bytes, block_bytes: int) -> Iterator[Bl
     """The keys of a prefix's whole blocks, first to last.
 
     Args:
-        namespace: from `namespace_digest`.
+        namespace: from `namespace_digest`, or the digest of the block before; the keys have it as their namespace.
         tokens: of the prefix, int32 little-endian.
         block_bytes: of one block's encoded tokens.
     """
