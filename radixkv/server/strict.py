@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 # More than any request has. Every unknown field is an error with a text of its own, and a megabyte holds 100,000 of them.
 _MAX_FIELDS = 256
@@ -32,6 +32,29 @@ def _with_whole_numbers(value: Any, depth: int = _MAX_LIST_DEPTH) -> Any:
     if type(value) is list and depth and not {float, list}.isdisjoint(map(type, value)):
         return [_with_whole_numbers(each, depth - 1) for each in value]
     return value
+
+
+def refuse_half_pairs(body: Any) -> Any:
+    """Refuse a body that has half of a surrogate pair anywhere: JSON can hold it, and a response in UTF-8 cannot.
+
+    Returns:
+        The body.
+
+    Raises:
+        ValidationError: it names the place: of a key, the object that has it.
+    """
+    values: list[tuple[tuple[str | int, ...], Any]] = [((), body)]
+    while values:
+        path, value = values.pop()
+        if isinstance(value, dict):
+            values += [(path, key) for key in value]
+            values += [((*path, key), each) for key, each in value.items()]
+        elif isinstance(value, list):
+            values += [((*path, index), each) for index, each in enumerate(value)]
+        elif isinstance(value, str) and value.encode(errors="ignore").decode() != value:
+            wrong = InitErrorDetails(type="string_unicode", loc=path, input=value)
+            raise ValidationError.from_exception_data("body", [wrong])
+    return body
 
 
 class StrictModel(BaseModel):

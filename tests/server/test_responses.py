@@ -266,13 +266,27 @@ def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:
         ({"temperature": -1}, "temperature", "at least 0"),
         ({"reasoning": {"effort": "enormous"}}, "reasoning.effort", "minimal"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"enum": []}}}}, "text.format", "schema"),
+        ({"metadata": {"topic": "\ud83c"}}, "metadata", "metadata.topic"),
+        ({"metadata": {"\ud83c": "x"}}, "metadata", "metadata"),
+        ({"user": "\ud83c"}, "user", "user"),
+        ({"prompt_cache_key": "\ud83c"}, "prompt_cache_key", "prompt_cache_key"),
+        ({"reasoning": {"summary": "\ud83c"}}, "reasoning", "reasoning.summary"),
+        ({"text": {"format": {"type": "json_schema", "name": "\ud83c", "schema": {}}}}, "text", "text.format.name"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "\ud83c", "output": "x"}]},
+            "input",
+            "input.0.call_id: expected a valid string",
+        ),
+        ({"\ud83c": "x"}, None, "body"),
     ],
 )
 def test_what_is_impossible_or_not_supported_is_refused_by_name(
-    llm: LLM, fields: dict[str, Any], param: str, named: str
+    llm: LLM, fields: dict[str, Any], param: str | None, named: str
 ) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
-        response = await client.post("/v1/responses", json={**BODY, **fields})
+        # As bytes: httpx does not encode half of a surrogate pair.
+        content, headers = json.dumps({**BODY, **fields}).encode(), {"content-type": "application/json"}
+        response = await client.post("/v1/responses", content=content, headers=headers)
         assert response.status_code == 400, response.text
         error = response.json()["error"]
         assert error["param"] == param

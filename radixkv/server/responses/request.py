@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from radixkv.server.not_supported import Only
 from radixkv.server.response_format import JsonObjectFormat, TextFormat
 from radixkv.server.responses.items import MAX_ITEMS, InputItem
-from radixkv.server.strict import StrictModel
+from radixkv.server.strict import StrictModel, refuse_half_pairs
 from radixkv.server.unions import TextOr, one_of_types
 
 _MAX_TOOLS = 1024
@@ -82,6 +82,8 @@ Tool = Annotated[FunctionTool, one_of_types("tools", ("function",))]
 
 class ResponseRequest(StrictModel):
     """What the model is to respond to, and how; null selects the default."""
+
+    _refuse_half_pairs = model_validator(mode="before")(refuse_half_pairs)
 
     input: TextOr[Annotated[list[InputItem], Field(max_length=MAX_ITEMS)]]
     model: str | None = None
