@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import json
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +31,7 @@ from radixkv.server.tenants import Tenant
 from radixkv.serving.answer_reader import PieceReader
 from radixkv.tools.chat_format import AnswerForm
 from radixkv.tools.definitions import ParsedAnswer
-from radixkv.tools.events import AnswerPiece, ToolCallBegin
+from radixkv.tools.events import AnswerPiece, ToolCallArguments, ToolCallBegin
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -156,14 +157,18 @@ class ChatEvents:
 
     async def __aiter__(self) -> AsyncGenerator[ChatEvent, None]:
         reader = PieceReader(self._form)
-        calling: set[int] = set()
+        # By choice: the arguments of its last call so far.
+        arguments: dict[int, list[str]] = {}
         async with aclosing(aiter(self._generation)) as deltas:
             async for delta in deltas:
                 output = delta.output
                 pieces = reader.read(delta.choice, output.text, output.finish_reason is not None)
-                if any(isinstance(piece, ToolCallBegin) for piece in pieces):
-                    calling.add(delta.choice)
-                reason = _finish_reason(output, delta.choice in calling)
+                for piece in pieces:
+                    if isinstance(piece, ToolCallBegin):
+                        arguments[delta.choice] = []
+                    elif isinstance(piece, ToolCallArguments):
+                        arguments[delta.choice].append(piece.text)
+                reason = _finish_reason(output, arguments.get(delta.choice, []))
                 yield ChatEvent(delta.choice, pieces, output, reason, output.stop_reason)
 
     async def collect(self) -> list[ChatAnswer]:
@@ -171,11 +176,24 @@ class ChatEvents:
         answers = []
         for choice, output in enumerate(await self._generation.collect()):
             answer = ParsedAnswer(output.text) if self._form is None else self._form.parse(output.text)
-            reason = _finish_reason(output, bool(answer.tool_calls))
+            reason = _finish_reason(output, [call.arguments for call in answer.tool_calls[-1:]])
             answers.append(ChatAnswer(choice, answer, output, reason, output.stop_reason))
         return answers
 
 
-def _finish_reason(output: CompletionOutput, calls: bool) -> ChatFinishReason | None:
+def _finish_reason(output: CompletionOutput, arguments: Sequence[str]) -> ChatFinishReason | None:
+    """Why an answer ended; a call that a stop string has cut is none that could be executed.
+
+    Args:
+        arguments: the pieces of the last call's; none: there is no call.
+    """
     reason = finish_reason(output)
-    return "tool_calls" if calls and reason == "stop" else reason
+    return "tool_calls" if reason == "stop" and _is_json("".join(arguments)) else reason
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -93,6 +93,20 @@ def test_a_call_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
     assert answer.message.tool_calls[0].function.name == "add"
 
 
+def test_a_call_that_a_stop_string_has_cut_is_no_call_to_execute(client: openai.OpenAI) -> None:
+    options = {"tool_choice": NAMED, "stop": '"b"'}
+    cut = chat(client, **options).choices[0]
+    assert (cut.finish_reason, cut.stop_reason) == ("stop", '"b"')
+    assert cut.message.tool_calls[0].function.arguments.startswith('{"a": 3')
+    last = [chunk.choices[0] for chunk in chat(client, **options, stream=True)][-1]
+    assert (last.finish_reason, last.stop_reason) == ("stop", '"b"')
+    options = {"tool_choice": NAMED, "stop": "}}", "extra_body": {"include_stop_str_in_output": True}}
+    whole = chat(client, **options).choices[0]
+    assert (whole.finish_reason, whole.stop_reason) == ("tool_calls", "}}")
+    last = [chunk.choices[0] for chunk in chat(client, **options, stream=True)][-1]
+    assert (last.finish_reason, last.stop_reason) == ("tool_calls", "}}")
+
+
 def test_histories_as_clients_send_them(http: httpx.Client) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 3, "b": 4}'}, "index": 0}
     messages: list[Any] = [
