@@ -22,6 +22,7 @@ from radixkv.server.generation import ChoiceDelta, Generation, respond
 from radixkv.server.logprobs import (
     CompletionLogprobs,
     EncodedPromptLogprobs,
+    TextLength,
     encode_completion_logprobs,
     encode_prompt_logprobs,
 )
@@ -154,8 +155,8 @@ class _CompletionResponseWriter:
         self._llm = service.llm
         self._tenant = tenant.name
         self._prompt_texts: dict[int, str] = {}
-        # By choice: characters so far of the tokens whose log-probabilities were returned; the next `text_offset`.
-        self._offsets: dict[int, int] = {}
+        # By choice: of the tokens whose log-probabilities were returned; the next `text_offset`.
+        self._lengths: dict[int, TextLength] = {}
 
     async def full_response(self, generation: Generation) -> Completion:
         outputs = await generation.collect()
@@ -177,7 +178,7 @@ class _CompletionResponseWriter:
             yield Completion(**self._head, choices=[], usage=self._usage(generation))
 
     async def _choice(self, delta: ChoiceDelta, generation: Generation) -> CompletionChoice:
-        output, echo = delta.output, bool(self._body.echo) and delta.choice not in self._offsets
+        output, echo = delta.output, bool(self._body.echo) and delta.choice not in self._lengths
         text = "" if self._score_only else output.text
         entries: list[tuple[int, dict[int, Logprob] | None]] = []
         prompt = self._prompts[delta.prompt]
@@ -186,13 +187,13 @@ class _CompletionResponseWriter:
             entries += zip(prompt.token_ids, generation.prompt_logprobs[delta.prompt] or [], strict=False)
         if not self._score_only:
             entries += zip(output.token_ids, output.logprobs or [], strict=False)
-        is_first = delta.choice not in self._offsets
-        offset = self._offsets.setdefault(delta.choice, 0)
+        is_first = delta.choice not in self._lengths
+        length = self._lengths.setdefault(delta.choice, TextLength())
         logprobs = None
         if self._body.logprobs is not None:
-            write = partial(encode_completion_logprobs, entries, self._body.logprobs, offset, self._texts)
+            write = partial(encode_completion_logprobs, entries, self._body.logprobs, length, self._texts)
             num_entries = len(entries) * (1 + self._body.logprobs)
-            logprobs, self._offsets[delta.choice] = await self._encoder.run(num_entries, write)
+            logprobs = await self._encoder.run(num_entries, write)
         return CompletionChoice(
             index=delta.choice,
             text=text,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -62,13 +63,33 @@ def encode_chat_logprobs(
     return EncodedChatLogprobs.of(f'{{"content":[{",".join(tokens)}]}}'.encode())
 
 
+class TextLength:
+    """How many characters a growing text has, whose tokens may each be part of one.
+
+    Attributes:
+        characters: that are complete.
+    """
+
+    def __init__(self) -> None:
+        self.characters = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, part: bytes) -> None:
+        """Append the bytes of a token."""
+        self.characters += len(self._decoder.decode(part))
+
+
 def encode_completion_logprobs(
-    entries: Iterable[tuple[int, dict[int, Logprob] | None]], num_top: int, offset: int, texts: TokenTexts
-) -> tuple[EncodedCompletionLogprobs, int]:
-    """Log-probabilities of tokens whose text begins at ``offset``, and where it ends."""
+    entries: Iterable[tuple[int, dict[int, Logprob] | None]], num_top: int, length: TextLength, texts: TokenTexts
+) -> EncodedCompletionLogprobs:
+    """Log-probabilities of tokens.
+
+    Args:
+        length: of the text before them; their own is added.
+    """
     offsets, tokens, chosen, likeliest = [], [], [], []
     for token_id, logprobs in entries:
-        offsets.append(f"{offset}")
+        offsets.append(f"{length.characters}")
         tokens.append(texts.quoted(token_id))
         if logprobs is None:
             chosen.append("null")
@@ -78,12 +99,12 @@ def encode_completion_logprobs(
             # Several tokens can have the same text.
             top = {texts.quoted(top_id): _number(top.logprob) for top_id, top in _likeliest(logprobs, num_top)}
             likeliest.append(f"{{{','.join([f'{text}:{logprob}' for text, logprob in top.items()])}}}")
-        offset += len(texts.text(token_id))
+        length.add(bytes(texts.bytes_of(token_id)))
     encoded = (
         f'{{"text_offset":[{",".join(offsets)}],"tokens":[{",".join(tokens)}],'
         f'"token_logprobs":[{",".join(chosen)}],"top_logprobs":[{",".join(likeliest)}]}}'
     )
-    return EncodedCompletionLogprobs.of(encoded.encode()), offset
+    return EncodedCompletionLogprobs.of(encoded.encode())
 
 
 class EncodedPromptLogprobs(EncodedPart):

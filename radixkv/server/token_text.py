@@ -23,11 +23,12 @@ class TokenTexts:
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._byte_of = _byte_level_alphabet() if "ByteLevel(" in repr(getattr(backend, "decoder", None)) else {}
+        self.bytes_of = lru_cache(maxsize=_MAX_TEXTS)(self._bytes_of)
         self.text = lru_cache(maxsize=_MAX_TEXTS)(self._text)
         self.quoted = lru_cache(maxsize=_MAX_TEXTS)(self._quoted)
         self.chat_parts = lru_cache(maxsize=_MAX_TEXTS)(self._chat_parts)
 
-    def bytes_of(self, token_id: int) -> list[int]:
+    def _bytes_of(self, token_id: int) -> list[int]:
         """The token's bytes in UTF-8 text."""
         name = self._tokenizer.convert_ids_to_tokens(token_id)
         if self._byte_of and name and all(character in self._byte_of for character in name):

@@ -83,10 +83,10 @@ def test_logprobs_and_echo(client: openai.OpenAI) -> None:
     assert choice.text == "One, two, three, four, five, six,"
     logprobs = choice.logprobs
     assert "".join(logprobs.tokens) == choice.text
-    assert [
+    assert all(
         choice.text[offset:].startswith(token)
         for offset, token in zip(logprobs.text_offset, logprobs.tokens, strict=True)
-    ]
+    )
     assert logprobs.token_logprobs[0] is None
     assert logprobs.top_logprobs[0] is None
     for token, logprob, top in zip(
@@ -99,6 +99,10 @@ def test_logprobs_and_echo(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
     assert [token for chunk in chunks for token in chunk.choices[0].logprobs.tokens] == logprobs.tokens
     assert [offset for chunk in chunks for offset in chunk.choices[0].logprobs.text_offset] == logprobs.text_offset
+    # Each of the tokens that are parts of a character begins where that does.
+    parts = complete(client, prompt="é🎉b", logprobs=0, echo=True, max_tokens=0).choices[0].logprobs
+    assert [token.startswith("bytes:") for token in parts.tokens] == [False, True, True, True, False]
+    assert parts.text_offset == [0, 1, 1, 1, 2]
     scoring = complete(client, logprobs=0, echo=True, max_tokens=0)
     assert scoring.usage.completion_tokens == 0
     scored = scoring.choices[0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
+import itertools
 import json
 import math
 import random
@@ -22,6 +24,7 @@ from radixkv.server.logprobs import (
     ChatLogprobs,
     ChosenTokenLogprob,
     CompletionLogprobs,
+    TextLength,
     TokenLogprob,
     encode_chat_logprobs,
     encode_completion_logprobs,
@@ -76,15 +79,21 @@ def test_completion_logprobs_are_what_pydantic_writes(default_tokenizer: Any) ->
     token_ids, logprobs = some_logprobs(1, 5)
     logprobs[3] = {token_ids[3]: Logprob(-math.inf, 9, None), 7: Logprob(-0.5, 1, None)}
     entries = [(5, None), *zip(token_ids, logprobs, strict=True)]
-    encoded, end = encode_completion_logprobs(entries, 4, 10, texts)
+    length = TextLength()
+    length.add(b"ten before")
+    encoded = encode_completion_logprobs(entries, 4, length, texts)
     shown = [texts.text(token_id) for token_id in (5, *token_ids)]
+    written = b"".join(bytes(texts.bytes_of(token_id)) for token_id in (5, *token_ids))
+    ends = [0, *itertools.accumulate(len(texts.bytes_of(token_id)) for token_id in (5, *token_ids))]
+    # Without the last character, where it is incomplete.
+    offsets = [10 + len(codecs.utf_8_decode(written[:end], "replace")[0]) for end in ends]
     expected = CompletionLogprobs(
-        text_offset=[10 + len("".join(shown[:i])) for i in range(len(shown))],
+        text_offset=offsets[:-1],
         tokens=shown,
         token_logprobs=[None, *(e[i].logprob for i, e in zip(token_ids, logprobs, strict=True))],
         top_logprobs=[None, *({texts.text(i): v.logprob for i, v in by_rank(e)[:4]} for e in logprobs)],
     )
-    assert end == 10 + len("".join(shown))
+    assert length.characters == offsets[-1]
     assert encoded.encoded.decode() == expected.model_dump_json()
     choices = [CompletionChoice(index=0, text='"logprobs":null', logprobs=encoded), CompletionChoice(index=1, text="")]
     response = Completion(id="x", created=1, model="m", choices=choices)
