@@ -61,7 +61,11 @@ _NOT_FOR_BEAM_SEARCH = (
     "logit_bias",
     "bad_words",
     "allowed_token_ids",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
 )
+# Values of those that ask for what a beam search does in any case.
+_FIXED_FOR_BEAM_SEARCH = {"skip_special_tokens": True, "include_stop_str_in_output": False}
 
 
 TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]
@@ -233,7 +237,7 @@ class GenerationRequest(StructuredRequest):
         self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
     ) -> BeamSearchParams:
         for name in _NOT_FOR_BEAM_SEARCH:
-            if getattr(self, name) is not None:
+            if getattr(self, name) not in (None, _FIXED_FOR_BEAM_SEARCH.get(name)):
                 raise ValueError(f"{name}: not supported by beam search")
         if prompt_logprobs is not None:
             name = "echo" if self.prompt_logprobs is None else "prompt_logprobs"

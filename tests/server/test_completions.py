@@ -139,6 +139,7 @@ def test_other_ways_to_sample(client: openai.OpenAI) -> None:
 
 def test_beam_search(client: openai.OpenAI) -> None:
     beams = {"use_beam_search": True, "length_penalty": 0.5}
+    beams |= {"skip_special_tokens": True, "include_stop_str_in_output": False}  # what beams do in any case
     wide = complete(client, n=3, logprobs=1, extra_body=beams)
     assert len({choice.text for choice in wide.choices}) == 3
     assert [choice.index for choice in wide.choices] == [0, 1, 2]

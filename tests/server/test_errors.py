@@ -50,6 +50,8 @@ def assert_error(response: httpx.Response, status: int, **expected: Any) -> None
         ({"beam_width": 3}, "beam_width"),
         ({"use_beam_search": True, "n": 3, "beam_width": 2}, "n"),
         ({"use_beam_search": True, "top_k": 3}, "top_k"),
+        ({"use_beam_search": True, "skip_special_tokens": False}, "skip_special_tokens"),
+        ({"use_beam_search": True, "include_stop_str_in_output": True}, "include_stop_str_in_output"),
         ({"use_beam_search": True, "length_penalty": 1e6}, "length_penalty"),
         ({"use_beam_search": True, "beam_width": 1000}, "beam_width"),
         ({"use_beam_search": True, "beam_width": 33}, "beam_width"),
