@@ -15,7 +15,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from radixkv.errors import DrainingError
+from radixkv.errors import DrainingError, RequestTimeoutError
 from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import BeamSearchSequence, CompletionOutput, PromptLogprobs, RequestMetrics, RequestOutput
 from radixkv.prompts import Prompt
@@ -24,7 +24,7 @@ from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.server.cache_insight import CacheExplanation, explanations
 from radixkv.server.encoded import encode
 from radixkv.server.errors import ApiError, as_api_error
-from radixkv.server.metrics import RequestTimer, ServerMetrics
+from radixkv.server.metrics import RequestTimer
 from radixkv.server.protocol import CompletionTokensDetails, GenerationRequest, PromptTokensDetails, Usage
 from radixkv.server.rate_limits import Reservation
 from radixkv.server.service import Service
@@ -60,7 +60,7 @@ class Generation:
         params: SamplingParams | BeamSearchParams,
         num_choices: int,
         streams: list[RequestStream],
-        metrics: ServerMetrics,
+        timers: list[RequestTimer],
         deadlines: Deadlines,
         reservation: Reservation,
         request_id: str,
@@ -72,7 +72,7 @@ class Generation:
         self._streams = streams
         self._deadlines = deadlines
         self._reservation = reservation
-        self._timers = [RequestTimer(metrics) for _ in streams]
+        self._timers = timers
         self.request_id = request_id
         # Of the prompt that had a token first; None before.
         self.times: RequestMetrics | None = None
@@ -103,17 +103,25 @@ class Generation:
             Exception: what `AsyncLLM.submit` raises.
         """
         deadlines = Deadlines(service.llm, service.time_limits.at_most(body.timeout))
-        async with deadlines.before_admission():
-            lengths = [len(prompt.token_ids) for prompt in prompts]
-            reservation = service.rate_limits.admit(tenant, params, lengths, service.llm.loaded.max_model_len)
-            try:
-                cache_explanations = await explanations(service, prompts, tenant.name) if body.explain_cache else None
-                streams = await service.llm.submit(
-                    prompts, params, request_id, priority=body.priority or 0, tenant=tenant.name
-                )
-            except BaseException:
-                reservation.cancel()
-                raise
+        timers = [RequestTimer(service.metrics, body.num_choices) for _ in prompts]
+        try:
+            async with deadlines.before_admission():
+                lengths = [len(prompt.token_ids) for prompt in prompts]
+                reservation = service.rate_limits.admit(tenant, params, lengths, service.llm.loaded.max_model_len)
+                try:
+                    cache_explanations = (
+                        await explanations(service, prompts, tenant.name) if body.explain_cache else None
+                    )
+                    streams = await service.llm.submit(
+                        prompts, params, request_id, priority=body.priority or 0, tenant=tenant.name
+                    )
+                except BaseException:
+                    reservation.cancel()
+                    raise
+        except RequestTimeoutError:
+            for timer in timers:
+                timer.end()
+            raise
         deadlines.watch(streams)
         generation = Generation(
             service.llm.loaded,
@@ -121,7 +129,7 @@ class Generation:
             params,
             body.num_choices,
             streams,
-            service.metrics,
+            timers,
             deadlines,
             reservation,
             request_id,
@@ -165,9 +173,8 @@ class Generation:
         self._deadlines.close()
         self._reservation.settle(self.usage.total_tokens)
         for stream, timer in zip(self._streams, self._timers, strict=True):
-            if not stream.closed:
-                stream.close()
-                timer.observe_abort()
+            stream.close()
+            timer.end()
 
     async def __aiter__(self) -> AsyncGenerator[ChoiceDelta, None]:
         try:

@@ -59,11 +59,13 @@ class ServerMetrics:
 
 
 class RequestTimer:
-    """Measures one request as its deltas arrive."""
+    """Measures the choices of one prompt, from its arrival on, as their deltas arrive."""
 
-    def __init__(self, metrics: ServerMetrics) -> None:
+    def __init__(self, metrics: ServerMetrics, num_choices: int) -> None:
         self._metrics = metrics
+        self._arrival = time.monotonic()
         self._last_delta_time: float | None = None
+        self._unfinished = set(range(num_choices))
 
     def observe(self, delta: OutputDelta) -> None:
         metrics, times, now = self._metrics, delta.metrics, time.monotonic()
@@ -71,12 +73,12 @@ class RequestTimer:
             metrics.time_to_first_token.observe(times.first_token_time - times.arrival_time)
         if isinstance(delta, BeamSearchOutput):
             counts = [len(beam.tokens) - delta.num_prompt_tokens for beam in delta.sequences]
-            reasons = [beam.finish_reason for beam in delta.sequences]
+            reasons = {index: beam.finish_reason for index, beam in enumerate(delta.sequences)}
+            self._unfinished &= reasons.keys()  # a search may find fewer than were asked for
             num_prompt_tokens, finished = delta.num_prompt_tokens, True
         else:
             counts = [len(output.token_ids) for output in delta.outputs]
-            # A finished choice is also in all later deltas, without tokens.
-            reasons = [o.finish_reason for o in delta.outputs if o.finish_reason is not None and o.token_ids]
+            reasons = {o.index: o.finish_reason for o in delta.outputs if o.finish_reason is not None}
             num_prompt_tokens, finished = len(delta.prompt_token_ids), delta.finished
             # Where the reader is slow, a delta holds several tokens of a choice: the time is divided among them.
             longest = max(counts, default=0)
@@ -85,14 +87,22 @@ class RequestTimer:
                     metrics.inter_token_latency.observe((now - self._last_delta_time) / longest)
         self._last_delta_time = now
         metrics.generation_tokens.inc(sum(counts))
-        for reason in reasons:
-            metrics.finished.labels(reason).inc()
+        # A finished choice is also in all later deltas; of beams there may be more than were asked for.
+        for choice in self._unfinished & reasons.keys():
+            self._finish(choice, reasons[choice], (times.finished_time or now) - times.arrival_time)
         if finished:
             metrics.prompt_tokens.inc(num_prompt_tokens)
-            metrics.request_latency.observe((times.finished_time or now) - times.arrival_time)
 
-    def observe_abort(self) -> None:
-        self._metrics.finished.labels("abort").inc()
+    def end(self) -> None:
+        """Nothing more arrives: what has not finished never will."""
+        for choice in set(self._unfinished):
+            self._finish(choice, "abort", time.monotonic() - self._arrival)
+
+    def _finish(self, choice: int, reason: str, latency: float) -> None:
+        self._unfinished.remove(choice)
+        self._metrics.finished.labels(reason).inc()
+        if not self._unfinished:
+            self._metrics.request_latency.observe(latency)
 
 
 class EngineCollector(Collector):

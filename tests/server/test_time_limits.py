@@ -59,6 +59,27 @@ def test_in_all(llm: LLM) -> None:
     assert errors(llm, TimeLimits(total=SOON)) == [expected] * 2
 
 
+@pytest.mark.parametrize("stage", ["admission", "queue", "total"])
+def test_each_choice_is_counted_as_aborted(llm: LLM, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    async def never(*arguments: Any, **options: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as client:
+            if stage == "admission":
+                monkeypatch.setattr(engine, "submit", never)
+            elif stage == "queue":
+                monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits nobody
+            body = {**BODY, "prompt": [[7], [8]], "n": 2, "temperature": 1, "timeout": SOON}
+            assert (await client.post("/v1/completions", json=body)).status_code == 504
+            lines = (await client.get("/metrics")).text.splitlines()
+            counts = [line for line in lines if line.startswith("radixkv:request_success_total")]
+            assert counts == ['radixkv:request_success_total{finished_reason="abort"} 4.0']
+            assert "radixkv:e2e_request_latency_seconds_count 2.0" in lines
+
+    asyncio.run(main())
+
+
 def test_a_request_has_a_limit_of_its_own(llm: LLM) -> None:
     expected = f"the request was not finished for {SOON} seconds, which is the limit"
     assert errors(llm, TimeLimits(total=900), timeout=SOON, streams=(True,)) == [expected]
