@@ -16,6 +16,7 @@ from support.in_process_server import make_service, serve
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server.app import create_app
+from radixkv.server.responses import routes
 from radixkv.server.responses.objects import ResponseObject
 from radixkv.server.responses.output import Output
 from radixkv.server.responses.request import ResponseRequest
@@ -161,6 +162,28 @@ def test_stored_responses_are_forgotten_when_an_administrator_clears_what_is_cac
         assert await left(api_key="ann", cache_salt="x") == [0, 2]
         assert await left(api_key="ann") == [2]
         assert await left() == []
+
+    serve(llm, scenario, tenants=Tenants(["ann", "bob"], "admin"))
+
+
+def test_a_response_that_runs_while_its_key_is_cleared_is_not_stored(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_chat = routes.start_chat
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        async def status_after_clearing(key: str) -> int:
+            async def start_and_clear(*arguments: Any) -> Any:
+                events = await start_chat(*arguments)
+                cleared = await client.post("/admin/clear_cache", json={"api_key": key}, headers=headers["admin"])
+                assert cleared.status_code == 200, cleared.text
+                return events
+
+            monkeypatch.setattr(routes, "start_chat", start_and_clear)
+            name = (await client.post("/v1/responses", json=BODY, headers=headers["ann"])).json()["id"]
+            return (await client.get(f"/v1/responses/{name}", headers=headers["ann"])).status_code
+
+        headers = {key: {"Authorization": f"Bearer {key}"} for key in ("ann", "admin")}
+        assert await status_after_clearing("ann") == 404
+        assert await status_after_clearing("bob") == 200
 
     serve(llm, scenario, tenants=Tenants(["ann", "bob"], "admin"))
 

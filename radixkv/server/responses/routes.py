@@ -48,10 +48,12 @@ def response_routes(service: Service) -> APIRouter:
         messages = [*(earlier.messages if earlier else ()), *input_messages(body.input)]
         chat = translate(as_chat_request(body, messages), FIELD_NAMES)
         response_id = new_id("resp", "_")
+        pending = store.begin(tenant.namespace(body.cache_salt))
         events = await start_chat(service, chat, tenant, response_id)
 
         def keep(finished: StoredResponse) -> None:
-            store.add(tenant.name, finished)
+            if not pending.cleared:
+                store.add(tenant.name, finished)
 
         writer = ResponsesWriter(
             body,
@@ -60,7 +62,7 @@ def response_routes(service: Service) -> APIRouter:
             service.llm.loaded.sampling_defaults,
             messages,
             0 if earlier is None else earlier.num_bytes,
-            tenant.namespace(body.cache_salt),
+            pending.namespace,
             keep,
         )
         return await respond(request, events, writer, bool(body.stream), named_events)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from radixkv.server.responses.objects import ResponseObject
 from radixkv.serving.clearing import NamespaceSelection
@@ -28,6 +29,19 @@ class StoredResponse:
     namespace: str
 
 
+@dataclass(eq=False)
+class PendingResponse:
+    """A response that is not finished.
+
+    Attributes:
+        namespace: in which its prompt is cached.
+        cleared: whether that was cleared since it began, so that it must not be stored.
+    """
+
+    namespace: str
+    cleared: bool = False
+
+
 class ResponseStore:
     """The responses of all tenants, each within bounds of its own, so that no tenant can displace another's.
 
@@ -47,6 +61,13 @@ class ResponseStore:
         # By tenant, then by id, the most recently used last.
         self._responses: dict[str, OrderedDict[str, StoredResponse]] = {}
         self._num_bytes: dict[str, int] = {}
+        self._pending: WeakSet[PendingResponse] = WeakSet()
+
+    def begin(self, namespace: str) -> PendingResponse:
+        """Note a response that may be added later; nothing is left of it when the caller drops it."""
+        pending = PendingResponse(namespace)
+        self._pending.add(pending)
+        return pending
 
     def add(self, tenant: str, stored: StoredResponse) -> None:
         """Keep a response, and forget what no longer fits beside it."""
@@ -77,7 +98,9 @@ class ResponseStore:
         return True
 
     def clear(self, namespaces: NamespaceSelection) -> None:
-        """Forget all whose prompts were cached in these namespaces."""
+        """Forget all whose prompts were cached in these namespaces, and those to come that have begun."""
+        for pending in self._pending:
+            pending.cleared |= pending.namespace in namespaces
         for tenant, own in self._responses.items():
             for stored in [stored for stored in own.values() if stored.namespace in namespaces]:
                 self.remove(tenant, stored.response.id)
