@@ -72,8 +72,8 @@ class ReplicaPins(AdministratorPins):
         answers = all_answers(await self._replicas.ask_all("GET", "/pins"))
         return [PinState(**{**pin, "replica": name}) for name, answer in answers.items() for pin in answer.json()]
 
-    async def pin(self, prompt: Prompt, ttl: float | None) -> PinState:
-        """Pin it where most of it is cached.
+    async def pin(self, prompt: Prompt, ttl: float | None) -> PinState | None:
+        """Pin it where most of it is cached; see `AdministratorPins`.
 
         Raises:
             PinQuotaExceeded: more would be pinned there than may be.
@@ -90,7 +90,8 @@ class ReplicaPins(AdministratorPins):
         if answer is not None and answer.status_code == HTTPStatus.BAD_REQUEST:
             refusal = answer.json()
             raise error_of(refusal) or ValueError(refusal["error"])
-        return PinState(**{**all_answers({name: answer})[name].json(), "replica": name})
+        made = all_answers({name: answer})[name].json()
+        return None if made is None else PinState(**{**made, "replica": name})
 
     async def release(self, name: str) -> bool:
         """See `AdministratorPins`.

@@ -176,7 +176,7 @@ class _Replica:
             made = await self._pins.pin(Prompt(token_ids, namespace=namespace), ttl)
         except PinQuotaExceeded as error:
             return JSONResponse({"needed": error.needed, "quota": error.quota}, HTTPStatus.CONFLICT)
-        return JSONResponse(made.model_dump())
+        return JSONResponse(None if made is None else made.model_dump())
 
     async def list_pins(self, request: Request) -> Response:
         return JSONResponse([pin.model_dump() for pin in await self._pins.listed()])

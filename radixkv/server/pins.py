@@ -60,8 +60,11 @@ class AdministratorPins(Protocol):
     async def listed(self) -> list[PinState]:
         """All of them."""
 
-    async def pin(self, prompt: Prompt, ttl: float | None) -> PinState:
+    async def pin(self, prompt: Prompt, ttl: float | None) -> PinState | None:
         """Keep a prompt; what of it is not cached is computed first.
+
+        Returns:
+            None: it was cleared before it could be pinned, or just after.
 
         Raises:
             PinQuotaExceeded: more would be pinned than may be.
@@ -87,9 +90,11 @@ class EnginePins(AdministratorPins):
 
         return await self._llm.call(listed)
 
-    async def pin(self, prompt: Prompt, ttl: float | None) -> PinState:
+    async def pin(self, prompt: Prompt, ttl: float | None) -> PinState | None:
         made = await self._llm.pin_prompt(prompt, ttl)
-        name = await self._llm.call(lambda engine: engine.pins.name_of(made))
+        name, block_size = await self._llm.call(lambda engine: (engine.pins.name_of(made), engine.cache.block_size))
+        if name is None and len(prompt.token_ids) >= block_size:
+            return None
         return PinState(id=name or "", tokens=made.num_tokens, expires_in=ttl, active=not made.released)
 
     async def release(self, name: str) -> bool:
@@ -107,16 +112,23 @@ def pin_routes(service: Service, pins: AdministratorPins) -> APIRouter:
 
     @router.post("")
     async def pin(body: PinRequest) -> PinState:
-        """Keep a prompt from eviction; what of it is not cached is computed first. 409: the pin quota would be exceeded."""
+        """Keep a prompt from eviction; what of it is not cached is computed first.
+
+        409: the pin quota would be exceeded, or the cache was cleared meanwhile.
+        """
         tenant = service.tenants.selected_by_admin(body.api_key)
         with client_errors({"prompts": "prompt", "prompt_token_ids": "prompt"}):
             parsed = await _parse(body, service)
             prompt = Prompt(parsed.token_ids, parsed.text, tenant.namespace(body.cache_salt))
+            param = "prompt" if body.messages is None else "messages"
             try:
-                return await pins.pin(prompt, body.ttl)
+                made = await pins.pin(prompt, body.ttl)
             except PinQuotaExceeded as error:
-                param = "prompt" if body.messages is None else "messages"
                 raise ApiError(HTTPStatus.CONFLICT, f"{param}: {error}", param=param) from error
+            if made is None:
+                message = f"{param}: it was cleared from the cache while it was pinned"
+                raise ApiError(HTTPStatus.CONFLICT, message, param=param)
+            return made
 
     @router.delete("/{name}")
     async def release(name: str) -> PinList:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import httpx
 import pytest
 from support.replica_servers import LocalReplica, ingress_client, local_replicas, tiny_llm
 
+from radixkv import AsyncLLM
+from radixkv.cache import Pin
 from radixkv.cluster import ReplicaSet
+from radixkv.prompts import Prompt
 
 PROMPT = "You are the assistant of a small public library. Answer in one sentence. " * 4
 OTHER = "Red, green, blue, yellow, black, white, orange, purple, brown, grey, pink. " * 4
@@ -121,6 +125,21 @@ def test_pins_that_cannot_be_are_refused_as_by_one_engine(default_tokenizer: Any
         assert await pinned_blocks(servers) == [0, 0]
 
     over_two(check, default_tokenizer, tmp_path, num_blocks=6)
+
+
+def test_a_prompt_that_is_cleared_while_it_is_pinned_is_a_conflict(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def check(client: httpx.AsyncClient, replicas: ReplicaSet, servers: list[LocalReplica]) -> None:
+        async def pin_and_clear(engine: AsyncLLM, prompt: Prompt, ttl: float | None) -> Pin:
+            made = await AsyncLLM.pin_prompt(engine, prompt, ttl)
+            await engine.reset_prefix_cache()
+            return made
+
+        for server in servers:
+            server.llm.pin_prompt = partial(pin_and_clear, server.llm)  # type: ignore[method-assign]
+        cleared = await client.post("/admin/pins", json={"prompt": PROMPT})
+        assert (cleared.status_code, cleared.json()["error"]["param"]) == (409, "prompt")
+
+    over_two(check, default_tokenizer, tmp_path)
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])

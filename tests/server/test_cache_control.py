@@ -14,6 +14,7 @@ from radixkv.cache import PrefixCache
 from radixkv.engine.named_pins import NamedPins
 from radixkv.engine.tenant_pins import MAX_PINS, TenantPins
 from radixkv.server.messages.keeper import PrefixKeeper
+from radixkv.server.tenants import Tenants
 
 BLOCK = 4
 
@@ -131,6 +132,27 @@ def test_pins_are_apart_by_namespace_and_forgotten_when_cleared() -> None:
         keep(pins, cache, "a", prompt(number, 8))
     assert num_pinned(cache, "a") == 16
     cache.check()
+
+
+def test_a_prompt_that_is_cleared_while_it_is_pinned_is_a_conflict(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine, tenants=Tenants([], "admin")) as client:
+            client.headers["Authorization"] = "Bearer admin"
+            pin_prompt = engine.pin_prompt
+
+            async def pin_and_clear(*arguments: Any) -> Any:
+                made = await pin_prompt(*arguments)
+                await engine.reset_prefix_cache()
+                return made
+
+            for num_tokens in (15, 16):
+                uncleared = await client.post("/admin/pins", json={"prompt": " a" * num_tokens})
+                assert (uncleared.status_code, uncleared.json()["active"]) == (200, num_tokens == 16)
+            monkeypatch.setattr(engine, "pin_prompt", pin_and_clear)
+            cleared = await client.post("/admin/pins", json={"prompt": SYSTEM})
+            assert (cleared.status_code, cleared.json()["error"]["param"]) == (409, "prompt")
+
+    asyncio.run(main())
 
 
 SYSTEM = "You answer questions about the colours of things, briefly, and never speak of anything else. " * 8
