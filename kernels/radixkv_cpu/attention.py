@@ -162,6 +162,7 @@ class PagedAttention:
             )
             or shape[2] != key_shape[3]
             or not key_shape[2]
+            or not shape[1]
             or shape[1] % key_shape[2]
         ):
             self._check(query, keys, values)
@@ -195,7 +196,7 @@ class PagedAttention:
         num_blocks, _, num_kv_heads, key_dim = keys.shape
         check_tensor("values", values, [num_blocks, self.block_size, num_kv_heads, None], [keys.dtype])
         check_tensor("query", query, [self.num_rows, None, key_dim], [keys.dtype], 1)
-        if not num_kv_heads or query.shape[1] % num_kv_heads:
+        if not num_kv_heads or not query.shape[1] or query.shape[1] % num_kv_heads:
             raise ValueError(f"query: expected a multiple of the cache's {num_kv_heads} heads, got {list(query.shape)}")
 
 

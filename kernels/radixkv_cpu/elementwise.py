@@ -105,6 +105,7 @@ def rope_(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.
         or not (len(shape) == len(key_shape) == 3)
         or stride != key.stride()
         or not (stride[2] == 1 and stride[1] == shape[2])
+        or len(cos_shape) != 2
         or cos_shape != sin.shape
         or not (shape[0] == key_shape[0] == cos_shape[0])
         or shape[2] != key_shape[2]

@@ -239,7 +239,10 @@ def pack(weights: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     """Weights ``[features, inputs]`` to ``[panels, weights, inputs, 32]``, in bfloat16 ``[..., inputs / 2, 32, 2]``."""
     # torch moves pairs of inputs 2 to 5 times as fast as one word each.
     is_bf16 = weights[0].dtype == torch.bfloat16
-    words = [each.view(torch.int32) if is_bf16 else each for each in (w.detach().contiguous() for w in weights)]
+    whole = [w.detach().contiguous() for w in weights]
+    if is_bf16:  # a pair begins at a word
+        whole = [w.clone() if w.storage_offset() % 2 else w for w in whole]
+    words = [w.view(torch.int32) if is_bf16 else w for w in whole]
     features, num_words = words[0].shape
     panels = -(-features // PANEL)
     packed = words[0].new_empty(panels, len(words), num_words, PANEL)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from urllib.parse import urlsplit
 
 import aiohttp
 import httpx
+from aiohttp.connector import AddrInfoType
 from httpx_aiohttp import AiohttpTransport
 from httpx_aiohttp.transport import AiohttpResponseStream
 
+from radixkv.server.listener import notice_loss
+
 _SECONDS_TO_CONNECT = 5.0
-# Sooner than the replica's server closes an idle connection: a request must not meet its end. aiohttp takes 0 for no limit.
-_LIMITS = httpx.Limits(max_connections=0, keepalive_expiry=2.0)
+# Sooner than the replica's server closes an idle connection: a request must not meet its end.
+_SECONDS_TO_KEEP = 2.0
+# aiohttp takes 0 for no limit.
+_LIMITS = httpx.Limits(max_connections=0, keepalive_expiry=_SECONDS_TO_KEEP)
 
 
 @contextmanager
@@ -109,11 +115,26 @@ def connect(url: str) -> httpx.AsyncClient:
         base_url = "http://replica"
     elif parts.scheme in ("http", "https") and parts.netloc and parts.path in ("", "/"):
         verify = _tls() if parts.scheme == "https" else False
-        transport, base_url = _Transport(limits=_LIMITS, verify=verify), url
+        transport, base_url = _Transport(client=partial(_session, verify)), url
     else:
         raise ValueError(f"url: expected http://host:port or unix:///path, got {url!r}")
     timeout = httpx.Timeout(None, connect=_SECONDS_TO_CONNECT)
     return httpx.AsyncClient(transport=transport, base_url=base_url, timeout=timeout)
+
+
+def _session(tls: ssl.SSLContext | bool) -> aiohttp.ClientSession:
+    """As httpx_aiohttp makes it, with sockets that notice when a replica is gone."""
+    connector = aiohttp.TCPConnector(
+        limit=0, keepalive_timeout=_SECONDS_TO_KEEP, ssl=tls, socket_factory=_connection_socket
+    )
+    return aiohttp.ClientSession(connector=connector)
+
+
+def _connection_socket(address: AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    connection = socket.socket(family, kind, protocol)
+    notice_loss(connection)
+    return connection
 
 
 @cache

@@ -24,7 +24,8 @@ from pathlib import Path
 MANIFEST = "radixkv.json"
 """In the folder of a converted model: its files."""
 _SECONDS_UNUSED = 90 * 86400
-_FILE_NAME = re.compile(r"[0-9a-f]{32}(\.safetensors)?")
+# The last of these ends the name of a file that is being written, or whose writer was killed.
+_FILE_NAME = re.compile(r"[0-9a-f]{32}(\.safetensors)?(\.\w{8})?")
 
 _log = logging.getLogger(__name__)
 

@@ -53,6 +53,8 @@ def prepare_schema(schema: Any) -> Any:
             del part["format"]
         if part.get("uniqueItems") is False:
             del part["uniqueItems"]
+        if part.get("propertyNames") == {"type": "string"}:  # as all are; zod writes it
+            del part["propertyNames"]
     # Names that are only required, each once: the alternatives of an object may each require what is described beside them.
     if num_properties + len(required - described) > _MAX_PROPERTIES:
         raise ValueError(

@@ -80,7 +80,7 @@ async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tena
         Exception: what `AsyncLLM.submit` raises.
     """
     with client_errors(body.request_field_names):
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise ValueError("top_logprobs: only for logprobs=true")
         tools = body.tool_options
         messages = as_messages(body.messages)

@@ -10,6 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+# Of a connection on which nothing comes: seconds until the other end is asked whether it is there, seconds between further
+# questions, and how many of them are not answered by one that is gone.
+_PROBES = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+
+
+def notice_loss(connection: socket.socket) -> None:
+    """Have the system end a TCP connection whose other end is gone, or is no longer known to what lies between.
+
+    Without it, who only waits for what comes would wait for ever. A listening socket hands it on to what it accepts.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _PROBES.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
 
 @contextmanager
 def tcp_listener(host: str, port: int, *, shared: bool = False) -> Iterator[socket.socket]:
@@ -27,6 +41,7 @@ def tcp_listener(host: str, port: int, *, shared: bool = False) -> Iterator[sock
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            notice_loss(listener)
             if shared:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listener.bind((host, port))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -183,5 +184,25 @@ def test_a_closed_client_ends_what_is_read(tmp_path: Path) -> None:
             await client.aclose()
             with pytest.raises((httpx.TransportError, RuntimeError)):
                 await anext(pieces)
+
+    asyncio.run(main())
+
+
+def test_a_connection_notices_that_its_replica_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    noticing: list[socket.socket] = []
+    monkeypatch.setattr("radixkv.cluster.connection.notice_loss", noticing.append)
+
+    async def main() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with connect(f"http://127.0.0.1:{port}") as client:
+                assert (await client.get("/")).text == "ok"
+        assert len(noticing) == 1
 
     asyncio.run(main())

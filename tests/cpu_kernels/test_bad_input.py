@@ -133,6 +133,7 @@ BAD_ROPES = {
     "row strides": ("key", torch.ones(2, 2, 8), "key: expected rows 48 apart as the query's are, got 16"),
     "cos type": ("cos", torch.zeros(2, 8, dtype=torch.bfloat16), "cos: expected float32, got bfloat16"),
     "cos rows": ("cos", torch.zeros(1, 8), r"cos: expected shape \[2, any\], got \[1, 8\]"),
+    "cos rank": ("cos", torch.zeros(2, 1, 8), r"cos: expected shape \[2, any\], got \[2, 1, 8\]"),
     "sin": ("sin", torch.zeros(2, 6), r"sin: expected shape \[2, 8\], got \[2, 6\]"),
     "device": ("sin", torch.zeros(2, 8, device=META), "sin: expected on cpu, got meta"),
 }
@@ -292,6 +293,9 @@ def test_a_cache_without_heads() -> None:
     empty = torch.zeros(5, 16, 0, 8)
     with pytest.raises(ValueError, match="query: expected a multiple of the cache's 0 heads"):
         PagedAttention(**plan()).attend(torch.zeros(2, 4, 8), empty, empty, scale=1.0)
+    whole = torch.zeros(5, 16, 2, 8)
+    with pytest.raises(ValueError, match=r"query: expected a multiple of the cache's 2 heads, got \[2, 0, 8\]"):
+        PagedAttention(**plan()).attend(torch.zeros(2, 0, 8), whole, whole, scale=1.0)
 
 
 def test_strides_of_single_entries_do_not_matter() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.cpu_variants import assert_close, each_variant, use
 from torch.nn import functional
 
-from radixkv_cpu import ACTIVATIONS, PackedWeight
+from radixkv_cpu import ACTIVATIONS, PackedWeight, linear
 
 REFERENCE = {
     "silu": functional.silu,
@@ -121,6 +121,12 @@ def test_what_is_no_number_stays_in_its_row(variant: str, dtype: torch.dtype, sp
     with use(variant):
         given_ = PackedWeight([weight]).multiply(x)
     torch.testing.assert_close(given_, x @ weight.T, equal_nan=True)
+
+
+def test_a_bfloat16_weight_may_begin_anywhere_in_its_memory() -> None:
+    memory = torch.randn(1 + 64 * 32).to(torch.bfloat16)
+    weight = memory[1:].view(64, 32)
+    assert torch.equal(linear.pack([weight]), linear.pack([weight.clone()]))
 
 
 @each_variant

@@ -38,12 +38,13 @@ def test_what_is_old_is_removed_unless_it_is_marked(cache: Path) -> None:
             make_old(cache / "tiny-0123-blocks" / MANIFEST),
             make_old(quantised_folder() / f"{KEY}.safetensors"),
             make_old(packed_folder() / KEY),
+            make_old(packed_folder() / f"{KEY}.a1_b2c3d"),  # its writer was killed
         ]
         if prefix:
             for path in paths:
                 mark_used(path)
         remove_unused()
-        assert [path.exists() for path in paths] == [bool(prefix)] * 3
+        assert [path.exists() for path in paths] == [bool(prefix)] * 4
 
 
 def test_files_of_others_stay(cache: Path) -> None:

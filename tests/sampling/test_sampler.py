@@ -232,6 +232,11 @@ def test_a_cpu_draws_what_a_gpu_draws(
         assert float(ratios[order == token_id]) >= float(ratios[sure].max()) * (1 - 1e-4)
 
 
+def test_however_small_top_p_is_the_likeliest_token_is_left() -> None:
+    """In float32 the smallest ones are 0."""
+    assert 0.0 < torch.tensor(SamplingParams(top_p=1e-46).top_p, dtype=torch.float32).item() < 1e-20
+
+
 @pytest.mark.parametrize("params", [SamplingParams(top_p=0.9), SamplingParams(top_k=3), SamplingParams()])
 def test_a_row_that_is_no_numbers_disturbs_no_other(params: SamplingParams) -> None:
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))

@@ -135,6 +135,9 @@ def test_keywords_that_constrain_nothing_are_accepted(llm: LLM) -> None:
     schema = {"type": "array", "items": secret, "minItems": 1, "maxItems": 1, "uniqueItems": False}
     sampling = SamplingParams(max_tokens=20, structured_outputs=StructuredOutputsParams(json=schema))
     assert json.loads(llm.generate(PROMPT, sampling, use_tqdm=False)[0].outputs[0].text) == ["abc"]
+    record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": False}
+    sampling = SamplingParams(max_tokens=20, structured_outputs=StructuredOutputsParams(json=record))
+    assert json.loads(llm.generate(PROMPT, sampling, use_tqdm=False)[0].outputs[0].text) == {}
 
 
 def test_alternatives_may_each_require_what_is_described_once() -> None:

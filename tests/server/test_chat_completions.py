@@ -110,6 +110,7 @@ def test_samples_and_stop(client: openai.OpenAI) -> None:
 
 
 def test_logprobs(client: openai.OpenAI) -> None:
+    assert chat(client, logprobs=False, top_logprobs=0).choices[0].logprobs is None
     choice = chat(client, logprobs=True, top_logprobs=3).choices[0]
     entries = choice.logprobs.content
     assert "".join(entry.token for entry in entries) == choice.message.content + "<|im_end|>"

@@ -77,3 +77,11 @@ def test_what_cannot_work_is_known_before_the_model_is_loaded(options: dict[str,
 def test_a_key_file_needs_a_certificate() -> None:
     with pytest.raises(ValueError, match="ssl_keyfile: expected an ssl_certfile with it"):
         ServerConfig(ssl_keyfile="key.pem")
+
+
+def test_connections_notice_that_the_other_end_is_gone() -> None:
+    with tcp_listener("127.0.0.1", 0) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10

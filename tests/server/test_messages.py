@@ -289,6 +289,7 @@ def test_blocks_become_messages() -> None:
             "content": [
                 {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "Rain."}]},
                 {"type": "tool_result", "tool_use_id": "t2", "content": "no city", "is_error": True},
+                {"type": "tool_result", "tool_use_id": "t3", "content": None},
                 {"type": "text", "text": "And?"},
             ],
         },
@@ -308,6 +309,7 @@ def test_blocks_become_messages() -> None:
         },
         {"role": "tool", "tool_call_id": "t1", "content": "Rain."},
         {"role": "tool", "tool_call_id": "t2", "content": "Error: no city"},
+        {"role": "tool", "tool_call_id": "t3", "content": ""},
         {"role": "user", "content": "And?\nWell?"},
     ]
 

@@ -46,7 +46,7 @@ class ToolResultBlock(StrictModel):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextOr[Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS)]] = ""
+    content: TextOr[Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS)]] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
     toolset_name: Only[None] = None

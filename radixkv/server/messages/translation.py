@@ -157,7 +157,7 @@ def _add_block(turns: _Turns, role: str, block: Block) -> None:
             arguments = json.dumps(block.input, ensure_ascii=False)
             add_to_assistant_turn(turns.messages(), call=(block.id, block.name, arguments))
         case ToolResultBlock():
-            parts = block.content
+            parts = block.content or ""
             content = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
             if block.is_error:
                 content = f"Error: {content}"
