@@ -310,9 +310,8 @@ class ReplicaSet:
                     for kind, payload in reader.read(data):
                         self._note(member, client, kind, payload)
                     if not was_up and member.client is client:
-                        await self._tell_tenants(
-                            member, client
-                        )  # again, for meanwhile it was not among those that are told
+                        # Again: until now it was not among those that are told.
+                        await self._tell_tenants(member, client)
             if member.client is not client:
                 raise ConnectionError(f"{member}: expected events, and they ended")
         except httpx.HTTPError as error:
