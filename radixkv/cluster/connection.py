@@ -115,7 +115,7 @@ def connect(url: str) -> httpx.AsyncClient:
         base_url = "http://replica"
     elif parts.scheme in ("http", "https") and parts.netloc and parts.path in ("", "/"):
         verify = _tls() if parts.scheme == "https" else False
-        transport, base_url = _Transport(client=partial(_session, verify)), url
+        transport, base_url = _Transport(client=partial(_session, verify), verify=False), url
     else:
         raise ValueError(f"url: expected http://host:port or unix:///path, got {url!r}")
     timeout = httpx.Timeout(None, connect=_SECONDS_TO_CONNECT)

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <type_traits>
@@ -282,7 +283,13 @@ template <typename T>
 class Scratch {
    public:
     explicit Scratch(int64_t size)
-        : data_(static_cast<T*>(std::aligned_alloc(64, (size * sizeof(T) + 63) / 64 * 64)), &std::free) {}
+        : data_(static_cast<T*>(std::aligned_alloc(64, (size * sizeof(T) + 63) / 64 * 64)), &std::free) {
+        // Within a parallel region, from which nothing can be returned or thrown: the end is at least said.
+        if (data_ == nullptr && size > 0) {
+            std::fprintf(stderr, "radixkv_cpu: there is no memory for %zu bytes\n", static_cast<size_t>(size) * sizeof(T));
+            std::abort();
+        }
+    }
     T* get() const { return data_.get(); }
 
    private:
