@@ -65,7 +65,8 @@ class RequestTimer:
         self._metrics = metrics
         self._arrival = time.monotonic()
         self._last_delta_time: float | None = None
-        self._unfinished = set(range(num_choices))
+        self._num_choices = num_choices  # not checked yet: it may be any number
+        self._finished: set[int] = set()
 
     def observe(self, delta: OutputDelta) -> None:
         metrics, times, now = self._metrics, delta.metrics, time.monotonic()
@@ -74,7 +75,7 @@ class RequestTimer:
         if isinstance(delta, BeamSearchOutput):
             counts = [len(beam.tokens) - delta.num_prompt_tokens for beam in delta.sequences]
             reasons = {index: beam.finish_reason for index, beam in enumerate(delta.sequences)}
-            self._unfinished &= reasons.keys()  # a search may find fewer than were asked for
+            self._num_choices = min(self._num_choices, len(reasons))  # a search may find fewer than were asked for
             num_prompt_tokens, finished = delta.num_prompt_tokens, True
         else:
             counts = [len(output.token_ids) for output in delta.outputs]
@@ -88,20 +89,23 @@ class RequestTimer:
         self._last_delta_time = now
         metrics.generation_tokens.inc(sum(counts))
         # A finished choice is also in all later deltas; of beams there may be more than were asked for.
-        for choice in self._unfinished & reasons.keys():
-            self._finish(choice, reasons[choice], (times.finished_time or now) - times.arrival_time)
+        for choice, reason in reasons.items():
+            if choice < self._num_choices and choice not in self._finished:
+                self._finished.add(choice)
+                self._count(reason, 1, (times.finished_time or now) - times.arrival_time)
         if finished:
             metrics.prompt_tokens.inc(num_prompt_tokens)
 
     def end(self) -> None:
         """Nothing more arrives: what has not finished never will."""
-        for choice in set(self._unfinished):
-            self._finish(choice, "abort", time.monotonic() - self._arrival)
+        num_left = self._num_choices - len(self._finished)
+        if num_left > 0:
+            self._num_choices = len(self._finished)
+            self._count("abort", num_left, time.monotonic() - self._arrival)
 
-    def _finish(self, choice: int, reason: str, latency: float) -> None:
-        self._unfinished.remove(choice)
-        self._metrics.finished.labels(reason).inc()
-        if not self._unfinished:
+    def _count(self, reason: str, number: int, latency: float) -> None:
+        self._metrics.finished.labels(reason).inc(number)
+        if len(self._finished) == self._num_choices:
             self._metrics.request_latency.observe(latency)
 
 

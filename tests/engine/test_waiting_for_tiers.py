@@ -275,7 +275,7 @@ def test_writing_at_the_end_is_no_step_that_is_stuck(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(llm.engine.tiers, "write_hot", write_hot)
     thread = EngineThread(llm.engine, lambda result: None, heartbeat)
     thread.start()
-    thread.stop(30.0)
+    thread.stop(30.0).result(HANGING)
     assert seconds == [0.0]
 
 
