@@ -113,7 +113,7 @@ def _refusal(replica: str, response: httpx.Response) -> Exception:
 
 
 async def _whole_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Lines that end in a line end: what comes after the last one was cut off. Empty ones only show that it is there."""
+    """Lines that end in a line end: what comes after the last one was cut off. Empty ones are skipped."""
     begun: list[bytes] = []  # of a long line, many chunks: joined once
     chunks: AsyncIterator[bytes] = response.aiter_bytes()
     async for chunk in chunks:

@@ -177,8 +177,10 @@ class EngineThread:
             _log.critical("%s", death, exc_info=error)
             reason, updates = death, dict.fromkeys(self._requests.values(), death)
         self._heartbeat.rest()
-        self._close(reason, updates, death)
-        self._ended.set_result(None)
+        try:
+            self._close(reason, updates, death)
+        finally:
+            self._ended.set_result(None)  # whatever happens: who stops it waits for this
 
     def _run_calls(self, wait: bool) -> bool:
         """Run the queued functions; with ``wait``, block until there is one. False: stop."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,18 @@ from radixkv.engine import executor, output_processor
 from radixkv.errors import DrainingError, EngineDeadError, StepFailedError
 
 
+def raising_at(call: int, error: Exception, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that raises when it is called for the ``call``-th time."""
+    calls = itertools.count(1)
+
+    def function(*arguments: Any) -> Any:
+        if next(calls) == call:
+            raise error
+        return original(*arguments)
+
+    return function
+
+
 @pytest.mark.parametrize("where", ["model", "sampling"])
 def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     expected = [
@@ -24,17 +38,7 @@ def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyP
     ]
     offline = tiny(max_num_seqs=4)
     owner, name = (offline.engine._runner, "run") if where == "model" else (executor, "InFlightTokens")
-    original = getattr(owner, name)
-    calls = 0
-
-    def crash_once(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 6:
-            raise ZeroDivisionError("planted")
-        return original(*arguments)
-
-    monkeypatch.setattr(owner, name, crash_once)
+    monkeypatch.setattr(owner, name, raising_at(6, ZeroDivisionError("planted"), getattr(owner, name)))
     steps = HeldSteps(offline.engine)
 
     async def test(llm: AsyncLLM) -> None:
@@ -85,17 +89,8 @@ def test_what_finished_in_a_step_that_crashed_is_delivered(monkeypatch: pytest.M
 
 
 def test_a_request_that_cannot_begin_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = engine_module.begin_request
-    calls = 0
-
-    def fail_once(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
-            raise RuntimeError("planted")
-        return original(*arguments)
-
-    monkeypatch.setattr(engine_module, "begin_request", fail_once)
+    failing_once = raising_at(1, RuntimeError("planted"), engine_module.begin_request)
+    monkeypatch.setattr(engine_module, "begin_request", failing_once)
 
     async def test(llm: AsyncLLM) -> None:
         with pytest.raises(RuntimeError, match="planted"):

@@ -6,6 +6,8 @@ import io
 import json
 import threading
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -24,6 +26,28 @@ from radixkv.observe.inspect.terminal import draw
 
 def decode(tokens: list[int]) -> str:
     return " ".join(f"<{token}>" for token in tokens)
+
+
+@contextmanager
+def answering_once(status: int, headers: Mapping[str, str] | None = None, body: bytes = b"") -> Iterator[str]:
+    """The URL of a server that answers one request."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/cache"
+        thread.join()
 
 
 @pytest.fixture
@@ -137,41 +161,14 @@ def test_the_command_reads_files_and_servers(snapshot: CacheSnapshot, tmp_path: 
     assert "radix tree" in shown.output
     assert (tmp_path / "tree.svg").read_text().startswith("<svg")
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(snapshot.to_json().encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_address[1]}/cache"
+    with answering_once(200, body=snapshot.to_json().encode()) as url:
         answer = CliRunner().invoke(app, ["inspect", url, "--json"])
-        thread.join()
     assert CacheSnapshot.from_json(answer.output) == snapshot
 
 
 def test_a_redirect_is_not_followed_with_the_admin_key() -> None:
     """The key is for the server that was named."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(302)
-            self.send_header("Location", "http://127.0.0.1:9/elsewhere")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_address[1]}/cache"
+    with answering_once(302, {"Location": "http://127.0.0.1:9/elsewhere"}) as url:
         answer = CliRunner().invoke(app, ["inspect", url, "--admin-key", "KEY"])
-        thread.join()
     assert answer.exit_code != 0
     assert "302" in str(answer.exception)
