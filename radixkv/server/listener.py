@@ -12,7 +12,7 @@ from pathlib import Path
 
 # Of a connection on which nothing comes: seconds until the other end is asked whether it is there, seconds between further
 # questions, and how many of them are not answered by one that is gone.
-_PROBES = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+_PROBES = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
 def notice_loss(connection: socket.socket) -> None:
@@ -21,7 +21,7 @@ def notice_loss(connection: socket.socket) -> None:
     Without it, who only waits for what comes would wait for ever. A listening socket hands it on to what it accepts.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _PROBES.items():
+    for option, value in _PROBES:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
