@@ -14,7 +14,7 @@ COMMON = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden", "-fno-m
 # Python's own flags let signed integers wrap around, for which attention in float32 takes 1.2 to 1.3 times as long.
 COMMON += ["-fno-wrapv"]
 # Of GCC's own: that vectors cross functions by an ABI of no consequence, and that its intrinsics' "undefined" is undefined.
-COMMON += ["-Wno-psabi", "-Wno-maybe-uninitialized"]
+COMMON += ["-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 # By which the library is known when it is loaded. The package itself would import torch.
 source_digest = runpy.run_path("kernels/radixkv_cpu/source_digest.py")["source_digest"]
 COMMON += [f'-DRADIXKV_SOURCES="{source_digest(Path("kernels/radixkv_cpu/src"))}"']

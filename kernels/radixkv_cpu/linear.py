@@ -16,6 +16,8 @@ PANEL = 32
 ACTIVATIONS = {"silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4}
 # AMX reads so many inputs at a time, and the pairs of bfloat16 are not padded.
 _BF16_INPUTS = 32
+# At how many rows answers go on, where nobody says.
+_NOT_KNOWN = -1
 
 
 class _Linear(ctypes.Structure):
@@ -77,6 +79,7 @@ class Weight:
             outputs=self.out_features,
             activation=ACTIVATIONS[activation] if activation else 0,
             format=number_format,
+            num_decoding=_NOT_KNOWN,
         )
         self._input_shape = (self.in_features,)
         self._is_bf16 = IS_BF16[self.dtype]

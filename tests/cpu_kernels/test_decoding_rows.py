@@ -1,41 +1,27 @@
-"""Products of rows at which answers go on, where these are added in an order of their own: see ``src/factored.h``."""
+"""Products of rows at which answers go on, and of a prompt's, where these differ: see ``src/factored.h`` and ``src/triples.h``."""
 
 from __future__ import annotations
-
-import ctypes
 
 import pytest
 import torch
 from support.cpu_variants import assert_close, each_variant, use
+from support.products import product
 from torch.nn import functional
 
 from radixkv_cpu import (
     Blocks,
     BlockWeight,
+    PackedWeight,
     QuantisedWeight,
     Weight,
     dequantise,
     library,
     quantise,
 )
-from radixkv_cpu.library import require_library
-from radixkv_cpu.linear import _Linear
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
 
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-
-
-def product(weight: Weight, x: torch.Tensor, decoding: list[int], residual: torch.Tensor | None = None) -> torch.Tensor:
-    """`Weight.multiply` with the rows named at which answers go on; a residual becomes the result in place."""
-    rows = torch.tensor(decoding)
-    out = x.new_empty(len(x), weight.out_features) if residual is None else residual.clone()
-    call = _Linear.from_buffer_copy(_Linear.from_address(weight.address))
-    call.x, call.out, call.rows = x.data_ptr(), out.data_ptr(), len(x)
-    call.residual = None if residual is None else out.data_ptr()
-    call.decoding, call.num_decoding = rows.data_ptr(), len(rows)
-    require_library().linear(ctypes.addressof(call), x.dtype == torch.bfloat16)
-    return out
 
 
 def of_blocks(weight: torch.Tensor, dtype: torch.dtype, numbers: torch.dtype) -> BlockWeight:
@@ -47,7 +33,7 @@ def of_blocks(weight: torch.Tensor, dtype: torch.dtype, numbers: torch.dtype) ->
 
 @each_variant
 @each_dtype
-@pytest.mark.parametrize("kind", ["int4", "int8", "float16", "float32"])
+@pytest.mark.parametrize("kind", ["whole", "int4", "int8", "float16", "float32"])
 def test_a_row_is_the_same_to_the_last_bit_whatever_rows_are_beside_it(
     variant: str, dtype: torch.dtype, kind: str
 ) -> None:
@@ -56,16 +42,19 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_rows_are_beside_it(
     matrix = torch.randn(300, 544)
     x, residual = torch.randn(330, 544).to(dtype), torch.randn(330, 300).to(dtype)
     with use(variant, 2):
-        weight = (
-            QuantisedWeight([matrix.to(dtype)], kind)
-            if kind.startswith("int")
-            else of_blocks(matrix, dtype, getattr(torch, kind))
-        )
-        of_prompts = weight.multiply(x, residual)
+        if kind == "whole":
+            weight: Weight = PackedWeight([matrix.to(dtype)])
+        elif kind.startswith("int"):
+            weight = QuantisedWeight([matrix.to(dtype)], kind)
+        else:
+            weight = of_blocks(matrix, dtype, getattr(torch, kind))
+        of_prompts = product(weight, x, [], residual)
         answers = product(weight, x, [*range(330)], residual)
         for count in (1, 2, 4, 5, 9, 17):
             alone = product(weight, x[:count].clone(), [*range(count)], residual[:count].clone())
             assert torch.equal(alone, answers[:count]), count
+        for count in (1, 15, 16, 17, 32, 33, 129, 300):
+            assert torch.equal(product(weight, x[:count], [], residual[:count]), of_prompts[:count]), count
         for decoding in ([0], [329], [3, 7, 8, 20], [*range(40), 200], [5, *range(100, 130), 300, 329]):
             given = product(weight, x, decoding, residual)
             expected = of_prompts.clone()
@@ -116,3 +105,48 @@ def test_what_is_no_number_stays_in_its_row(variant: str, special: float) -> Non
         given = product(weight, x, [*range(6)])
     assert torch.equal(given[:-1], expected[:-1])
     assert not given[-1].isfinite().any()
+
+
+@each_variant
+@pytest.mark.parametrize("rows", [1, 16, 33, 100])
+@pytest.mark.parametrize("inputs", [1, 31, 32, 97, 544])
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_a_prompts_rows_in_float32_are_as_exact_as_float32(
+    variant: str, rows: int, inputs: int, activation: str | None
+) -> None:
+    """Numbers of many magnitudes, largest ones among them, with features and inputs that fill no tile."""
+    torch.manual_seed(rows)
+    x = torch.randn(rows, inputs) * 10.0 ** torch.randint(-9, 9, (inputs,))
+    weights = [torch.randn(75, inputs) * 10.0 ** torch.randint(-9, 9, (75, 1)) for _ in range(2 if activation else 1)]
+    with use(variant):
+        given = product(PackedWeight(weights, (), activation), x, [])
+    exact = [x.double() @ weight.double().T for weight in weights]
+    size = [x.double().abs() @ weight.double().abs().T for weight in weights]
+    if activation is None:
+        # Every addition rounds, up to as many times as there are inputs.
+        assert ((given - exact[0]).abs() <= size[0] * 2**-24 * (2 + 3 * inputs**0.5)).all()
+    else:
+        expected = functional.silu(exact[0]) * exact[1]
+        scale = (exact[0].abs() + size[0]) * size[1] + 1e-30
+        assert ((given - expected).abs() <= scale * 1e-6).all()
+
+
+@each_variant
+def test_large_floats_stay_finite(variant: str) -> None:
+    x = torch.zeros(3, 64)
+    x[1, 5], x[2, 6] = 2.0**127 * 1.99, -(2.0**127) * 1.99
+    with use(variant):
+        given = product(PackedWeight([torch.eye(64)]), x, [])
+    assert torch.equal(given, x)
+
+
+@each_variant
+def test_no_number_of_a_prompt_stays_in_its_row(variant: str) -> None:
+    x = torch.randn(40, 64)
+    expected = x.clone()
+    x[33, 7] = float("nan")
+    with use(variant):
+        given = product(PackedWeight([torch.eye(64)]), x, [])
+    assert given[33].isnan().all()
+    others = [row for row in range(40) if row != 33]
+    assert torch.allclose(given[others], expected[others], rtol=1e-6)

@@ -63,7 +63,8 @@ struct Linear {
     // Other than none: panels alternate between gate and up, and what is written is activation(gate) * up.
     Activation activation;
     Format format;
-    // [num_decoding], or null: ascending, the rows at which answers go on, whose sums may be added in an order of their own.
+    // [num_decoding], ascending: the rows at which answers go on. Their sums and those of the others may be added in different orders;
+    // with a number below 0, which means that it is not known, in one.
     const int64_t* decoding;
     int64_t num_decoding;
 };

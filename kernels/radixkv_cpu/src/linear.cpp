@@ -5,9 +5,9 @@
 //     float32    [features / 32][inputs][32]
 //     bfloat16   [features / 32][inputs / 2][32][2]    pairs of inputs, as dot product instructions and AMX tiles want them
 //
-// quantised.h says what quantised panels are, and factored.h how some rows pass them. With few rows a product takes as long as its
-// weights take to be read, so each thread reads neighbouring panels once, in order. With many rows a panel stays in the
-// second-level cache while all rows pass it.
+// quantised.h says what quantised panels are; factored.h and triples.h, how some rows pass panels on some processors. With few rows a
+// product takes as long as its weights take to be read, so each thread reads neighbouring panels once, in order. With many rows a
+// panel stays in the second-level cache while all rows pass it.
 
 #include <omp.h>
 
@@ -19,6 +19,7 @@
 
 #include "factored.h"
 #include "linear.h"
+#include "triples.h"
 
 namespace radixkv {
 namespace {
@@ -31,14 +32,19 @@ struct Chunk {
     int64_t section, first, rows;
 };
 
-void add_chunks(std::vector<Chunk>& chunks, int64_t section, int64_t first, int64_t stop) {
-    for (; first < stop; first += kRowChunk) chunks.push_back({section, first, std::min(stop - first, kRowChunk)});
+void add_chunks(std::vector<Chunk>& chunks, int64_t section, int64_t first, int64_t stop, int64_t most = kRowChunk) {
+    for (; first < stop; first += most) chunks.push_back({section, first, std::min(stop - first, most)});
 }
 
 std::vector<Chunk> chunks_of(int64_t num_sections, const int64_t* starts) {
     std::vector<Chunk> chunks;
     for (int64_t section = 0; section < num_sections; section++) add_chunks(chunks, section, starts[section], starts[section + 1]);
     return chunks;
+}
+
+std::vector<Chunk> chunks_of(int64_t rows) {
+    const int64_t starts[] = {0, rows};
+    return chunks_of(1, starts);
 }
 
 template <Activation KIND>
@@ -201,33 +207,78 @@ void run_factored(const Linear& linear) {
     }
 }
 
-// Runs of rows that hold all those at which no answer goes on, and a few others: weights are turned into floats for each chunk.
-std::vector<Chunk> prompt_chunks(const Linear& linear) {
+#endif
+
+#if defined(RADIXKV_TRIPLES)
+// Products of rows at which no answer goes on, by triples.h.
+void run_triples(const Linear& linear, const std::vector<Chunk>& chunks) {
+    const int panels_per_unit = linear.activation == Activation::kNone ? 1 : 2;
+    const int64_t units = (linear.outputs + kPanel - 1) / kPanel, inputs = linear.inputs, panel_size = inputs * kPanel;
+    const int64_t num_tasks = units * int64_t(chunks.size()), at_once = std::max<int64_t>(1, num_tasks / (8 * omp_get_max_threads()));
+    const int64_t block_words = TripleProduct::steps(inputs) * kStepWords;
+    const auto* x = static_cast<const float*>(linear.x);
+    const auto* weight = static_cast<const float*>(linear.weight);
+    // Of each chunk, and behind the last one.
+    std::vector<int64_t> first_blocks{0};
+    for (const Chunk& chunk : chunks) first_blocks.push_back(first_blocks.back() + (chunk.rows + Tiles::kBlock - 1) / Tiles::kBlock);
+    Scratch<uint32_t> parts(first_blocks.back() * block_words);
+#pragma omp parallel
+    {
+        for (size_t i = 0; i < chunks.size(); i++) {
+            const Chunk& chunk = chunks[i];
+#pragma omp for schedule(static) nowait
+            for (int64_t row = 0; row < chunk.rows; row += Tiles::kBlock)
+                split_rows(std::min<int64_t>(Tiles::kBlock, chunk.rows - row), x + (chunk.first + row) * inputs, inputs, inputs,
+                           parts.get() + (first_blocks[i] + row / Tiles::kBlock) * block_words);
+        }
+#pragma omp barrier
+        TripleProduct product(inputs, weight + units * panels_per_unit * panel_size);
+        const int64_t stride = TripleProduct::most_rows(inputs) * kPanel;
+        Scratch<float> sums(panels_per_unit * stride);
+#pragma omp for schedule(dynamic, at_once)
+        for (int64_t task = 0; task < num_tasks; task++) {
+            const int64_t unit = task % units;
+            const Chunk& chunk = chunks[task / units];
+            for (int i = 0; i < panels_per_unit; i++)
+                product.multiply(chunk.rows, parts.get() + first_blocks[task / units] * block_words,
+                                 weight + (unit * panels_per_unit + i) * panel_size, sums.get() + i * stride);
+            write<float>(linear, chunk, unit * kPanel, sums.get(), sums.get() + (panels_per_unit - 1) * stride);
+        }
+    }
+}
+#endif
+
+#if defined(RADIXKV_FACTORED) || defined(RADIXKV_TRIPLES)
+// Runs of rows that hold all those at which no answer goes on, and a few others: what panels become is made for each chunk.
+std::vector<Chunk> prompt_chunks(const Linear& linear, int64_t most) {
     std::vector<Chunk> chunks;
     int64_t first = 0, stop = 0, next = 0;
     for (int64_t i = 0; i <= linear.num_decoding; i++) {
         const int64_t end = i < linear.num_decoding ? linear.decoding[i] : linear.rows;
         if (next < end) {
             if (next - stop > kMaxRows) {
-                add_chunks(chunks, 0, first, stop);
+                add_chunks(chunks, 0, first, stop, most);
                 first = next;
             }
             stop = end;
         }
         next = end + 1;
     }
-    add_chunks(chunks, 0, first, stop);
+    add_chunks(chunks, 0, first, stop, most);
     return chunks;
 }
 
-// Rows at which answers go on beside others. They are copied, and written last: the others' products overwrite theirs.
-template <typename Format>
-void run_mixed(const Linear& linear) {
+// Rows at which answers go on have products of one kind, the others of another.
+template <typename T, typename RunDecoding, typename RunPrompts>
+void run_each(const Linear& linear, RunDecoding run_decoding, RunPrompts run_prompts) {
     const int64_t num_decoding = linear.num_decoding;
-    Scratch<BF16> x(num_decoding * linear.inputs), residual(num_decoding * linear.outputs), out(num_decoding * linear.outputs);
-    const auto gather = [&](const void* from, int64_t width, BF16* to) {
+    if (num_decoding == linear.rows) return run_decoding(linear);
+    if (num_decoding == 0) return run_prompts(linear);
+    // They are copied, and written last: the others' products overwrite theirs.
+    Scratch<T> x(num_decoding * linear.inputs), residual(num_decoding * linear.outputs), out(num_decoding * linear.outputs);
+    const auto gather = [&](const void* from, int64_t width, T* to) {
         for (int64_t i = 0; i < num_decoding; i++)
-            std::memcpy(static_cast<void*>(to + i * width), static_cast<const BF16*>(from) + linear.decoding[i] * width, width * sizeof(BF16));
+            std::memcpy(static_cast<void*>(to + i * width), static_cast<const T*>(from) + linear.decoding[i] * width, width * sizeof(T));
     };
     Linear decoding = linear;
     gather(linear.x, linear.inputs, x.get());
@@ -236,11 +287,11 @@ void run_mixed(const Linear& linear) {
         gather(linear.residual, linear.outputs, residual.get());
         decoding.residual = residual.get();
     }
-    run_factored<Format>(decoding);
-    run<BF16, QuantisedProduct<BF16, Format>>(linear, prompt_chunks(linear));
+    run_decoding(decoding);
+    run_prompts(linear);
     for (int64_t i = 0; i < num_decoding; i++)
-        std::memcpy(static_cast<void*>(static_cast<BF16*>(linear.out) + linear.decoding[i] * linear.outputs),
-                    out.get() + i * linear.outputs, linear.outputs * sizeof(BF16));
+        std::memcpy(static_cast<void*>(static_cast<T*>(linear.out) + linear.decoding[i] * linear.outputs), out.get() + i * linear.outputs,
+                    linear.outputs * sizeof(T));
 }
 #endif
 
@@ -248,7 +299,9 @@ template <typename T, typename Format>
 void run_quantised(const Linear& linear, const std::vector<Chunk>& chunks) {
 #if defined(RADIXKV_FACTORED)
     if constexpr (kPairs<T> && kIsFactored<Format>)
-        if (linear.num_decoding) return linear.num_decoding == linear.rows ? run_factored<Format>(linear) : run_mixed<Format>(linear);
+        if (linear.num_decoding > 0)
+            return run_each<T>(linear, run_factored<Format>,
+                               [](const Linear& all) { run<T, QuantisedProduct<T, Format>>(all, prompt_chunks(all, kRowChunk)); });
 #endif
     run<T, QuantisedProduct<T, Format>>(linear, chunks);
 }
@@ -273,6 +326,13 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
         case Format::kE4M3:
             return run_quantised<T, ScaledE4M3>(linear, chunks);
         default:
+#if defined(RADIXKV_TRIPLES)
+            if constexpr (!kPairs<T>)
+                if (linear.num_decoding >= 0)
+                    return run_each<T>(
+                        linear, [](const Linear& some) { run<T, FloatProduct<T>>(some, chunks_of(some.rows)); },
+                        [](const Linear& all) { run_triples(all, prompt_chunks(all, TripleProduct::most_rows(all.inputs))); });
+#endif
             return run<T, FloatProduct<T>>(linear, chunks);
     }
 }
@@ -287,6 +347,7 @@ void multiply_sections(const Linear& linear, int64_t num_sections, const int64_t
 }  // namespace radixkv
 
 RADIXKV_API void radixkv_linear(const radixkv::Linear* linear, int32_t is_bf16) {
-    const int64_t starts[] = {0, linear->rows};
-    radixkv::multiply_sections(*linear, 1, starts, is_bf16);
+    using namespace radixkv;
+    const auto chunks = chunks_of(linear->rows);
+    is_bf16 ? run<BF16>(*linear, chunks) : run<float>(*linear, chunks);
 }

@@ -22,14 +22,15 @@ constexpr int kMaxRows = 12;
 #else
 constexpr int kMaxRows = 6;
 #endif
-// So many inputs of a panel stay in a first-level cache: 24 KiB, or 36 where there are AMX tiles, of which it has 48.
+// So many inputs of a panel stay in a first-level cache: 24 KiB, or 36 on processors with AMX tiles, where it has 48. Of those that pass in
+// tiles 18, because beside them tiles of rows pass through it, as fast as the second-level cache gives them. A multiple of all groups.
 #if defined(__AMX_BF16__)
-constexpr int64_t kPanelBytes = 36 * 1024;
-#else
-constexpr int64_t kPanelBytes = 24 * 1024;
-#endif
 template <typename T>
-constexpr int64_t kPanelDepth = kPanelBytes / kPanel / sizeof(T);
+constexpr int64_t kPanelDepth = 288;
+#else
+template <typename T>
+constexpr int64_t kPanelDepth = 24 * 1024 / kPanel / sizeof(T);
+#endif
 constexpr int64_t kAhead = 12;
 // For up to so many rows, a product takes about as long as its weights take to be read.
 constexpr int64_t kMemoryBoundRows = 96;

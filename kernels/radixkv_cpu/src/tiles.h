@@ -10,6 +10,8 @@ namespace radixkv {
 constexpr int kPanel = 32;  // columns of a panel: see panel.h
 // Columns of a narrow tile.
 constexpr int kTileColumns = 4;
+// Parts of a float32: see triples.h.
+constexpr int kTriple = 3;
 
 // Memory that is read next, fetched into the second-level cache a few lines a step: tile loads leave the processor no room to
 // see that far ahead by itself.
@@ -44,19 +46,7 @@ class Tiles {
                   Ahead& ahead) {
         constexpr int kLineBytes = kPanel * 2 * sizeof(BF16);
         configure(rows);
-        if (add) {
-            _tile_loadd(0, sums, sum_stride * sizeof(float));
-            _tile_loadd(1, sums + kLanes, sum_stride * sizeof(float));
-            if (rows > 16) {
-                _tile_loadd(2, sums + 16 * sum_stride, sum_stride * sizeof(float));
-                _tile_loadd(3, sums + 16 * sum_stride + kLanes, sum_stride * sizeof(float));
-            }
-        } else {
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
-        }
+        load_sums(rows, sums, sum_stride, add);
         for (int64_t k = 0; k < inputs; k += kStep) {
             ahead.step();
             _tile_loadd(6, panel + k * kPanel, kLineBytes);
@@ -70,12 +60,7 @@ class Tiles {
                 _tile_dpbf16ps(3, 5, 7);
             }
         }
-        _tile_stored(0, sums, sum_stride * sizeof(float));
-        _tile_stored(1, sums + kLanes, sum_stride * sizeof(float));
-        if (rows > 16) {
-            _tile_stored(2, sums + 16 * sum_stride, sum_stride * sizeof(float));
-            _tile_stored(3, sums + 16 * sum_stride + kLanes, sum_stride * sizeof(float));
-        }
+        store_sums(rows, sums, sum_stride);
     }
 
     // sums[row][0..3] = x[row] . columns for `parts` times 16 rows, up to 4 times, each beginning anywhere; columns are
@@ -110,7 +95,69 @@ class Tiles {
         _tile_stored(3, sums + 48 * kTileColumns, kBytes);
     }
 
+    // sums[row][0..31] (+)= x[row] . weights for up to 32 rows and 32 times `steps` inputs. Both are tiles of parts,
+    // [steps][parts][2][1 KiB], and of nine products of parts the six largest are added, beginning with small ones. Twice a step, something
+    // else is done `meanwhile`: tile instructions leave most of the processor to it.
+    template <typename Meanwhile>
+    void multiply_triples(int rows, const uint32_t* x, const uint32_t* weights, int64_t steps, float* sums, bool add, Meanwhile meanwhile) {
+        constexpr int kWords = 16 * 16, kBytes = 64;
+        configure(rows);
+        const auto load_x = [&](int part) {
+            _tile_loadd(4, x + 2 * part * kWords, kBytes);
+            if (rows > 16) _tile_loadd(5, x + (2 * part + 1) * kWords, kBytes);
+        };
+        const auto load_weights = [&](int part) {
+            _tile_loadd(6, weights + 2 * part * kWords, kBytes);
+            _tile_loadd(7, weights + (2 * part + 1) * kWords, kBytes);
+        };
+        const auto add_products = [&] {
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            if (rows > 16) {
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        };
+        load_sums(rows, sums, kPanel, add);
+        for (int64_t step = 0; step < steps; step++, x += 2 * kTriple * kWords, weights += 2 * kTriple * kWords) {
+            load_x(0), load_weights(2), add_products();
+            load_weights(1), add_products();
+            meanwhile();
+            load_x(1), add_products();
+            load_weights(0), add_products();
+            meanwhile();
+            load_x(2), add_products();
+            load_x(0), add_products();
+        }
+        store_sums(rows, sums, kPanel);
+    }
+
    private:
+    void load_sums(int rows, const float* sums, int64_t stride, bool add) {
+        if (!add) {
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+            return;
+        }
+        _tile_loadd(0, sums, stride * sizeof(float));
+        _tile_loadd(1, sums + kLanes, stride * sizeof(float));
+        if (rows > 16) {
+            _tile_loadd(2, sums + 16 * stride, stride * sizeof(float));
+            _tile_loadd(3, sums + 16 * stride + kLanes, stride * sizeof(float));
+        }
+    }
+
+    void store_sums(int rows, float* sums, int64_t stride) {
+        _tile_stored(0, sums, stride * sizeof(float));
+        _tile_stored(1, sums + kLanes, stride * sizeof(float));
+        if (rows > 16) {
+            _tile_stored(2, sums + 16 * stride, stride * sizeof(float));
+            _tile_stored(3, sums + 16 * stride + kLanes, stride * sizeof(float));
+        }
+    }
+
     // What `rows_` is while tiles are those of `multiply_columns`.
     static constexpr int kOfColumns = -1;
 

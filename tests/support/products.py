@@ -1,0 +1,27 @@
+"""Products of which it is said at which rows answers go on, as decoder layers in one call say it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from radixkv_cpu import Weight
+from radixkv_cpu.library import require_library
+from radixkv_cpu.linear import _Linear
+
+
+def product(
+    weight: Weight, x: torch.Tensor, decoding: Sequence[int], residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`Weight.multiply` with the rows named at which answers go on; a residual becomes the result in place."""
+    rows = torch.tensor(decoding, dtype=torch.int64)
+    x = x.contiguous()
+    out = x.new_empty(len(x), weight.out_features) if residual is None else residual.clone()
+    call = _Linear.from_buffer_copy(_Linear.from_address(weight.address))
+    call.x, call.out, call.rows = x.data_ptr(), out.data_ptr(), len(x)
+    call.residual = None if residual is None else out.data_ptr()
+    call.decoding, call.num_decoding = rows.data_ptr(), len(rows)
+    require_library().linear(ctypes.addressof(call), x.dtype == torch.bfloat16)
+    return out
