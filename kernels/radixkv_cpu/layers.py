@@ -86,7 +86,8 @@ class DecoderLayers:
                 and attention over these. None: all. The caller answers for what it holds.
             decoding: int64, ascending: of all rows, those at which an answer goes on, the last of a prompt and drafts among
                 them; None: there are none. With integers of 4 bits, their sums may be added in an order of their own, and
-                the weights they are multiplied by not rounded. The caller answers for what it holds.
+                the weights they are multiplied by not rounded; in float32, those of the others may be sums of parts in
+                bfloat16. The caller answers for what it holds.
 
         Returns:
             ``[rows, width]``, of the rows that are kept.

@@ -17,35 +17,13 @@
 #include <memory>
 #include <vector>
 
+#include "chunks.h"
 #include "factored.h"
 #include "linear.h"
 #include "triples.h"
 
 namespace radixkv {
 namespace {
-
-// Rows that pass a panel before the next panel is read: their inputs stay in the second-level cache. Whole blocks of rows.
-constexpr int64_t kRowChunk = 288;
-
-// Rows that pass a section of the weight together.
-struct Chunk {
-    int64_t section, first, rows;
-};
-
-void add_chunks(std::vector<Chunk>& chunks, int64_t section, int64_t first, int64_t stop, int64_t most = kRowChunk) {
-    for (; first < stop; first += most) chunks.push_back({section, first, std::min(stop - first, most)});
-}
-
-std::vector<Chunk> chunks_of(int64_t num_sections, const int64_t* starts) {
-    std::vector<Chunk> chunks;
-    for (int64_t section = 0; section < num_sections; section++) add_chunks(chunks, section, starts[section], starts[section + 1]);
-    return chunks;
-}
-
-std::vector<Chunk> chunks_of(int64_t rows) {
-    const int64_t starts[] = {0, rows};
-    return chunks_of(1, starts);
-}
 
 template <Activation KIND>
 F32 activate(F32 x) {
@@ -210,8 +188,9 @@ void run_factored(const Linear& linear) {
 #endif
 
 #if defined(RADIXKV_TRIPLES)
-// Products of rows at which no answer goes on, by triples.h.
-void run_triples(const Linear& linear, const std::vector<Chunk>& chunks) {
+// Products of a prompt's rows by triples.h, beside those of rows at which answers go on: a panel is read once for both.
+void run_triples(const Linear& linear, const Linear& decoding) {
+    const std::vector<Chunk> chunks = prompt_chunks(linear, TripleProduct::most_rows(linear.inputs));
     const int panels_per_unit = linear.activation == Activation::kNone ? 1 : 2;
     const int64_t units = (linear.outputs + kPanel - 1) / kPanel, inputs = linear.inputs, panel_size = inputs * kPanel;
     const int64_t num_tasks = units * int64_t(chunks.size()), at_once = std::max<int64_t>(1, num_tasks / (8 * omp_get_max_threads()));
@@ -235,6 +214,9 @@ void run_triples(const Linear& linear, const std::vector<Chunk>& chunks) {
         TripleProduct product(inputs, weight + units * panels_per_unit * panel_size);
         const int64_t stride = TripleProduct::most_rows(inputs) * kPanel;
         Scratch<float> sums(panels_per_unit * stride);
+        FloatProduct<float> decoding_product;
+        const int64_t decoding_stride = decoding.rows * kPanel;
+        Scratch<float> decoding_sums(panels_per_unit * decoding_stride);
 #pragma omp for schedule(dynamic, at_once)
         for (int64_t task = 0; task < num_tasks; task++) {
             const int64_t unit = task % units;
@@ -243,55 +225,15 @@ void run_triples(const Linear& linear, const std::vector<Chunk>& chunks) {
                 product.multiply(chunk.rows, parts.get() + first_blocks[task / units] * block_words,
                                  weight + (unit * panels_per_unit + i) * panel_size, sums.get() + i * stride);
             write<float>(linear, chunk, unit * kPanel, sums.get(), sums.get() + (panels_per_unit - 1) * stride);
+            if (task >= units || decoding.rows == 0) continue;
+            for (int i = 0; i < panels_per_unit; i++)
+                decoding_product.multiply(decoding.rows, static_cast<const float*>(decoding.x), inputs,
+                                          reinterpret_cast<const uint8_t*>(weight + (unit * panels_per_unit + i) * panel_size), inputs,
+                                          decoding_sums.get() + i * decoding_stride);
+            write<float>(decoding, {0, 0, decoding.rows}, unit * kPanel, decoding_sums.get(),
+                         decoding_sums.get() + (panels_per_unit - 1) * decoding_stride);
         }
     }
-}
-#endif
-
-#if defined(RADIXKV_FACTORED) || defined(RADIXKV_TRIPLES)
-// Runs of rows that hold all those at which no answer goes on, and a few others: what panels become is made for each chunk.
-std::vector<Chunk> prompt_chunks(const Linear& linear, int64_t most) {
-    std::vector<Chunk> chunks;
-    int64_t first = 0, stop = 0, next = 0;
-    for (int64_t i = 0; i <= linear.num_decoding; i++) {
-        const int64_t end = i < linear.num_decoding ? linear.decoding[i] : linear.rows;
-        if (next < end) {
-            if (next - stop > kMaxRows) {
-                add_chunks(chunks, 0, first, stop, most);
-                first = next;
-            }
-            stop = end;
-        }
-        next = end + 1;
-    }
-    add_chunks(chunks, 0, first, stop, most);
-    return chunks;
-}
-
-// Rows at which answers go on have products of one kind, the others of another.
-template <typename T, typename RunDecoding, typename RunPrompts>
-void run_each(const Linear& linear, RunDecoding run_decoding, RunPrompts run_prompts) {
-    const int64_t num_decoding = linear.num_decoding;
-    if (num_decoding == linear.rows) return run_decoding(linear);
-    if (num_decoding == 0) return run_prompts(linear);
-    // They are copied, and written last: the others' products overwrite theirs.
-    Scratch<T> x(num_decoding * linear.inputs), residual(num_decoding * linear.outputs), out(num_decoding * linear.outputs);
-    const auto gather = [&](const void* from, int64_t width, T* to) {
-        for (int64_t i = 0; i < num_decoding; i++)
-            std::memcpy(static_cast<void*>(to + i * width), static_cast<const T*>(from) + linear.decoding[i] * width, width * sizeof(T));
-    };
-    Linear decoding = linear;
-    gather(linear.x, linear.inputs, x.get());
-    decoding.x = x.get(), decoding.out = out.get(), decoding.rows = num_decoding;
-    if (linear.residual) {
-        gather(linear.residual, linear.outputs, residual.get());
-        decoding.residual = residual.get();
-    }
-    run_decoding(decoding);
-    run_prompts(linear);
-    for (int64_t i = 0; i < num_decoding; i++)
-        std::memcpy(static_cast<void*>(static_cast<T*>(linear.out) + linear.decoding[i] * linear.outputs), out.get() + i * linear.outputs,
-                    linear.outputs * sizeof(T));
 }
 #endif
 
@@ -299,9 +241,13 @@ template <typename T, typename Format>
 void run_quantised(const Linear& linear, const std::vector<Chunk>& chunks) {
 #if defined(RADIXKV_FACTORED)
     if constexpr (kPairs<T> && kIsFactored<Format>)
-        if (linear.num_decoding > 0)
-            return run_each<T>(linear, run_factored<Format>,
-                               [](const Linear& all) { run<T, QuantisedProduct<T, Format>>(all, prompt_chunks(all, kRowChunk)); });
+        if (linear.num_decoding > 0) {
+            if (linear.num_decoding == linear.rows) return run_factored<Format>(linear);
+            const DecodingRows<T> decoding(linear);
+            run_factored<Format>(decoding.linear());
+            run<T, QuantisedProduct<T, Format>>(linear, prompt_chunks(linear, kRowChunk));
+            return decoding.put_back();
+        }
 #endif
     run<T, QuantisedProduct<T, Format>>(linear, chunks);
 }
@@ -328,10 +274,11 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
         default:
 #if defined(RADIXKV_TRIPLES)
             if constexpr (!kPairs<T>)
-                if (linear.num_decoding >= 0)
-                    return run_each<T>(
-                        linear, [](const Linear& some) { run<T, FloatProduct<T>>(some, chunks_of(some.rows)); },
-                        [](const Linear& all) { run_triples(all, prompt_chunks(all, TripleProduct::most_rows(all.inputs))); });
+                if (linear.num_decoding >= 0 && linear.num_decoding < linear.rows) {
+                    const DecodingRows<T> decoding(linear);
+                    run_triples(linear, decoding.linear());
+                    return decoding.put_back();
+                }
 #endif
             return run<T, FloatProduct<T>>(linear, chunks);
     }

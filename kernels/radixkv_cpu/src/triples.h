@@ -50,21 +50,31 @@ class SplitWeights {
    public:
     SplitWeights() = default;
     SplitWeights(const float* panel, int64_t inputs, uint32_t* to)
-        : panel_(panel), inputs_(inputs), end_((inputs + Tiles::kStep - 1) / Tiles::kStep * 2 * kLanes), to_(to) {}
+        : panel_(panel), inputs_(inputs), end_((inputs + Tiles::kStep - 1) / Tiles::kStep * kLanes), to_(to) {}
 
-    // Of 16 pairs of inputs and 16 features each.
+    // Pairs of inputs.
     int64_t left() const { return end_ - at_; }
 
     void run(int64_t count) {
         for (const int64_t stop = std::min(at_ + count, end_); at_ < stop; at_++) {
-            const int64_t pair = at_ / 2 % kLanes, input = at_ / (2 * kLanes) * Tiles::kStep + 2 * pair, half = at_ % 2;
-            const float* from = panel_ + input * kPanel + half * kLanes;
-            const F32 even = input < inputs_ ? load(from) : F32{}, odd = input + 1 < inputs_ ? load(from + kPanel) : F32{};
-            split(even, odd, to_ + at_ / (2 * kLanes) * kStepWords + half * kTileWords + pair * kLanes);
+            const float* from = panel_ + at_ * 2 * kPanel;
+            uint32_t* to = to_ + at_ / kLanes * kStepWords + at_ % kLanes * kLanes;
+            // Read with pauses, weights are on their way only if they are asked for.
+            for (int line = 0; line < 4; line++) __builtin_prefetch(from + kAheadFloats + line * kLanes);
+            if (2 * at_ + 1 < inputs_) {
+                split(load(from), load(from + kPanel), to);
+                split(load(from + kLanes), load(from + kPanel + kLanes), to + kTileWords);
+            } else {
+                const bool is_there = 2 * at_ < inputs_;
+                split(is_there ? load(from) : F32{}, F32{}, to);
+                split(is_there ? load(from + kLanes) : F32{}, F32{}, to + kTileWords);
+            }
         }
     }
 
    private:
+    static constexpr int64_t kAheadFloats = 1024;
+
     const float* panel_ = nullptr;
     int64_t inputs_ = 0, at_ = 0, end_ = 0;
     uint32_t* to_ = nullptr;
