@@ -1,4 +1,4 @@
-"""Products of rows at which answers go on, and of a prompt's, where these differ: see ``src/factored.h`` and ``src/triples.h``."""
+"""Products of rows at which answers go on, and of a prompt's, where these differ: see ``factored.h`` and ``triples.h``."""
 
 from __future__ import annotations
 
