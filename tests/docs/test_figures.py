@@ -103,6 +103,10 @@ def steps_against_vllm() -> str:
     return against_vllm_on_one_processor("steps-vllm-amd", "milliseconds of a step", "{:.1f}", 1000)
 
 
+def steps_against_vllm_on_intel() -> str:
+    return against_vllm_on_one_processor("steps-vllm", "milliseconds of a step, Intel", "{:.1f}", 1000)
+
+
 def against_vllm_on_one_processor(name: str, title: str, form: str, factor: float = 1) -> str:
     """
     Args:
@@ -334,6 +338,7 @@ def reserved_memory() -> str:
         (CPU, requests_against_vllm),
         (CPU, experts_against_vllm),
         (CPU, steps_against_vllm),
+        (CPU, steps_against_vllm_on_intel),
         (CPU, against_llama_cpp),
         (OPERATE, fairness),
         (OPERATE, attacks),
