@@ -21,6 +21,7 @@ from radixkv.model.deferred_weights import (
 )
 from radixkv.model.gguf_conversion import BLOCKS_FILE
 from radixkv.model.quantised import METHODS, OtherLayoutError, QuantisedFiles, UnreadableError, quantisation_of
+from radixkv.model.whole_weights import load_whole
 
 
 def read_checkpoint(
@@ -43,7 +44,7 @@ def read_checkpoint(
         The model, and where its weights are; None: they are in memory.
 
     Raises:
-        ModelLoadError: it is quantised, and neither this nor transformers can read how.
+        ModelLoadError: it is quantised, and neither this nor transformers can read how; or it lacks weights of the model.
         OSError, ValueError, KeyError: as transformers raises them.
     """
     path = Path(folder)
@@ -60,7 +61,8 @@ def read_checkpoint(
     elif may_defer and device.type == "cpu" and path.is_dir():
         found = _defer(path, config, dtype)
     if found is None:
-        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device), None
+        whole: Any = load_whole(folder, dtype)
+        return whole.to(device), None
     model, deferred = found
     if (path / "generation_config.json").exists():
         model.generation_config = transformers.GenerationConfig.from_pretrained(path)
@@ -116,7 +118,7 @@ def _open_quantised(
     try:
         # Of a method that it does not know, it would make up the weights.
         if AutoHfQuantizer.supports_quant_method(dict(quantisation)):
-            return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), None
+            return load_whole(folder, dtype), None
     except (ImportError, RuntimeError, ValueError) as error:
         refusal = error
     raise ModelLoadError(

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -130,10 +131,12 @@ def _convert_in_blocks(gguf: Path, folder: Path) -> None:
 
 def _convert(gguf: Path, folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
+
+    from radixkv.model.whole_weights import load_whole
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    model: Any = load_whole(str(gguf.parent), torch.float32, gguf_file=gguf.name)
     # The weights are no longer quantized; transformers refuses to save a model with these two set.
     del model.config.quantization_config
     model.hf_quantizer = None

@@ -1,0 +1,52 @@
+"""Models that transformers loads, with none of their weights made up.
+
+transformers fills a parameter that a checkpoint lacks with random numbers, and takes integers for weights where nothing says
+that they are quantised: both with no more than a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+import transformers
+
+from radixkv.errors import ModelLoadError
+
+# Last parts of names of tensors that the weights of a quantised module are made of, in formats that keep its ``weight``.
+_OF_QUANTISED = re.compile(r"weight_scale(_inv|_2)?|scales")
+
+
+def load_whole(folder: str, dtype: torch.dtype, gguf_file: str | None = None) -> transformers.PreTrainedModel:
+    """What transformers loads, with all weights in memory.
+
+    Args:
+        folder: of the model, or a hub id.
+        dtype: of the model.
+        gguf_file: name of a GGUF file in the folder, to be loaded; None: its checkpoint.
+
+    Raises:
+        ModelLoadError: parameters of the model are not in its files, or its weights are quantised and its configuration does
+            not say so.
+        OSError, ValueError, KeyError: as transformers raises them.
+    """
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, output_loading_info=True, gguf_file=gguf_file
+    )
+    source = folder if gguf_file is None else str(Path(folder) / gguf_file)
+    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    scales = [name for name in unexpected if _OF_QUANTISED.fullmatch(name.rpartition(".")[2])]
+    if missing:
+        others = f"; it has {unexpected[0]}, which is no parameter of the model" if unexpected else ""
+        raise ModelLoadError(
+            f"{source}: expected all weights of a {type(model).__name__}, got none for {len(missing)} of its parameters, "
+            f"{missing[0]} among them{others}"
+        )
+    if scales and getattr(model, "hf_quantizer", None) is None:
+        raise ModelLoadError(
+            f"{source}: expected weights that are not quantised, as its configuration has no quantization_config, "
+            f"got {scales[0]}"
+        )
+    loaded: transformers.PreTrainedModel = model
+    return loaded

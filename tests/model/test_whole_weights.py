@@ -1,0 +1,71 @@
+"""No model is loaded with weights that its files do not have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from safetensors.torch import load_file, save_file
+from support.gguf_files import write_llama
+from support.model_zoo import build
+from support.quantised_checkpoints import Scheme, awq, float8, gptq, int8, write
+
+from radixkv.config import ModelConfig
+from radixkv.errors import ModelLoadError
+from radixkv.model.loader import load_model
+
+SIZES: dict[str, Any] = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 192, "num_hidden_layers": 2}
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_checkpoint_without_a_weight_is_refused(native: bool, tmp_path: Path) -> None:
+    build("llama", SIZES).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    del tensors[UP]
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=f"got none for 1 of its parameters, {UP} among them"):
+        load_model(tmp_path, ModelConfig(dtype="float32"), native=native)
+
+
+def test_a_gguf_file_without_a_weight_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As is one of several that a model was split into."""
+    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
+    add = gguf.GGUFWriter.add_tensor
+
+    def add_others(self: Any, name: str, *arguments: Any, **options: Any) -> None:
+        if name != "blk.1.ffn_up.weight":
+            add(self, name, *arguments, **options)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", add_others)
+    write_llama(build("llama", SIZES), tmp_path / "tiny.gguf")
+    with pytest.raises(ModelLoadError, match=rf"tiny\.gguf: expected all weights .*, {UP} among them"):
+        load_model(tmp_path / "tiny.gguf", ModelConfig(dtype="float32"))
+    assert not list((tmp_path / "cache").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("scheme", "message"),
+    [
+        (int8("channel"), r"no quantization_config, got .*\.weight_scale"),
+        (float8("tensor", "weight_scale"), r"no quantization_config, got .*\.weight_scale"),
+        (float8("block"), r"no quantization_config, got .*\.weight_scale_inv"),
+        (awq(64), r"got none for 14 of its parameters, .*it has .*\.qweight"),
+        (gptq(4, 64), r"got none for 14 of its parameters, .*it has .*\.g_idx"),
+    ],
+)
+def test_quantised_weights_of_which_the_configuration_says_nothing_are_refused(
+    scheme: Scheme, message: str, tmp_path: Path
+) -> None:
+    """As where it says so in a file beside it, or by an old name."""
+    write(build("llama", SIZES), tmp_path, scheme)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["compression_config"] = config.pop("quantization_config")
+    path.write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(tmp_path, ModelConfig(dtype="float32"))
