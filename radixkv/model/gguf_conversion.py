@@ -131,12 +131,15 @@ def _convert_in_blocks(gguf: Path, folder: Path) -> None:
 
 def _convert(gguf: Path, folder: Path) -> None:
     import torch
+    from gguf import GGUFReader
     from transformers import AutoTokenizer
 
+    from radixkv.model.gguf_rotation import apply_scaling
     from radixkv.model.whole_weights import load_whole
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     model: Any = load_whole(str(gguf.parent), torch.float32, gguf_file=gguf.name)
+    apply_scaling(GGUFReader(gguf), model.config)
     # The weights are no longer quantized; transformers refuses to save a model with these two set.
     del model.config.quantization_config
     model.hf_quantizer = None

@@ -25,6 +25,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 
 from radixkv.model.deferred_weights import build_without_weights
 from radixkv.model.gguf_conversion import BLOCKS_FILE, NotInBlocksError
+from radixkv.model.gguf_rotation import apply_scaling
 
 
 def write_folder(path: Path, folder: Path) -> None:
@@ -35,13 +36,15 @@ def write_folder(path: Path, folder: Path) -> None:
         folder: to be made.
 
     Raises:
+        ModelLoadError: rotary embeddings are scaled in a way that is not read.
         NotInBlocksError: a parameter is in no tensor of the file alone, as with experts, or not in that shape.
         OSError, ValueError, KeyError, RuntimeError, NotImplementedError: the file cannot be read, as transformers says it.
     """
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    reader = gguf.GGUFReader(path)
+    apply_scaling(reader, config)
     model = build_without_weights(config, torch.float32)
     parsed = load_gguf_checkpoint(str(path))["config"]
-    reader = gguf.GGUFReader(path)
     processor = TENSOR_PROCESSORS.get(_architecture(reader), TensorProcessor)(config=parsed)
     names = get_gguf_hf_weights_map(model, processor)
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
