@@ -23,6 +23,7 @@ from transformers.modeling_gguf_pytorch_utils import (
     load_gguf_checkpoint,
 )
 
+from radixkv.errors import ModelLoadError
 from radixkv.model.deferred_weights import build_without_weights
 from radixkv.model.gguf_conversion import BLOCKS_FILE, NotInBlocksError
 from radixkv.model.gguf_rotation import apply_scaling
@@ -36,7 +37,7 @@ def write_folder(path: Path, folder: Path) -> None:
         folder: to be made.
 
     Raises:
-        ModelLoadError: rotary embeddings are scaled in a way that is not read.
+        ModelLoadError: rotary embeddings are scaled in a way that is not read; or there are biases that the model lacks.
         NotInBlocksError: a parameter is in no tensor of the file alone, as with experts, or not in that shape.
         OSError, ValueError, KeyError, RuntimeError, NotImplementedError: the file cannot be read, as transformers says it.
     """
@@ -67,6 +68,11 @@ def write_folder(path: Path, folder: Path) -> None:
     missing = sorted({*_saved_names(model)} - {*tensors})
     if missing:
         raise NotInBlocksError(f"{missing[0]} is not a tensor of its own there")
+    unread = [tensor for tensor in reader.tensors if tensor.name.endswith(".bias") and tensor.name not in names]
+    for tensor in unread:
+        if gguf.dequantize(tensor.data, tensor.tensor_type).any():
+            kind = type(model).__name__
+            raise ModelLoadError(f"{tensor.name}: expected no such tensor of a {kind}, which has no biases there")
     folder.mkdir()
     save_file(tensors, folder / BLOCKS_FILE, {"kinds": json.dumps(kinds)})
     config.save_pretrained(folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 from support.gguf_files import write_llama
@@ -46,6 +47,23 @@ def test_a_gguf_file_without_a_weight_is_refused(tmp_path: Path, monkeypatch: py
     with pytest.raises(ModelLoadError, match=rf"tiny\.gguf: expected all weights .*, {UP} among them"):
         load_model(tmp_path / "tiny.gguf", ModelConfig(dtype="float32"))
     assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_gguf_file_with_biases_that_the_model_lacks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers makes every file of the kind "llama" a model without biases."""
+    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
+    start = gguf.GGUFWriter.add_bos_token_id
+
+    def start_with_bias(self: Any, token_id: int) -> None:
+        start(self, token_id)
+        self.add_tensor("blk.0.attn_q.bias", np.ones(128, dtype=np.float32))
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_bos_token_id", start_with_bias)
+    write_llama(build("llama", SIZES), tmp_path / "tiny.gguf")
+    with pytest.raises(ModelLoadError, match=r"blk\.0\.attn_q\.bias: expected no such tensor of a LlamaForCausalLM"):
+        load_model(tmp_path / "tiny.gguf", ModelConfig(dtype="float32"))
 
 
 @pytest.mark.parametrize(
