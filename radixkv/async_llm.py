@@ -27,7 +27,6 @@ from radixkv.prompts import (
     as_prompts,
     as_single_prompt,
 )
-from radixkv.sampling_defaults import default_params
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.serving.answer_reader import AnswerReader
@@ -320,7 +319,6 @@ class AsyncLLM(AsyncEngine):
         if len(prompts) != 1:
             raise ValueError(f"prompt: expected one prompt or conversation, got {len(prompts)}")
         if params is None:
-            loaded, num_tokens = self.loaded, len(prompts[0].token_ids)
-            params = default_params(loaded.sampling_defaults, num_tokens, loaded.max_model_len, self.num_slots)
+            params = self.get_default_sampling_params()
         (stream,) = await self.submit(prompts, params, request_id, priority=priority, tenant=tenant)
         return prompts[0], stream

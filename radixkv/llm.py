@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from radixkv.cache.tokens import encode
 from radixkv.config import LLM_OPTIONS, LLMOptions, llm_configs
 from radixkv.engine.engine import Engine
 from radixkv.engine.request_output import beam_output, delta_output, request_output
-from radixkv.model.loader import load_model
+from radixkv.model.loader import LoadedModel, load_model
 from radixkv.model.tokenizer import with_chat_template
 from radixkv.observe.explain import PromptExplanation, decode_explanation
 from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
@@ -35,13 +36,14 @@ from radixkv.prompts import (
     is_prompt,
     with_answer_form,
 )
-from radixkv.sampling_defaults import default_params
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.serving.answer_reader import AnswerReader
 from radixkv.serving.interrupts import deferred_interrupt
 from radixkv.tools.definitions import as_tool_options
 from radixkv.vllm_options import CALLS, takes_vllm_options, without_elsewhere
+
+_log = logging.getLogger(__name__)
 
 
 class LLM:
@@ -71,6 +73,7 @@ class LLM:
             model, model_config, native=not engine_config.enable_torch_compile, fingerprint=engine_config.has_tiers
         )
         self.engine = Engine(loaded, engine_config)
+        _log_length(self.engine.loaded, asked_for=model_config.max_model_len is not None)
         self._ids = itertools.count()
         # The engine is single-threaded. Reentrant, because the garbage collector may close a stream within another call.
         self._engine_lock = threading.RLock()
@@ -333,8 +336,7 @@ class LLM:
     def _with_params(self, prompt: Prompt, params: SamplingParams | None) -> tuple[Prompt, SamplingParams]:
         """With the defaults, where there are none."""
         if params is None:
-            loaded, num_slots = self.engine.loaded, self.engine.capacity.num_slots
-            params = default_params(loaded.sampling_defaults, len(prompt.token_ids), loaded.max_model_len, num_slots)
+            params = self.get_default_sampling_params()
         return prompt, params
 
     def _make_request(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int = 0) -> Request:
@@ -396,3 +398,14 @@ class LLM:
 def _progress_bar(use_tqdm: bool | Callable[..., Any], num_requests: int) -> Any:
     make = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=not use_tqdm)
     return make(total=num_requests, desc="Processed prompts")
+
+
+def _log_length(loaded: LoadedModel, *, asked_for: bool) -> None:
+    if loaded.max_model_len < loaded.model_length:
+        _log.log(
+            logging.WARNING if asked_for else logging.INFO,
+            "%s: a sequence has at most %d tokens, not %d: there is no room for more (kv_cache_memory_bytes, num_blocks)",
+            loaded.name,
+            loaded.max_model_len,
+            loaded.model_length,
+        )

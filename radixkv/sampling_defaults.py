@@ -86,36 +86,6 @@ def as_sampling_defaults(values: Mapping[str, Any]) -> SamplingDefaults:
         raise ValueError(str(error)) from None
 
 
-def default_max_tokens(
-    defaults: SamplingDefaults, num_prompt_tokens: int, max_model_len: int, num_slots: int
-) -> int | None:
-    """The default of ``max_tokens`` for a prompt; None, for what there is room for: there is none, or no room for so many.
-
-    (For a user who had asked for so many, that would be an error.)
-
-    Args:
-        defaults: the model's.
-        num_prompt_tokens: of the prompt.
-        max_model_len: tokens of a sequence at most.
-        num_slots: tokens that the whole cache has room for.
-    """
-    most: int | None = defaults.get("max_tokens")
-    # The last token takes no slot.
-    if most is None or min(num_prompt_tokens + most, max_model_len) - 1 > num_slots:
-        return None
-    return most
-
-
-def default_params(
-    defaults: SamplingDefaults, num_prompt_tokens: int, max_model_len: int, num_slots: int
-) -> SamplingParams:
-    """What a prompt is sampled with where nothing is said; the arguments are those of `default_max_tokens`."""
-    params = SamplingParams(**defaults)
-    if "max_tokens" in defaults:
-        params.max_tokens = default_max_tokens(defaults, num_prompt_tokens, max_model_len, num_slots)
-    return params
-
-
 def log_defaults(name: str, defaults: SamplingDefaults) -> None:
     """Say in the log what a model's requests are sampled with, where that is not as everywhere.
 

@@ -26,6 +26,7 @@ from radixkv.prompts import Prompt
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_defaults import as_sampling_defaults, log_defaults
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.scheduling.request_validation import check_prompt_length
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.serving.clearing import Cleared, NamespaceSelection
 from radixkv.serving.request_intake import RequestIntake
@@ -60,7 +61,7 @@ def text_interface(
     return TextInterface(
         tokenizer=tokenizer,
         name=identity["model"],
-        max_model_len=identity["max_model_len"],
+        max_model_len=replicas.generations.max_model_len,
         vocab_size=identity["vocab_size"],
         eos_token_ids=frozenset(identity["eos_token_ids"]),
         chat_format=chat_format_of(tokenizer, config),
@@ -283,11 +284,6 @@ class ClusterLLM:
         return None
 
     @property
-    def num_slots(self) -> int:
-        """Tokens that the cache of the smallest replica has room for."""
-        return min(each["num_blocks"] for each in self.replicas.generations.capacities) * self.block_size
-
-    @property
     def block_size(self) -> int:
         """Tokens per block of every replica's cache."""
         newest = self.replicas.generations.newest
@@ -332,11 +328,17 @@ class ClusterLLM:
     # -- internals -----------------------------------------------------------------------------------------------
 
     def _bounded(self, params: SamplingParams | BeamSearchParams, prompt: Prompt) -> SamplingParams | BeamSearchParams:
-        """With as many tokens as fit on the smallest replica, so that an answer ends at the same token on each."""
-        if not isinstance(params, SamplingParams) or params.max_tokens is not None:
+        """With as many tokens as fit on the smallest replica, so that an answer ends at the same token on each.
+
+        Raises:
+            PromptTooLongError: there are none.
+        """
+        num_prompt_tokens, max_model_len = len(prompt.token_ids), self.loaded.max_model_len
+        check_prompt_length(num_prompt_tokens, max_model_len)
+        most = max_model_len - num_prompt_tokens
+        if params.max_tokens is not None and params.max_tokens <= most:
             return params
-        most = min(self.loaded.max_model_len, self.num_slots + 1) - len(prompt.token_ids)
-        return replace(params, max_tokens=max(1, most))
+        return replace(params, max_tokens=most)
 
     async def _answer(
         self,

@@ -39,7 +39,7 @@ async def describe(llm: AsyncLLM, started: float) -> ReplicaDescription:
         "model": loaded.name,
         "weights": digest,
         "dtype": str(loaded.dtype).removeprefix("torch."),
-        "max_model_len": loaded.max_model_len,
+        "model_length": loaded.model_length,
         "vocab_size": loaded.vocab_size,
         "eos_token_ids": sorted(loaded.eos_token_ids),
         "sampling_defaults": dict(loaded.sampling_defaults),
@@ -51,7 +51,7 @@ async def describe(llm: AsyncLLM, started: float) -> ReplicaDescription:
 
 def _describe_engine(engine: Engine) -> tuple[dict[str, int], dict[str, Any]]:
     capacity = {
-        "num_blocks": engine.cache.num_blocks,
+        "max_model_len": engine.loaded.max_model_len,
         "max_num_seqs": engine.capacity.max_num_seqs,
         "max_num_batched_tokens": engine.capacity.max_num_batched_tokens,
     }

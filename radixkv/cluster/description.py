@@ -19,7 +19,7 @@ _IDENTITY: Mapping[str, type] = {
     "model": str,
     "weights": str,
     "dtype": str,
-    "max_model_len": int,
+    "model_length": int,
     "vocab_size": int,
     "eos_token_ids": list,
     "sampling_defaults": dict,
@@ -29,7 +29,7 @@ _IDENTITY: Mapping[str, type] = {
     "enable_prefix_caching": bool,
     "quantised_bytes": int,
 }
-_CAPACITY = ("num_blocks", "max_num_seqs", "max_num_batched_tokens")
+_CAPACITY = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
 # A prompt is the same tokens for all replicas that are equal in these, and its blocks have the same hashes.
 _OF_PROMPTS = ("version", "tokenizer", "vocab_size", "block_size")
 
@@ -43,7 +43,8 @@ class ReplicaDescription:
         started: when it was, in seconds since 1970.
         identity: on what answers depend, by its name: the version, the model, its weights, the options of the engine.
             Replicas that are equal in all of it are of one generation.
-        capacity: ``num_blocks``, ``max_num_seqs`` and ``max_num_batched_tokens``, on which no answer depends.
+        capacity: ``max_model_len`` (less than the identity's ``model_length`` where the pool is smaller), ``max_num_seqs`` and
+            ``max_num_batched_tokens``, on which no answer depends: an ingress asks for none that is longer than fits on each.
     """
 
     instance: str
@@ -78,9 +79,10 @@ class ReplicaDescription:
             value = self.identity.get(name)
             if type(value) is not kind:
                 raise ValueError(f"{name}: expected a value of type {kind.__name__}, got {value!r}")
-        for name in ("block_size", "max_model_len"):
-            if self.identity[name] < 1:
-                raise ValueError(f"{name}: expected at least 1, got {self.identity[name]}")
+        if self.identity["block_size"] < 1:
+            raise ValueError(f"block_size: expected at least 1, got {self.identity['block_size']}")
+        if self.capacity["max_model_len"] < 1:
+            raise ValueError(f"max_model_len: expected at least 1, got {self.capacity['max_model_len']}")
         as_sampling_defaults(self.identity["sampling_defaults"])
 
     def as_json(self) -> dict[str, Any]:

@@ -103,5 +103,5 @@ class Generations:
     @property
     def max_model_len(self) -> int:
         """Tokens of a sequence that each of them takes."""
-        length: int = min(each.identity["max_model_len"] for each in self._last)
+        length: int = min(each.capacity["max_model_len"] for each in self._last)
         return length

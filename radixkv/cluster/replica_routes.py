@@ -56,9 +56,10 @@ from radixkv.cluster.wire import (
     encode_error,
     encode_refusal,
 )
-from radixkv.errors import DrainingError, EngineDeadError, EngineError, QueueFullError
+from radixkv.errors import DrainingError, EngineDeadError, EngineError, QueueFullError, RequestTooLargeError
 from radixkv.outputs import RequestOutput
 from radixkv.prompts import Prompt
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.server.admin import check_cache
 from radixkv.server.cache_insight import snapshot_json
 from radixkv.server.metrics import EngineCollector
@@ -138,6 +139,7 @@ class _Replica:
 
     async def generate(self, request: Request) -> Response:
         prompt, params, priority, tenant = decode_request(await request.body())
+        self._check_begun(prompt, params)
         sender = decode_sender(request.headers)
         # At once: the engine takes it between two steps.
         unfinished = self._announcements.unfinished(prompt, sender)
@@ -147,6 +149,21 @@ class _Replica:
             unfinished.end()
             raise
         return _Lines(self._llm, stream, unfinished)
+
+    def _check_begun(self, prompt: Prompt, params: SamplingParams | BeamSearchParams) -> None:
+        """Refuse to end an answer before those that began it would, for this replica's pool is smaller.
+
+        Raises:
+            RequestTooLargeError: a replica with a larger pool is to go on with it.
+        """
+        if params.max_tokens is None or not any(output.token_ids for output in prompt.resume):
+            return
+        loaded, num_tokens = self._llm.loaded, len(prompt.token_ids) + params.max_tokens
+        if min(num_tokens, loaded.model_length) > loaded.max_model_len:
+            raise RequestTooLargeError(
+                f"an answer that has begun may reach {num_tokens} tokens with its prompt, and there is room for "
+                f"{loaded.max_model_len}"
+            )
 
     async def events(self, request: Request) -> Response:
         return _Records(self._announcements.subscribe(), media_type="application/octet-stream")

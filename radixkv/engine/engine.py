@@ -25,7 +25,7 @@ from radixkv.engine.named_pins import NamedPins
 from radixkv.engine.open_cache import open_cache
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.panics import as_exception
-from radixkv.engine.pool_setup import set_up_pool
+from radixkv.engine.pool_setup import set_up_pool, with_length_in_pool
 from radixkv.engine.request_factory import RequestFactory
 from radixkv.engine.speculation import Speculator
 from radixkv.engine.speculator_setup import make_speculator
@@ -59,6 +59,9 @@ class Engine:
         loaded: the model; from now on it belongs to this engine.
         config: how to cache, schedule and compute.
 
+    Attributes:
+        loaded: the model, whose ``max_model_len`` is no more than the pool has room for.
+
     Raises:
         ValueError: the model, its device or the memory does not allow what ``config`` asks for, or an address for events
             cannot be bound.
@@ -73,11 +76,11 @@ class Engine:
         config = config.for_device(loaded.device.type)
         block_size = config.block_size
         element_type = resolve_kv_cache_dtype(config.kv_cache_dtype, loaded)
-        self.loaded = loaded
         self.enable_prefix_caching = config.enable_prefix_caching
         self._runner = ModelRunner(loaded, config.enable_torch_compile, must_compile)
         self.pool = set_up_pool(self._runner, loaded, config, element_type)
         num_blocks = self.pool.num_blocks
+        self.loaded = loaded = with_length_in_pool(loaded, self.pool)
         self._runner.capture_graphs()
         self.prefill_rate = PrefillRate()
         self._open_cache = open_cache(config, loaded, self.pool, self.prefill_rate)

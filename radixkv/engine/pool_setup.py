@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from radixkv.attention import BatchLimits
@@ -38,7 +40,8 @@ def set_up_pool(
     if config.kv_cache_dtype == "fp8":
         scales = calibrate_kv_scales(runner, loaded, config.attention_backend, block_size)
 
-    limits = BatchLimits(config.max_num_seqs, loaded.max_model_len, max_draft_rows(config))
+    # Whatever the pool: how many blocks fit depends on what a step and its graphs take.
+    limits = BatchLimits(config.max_num_seqs, loaded.model_length, max_draft_rows(config))
 
     def use_pool(num_blocks: int) -> KVPool:
         if scales is None:
@@ -57,7 +60,7 @@ def set_up_pool(
         given = config.kv_cache_memory_bytes
         num_blocks = choose_num_blocks(
             block_nbytes(runner.layer_shapes, block_size, element_type),
-            limits.max_num_seqs * -(-loaded.max_model_len // block_size),
+            limits.max_num_seqs * -(-loaded.model_length // block_size),
             loaded.device,
             kv_cache_memory_bytes=None if given is None else parse_size("kv_cache_memory_bytes", given),
             gpu_memory_utilization=config.gpu_memory_utilization,
@@ -69,3 +72,9 @@ def set_up_pool(
             measure_graphs=measure_graphs,
         )
     return use_pool(num_blocks)
+
+
+def with_length_in_pool(loaded: LoadedModel, pool: KVPool) -> LoadedModel:
+    """The model with the length of the sequences that an otherwise empty pool has room for."""
+    # The last generated token is never computed and takes no slot.
+    return replace(loaded, max_model_len=min(loaded.model_length, pool.num_blocks * pool.block_size + 1))

@@ -59,8 +59,8 @@ class RequestFactory:
             ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is not a whole number,
                 ``tenant`` is not a string, no answer can be what ``structured_outputs`` asks for, or the prompt's ``resume``
                 is of other answers.
-            PromptTooLongError: the prompt is longer than the model.
-            RequestTooLargeError: more sequences or blocks than there are.
+            PromptTooLongError: the prompt leaves no room for a token in the model's length.
+            RequestTooLargeError: more sequences, or blocks for several of them, than there are.
         """
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise TypeError(f"priority: expected a whole number, got {priority!r}")
@@ -98,7 +98,4 @@ class RequestFactory:
 
     def _max_new_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
         left = self._loaded.max_model_len - num_prompt_tokens
-        if max_tokens is not None:
-            return min(left, max_tokens)
-        # As many as fit into the cache, too; the last generated token takes no slot.
-        return max(1, min(left, self._capacity.num_slots + 1 - num_prompt_tokens))
+        return left if max_tokens is None else min(left, max_tokens)

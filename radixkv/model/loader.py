@@ -48,12 +48,15 @@ class LoadedModel(TextInterface):
     """A model that can run over KV cache blocks, with the properties that the engine needs.
 
     Attributes:
+        model_length: tokens of a sequence that the model, or its user, allows. Once an engine runs it, ``max_model_len`` is
+            less where the engine's pool has no room for so many.
         fingerprint: of its weights, their quantisation and its configuration; None where it was not asked for.
     """
 
     model: transformers.PreTrainedModel
     dtype: torch.dtype
     device: torch.device
+    model_length: int
     fingerprint: str | None = None
 
 
@@ -126,6 +129,7 @@ def load_model(
         tokenizer=tokenizer,
         name=name,
         max_model_len=max_model_len or model_length,
+        model_length=max_model_len or model_length,
         vocab_size=model.config.get_text_config().vocab_size,
         eos_token_ids=_eos_token_ids(generation_config, tokenizer, model.config.get_text_config().vocab_size),
         dtype=model.dtype,

@@ -16,7 +16,8 @@ class TextInterface:
     Attributes:
         tokenizer: None where the model has none; prompts and answers are then token ids only.
         name: of the model.
-        max_model_len: tokens of a sequence at most, prompt and answer together.
+        max_model_len: tokens of a sequence at most, prompt and answer together: no more than the model takes and there is
+            room for.
         vocab_size: number of token ids.
         eos_token_ids: tokens that end an answer.
         chat_format: how its answers to conversations are written; None where it has no chat template.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from radixkv.cache.tokens import MAX_TOKEN_ID
 from radixkv.errors import PromptTooLongError, RequestTooLargeError
 from radixkv.sampling_params import BeamSearchParams
-from radixkv.scheduling.request import Request
+
+if TYPE_CHECKING:
+    from radixkv.scheduling.request import Request  # imports torch, which an ingress does without
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,6 @@ class Capacity:
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
-
-    @property
-    def num_slots(self) -> int:
-        """Tokens that the pool has room for."""
-        return self.num_blocks * self.block_size
 
 
 def validate_prompt(
@@ -65,12 +62,21 @@ def validate_prompt(
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocab_size:
         _refuse_id(low if low < 0 else high, vocab_size)
-    if tokens.size >= max_model_len:
+    check_prompt_length(tokens.size, max_model_len)
+    return tokens.astype(np.int32)
+
+
+def check_prompt_length(num_tokens: int, max_model_len: int) -> None:
+    """Refuse a prompt after which nothing could be generated.
+
+    Raises:
+        PromptTooLongError: with the figures.
+    """
+    if num_tokens >= max_model_len:
         raise PromptTooLongError(
-            f"prompt_token_ids: {tokens.size} tokens; the model takes {max_model_len} in all, "
+            f"prompt_token_ids: {num_tokens} tokens; a sequence has at most {max_model_len}, "
             "of which at least one is to be generated"
         )
-    return tokens.astype(np.int32)
 
 
 def _refuse_id(token_id: int, vocab_size: int) -> NoReturn:
@@ -81,7 +87,7 @@ def validate_capacity(request: Request, capacity: Capacity) -> None:
     """Reject what would not fit into an empty engine.
 
     Raises:
-        RequestTooLargeError: too many concurrent sequences, or too few blocks; with the figures.
+        RequestTooLargeError: too many concurrent sequences, or too few blocks for all beams; with the figures.
     """
     beams = isinstance(request.params, BeamSearchParams)
     if request.num_seqs > capacity.max_num_seqs:
@@ -94,14 +100,14 @@ def validate_capacity(request: Request, capacity: Capacity) -> None:
             f"beam_width: expected at most max_num_batched_tokens={capacity.max_num_batched_tokens}, because each beam "
             f"takes a token of every step, got {request.num_seqs}"
         )
-    # The last generated token is never computed and takes no slot.
-    needed = -(-(request.num_prompt_tokens + request.max_new_tokens - 1) // capacity.block_size)
     if beams:
+        # The last generated token is never computed and takes no slot.
+        of_each = -(-(request.num_prompt_tokens + request.max_new_tokens - 1) // capacity.block_size)
         shared = request.num_prompt_tokens // capacity.block_size
-        needed = shared + request.num_seqs * (needed - shared)
-    if needed > capacity.num_blocks:
-        raise RequestTooLargeError(
-            f"{request.num_prompt_tokens} prompt tokens and up to {request.max_new_tokens} new ones need {needed} "
-            f"blocks of {capacity.block_size} tokens, and there are {capacity.num_blocks}: ask for less, or raise "
-            "kv_cache_memory_bytes"
-        )
+        needed = shared + request.num_seqs * (of_each - shared)
+        if needed > capacity.num_blocks:
+            raise RequestTooLargeError(
+                f"{request.num_prompt_tokens} prompt tokens and up to {request.max_new_tokens} new ones of each of "
+                f"{request.num_seqs} beams need {needed} blocks of {capacity.block_size} tokens, and there are "
+                f"{capacity.num_blocks}: ask for less, or raise kv_cache_memory_bytes"
+            )

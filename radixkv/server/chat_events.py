@@ -18,7 +18,6 @@ from typing import Literal
 
 from radixkv.outputs import CompletionOutput, PromptLogprobs, RequestMetrics
 from radixkv.prompts import Prompt
-from radixkv.sampling_defaults import default_max_tokens
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.chat_messages import as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
@@ -93,8 +92,7 @@ async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tena
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         prompt = body.truncated(prompt, max_tokens, service.llm.loaded.max_model_len)
         if max_tokens is None:
-            loaded, num_slots = service.llm.loaded, service.llm.num_slots
-            max_tokens = default_max_tokens(defaults, len(prompt.token_ids), loaded.max_model_len, num_slots)
+            max_tokens = defaults.get("max_tokens")
         remaining = service.remaining_tokens([prompt])
         top_logprobs = body.top_logprobs or 0 if body.logprobs else None
         params = body.params(max_tokens, top_logprobs, body.prompt_logprobs, remaining, defaults)

@@ -39,9 +39,6 @@ class ServedModel(Protocol):
     def seconds_in_step(self) -> float: ...
 
     @property
-    def num_slots(self) -> int: ...
-
-    @property
     def num_unfinished(self) -> int: ...
 
     async def submit(

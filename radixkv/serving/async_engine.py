@@ -43,7 +43,6 @@ class AsyncEngine:
 
     Attributes:
         loaded: the model.
-        num_slots: tokens that the cache has room for.
         max_unfinished: requests that may be unfinished at a time; None: any number.
         stats: of the engine after its latest step, abort or `call`.
         on_step: called in the event loop after every step; for metrics.
@@ -60,7 +59,6 @@ class AsyncEngine:
         tenants: Mapping[str, TenantShare] | None = None,
     ) -> None:
         self.loaded: LoadedModel = engine.loaded
-        self.num_slots = engine.capacity.num_slots
         self.max_unfinished = None if max_queue is None else engine.max_num_seqs + max_queue
         self.stats: EngineStats = engine_stats(engine)
         self.on_step: Callable[[EngineStats], None] | None = None

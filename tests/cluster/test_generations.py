@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from support.pretended_replicas import Cluster as PretendedCluster
 from support.pretended_replicas import llm_of as pretended_llm
 from support.replica_servers import LocalReplica, ingress_client, local_replicas, tiny_llm
 
-from radixkv import AsyncLLM, SamplingParams
+from radixkv import AsyncLLM, BeamSearchParams, SamplingParams
 from radixkv.cluster import MismatchError, ReplicaDescription, ReplicaSet
 from radixkv.cluster.attempt import MovedError, Ticket
 from radixkv.cluster.generations import Generations
-from radixkv.errors import ReplicasLostError
+from radixkv.errors import PromptTooLongError, ReplicasLostError, RequestTooLargeError
 from radixkv.model.tokenizer import tokenizer_digest
+from radixkv.outputs import CompletionOutput
 from radixkv.prompts import Prompt
 
 PROMPT = Prompt(list(range(100, 200)))
@@ -87,7 +89,7 @@ class TestGenerations:
     def test_where_none_is_up_the_last_ones_count(self) -> None:
         generations = Generations()
         generations.add("a", described(1))
-        generations.add("b", described(2, max_model_len=50))
+        generations.add("b", replace(described(2), capacity={**CAPACITY, "max_model_len": 50}))
         assert (generations.max_model_len, len(generations.capacities)) == (50, 2)
         generations.remove("b")
         generations.remove("a")
@@ -277,8 +279,9 @@ def test_defaults_and_length_follow_the_new_generation_and_administrators_see_it
             "weights": "new",
             "sampling_defaults": {"top_k": 5},
             "eos_token_ids": [7],
-            "max_model_len": 60,
+            "model_length": 60,
         }
+        cluster.capacities["http://new"] = {"max_model_len": 60}
         replicas = cluster.replicas()
         await replicas.add("old", "http://old")
         llm = pretended_llm(replicas)
@@ -289,6 +292,44 @@ def test_defaults_and_length_follow_the_new_generation_and_administrators_see_it
         assert (llm.loaded.sampling_defaults, llm.loaded.eos_token_ids) == ({"top_k": 5}, frozenset({7}))
         assert llm.loaded is llm.loaded
         await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_a_smaller_pool_is_of_the_same_generation_and_shortens_what_is_asked_for() -> None:
+    async def main() -> None:
+        cluster = PretendedCluster()
+        cluster.capacities["http://small"] = {"max_model_len": 60}
+        replicas = cluster.replicas()
+        await replicas.add("large", "http://large")
+        llm = pretended_llm(replicas)
+        long = SamplingParams(max_tokens=1000)
+        assert llm._bounded(long, Prompt([1] * 70)).max_tokens == 30
+        await replicas.add("small", "http://small")
+        assert len(set(replicas.generations.names.values())) == 1
+        assert llm.loaded.max_model_len == 60
+        for params in (long, SamplingParams(max_tokens=None), BeamSearchParams(2, 61)):
+            assert llm._bounded(params, Prompt([1])).max_tokens == 59
+        assert llm._bounded(SAMPLED, Prompt([1] * 59)).max_tokens == 1
+        with pytest.raises(PromptTooLongError, match="60 tokens; a sequence has at most 60"):
+            await llm.submit([Prompt([1] * 60)], SAMPLED)
+        assert llm.num_unfinished == 0
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_an_answer_goes_on_only_where_it_ends_as_it_would_have(tmp_path: Path, default_tokenizer: Any) -> None:
+    async def main() -> None:
+        small = tiny_llm(default_tokenizer, num_blocks=8)
+        async with local_replicas(tmp_path, small) as (replicas, _):
+            begun = Prompt([5, 6], resume=[CompletionOutput(0, "", [7, 8])])
+            fits = SamplingParams(temperature=0, max_tokens=127, ignore_eos=True)
+            ended = [delta async for delta in replicas.streams.generate(begun, fits, "one")]
+            assert ended[-1].outputs[0].finish_reason == "length"
+            with pytest.raises(RequestTooLargeError, match="130 tokens with its prompt, and there is room for 129"):
+                async for _ in replicas.streams.generate(begun, replace(fits, max_tokens=128), "two"):
+                    pass
 
     asyncio.run(main())
 

@@ -164,7 +164,7 @@ def test_who_is_no_replica_leaves_the_set_as_it_was() -> None:
         lies: list[tuple[Any, bytes, str]] = [
             ([], b"", "TypeError"),
             ({**true, "identity": []}, held + load, "identity: expected an object"),
-            ({**true, "capacity": {}}, held + load, "num_blocks"),
+            ({**true, "capacity": {}}, held + load, "max_model_len"),
             ({**true, "identity": {"block_size": 16}}, held + load, "version: expected"),
             (
                 {**true, "identity": {**true["identity"], "block_size": 0}},

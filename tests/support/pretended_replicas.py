@@ -26,7 +26,7 @@ IDENTITY = {
     "model": "tiny",
     "weights": "none",
     "dtype": "float32",
-    "max_model_len": 100,
+    "model_length": 100,
     "vocab_size": 50,
     "eos_token_ids": [],
     "sampling_defaults": {},
@@ -36,7 +36,7 @@ IDENTITY = {
     "enable_prefix_caching": True,
     "quantised_bytes": 0,
 }
-CAPACITY = {"num_blocks": 10, "max_num_seqs": 4, "max_num_batched_tokens": 100}
+CAPACITY = {"max_model_len": 100, "max_num_seqs": 4, "max_num_batched_tokens": 100}
 LOAD = {**dict.fromkeys(GAUGES, 0), "draining": False, "counters": {}, "prefill_seconds_per_token": None}
 Handler = Callable[[httpx.Request], Coroutine[None, None, httpx.Response]]
 
@@ -104,6 +104,7 @@ class Cluster:
         self.answers: dict[str, Handler] = {}
         self.events: dict[str, list[bytes]] = {}
         self.identities: dict[str, dict[str, Any]] = {}
+        self.capacities: dict[str, dict[str, int]] = {}
 
     def connect(self, url: str) -> httpx.AsyncClient:
         async def events() -> AsyncIterator[bytes]:
@@ -120,7 +121,8 @@ class Cluster:
                 if url in self.hung:
                     await asyncio.Event().wait()
                 identity = {**IDENTITY, **self.identities.get(url, {})}
-                description = {"instance": url, "started": 0.0, "identity": identity, "capacity": CAPACITY}
+                capacity = {**CAPACITY, **self.capacities.get(url, {})}
+                description = {"instance": url, "started": 0.0, "identity": identity, "capacity": capacity}
                 return httpx.Response(200, json=description)
             if request.url.path == "/events":
                 return httpx.Response(200, stream=Body(events))
