@@ -27,6 +27,8 @@ BLOCKS_FILE = "blocks.safetensors"
 _MAX_EXPANSION = 18
 # In its own blocks, it takes what it takes, and a tokenizer.
 _BLOCKS_EXPANSION = 1.5
+# Counts up when a file becomes another folder: those that were made before are not used any more.
+_CONVERTER = 2
 
 ProgressCallback = Callable[[str], None]
 
@@ -45,7 +47,7 @@ def converted_folder(gguf: Path, in_blocks: bool = False) -> Path:
     if key is None:
         stat = gguf.stat()
         key = xxhash.xxh3_64_hexdigest(f"{gguf.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode())
-    return cache_folder() / f"{gguf.stem}-{key}{'-blocks' if in_blocks else ''}"
+    return cache_folder() / f"{gguf.stem}-{key}-{_CONVERTER}{'-blocks' if in_blocks else ''}"
 
 
 def ensure_converted(gguf: Path, progress: ProgressCallback, in_blocks: bool = False) -> Path:
