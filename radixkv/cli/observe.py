@@ -64,7 +64,7 @@ def simulate(
         ),
     ] = None,
     policy: Annotated[str, typer.Option(help="names of eviction policies, or all")] = "all",
-    bytes_per_token: Annotated[int | None, typer.Option(help="of keys and values, to advise in GiB")] = None,
+    bytes_per_token: Annotated[int | None, typer.Option(help="of keys and values, to advise in GiB", min=1)] = None,
     tier: Annotated[
         list[str] | None,
         typer.Option(
@@ -100,6 +100,9 @@ def simulate(
             how = "only" if replicas is None else "not together"
             raise ValueError(f"--{name.replace('_', '-')}: {how} with --replicas")
     if replicas is None:
+        source = context.get_parameter_source("prefill_ms")
+        if not tier and source is not None and source.name != "DEFAULT":
+            raise ValueError("--prefill-ms: only with --replicas or --tier")
         from radixkv.observe.simulate.report import run_simulation
 
         sizes = blocks or "2%,5%,10%,20%"

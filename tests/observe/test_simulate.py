@@ -234,3 +234,10 @@ def test_the_command_writes_figures_and_a_plot(tmp_path: Path) -> None:
     path.write_text(json.dumps({"timestamp": 0, "hash_ids": []}))
     assert "no request in it has a full block" in str(CliRunner().invoke(app, ["simulate", str(path)]).exception)
     assert set(SYNTHETIC) == {"chats", "agents", "documents", "long-documents", "scans"}
+
+
+@pytest.mark.parametrize("size", ["0", "-5"])
+def test_tokens_without_bytes_are_refused(size: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", "chats", "--bytes-per-token", size, "--blocks", "no"])
+    assert result.exit_code == 2
+    assert "--bytes-per-token" in result.output

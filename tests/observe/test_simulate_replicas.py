@@ -167,6 +167,7 @@ def test_unknown_routers_are_refused() -> None:
         ("--replicas 2 --tier host=5%@1", "--tier: not together with --replicas"),
         ("--router all", "--router: only with --replicas"),
         ("--step-ms 25", "--step-ms: only with --replicas"),
+        ("--prefill-ms 3", "--prefill-ms: only with --replicas or --tier"),
     ],
 )
 def test_options_without_effect_are_refused(options: str, message: str) -> None:
