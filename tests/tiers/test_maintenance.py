@@ -154,6 +154,8 @@ def test_a_store_in_use_is_left_alone(run: Run, root: Path) -> None:
     ("command", "message"),
     [
         (["prune"], "expected --max-gib or --unused-days"),
+        (["prune", "--max-gib", "inf"], "--max-gib: expected a finite number, got inf"),
+        (["prune", "--unused-days", "inf"], "--unused-days: expected a finite number, got inf"),
         (["clear", "--namespace", "ann"], "expected hexadecimal digits, got 'ann'"),
     ],
 )
