@@ -56,7 +56,10 @@ def mistyped_variables(environment: Mapping[str, str], options: Collection[str])
 
 
 def _read_table(path: Path) -> dict[str, Any]:
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected UTF-8: {error}") from None
     if path.suffix == ".toml":
         try:
             return tomllib.loads(text)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from radixkv.cli.config_file import mistyped_variables
+from radixkv.cli.config_file import mistyped_variables, read_config_file
 from radixkv.cli.main import app
 from radixkv.config import EngineConfig, ModelConfig
 from radixkv.ray import local
@@ -220,3 +220,11 @@ def test_formats_of_checkpoints_are_not_quantisations(arguments: tuple[str, ...]
 def test_quantisations_are_taken(serve: Serve) -> None:
     assert serve("--quantization", "int4")[1]["quantization"] == "int4"
     assert serve()[1]["quantization"] is None
+
+
+@pytest.mark.parametrize("name", ["serve.toml", "serve.yaml"])
+def test_a_file_that_is_not_utf_8_is_named(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"model = '\xff'\n")
+    with pytest.raises(ValueError, match=f"{name}: expected UTF-8: "):
+        read_config_file(path, [ServerConfig])
