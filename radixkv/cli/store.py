@@ -74,8 +74,8 @@ def prune(
 
     if max_gib is None and unused_days is None:
         raise typer.BadParameter("expected --max-gib or --unused-days")
-    for name, value in (("--max-gib", max_gib), ("--unused-days", unused_days)):
-        if value is not None and not math.isfinite(value):
+    for name, value, unit in (("--max-gib", max_gib, 1 << 30), ("--unused-days", unused_days, 86_400)):
+        if value is not None and not math.isfinite(value * unit):
             raise typer.BadParameter(f"{name}: expected a finite number, got {value}")
     max_bytes = None if max_gib is None else int(max_gib * (1 << 30))
     used_since = None if unused_days is None else time.time() - unused_days * 86_400

@@ -155,6 +155,7 @@ def test_a_store_in_use_is_left_alone(run: Run, root: Path) -> None:
     [
         (["prune"], "expected --max-gib or --unused-days"),
         (["prune", "--max-gib", "inf"], "--max-gib: expected a finite number, got inf"),
+        (["prune", "--max-gib", "1e305"], "--max-gib: expected a finite number, got 1e+305"),
         (["prune", "--unused-days", "inf"], "--unused-days: expected a finite number, got inf"),
         (["clear", "--namespace", "ann"], "expected hexadecimal digits, got 'ann'"),
     ],
