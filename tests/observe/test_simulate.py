@@ -241,3 +241,19 @@ def test_tokens_without_bytes_are_refused(size: str) -> None:
     result = CliRunner().invoke(app, ["simulate", "chats", "--bytes-per-token", size, "--blocks", "no"])
     assert result.exit_code == 2
     assert "--bytes-per-token" in result.output
+
+
+@pytest.mark.parametrize("name", ["input_length", "output_length"])
+@pytest.mark.parametrize("value", ["1e400", "NaN", "-3", "true"])
+def test_lengths_that_are_no_numbers_of_tokens_are_refused(name: str, value: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f'{{"timestamp": 0, "hash_ids": [1], "{name}": {value}}}')
+    with pytest.raises(ValueError, match=f"line 1: .*{name}: expected a number of tokens, got "):
+        read_trace(path)
+
+
+def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="line 1: expected an object"):
+        read_trace(path)

@@ -102,11 +102,11 @@ def read_trace(path: Path) -> Trace:
                     _refuse_misspelt(fields, known)
                 prompt = _chained(fields["hash_ids"], numbers, _ROOT)
                 output = _chained(fields.get("output_hash_ids", []), numbers, prompt[-1] if prompt else _ROOT)
-                priority, num_output_tokens = _priority(fields), int(fields.get("output_length", 0))
+                priority, num_output_tokens = _priority(fields), _num_tokens(fields, "output_length")
                 if "input_length" in fields:
-                    num_tokens += int(fields["input_length"])
+                    num_tokens += _num_tokens(fields, "input_length")
                     num_blocks += len(prompt)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ValueError(
                     f"{path}, line {number}: expected an object with 'timestamp' and 'hash_ids': {_in_words(error)}"
                 ) from error
@@ -121,6 +121,13 @@ def read_trace(path: Path) -> Trace:
         for time, prompt, output, *rest in rows
     ]
     return Trace(requests, block_size)
+
+
+def _num_tokens(fields: Mapping[str, Any], name: str) -> int:
+    value = fields.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{name}: expected a number of tokens, got {value!r:.80}")
+    return int(value)
 
 
 def _refuse_misspelt(fields: Mapping[str, Any], known: set[str]) -> None:
