@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,11 +162,16 @@ def _num_weights(folder: Path) -> int | None:
     """Counted by the headers of its safetensors files: 8 bytes with the length of a JSON object with all shapes.
 
     Of words that others are packed into, their bytes.
+
+    Raises:
+        ValueError: a file has no such header.
     """
     total = 0
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
+            size, length = path.stat().st_size, int.from_bytes(file.read(8), "little")
+            if not 0 < length <= size - 8:  # such as one that Git LFS has not fetched
+                raise ValueError(f"model: {path}: expected a safetensors file, got {size} bytes without a header")
             header = json.loads(file.read(length))
         tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
         total += sum(math.prod(each["shape"]) * (_WORD_BYTES if each["dtype"] == _WORD else 1) for each in tensors)

@@ -84,3 +84,11 @@ def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     assert available_memory(tmp_path, tmp_path) == 4096 << 10
     assert available_memory(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\n"])
+def test_weights_that_are_not_there_are_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors: expected a safetensors file"):
+        replica_memory(str(tmp_path), {}, on_gpu=False)
