@@ -43,8 +43,8 @@ class ReplicaDescription:
         started: when it was, in seconds since 1970.
         identity: on what answers depend, by its name: the version, the model, its weights, the options of the engine.
             Replicas that are equal in all of it are of one generation.
-        capacity: ``max_model_len`` (less than the identity's ``model_length`` where the pool is smaller), ``max_num_seqs`` and
-            ``max_num_batched_tokens``, on which no answer depends: an ingress asks for none that is longer than fits on each.
+        capacity: ``max_model_len`` (less than the identity's ``model_length`` where the pool is smaller), ``max_num_seqs``
+            and ``max_num_batched_tokens``, on which no answer depends: an ingress asks for none longer than fits on each.
     """
 
     instance: str

@@ -118,7 +118,7 @@ def _open_quantised(
     try:
         # Of a method that it does not know, it would make up the weights.
         if AutoHfQuantizer.supports_quant_method(dict(quantisation)):
-            return load_whole(folder, dtype), None
+            return load_whole(str(folder), dtype), None
     except (ImportError, RuntimeError, ValueError) as error:
         refusal = error
     raise ModelLoadError(

@@ -138,7 +138,7 @@ def test_graphs_are_measured_over_a_single_block_before_the_pool_is_made(monkeyp
         return 3
 
     monkeypatch.setattr(pool_setup, "choose_num_blocks", choose)
-    loaded: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, max_model_len=64)
+    loaded: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, model_length=64)
     given = {"max_num_batched_tokens": 64, "enable_torch_compile": False, "async_scheduling": False}
     runner: Any = Runner()
     pool = pool_setup.set_up_pool(runner, loaded, ResolvedEngineConfig(max_num_seqs=4, **given), torch.float32)
