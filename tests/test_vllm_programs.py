@@ -315,6 +315,13 @@ def test_a_template_that_cannot_be_used_is_refused(options: dict[str, Any], mess
         LLM(build_shallow("llama"), **options)
 
 
+def test_a_template_in_another_encoding_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_bytes("{{ messages }} für".encode("latin-1"))
+    with pytest.raises(ValueError, match=rf"chat_template: expected UTF-8 in {file}: .*0xfc"):
+        LLM(build_shallow("llama"), tokenizer=None, chat_template=file)
+
+
 def test_a_tokenizer_is_found_by_its_folder(default_tokenizer: Any, tmp_path: Path) -> None:
     default_tokenizer.save_pretrained(tmp_path)
     model = tiny_model(len(default_tokenizer))

@@ -89,7 +89,10 @@ def ingress(
 
 
 def _secret(path: Path | None) -> str:
-    secret = os.environ.get(SECRET_VARIABLE, "") if path is None else path.read_text(encoding="utf-8").strip()
+    try:
+        secret = os.environ.get(SECRET_VARIABLE, "") if path is None else path.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"secret_file: expected UTF-8 in {path}: {error}") from None
     if not secret:
         raise ValueError(f"secret_file: expected a file with a secret, or the variable {SECRET_VARIABLE}")
     return secret

@@ -34,7 +34,7 @@ def inspect(
             raise ValueError(
                 f"--svg: expected one cache, got those of {len(snapshots)} replicas; see /admin/replicas/NAME/snapshot"
             )
-        svg.write_text(to_svg(*snapshots.values()))
+        svg.write_text(to_svg(*snapshots.values()), encoding="utf-8")
     if as_json:
         named = {name: snapshot.to_json() for name, snapshot in snapshots.items() if name is not None}
         print(join_snapshots(named) if named else snapshots[None].to_json())

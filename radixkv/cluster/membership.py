@@ -132,10 +132,14 @@ def read_replicas(path: Path) -> dict[str, str]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: a line is none of these, or a name is there twice.
+        ValueError: a line is none of these, a name is there twice, or it is not UTF-8.
     """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected UTF-8: {error}") from None
     found: dict[str, str] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         text = line.partition("#")[0].strip()
         if text:
             name, url = parse_replica(text, f"{path}: line {number}")

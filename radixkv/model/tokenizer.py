@@ -127,11 +127,13 @@ def _read_template(template: str | Path) -> str:
     if isinstance(template, str) and "{" in template:
         return template
     try:
-        return Path(template).read_text()
+        return Path(template).read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(
             f"chat_template: expected a file or a Jinja template, got {str(template)!r:.80} ({error.strerror})"
         ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"chat_template: expected UTF-8 in {template}: {error}") from None
 
 
 def chat_format_of(tokenizer: Any, config: ModelConfig) -> ChatFormat | None:

@@ -144,6 +144,14 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (result.returncode, result.stderr) == (1, "radixkv: redis is not installed\n")
 
 
+def test_a_secret_in_another_encoding_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes("geheim für alle".encode("latin-1"))
+    result = radixkv("ingress", "--replica", "a=http://127.0.0.1:1", "--secret-file", str(file))
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith(f"radixkv: secret_file: expected UTF-8 in {file}: ")
+
+
 def test_what_a_user_can_mend_is_one_line() -> None:
     for arguments in (["generate", "x", "--model", "/no/such/model"], ["generate", "x", "--top-p", "2"]):
         result = radixkv(*arguments)

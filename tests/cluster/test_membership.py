@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,10 +29,17 @@ from radixkv import AsyncLLM
 from radixkv.cluster import ReplicaSet
 from radixkv.cluster.announcement import Announcements
 from radixkv.cluster.connection import connect
-from radixkv.cluster.membership import Membership
+from radixkv.cluster.membership import Membership, read_replicas
 from radixkv.cluster.records import Kind, encode_load, encode_record
 from radixkv.cluster.wire import encode_shares
 from radixkv.scheduling.tenant_share import TenantShare
+
+
+def test_a_list_of_replicas_in_another_encoding_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "replicas"
+    file.write_bytes("a=http://one  # für alle".encode("latin-1"))
+    with pytest.raises(ValueError, match=rf"{file}: expected UTF-8: .*0xfc"):
+        read_replicas(file)
 
 
 def test_a_changed_url_replaces_the_replica_of_that_name() -> None:
