@@ -102,6 +102,7 @@ def _open_quantised(
         ModelLoadError: it cannot be read.
     """
     method = quantisation.get("quant_method")
+    by = "an unnamed method" if method is None else method  # as MLX writes it
     reason = f"{method!r} is none of {', '.join(METHODS)}"
     if method in METHODS:
         config.quantization_config = dict(quantisation)  # also where it stood elsewhere: models are named by it
@@ -113,7 +114,7 @@ def _open_quantised(
         except (OtherLayoutError, FileNotFoundError) as error:
             reason = str(error)
         except (UnreadableError, SafetensorError) as error:
-            raise ModelLoadError(f"{folder}: its weights, quantised by {method}, cannot be read: {error}") from error
+            raise ModelLoadError(f"{folder}: its weights, quantised by {by}, cannot be read: {error}") from error
     refusal: Exception | str = "it does not know the method"
     try:
         # Of a method that it does not know, it would make up the weights.
@@ -122,7 +123,7 @@ def _open_quantised(
     except (ImportError, RuntimeError, ValueError) as error:
         refusal = error
     raise ModelLoadError(
-        f"{folder}: its weights, quantised by {method}, cannot be read here ({reason}), nor by transformers "
+        f"{folder}: its weights, quantised by {by}, cannot be read here ({reason}), nor by transformers "
         f"({str(refusal).strip().splitlines()[0]}); possible are dense models of {', '.join(METHODS)}, GGUF files, and "
         "models that are not quantised, with quantization='int8' or 'int4'"
     )

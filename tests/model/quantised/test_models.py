@@ -217,6 +217,16 @@ def test_what_cannot_be_read_says_what_can(tmp_path: Path) -> None:
             load_model(tmp_path)
 
 
+def test_a_method_without_a_name_is_refused(tmp_path: Path) -> None:
+    """As MLX writes it."""
+    write(tiny(), tmp_path, gptq(4, 64))
+    set_config(tmp_path, {"bits": 4, "group_size": 64})
+    with pytest.raises(
+        ModelLoadError, match=r"quantised by an unnamed method, cannot be read here \(None is none of gptq"
+    ):
+        load_model(tmp_path)
+
+
 def test_experts_that_the_model_joins_are_left_to_transformers(tmp_path: Path) -> None:
     """Of GPTQ, transformers asks for packages that are not there."""
     truth = build("mixtral", SUPPORTED["mixtral"])
