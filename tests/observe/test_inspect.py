@@ -21,6 +21,7 @@ from radixkv.cli.main import app
 from radixkv.observe.inspect.picture import to_svg
 from radixkv.observe.inspect.replica_snapshots import join_snapshots, read_snapshots
 from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
+from radixkv.observe.inspect.source import read_source
 from radixkv.observe.inspect.terminal import draw
 
 
@@ -164,6 +165,11 @@ def test_the_command_reads_files_and_servers(snapshot: CacheSnapshot, tmp_path: 
     with answering_once(200, body=snapshot.to_json().encode()) as url:
         answer = CliRunner().invoke(app, ["inspect", url, "--json"])
     assert CacheSnapshot.from_json(answer.output) == snapshot
+
+
+def test_a_broken_url_is_named() -> None:
+    with pytest.raises(ValueError, match=r"source: expected a file or a URL, got 'http://\[::1' \(Invalid IPv6 URL\)"):
+        read_source("http://[::1")
 
 
 def test_a_redirect_is_not_followed_with_the_admin_key() -> None:

@@ -168,9 +168,10 @@ def test_unknown_routers_are_refused() -> None:
         ("--router all", "--router: only with --replicas"),
         ("--step-ms 25", "--step-ms: only with --replicas"),
         ("--prefill-ms 3", "--prefill-ms: only with --replicas or --tier"),
+        ("--replicas 2 --load inf", "--load: expected a finite number above 0, got inf"),
     ],
 )
-def test_options_without_effect_are_refused(options: str, message: str) -> None:
+def test_options_without_effect_or_sense_are_refused(options: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CliRunner().invoke(app, ["simulate", "chats", *options.split()], catch_exceptions=False)
 

@@ -37,7 +37,10 @@ def read_source(source: str, key: str | None = None) -> dict[str | None, CacheSn
     """
     if source.startswith(("http://", "https://")):
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        request = urllib.request.Request(source, headers=headers)
+        try:
+            request = urllib.request.Request(source, headers=headers)
+        except ValueError as error:
+            raise ValueError(f"source: expected a file or a URL, got {source!r} ({error})") from error
         try:
             with urllib.request.build_opener(_NoRedirects).open(request, timeout=_TIMEOUT_SECONDS) as response:
                 text = response.read()

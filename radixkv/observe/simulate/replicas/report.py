@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -215,8 +216,8 @@ def run_replica_simulation(
         OSError, ValueError: an argument is invalid, or the trace has no blocks.
     """
     counts, names = parse_replicas(replicas), parse_routers(routers)
-    if not load_factor > 0:
-        raise ValueError(f"--load: expected a number above 0, got {load_factor}")
+    if not 0 < load_factor < math.inf:
+        raise ValueError(f"--load: expected a finite number above 0, got {load_factor}")
     trace = load(name)
     sizes: Sequence[int] = parse_sizes(blocks, trace.num_distinct_blocks) if trace.num_distinct_blocks else []
     if len(sizes) != 1:
