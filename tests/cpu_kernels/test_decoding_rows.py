@@ -63,6 +63,21 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_rows_are_beside_it(
 
 
 @each_variant
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_a_row_in_float32_is_the_same_on_any_number_of_threads(variant: str, activation: str | None) -> None:
+    """With several chunks of a prompt's rows, and answers that go on among them, before them and behind them."""
+    torch.manual_seed(0)
+    x = torch.randn(610, 97)
+    weights = [torch.randn(75, 97) for _ in range(2 if activation else 1)]
+    for decoding in ([], [0, 609], [row for row in range(610) if row % 14], [*range(609)]):
+        given = []
+        for num_threads in (1, 2, 3):
+            with use(variant, num_threads):
+                given.append(product(PackedWeight(weights, (), activation), x, decoding))
+        assert all(torch.equal(other, given[0]) for other in given[1:]), len(decoding)
+
+
+@each_variant
 @each_dtype
 def test_one_input_at_a_time_finds_every_weight(variant: str, dtype: torch.dtype) -> None:
     """Exactly, rounded to nearest: no integer, scale or centre is in another's place."""
