@@ -1,11 +1,11 @@
 // Products of float32 by AMX tiles. A number is the sum of three of bfloat16, which hold 8 each of its 24 bits (Henry, Tang and
 // Heinecke 2019, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations"):
 //
-//     x = x0 + x1 + x2        x w = x0 w0 + (x0 w1 + x1 w0) + (x0 w2 + x1 w1 + x2 w0) + less than 2^-22 of it
+//     x = x0 + x1 + x2        x w = x0 w0 + (x0 w1 + x1 w0) + (x0 w2 + x1 w1 + x2 w0) + less than 2^-23 of it
 //
 // Tiles have 16 times the throughput of float32 multiply-adds, so six products of parts take less than half of the time. Their sums are
-// nearer to the exact ones than those of multiply-adds, because a tile adds up 16 products before it adds them to what is there. What falls
-// below 2^-126 is lost, and inputs and weights above 2^128 - 2^119, which no bfloat16 holds, give NaN.
+// nearer to the exact ones than those of multiply-adds, because a tile adds up 16 products before it adds them to what is there. Tiles take
+// what is below 2^-126 for zero, parts among it. Inputs and weights from 2^128 - 2^119 on, which are rounded to infinity, give NaN.
 #pragma once
 
 #include <algorithm>
@@ -80,15 +80,16 @@ class SplitWeights {
     uint32_t* to_ = nullptr;
 };
 
-// Products with one thread's panels, of all rows of a chunk.
+// Products of chunks of rows with panels, by one thread.
 class TripleProduct {
    public:
-    // `end` is that of all panels.
+    // Panels are next to each other up to `end`: nothing behind it is split.
     TripleProduct(int64_t inputs, const float* end) : inputs_(inputs), end_(end) {}
 
     static int64_t steps(int64_t inputs) { return (inputs + Tiles::kStep - 1) / Tiles::kStep; }
 
-    // So many rows' parts, and a panel's, stay in the second-level cache.
+    // So many rows' parts stay in the second-level cache. Of many inputs they do not: fewer rows would have every panel split
+    // more often.
     static int64_t most_rows(int64_t inputs) {
         constexpr int64_t kBytes = 1 << 20;
         const int64_t blocks = kBytes / (steps(inputs) * kStepWords * int64_t(sizeof(uint32_t)));
@@ -125,7 +126,7 @@ class TripleProduct {
 
     const int64_t inputs_;
     const float* const end_;
-    const float* split_ = nullptr;  // what is in the other parts
+    const float* split_ = nullptr;  // the weights whose parts are in parts_[other_]
     int other_ = 0;
     Scratch<uint32_t> parts_[2]{Scratch<uint32_t>(kDepth / Tiles::kStep * kStepWords), Scratch<uint32_t>(kDepth / Tiles::kStep * kStepWords)};
     Tiles tiles_;
