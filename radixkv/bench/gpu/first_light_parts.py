@@ -34,7 +34,8 @@ def first_light_parts() -> list[Part]:
         ),
         Part(
             "memory-checked-kernels", 180,
-            [sanitizer or "", "--tool", "memcheck", "--error-exitcode", "77",
+            # Libraries probe for what a driver lacks; such calls, reported as errors, would end every run with 77.
+            [sanitizer or "", "--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "77",
              *_pytest("kernels/test_on_gpu.py", "-x", "-k", _NOT_CHECKED)],
             # So that each tensor is an allocation of its own, whose end the checker knows.
             environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},

@@ -261,6 +261,14 @@ def test_all_parts_leave_their_figures_or_why_not(tmp_path: Path, monkeypatch: p
     assert content["next"][2:] == ["met: flat 256 x 4,096: 0.93 of the copy bandwidth, expected 0.9"]
 
 
+def test_only_what_kernels_do_wrong_fails_the_part_that_checks_memory() -> None:
+    """Not the calls of torch and CUDA's runtime that ask for what a driver lacks."""
+    (checked,) = (each for each in first_light_parts() if each.name == "memory-checked-kernels")
+    options = checked.command[1 : checked.command.index(sys.executable)]
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    assert given == {"--tool": "memcheck", "--report-api-errors": "no", "--error-exitcode": "77"}
+
+
 def row(name: str, **figures: float) -> dict[str, Any]:
     return {"name": name, **figures}
 
