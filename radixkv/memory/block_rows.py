@@ -111,7 +111,7 @@ class BlockRows(PoolRows):
         """
         if fence is None:
             return data.numpy()
-        stream = torch.cuda.Stream(self._device)
+        stream = _stream_for_copies(self._device)
         with torch.cuda.stream(stream):
             stream.wait_event(fence)
             on_host = torch.empty(data.shape, dtype=torch.uint8, pin_memory=True)
@@ -156,7 +156,7 @@ class BlockRows(PoolRows):
                 rows[blocks] = words[run, columns]
 
     def _write_on_gpu(self, block_ids: NDArray[np.int32], data: torch.Tensor, fence: torch.cuda.Event) -> None:
-        stream = torch.cuda.Stream(self._device)
+        stream = _stream_for_copies(self._device)
         with torch.cuda.stream(stream):
             stream.wait_event(fence)
             ids = to_device(torch.from_numpy(block_ids.astype(np.int64)), self._device)
@@ -167,6 +167,15 @@ class BlockRows(PoolRows):
                 rows.index_copy_(0, ids, words[:, start:stop])
                 start = stop
         stream.synchronize()
+
+
+def _stream_for_copies(device: torch.device) -> torch.cuda.Stream:
+    """A stream on which nothing is launched but copies of blocks.
+
+    torch hands out the same 32 streams of a priority in turn. Attention takes those of the usual one, and would wait behind a
+    copy; so do CUDA graphs, whose capture ends in an error if anything else runs on one of its streams.
+    """
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def _device_word(word: np.dtype[Any]) -> torch.dtype:

@@ -76,12 +76,32 @@ def test_what_a_gpu_reads_and_writes_is_what_a_cpu_does(
     rows, expected = BlockRows(pool), BlockRows(pool).read(block_ids)
     rows._device = torch.device("cuda")
     monkeypatch.setattr(block_rows, "to_device", lambda tensor, device: tensor)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Mock())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: Mock())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     with OnCpu():
         assert rows.read(block_ids).equal(expected)
         rows._write_on_gpu(elsewhere, expected, Mock())
     assert BlockRows(pool).read(elsewhere).equal(expected)
+
+
+def test_blocks_are_copied_on_streams_that_neither_attention_nor_graphs_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those are of the usual priority, and torch hands the same ones out again and again."""
+    pool = KVPool(LAYERS, 4, 4, torch.float32)
+    rows, block_ids = BlockRows(pool), np.array([2, 1], dtype=np.int32)
+    data = rows.read(block_ids)
+    empty, priorities = torch.empty, []
+
+    def new_stream(device: torch.device, priority: int = 0) -> Mock:
+        priorities.append(priority)
+        return Mock()
+
+    monkeypatch.setattr(torch.cuda, "Stream", new_stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **options: empty(*size, **options))
+    assert torch.from_numpy(rows.to_host(data, Mock())).equal(data)
+    rows._write_on_gpu(block_ids, data, Mock())
+    assert len(priorities) == 2
+    assert max(priorities) < 0
 
 
 def test_memory_is_used_again_when_it_is_given_back_and_not_before() -> None:
