@@ -11,6 +11,7 @@ import typer
 from radixkv.cli.options import with_options_of
 from radixkv.config import EngineConfig, LLMOptions, ModelConfig
 from radixkv.server.config import ServerConfig
+from radixkv.text_files import read_utf8
 
 SECRET_VARIABLE = "RADIXKV_REPLICA_SECRET"
 
@@ -89,10 +90,7 @@ def ingress(
 
 
 def _secret(path: Path | None) -> str:
-    try:
-        secret = os.environ.get(SECRET_VARIABLE, "") if path is None else path.read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"secret_file: expected UTF-8 in {path}: {error}") from None
+    secret = os.environ.get(SECRET_VARIABLE, "") if path is None else read_utf8(path, "secret_file").strip()
     if not secret:
         raise ValueError(f"secret_file: expected a file with a secret, or the variable {SECRET_VARIABLE}")
     return secret

@@ -11,6 +11,7 @@ from typing import Any
 from radixkv.cli.options import ENVIRONMENT_PREFIX, command_line_fields, variable_of
 from radixkv.config import Config
 from radixkv.option_words import nearest
+from radixkv.text_files import read_utf8
 
 # Variables that are not options of a command: the cache of converted models (see `radixkv.model.model_cache`).
 _OTHER_VARIABLES = frozenset({"RADIXKV_CACHE", "RADIXKV_STORE_KEY", "RADIXKV_REPLICA_SECRET"})
@@ -56,10 +57,7 @@ def mistyped_variables(environment: Mapping[str, str], options: Collection[str])
 
 
 def _read_table(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: expected UTF-8: {error}") from None
+    text = read_utf8(path)
     if path.suffix == ".toml":
         try:
             return tomllib.loads(text)

@@ -79,10 +79,9 @@ class ReplicaDescription:
             value = self.identity.get(name)
             if type(value) is not kind:
                 raise ValueError(f"{name}: expected a value of type {kind.__name__}, got {value!r}")
-        if self.identity["block_size"] < 1:
-            raise ValueError(f"block_size: expected at least 1, got {self.identity['block_size']}")
-        if self.capacity["max_model_len"] < 1:
-            raise ValueError(f"max_model_len: expected at least 1, got {self.capacity['max_model_len']}")
+        for name, of in (("block_size", self.identity), ("max_model_len", self.capacity)):
+            if of[name] < 1:
+                raise ValueError(f"{name}: expected at least 1, got {of[name]}")
         as_sampling_defaults(self.identity["sampling_defaults"])
 
     def as_json(self) -> dict[str, Any]:

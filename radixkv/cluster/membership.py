@@ -11,6 +11,7 @@ from pathlib import Path
 
 from radixkv.cluster.generations import MismatchError
 from radixkv.cluster.replica_set import ReplicaSet
+from radixkv.text_files import read_utf8
 
 _log = logging.getLogger(__name__)
 
@@ -134,12 +135,8 @@ def read_replicas(path: Path) -> dict[str, str]:
         OSError: it cannot be read.
         ValueError: a line is none of these, a name is there twice, or it is not UTF-8.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: expected UTF-8: {error}") from None
     found: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_utf8(path).splitlines(), start=1):
         text = line.partition("#")[0].strip()
         if text:
             name, url = parse_replica(text, f"{path}: line {number}")

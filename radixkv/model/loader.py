@@ -114,6 +114,7 @@ def load_model(
     model_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20
     if max_model_len is not None and max_model_len > model_length:
         raise ValueError(f"max_model_len: expected 2 to {model_length} for {name}, got {max_model_len!r}")
+    allowed_length = max_model_len or model_length
     generation_config = generation_config or model.generation_config
     sampling_defaults = sampling_defaults_of(generation_config, config, name)
     named = None if not fingerprint else model_fingerprint(model, config.quantization, deferred)
@@ -128,8 +129,8 @@ def load_model(
         model=model,
         tokenizer=tokenizer,
         name=name,
-        max_model_len=max_model_len or model_length,
-        model_length=max_model_len or model_length,
+        max_model_len=allowed_length,
+        model_length=allowed_length,
         vocab_size=model.config.get_text_config().vocab_size,
         eos_token_ids=_eos_token_ids(generation_config, tokenizer, model.config.get_text_config().vocab_size),
         dtype=model.dtype,

@@ -24,6 +24,7 @@ from radixkv.errors import ModelLoadError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.source import load_errors, print_progress, resolve_folder
 from radixkv.model.text_interface import TextInterface
+from radixkv.text_files import read_utf8
 from radixkv.tools.chat_format import ChatFormat
 
 
@@ -127,13 +128,11 @@ def _read_template(template: str | Path) -> str:
     if isinstance(template, str) and "{" in template:
         return template
     try:
-        return Path(template).read_text(encoding="utf-8")
+        return read_utf8(Path(template), "chat_template")
     except OSError as error:
         raise ValueError(
             f"chat_template: expected a file or a Jinja template, got {str(template)!r:.80} ({error.strerror})"
         ) from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"chat_template: expected UTF-8 in {template}: {error}") from None
 
 
 def chat_format_of(tokenizer: Any, config: ModelConfig) -> ChatFormat | None:
