@@ -28,11 +28,6 @@ inline std::vector<Chunk> chunks_of(int64_t num_sections, const int64_t* starts)
     return chunks;
 }
 
-inline std::vector<Chunk> chunks_of(int64_t rows) {
-    const int64_t starts[] = {0, rows};
-    return chunks_of(1, starts);
-}
-
 // Runs of rows that hold all those at which no answer goes on, and a few others: what panels become is made for each chunk.
 inline std::vector<Chunk> prompt_chunks(const Linear& linear, int64_t most) {
     std::vector<Chunk> chunks;

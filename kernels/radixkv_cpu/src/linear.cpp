@@ -184,7 +184,6 @@ void run_factored(const Linear& linear) {
             }
     }
 }
-
 #endif
 
 #if defined(RADIXKV_TRIPLES)
@@ -294,7 +293,6 @@ void multiply_sections(const Linear& linear, int64_t num_sections, const int64_t
 }  // namespace radixkv
 
 RADIXKV_API void radixkv_linear(const radixkv::Linear* linear, int32_t is_bf16) {
-    using namespace radixkv;
-    const auto chunks = chunks_of(linear->rows);
-    is_bf16 ? run<BF16>(*linear, chunks) : run<float>(*linear, chunks);
+    const int64_t starts[] = {0, linear->rows};
+    radixkv::multiply_sections(*linear, 1, starts, is_bf16);
 }

@@ -12,6 +12,8 @@ constexpr int kPanel = 32;  // columns of a panel: see panel.h
 constexpr int kTileColumns = 4;
 // Parts of a float32: see triples.h.
 constexpr int kTriple = 3;
+// Words of a tile, and of all parts of 32 rows, or of as many features, for 32 inputs: [parts][2][16][16].
+constexpr int64_t kTileWords = 16 * 16, kStepWords = 2 * kTriple * kTileWords;
 
 // Memory that is read next, fetched into the second-level cache a few lines a step: tile loads leave the processor no room to
 // see that far ahead by itself.
@@ -100,15 +102,15 @@ class Tiles {
     // else is done `meanwhile`: tile instructions leave most of the processor to it.
     template <typename Meanwhile>
     void multiply_triples(int rows, const uint32_t* x, const uint32_t* weights, int64_t steps, float* sums, bool add, Meanwhile meanwhile) {
-        constexpr int kWords = 16 * 16, kBytes = 64;
+        constexpr int kBytes = 64;
         configure(rows);
         const auto load_x = [&](int part) {
-            _tile_loadd(4, x + 2 * part * kWords, kBytes);
-            if (rows > 16) _tile_loadd(5, x + (2 * part + 1) * kWords, kBytes);
+            _tile_loadd(4, x + 2 * part * kTileWords, kBytes);
+            if (rows > 16) _tile_loadd(5, x + (2 * part + 1) * kTileWords, kBytes);
         };
         const auto load_weights = [&](int part) {
-            _tile_loadd(6, weights + 2 * part * kWords, kBytes);
-            _tile_loadd(7, weights + (2 * part + 1) * kWords, kBytes);
+            _tile_loadd(6, weights + 2 * part * kTileWords, kBytes);
+            _tile_loadd(7, weights + (2 * part + 1) * kTileWords, kBytes);
         };
         const auto add_products = [&] {
             _tile_dpbf16ps(0, 4, 6);
@@ -119,7 +121,7 @@ class Tiles {
             }
         };
         load_sums(rows, sums, kPanel, add);
-        for (int64_t step = 0; step < steps; step++, x += 2 * kTriple * kWords, weights += 2 * kTriple * kWords) {
+        for (int64_t step = 0; step < steps; step++, x += kStepWords, weights += kStepWords) {
             load_x(0), load_weights(2), add_products();
             load_weights(1), add_products();
             meanwhile();

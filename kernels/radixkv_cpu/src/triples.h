@@ -17,9 +17,6 @@
 
 namespace radixkv {
 
-// Words of a tile, and of all parts of 32 rows, or of as many features, for 32 inputs: [parts][2][16][16].
-constexpr int64_t kTileWords = 16 * 16, kStepWords = 2 * kTriple * kTileWords;
-
 // Words of two parts each, [parts], from as many pairs of numbers. Parts are rounded, so that the next one is as small as it can be; of
 // the last there is nothing to be rounded.
 inline void split(F32 even, F32 odd, uint32_t* to) {
