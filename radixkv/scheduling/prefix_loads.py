@@ -97,6 +97,7 @@ class PrefixLoads:
         self._waits: dict[SequenceGroup, _Wait] = {}
         self._active: list[_ActiveLoad] = []
         self._not_begun: list[_ActiveLoad] = []
+        self._given_up: list[Load] = []  # and not done yet
         self._not_sent: list[LookUp] = []
         self._stopped = False
         self._claims = LoadClaims()
@@ -253,6 +254,11 @@ class PrefixLoads:
         """Whether what was given up is still being looked for: all others would wait behind it, and be given up, too."""
         return self._unanswered is not None and not self._unanswered.done.is_set()
 
+    def _reader_hangs(self) -> bool:
+        """Whether a load that was given up is still being read: another one would wait behind it."""
+        self._given_up = [load for load in self._given_up if not load.done.is_set()]
+        return bool(self._given_up)
+
     def _answer(self, look_up: LookUp) -> list[Span] | None:
         """Where the prefix is; None: it is not known yet."""
         if look_up.done.is_set():
@@ -297,6 +303,9 @@ class PrefixLoads:
             self._claims.set(wait.claim, num_claimed, loading=True)
             shared.waiting[group] = None
             return True
+        if self._reader_hangs():
+            self._end_waiting(wait)
+            return False
         if not self._rates.prefers_loading(spans, sum(active.seconds for active in self._active)):
             self.num_not_worth_it += 1
             self._end_waiting(wait)
@@ -355,9 +364,14 @@ class PrefixLoads:
         return -(-len(group.prompt) // self._cache.block_size)
 
     def _give_up(self, active: _ActiveLoad) -> None:
-        """It takes longer than it is worth. Its reader may hang: for a while, loading counts as slow."""
+        """It takes longer than it is worth. If nothing came of it but that time, loading counts as slow for a while."""
+        load = active.load
         self.num_given_up += 1
-        self._rates.observe_load(active.load.spans[0].tier, 0, self._clock() - active.begun_at)
+        # One that others were read before says nothing of its tier, and what was read says itself how slow it was.
+        if load.reading_since is not None and not load.read:
+            self._rates.observe_load(load.spans[0].tier, 0, self._clock() - load.reading_since)
+        if active not in self._not_begun:
+            self._given_up.append(load)
         self._end(active)
 
     def _end(self, active: _ActiveLoad) -> None:

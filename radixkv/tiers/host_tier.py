@@ -44,6 +44,7 @@ class HostTier:
         # By digest, least recently used first: the row, and what it was put under.
         self._entries: OrderedDict[bytes, tuple[int, BlockKey]] = OrderedDict()
         self._lock = threading.Lock()
+        self._put_lock = threading.Lock()
         self._counters = StoreCounters()
 
     def __len__(self) -> int:
@@ -77,21 +78,18 @@ class HostTier:
         """See `Tier.put_many`."""
         began, evicted = time.monotonic(), list[bytes]()
         written: list[BlockKey] = []
-        with self._lock:
-            # Of more than fit, the first: without them the others could not be found.
-            fitting = list(zip(keys, blocks, strict=True))[: self.capacity]
+        # Of more than fit, the first: without them the others could not be found.
+        fitting = list(zip(keys, blocks, strict=True))[: self.capacity]
+        with self._put_lock:
             for key, block in reversed(fitting):
-                if key.digest in self._entries:
-                    self._entries.move_to_end(key.digest)
+                row = self._take_row(key, evicted)
+                if row is None:
                     continue
-                if self._free:
-                    row = self._free.pop()
-                else:
-                    digest, (row, _) = self._entries.popitem(last=False)
-                    evicted.append(digest)
+                # Nobody else knows the row: reading others goes on meanwhile, however long fresh memory takes to come.
                 self._rows[row] = block
                 written.append(key)
-                self._entries[key.digest] = (row, key)
+                with self._lock:
+                    self._entries[key.digest] = (row, key)
         self._counters.add(
             written_blocks=len(written),
             written_bytes=len(written) * self._rows.shape[1],
@@ -113,7 +111,7 @@ class HostTier:
     def clear(self, namespace: bytes | None = None) -> None:
         """See `Tier.clear`."""
         cleared = []
-        with self._lock:
+        with self._put_lock, self._lock:
             for digest, (row, key) in list(self._entries.items()):
                 if namespace in (None, key.namespace):
                     del self._entries[digest]
@@ -129,6 +127,18 @@ class HostTier:
     def close(self) -> None:
         """Forget everything."""
         self.clear()
+
+    def _take_row(self, key: BlockKey, evicted: list[bytes]) -> int | None:
+        """A row for a block, that of the least recently used one if none is free; None: the block is there."""
+        with self._lock:
+            if key.digest in self._entries:
+                self._entries.move_to_end(key.digest)
+                return None
+            if self._free:
+                return self._free.pop()
+            digest, (row, _) = self._entries.popitem(last=False)
+            evicted.append(digest)
+            return row
 
     def _leading_rows(self, keys: Sequence[BlockKey]) -> list[int]:
         rows = []

@@ -59,6 +59,7 @@ class Load:
         fence: see `PoolRows.write`.
         num_loaded: blocks that are in the pool.
         read: for each tier that was read: blocks and seconds.
+        reading_since: when the first of it began to be read; None: loads before it are read.
         done: is set when nothing more of it will be written.
     """
 
@@ -69,6 +70,7 @@ class Load:
     fence: object = None
     num_loaded: int = 0
     read: list[tuple[int, int, float]] = field(default_factory=list)
+    reading_since: float | None = None
     done: threading.Event = field(default_factory=threading.Event)
     _ended: bool = False
     _turn: threading.Condition = field(default_factory=threading.Condition)
@@ -221,6 +223,8 @@ class BlockLoader:
 
     def _read(self, load: Load, chunk: Span, buffer: BlockBytes) -> None:
         began = self._clock()
+        if load.reading_since is None:
+            load.reading_since = began
         buffer = buffer[: chunk.stop - chunk.start]
         found = 0
         try:

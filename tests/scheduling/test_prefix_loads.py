@@ -45,8 +45,14 @@ class Loader:
     def load(self, load: Load) -> None:
         self._begun.append(load)
 
+    def read_first(self) -> None:
+        self._begun[0].reading_since = 0.0
+
     def finish(self) -> None:
         for load in self._begun:
+            if load.ended:
+                load.done.set()
+                continue
             load.num_loaded = len(load.block_ids)
             load.read.append((0, load.num_loaded, 0.001))
             load.done.set()
@@ -60,10 +66,11 @@ class Driver:
         self.now = 0.0
         self.cache = PrefixCache(100, SIZE)
         self.loader = Loader()
+        self.prefill_rate = PrefillRate()
         self.loads = PrefixLoads(
             self.cache,
             self.loader,  # type: ignore[arg-type]
-            Rates(1, SIZE, PrefillRate()),
+            Rates(1, SIZE, self.prefill_rate),
             ["tier"],
             lambda: self.now,
             lambda table: None,
@@ -183,6 +190,62 @@ def test_no_tenant_is_preempted_for_a_group_that_leaves_blocks_to_others() -> No
         driver.loader.finish()
     assert not driver.scheduler.waiting
     assert yielding.request.num_cached_tokens == 20 * SIZE
+
+
+def test_loads_that_are_given_up_behind_a_slow_one_do_not_count_as_slow() -> None:
+    """Each said that its tier took all that time, though others were read meanwhile: nothing was loaded for long after."""
+    driver = Driver()
+    driver.prefill_rate.observe_step(100, 100, 1.0)
+    driver.add([*STEM[: 20 * SIZE], *unlike(1000, 2)])
+    driver.add([*SHORT_STEM, *unlike(2000, 2)])
+    driver.step()
+    driver.now = 1e3
+    driver.step()
+    assert driver.loads.num_given_up == 2
+    driver.loader.finish()
+    while driver.scheduler.running:
+        driver.step()
+    driver.add([*STEM, *unlike(3000, 2)])
+    driver.step()
+    assert driver.loads.num_loads == 3
+    assert driver.loads.num_not_worth_it == 0
+
+
+def test_nothing_is_loaded_while_a_load_that_was_given_up_is_still_being_read() -> None:
+    driver = Driver()
+    driver.add([*SHORT_STEM, *unlike(2000, 2)])
+    driver.step()
+    driver.now = 1e3
+    driver.step()
+    assert driver.loads.num_given_up == 1
+    computing = driver.add([*STEM, *unlike(3000, 2)])
+    driver.step()
+    assert computing in driver.scheduler.running
+    assert driver.loads.num_loads == 1
+    while driver.scheduler.running:
+        driver.step()
+    driver.loader.finish()
+    driver.cache.clear()
+    driver.add([*SHORT_STEM, *unlike(4000, 2)])
+    driver.step()
+    assert driver.loads.num_loads == 2
+
+
+def test_a_load_of_which_nothing_came_counts_as_slow() -> None:
+    driver = Driver()
+    driver.prefill_rate.observe_step(100, 100, 1.0)
+    driver.add([*SHORT_STEM, *unlike(2000, 2)])
+    driver.step()
+    driver.loader.read_first()
+    driver.now = 1e3
+    driver.step()
+    driver.loader.finish()
+    while driver.scheduler.running:
+        driver.step()
+    driver.add([*STEM, *unlike(3000, 2)])
+    driver.step()
+    assert driver.loads.num_loads == 1
+    assert driver.loads.num_not_worth_it == 1
 
 
 def test_what_is_in_the_pool_for_others_anyway_is_not_claimed() -> None:

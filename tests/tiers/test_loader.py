@@ -142,3 +142,23 @@ def test_of_a_prefix_that_was_loaded_in_chunks_the_head_stays_longest() -> None:
     assert loader.stop(60)
     tier.put_many(prefix_keys("b", *range(20)), np.zeros((20, 8), np.uint8))
     assert tier.contains_prefix(keys) == 28
+
+
+def test_what_a_host_has_is_read_while_something_is_put() -> None:
+    """Memory that is fresh comes page by page, and loads waited for it as long."""
+    tier = HostTier(4 * 8, 8)
+    there, new = prefix_keys("a", 1), prefix_keys("b", 1)
+    tier.put_many(there, np.full((1, 8), 7, np.uint8))
+    out = np.zeros((1, 8), np.uint8)
+
+    class SlowBlock:
+        def __array__(self, dtype: object = None, copy: object = None) -> NDArray[np.uint8]:
+            reader = threading.Thread(target=tier.get_many, args=(there, out), daemon=True)
+            reader.start()
+            reader.join(60)
+            return np.full(8, 9, np.uint8)
+
+    tier.put_many(new, cast(Any, [SlowBlock()]))
+    assert out.tolist() == [[7] * 8]
+    assert tier.get_many(new, out) == 1
+    assert out.tolist() == [[9] * 8]
