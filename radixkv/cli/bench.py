@@ -330,7 +330,7 @@ def http_cost(
 @app.command()
 def tiers(
     model: Model = None,
-    conversations: Annotated[int, typer.Option(min=8, help="of a working set four times the pool")] = 16,
+    conversations: Annotated[int, typer.Option(min=32, help="of a working set four times the pool")] = 48,
     turns: Annotated[int, typer.Option(min=1, help="of each conversation")] = 5,
     rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
     shared_cache: Annotated[
