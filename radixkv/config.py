@@ -86,7 +86,8 @@ class ModelConfig(Config):
     """Where to run: cpu, cuda, cuda:1, or auto: a GPU if there is one. A loaded model stays where it is."""
     max_model_len: int | None = Field(default=None, ge=2)
     """Prompt and generated tokens together at most; by default the model's own limit. Less where num_blocks or
-    kv_cache_memory_bytes have no room for so many."""
+    kv_cache_memory_bytes have no room for so many. Where rotary positions are of type longrope, it decides by which factors
+    they are."""
     quantization: Quantization | None = None
     """On a CPU, store the weights of linear layers as integers of 8 or 4 bits, quantised when the model is loaded (the
     output head always has 8): they take less memory and less time to read, for slightly different answers. By default,

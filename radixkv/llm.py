@@ -21,6 +21,7 @@ from radixkv.config import LLM_OPTIONS, LLMOptions, llm_configs
 from radixkv.engine.engine import Engine
 from radixkv.engine.request_output import beam_output, delta_output, request_output
 from radixkv.model.loader import LoadedModel, load_model
+from radixkv.model.longrope import original_length
 from radixkv.model.tokenizer import with_chat_template
 from radixkv.observe.explain import PromptExplanation, decode_explanation
 from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
@@ -74,6 +75,7 @@ class LLM:
         )
         self.engine = Engine(loaded, engine_config)
         _log_length(self.engine.loaded, asked_for=model_config.max_model_len is not None)
+        _log_rope_factors(self.engine.loaded, asked_for=model_config.max_model_len is not None)
         self._ids = itertools.count()
         # The engine is single-threaded. Reentrant, because the garbage collector may close a stream within another call.
         self._engine_lock = threading.RLock()
@@ -408,4 +410,17 @@ def _log_length(loaded: LoadedModel, *, asked_for: bool) -> None:
             loaded.name,
             loaded.max_model_len,
             loaded.model_length,
+        )
+
+
+def _log_rope_factors(loaded: LoadedModel, *, asked_for: bool) -> None:
+    if loaded.rope_factors is not None:
+        _log.log(
+            logging.INFO if asked_for or loaded.rope_factors == "short" else logging.WARNING,
+            "%s: its rotary positions (longrope) are by the %s factors for all sequences, because one may have %d tokens; "
+            "with a max_model_len of up to %d they are by the short ones",
+            loaded.name,
+            loaded.rope_factors,
+            loaded.max_model_len,
+            original_length(loaded.model) + 1,
         )

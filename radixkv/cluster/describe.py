@@ -40,6 +40,7 @@ async def describe(llm: AsyncLLM, started: float) -> ReplicaDescription:
         "weights": digest,
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "model_length": loaded.model_length,
+        "rope_factors": loaded.rope_factors or "",
         "vocab_size": loaded.vocab_size,
         "eos_token_ids": sorted(loaded.eos_token_ids),
         "sampling_defaults": dict(loaded.sampling_defaults),

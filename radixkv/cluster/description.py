@@ -20,6 +20,7 @@ _IDENTITY: Mapping[str, type] = {
     "weights": str,
     "dtype": str,
     "model_length": int,
+    "rope_factors": str,
     "vocab_size": int,
     "eos_token_ids": list,
     "sampling_defaults": dict,

@@ -63,6 +63,7 @@ def block_fingerprint(loaded: LoadedModel, pool: KVPool) -> bytes:
     described = {
         "rows": _ROWS_VERSION,
         "model": loaded.fingerprint,
+        "rope factors": loaded.rope_factors,
         "compute dtype": str(loaded.dtype),
         "stored dtype": str(pool.dtype),
         "scales": [[None if scale is None else scale.tolist() for scale in pair] for pair in scales],

@@ -13,6 +13,7 @@ from radixkv.memory import Fp8KVPool, KVPool
 from radixkv.memory.kv_pool import block_nbytes
 from radixkv.model.kv_quantisation import calibrate_kv_scales
 from radixkv.model.loader import LoadedModel
+from radixkv.model.longrope import choose_factors
 from radixkv.model.pool_sizing import choose_num_blocks, free_memory
 from radixkv.model.runner import ModelRunner
 from radixkv.sampling.exponential import draw_in_every_way
@@ -75,6 +76,7 @@ def set_up_pool(
 
 
 def with_length_in_pool(loaded: LoadedModel, pool: KVPool) -> LoadedModel:
-    """The model with the length of the sequences that an otherwise empty pool has room for."""
+    """The model with the length of the sequences that an otherwise empty pool has room for, and rotating as that asks for."""
     # The last generated token is never computed and takes no slot.
-    return replace(loaded, max_model_len=min(loaded.model_length, pool.num_blocks * pool.block_size + 1))
+    length = min(loaded.model_length, pool.num_blocks * pool.block_size + 1)
+    return replace(loaded, max_model_len=length, rope_factors=choose_factors(loaded.model, length))

@@ -20,6 +20,7 @@ from radixkv.model.fingerprint import model_fingerprint, remember_fingerprint
 from radixkv.model.generation_config import read_generation_config, sampling_defaults_of
 from radixkv.model.gguf_conversion import ProgressCallback
 from radixkv.model.heap import trim_heap
+from radixkv.model.longrope import choose_factors
 from radixkv.model.merged_linear import merge_linears
 from radixkv.model.model_cache import packed_folder, quantised_folder, remove_unused
 from radixkv.model.native import AnyQuantiser, BlockKeeper, PanelCache, Quantiser, prepare_for_cpu, weights_of
@@ -51,6 +52,7 @@ class LoadedModel(TextInterface):
         model_length: tokens of a sequence that the model, or its user, allows. Once an engine runs it, ``max_model_len`` is
             less where the engine's pool has no room for so many.
         fingerprint: of its weights, their quantisation and its configuration; None where it was not asked for.
+        rope_factors: by which its rotary embeddings of type longrope rotate, see `choose_factors`; ``max_model_len`` decides.
     """
 
     model: transformers.PreTrainedModel
@@ -58,6 +60,7 @@ class LoadedModel(TextInterface):
     device: torch.device
     model_length: int
     fingerprint: str | None = None
+    rope_factors: str | None = None
 
 
 def load_model(
@@ -115,6 +118,7 @@ def load_model(
     if max_model_len is not None and max_model_len > model_length:
         raise ValueError(f"max_model_len: expected 2 to {model_length} for {name}, got {max_model_len!r}")
     allowed_length = max_model_len or model_length
+    rope_factors = choose_factors(model, allowed_length)
     generation_config = generation_config or model.generation_config
     sampling_defaults = sampling_defaults_of(generation_config, config, name)
     named = None if not fingerprint else model_fingerprint(model, config.quantization, deferred)
@@ -138,6 +142,7 @@ def load_model(
         chat_format=chat_format_of(tokenizer, config),
         sampling_defaults=sampling_defaults,
         fingerprint=named,
+        rope_factors=rope_factors,
     )
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import transformers
 
 from radixkv.errors import UnsupportedModelError
+from radixkv.model.longrope import LONGROPE, has_fixable_rotation
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "hybrid"}
 # The rotation depends on the longest sequence in the batch: a cached key would depend on the other sequences of its batch.
-_BATCH_DEPENDENT_ROPES = {"dynamic", "longrope"}
+_BATCH_DEPENDENT_ROPES = {"dynamic", LONGROPE}
 
 
 def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
@@ -28,7 +29,8 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
         raise UnsupportedModelError(
             f"{name}: it has layers of type {layer_type!r}, whose state is not keys and values that blocks can hold"
         )
-    for rope in sorted(_rope_types(config) & _BATCH_DEPENDENT_ROPES):
+    batch_dependent = _BATCH_DEPENDENT_ROPES - ({LONGROPE} if has_fixable_rotation(model) else set())
+    for rope in sorted(_rope_types(config) & batch_dependent):
         raise UnsupportedModelError(
             f"{name}: its rotary positions of type {rope!r} depend on the longest sequence of a batch, "
             "so cached keys could not be shared"

@@ -25,6 +25,7 @@ class Loaded:
 
     fingerprint = "weights"
     dtype = torch.float32
+    rope_factors: str | None = None
 
 
 def name(pool: KVPool, **differs: Any) -> bytes:
@@ -46,6 +47,8 @@ def test_each_thing_that_bytes_of_blocks_depend_on_changes_their_name() -> None:
         name(pool),
         name(pool, fingerprint="other weights"),
         name(pool, dtype=torch.bfloat16),
+        name(pool, rope_factors="short"),
+        name(pool, rope_factors="long"),
         name(KVPool(shapes, 3, 4, torch.bfloat16)),
         name(KVPool(shapes, 3, 8, torch.float32)),
         name(KVPool([LayerShape(4, 4, 4)], 3, 4, torch.float32)),

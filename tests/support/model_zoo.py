@@ -133,6 +133,42 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "starcoder2": _WINDOW,
 }
 
+# Of the type longrope, with other factors beyond this length of a sequence.
+ORIGINAL_LENGTH = 32
+
+
+def _longrope(num_factors: int, **parameters: Any) -> dict[str, Any]:
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0 + 0.1 * index for index in range(num_factors)],
+        "long_factor": [8.0 + 4.0 * index for index in range(num_factors)],
+        "original_max_position_embeddings": ORIGINAL_LENGTH,
+        **parameters,
+    }
+
+
+_ORIGINAL = {"original_max_position_embeddings": ORIGINAL_LENGTH}
+_DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+# By the architecture and, behind a "+", what is particular.
+LONGROPE: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        **SUPPORTED["gemma3_text"],
+        "rope_parameters": {"full_attention": _longrope(4), "sliding_attention": _DEFAULT_ROPE},
+    },
+    "gemma3n_text": {
+        **SUPPORTED["gemma3n_text"],
+        "rope_parameters": {"full_attention": _longrope(4), "sliding_attention": _longrope(4, rope_theta=500.0)},
+    },
+    "llama": {"rope_parameters": _longrope(4, attention_factor=1.3)},
+    "minicpm3": {**_MLA, "rope_parameters": _longrope(4)},
+    "phi3": {**_ORIGINAL, "rope_parameters": _longrope(4)},
+    "phi3+partial": {**_ORIGINAL, "partial_rotary_factor": 0.5, "rope_parameters": _longrope(2)},
+    "phi3+wide": {**WIDE, **_ORIGINAL, "rope_parameters": _longrope(16)},
+    "phimoe": {**_MOE, **_ORIGINAL, "rope_parameters": _longrope(4, short_mscale=1.1, long_mscale=1.4)},
+}
+
 _ROPE = {"rope_theta": 10000.0, "factor": 2.0}
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -145,16 +181,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8, "expand": 2, "state_size": 8, "n_groups": 1},
     "minimax": {**_MOE, "layer_types": ["full_attention", "linear_attention", "full_attention"]},
     "mpt": {"d_model": 32, "n_heads": 4},
-    "phi3": {
-        "original_max_position_embeddings": 64,
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "short_factor": [1.0] * 4,
-            "long_factor": [2.0] * 4,
-            "original_max_position_embeddings": 64,
-            **_ROPE,
-        },
-    },
     "qwen3_next": {
         **_MOE,
         "shared_expert_intermediate_size": 24,
@@ -183,6 +209,11 @@ def build(name: str, options: dict[str, Any], seed: int = 0) -> transformers.Pre
 
 def build_supported(name: str, seed: int = 0) -> transformers.PreTrainedModel:
     return build(name, SUPPORTED[name], seed)
+
+
+def build_longrope(name: str) -> transformers.PreTrainedModel:
+    """A model of `LONGROPE`."""
+    return build(name.partition("+")[0], LONGROPE[name])
 
 
 def build_shallow(name: str) -> transformers.PreTrainedModel:

@@ -27,6 +27,7 @@ IDENTITY = {
     "weights": "none",
     "dtype": "float32",
     "model_length": 100,
+    "rope_factors": "",
     "vocab_size": 50,
     "eos_token_ids": [],
     "sampling_defaults": {},

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from support.model_zoo import VOCAB_SIZE, build_shallow
+from support.model_zoo import VOCAB_SIZE, build_longrope, build_shallow
 from transformers import PreTrainedModel
 
 from radixkv.attention import BatchLimits, QueryBatch
@@ -16,6 +19,7 @@ from radixkv.memory import KVPool
 from radixkv.model import compiled_layers
 from radixkv.model.deferred_rotation import DeferredRotation, defer_rotation
 from radixkv.model.loader import LoadedModel
+from radixkv.model.longrope import choose_factors
 from radixkv.model.model_input import HOST_TOKEN, ModelInput
 from radixkv.model.runner import ModelRunner
 
@@ -41,12 +45,23 @@ def _loaded(model: PreTrainedModel) -> LoadedModel:
     )
 
 
-# All of each head, as one compiled layer too; norms of heads; a part of each head.
+def _with_long_factors() -> PreTrainedModel:
+    model = build_longrope("llama")
+    choose_factors(model, 64)
+    return model
+
+
+# All of each head, as one compiled layer too; norms of heads; a part of each head; turned and scaled.
 @pytest.mark.parametrize(
-    ("name", "compiled"), [("llama", False), ("llama", True), ("qwen3", False), ("stablelm", False)]
+    ("build_it", "compiled"),
+    [
+        *((partial(build_shallow, name), False) for name in ("llama", "qwen3", "stablelm")),
+        (partial(build_shallow, "llama"), True),
+        (_with_long_factors, False),
+    ],
 )
-def test_a_prompt_in_chunks_and_a_decoded_token(name: str, compiled: bool) -> None:
-    model = build_shallow(name)
+def test_a_prompt_in_chunks_and_a_decoded_token(build_it: Callable[[], PreTrainedModel], compiled: bool) -> None:
+    model = build_it()
     tokens = torch.randint(3, VOCAB_SIZE, (22,), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         expected = model(input_ids=tokens[None], use_cache=False).logits[0]
