@@ -168,8 +168,6 @@ def _unreadable(cause: BaseException) -> str | None:
     """Why a body is no JSON that can be read; None: not known. (Where it is malformed, pydantic's error says so.)"""
     if isinstance(cause, UnicodeDecodeError):
         return f"body: expected JSON in UTF-8, got byte 0x{cause.object[cause.start]:02x} at {cause.start}"
-    if isinstance(cause, RecursionError):
-        return "body: expected fewer lists and objects within each other"
     if isinstance(cause, ValueError):  # Python's own limit
         return f"body: expected whole numbers of at most {sys.get_int_max_str_digits():,} digits"
     return None

@@ -282,6 +282,26 @@ def test_invalid_prompts_are_refused(http: httpx.Client, path: str, body: dict[s
     assert_error(http.post(path, json=body), 400)
 
 
+def test_json_that_is_deeply_nested_is_refused(http: httpx.Client) -> None:
+    """Python read it; what was done with it afterwards then failed, and the request with it."""
+
+    def nested(depth: int) -> str:
+        return '{"a":' * depth + "1" + "}" * depth
+
+    for depth, status in ((127, 200), (128, 400), (900, 400)):
+        content = f'{{"prompt": "x", "max_tokens": 1, "metadata": {nested(depth)}}}'
+        response = http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+        assert response.status_code == status, response.text
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": nested(950)}}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "x"},
+    ]
+    response = http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1})
+    assert response.status_code in (200, 400), response.text
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -307,7 +327,7 @@ def test_malformed_bodies_are_refused(http: httpx.Client, content: bytes) -> Non
     assert_error(as_text, 400, message="body: expected a JSON object, sent with content-type: application/json")
     for content, message in (
         (b'{"prompt": "\xff"}', "body: expected JSON in UTF-8, got byte 0xff at 12"),
-        (b"[" * 5000, "body: expected fewer lists and objects within each other"),
+        (b"[" * 5000, "body: expected at most 128 lists and objects within each other"),
         (b'{"n": ' + b"9" * 5000 + b"}", "body: expected whole numbers of at most 4,300 digits"),
     ):
         unreadable = http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
