@@ -46,6 +46,8 @@ UTF_8 = "[[[0, 55295], [57344, 1114111]], []]"
 # is left for the end, when the other workers have nothing more to do.
 LONG = [
     "server",
+    "ray_serve/test_cluster.py",
+    "model/test_compiled_layers.py",
     "engine/test_engine.py",
     "cache/test_eviction.py",
     "docs/test_code_blocks.py",
@@ -56,7 +58,6 @@ LONG = [
     "testing/test_kit.py",
     "test_examples.py",
     "engine/test_architectures.py",
-    "model/test_compiled_layers.py",
     "bench/cache/test_benches.py",
     "bench/serving/test_load_test.py",
 ]

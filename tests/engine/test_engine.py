@@ -55,10 +55,14 @@ def test_cached_and_uncached_runs_give_the_same_tokens(
     num_blocks = -(-num_blocks_for // block_size) + 40 // block_size + 1
     llm = tiny(block_size=block_size, num_blocks=num_blocks, max_num_batched_tokens=chunk)
     rng = random.Random(block_size * chunk)
+    # Token by token, a prompt takes as many steps as tokens, and half of the prompts fill the pool as often.
+    count = 6 if chunk == 1 else 12
     for seed in (1, 2):
         prompts, answers = shared_prefix_prompts(seed, 12), expected(seed, 12)
         order = [
-            i for i in rng.sample(range(12), 12) if len(prompts[i]["prompt_token_ids"]) + 19 <= num_blocks * block_size
+            i
+            for i in rng.sample(range(12), count)
+            if len(prompts[i]["prompt_token_ids"]) + 19 <= num_blocks * block_size
         ]
         assert tokens_of(llm, [prompts[i] for i in order]) == [answers[i] for i in order]
     stats = llm.engine.cache.stats

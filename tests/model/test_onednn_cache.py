@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from support.preloaded_process import run_preloaded
 
 from radixkv.model.onednn_cache import limit_primitive_cache
 
@@ -64,7 +65,7 @@ def test_a_capacity_in_the_environment_is_kept() -> None:
     assert environment == {"LRU_CACHE_CAPACITY": "7", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
 
 
-def test_a_server_limits_the_primitive_cache() -> None:
+def test_a_server_limits_the_primitive_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     program = """
 import os
 import radixkv.server.run
@@ -73,8 +74,6 @@ from radixkv.cli.main import main
 radixkv.server.run.run_server = lambda *arguments: print(os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"])
 main()
 """
-    environment = {name: value for name, value in os.environ.items() if not name.endswith("CACHE_CAPACITY")}
-    run = subprocess.run(
-        [sys.executable, "-c", program, "serve"], env=environment, capture_output=True, text=True, check=True
-    )
-    assert run.stdout == "256\n"
+    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        monkeypatch.delenv(name, raising=False)
+    assert run_preloaded(program, "serve").stdout == "256\n"
