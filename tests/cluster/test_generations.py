@@ -17,10 +17,11 @@ from support.pretended_replicas import llm_of as pretended_llm
 from support.replica_servers import LocalReplica, ingress_client, local_replicas, tiny_llm
 
 from radixkv import AsyncLLM, BeamSearchParams, SamplingParams
-from radixkv.cluster import MismatchError, ReplicaDescription, ReplicaSet
+from radixkv.cluster import ClusterLLM, MismatchError, ReplicaDescription, ReplicaSet
 from radixkv.cluster.attempt import MovedError, Ticket
 from radixkv.cluster.generations import Generations
 from radixkv.errors import PromptTooLongError, ReplicasLostError, RequestTooLargeError
+from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import tokenizer_digest
 from radixkv.outputs import CompletionOutput
 from radixkv.prompts import Prompt
@@ -327,9 +328,35 @@ def test_an_answer_goes_on_only_where_it_ends_as_it_would_have(tmp_path: Path, d
             fits = SamplingParams(temperature=0, max_tokens=127, ignore_eos=True)
             ended = [delta async for delta in replicas.streams.generate(begun, fits, "one")]
             assert ended[-1].outputs[0].finish_reason == "length"
-            with pytest.raises(RequestTooLargeError, match="130 tokens with its prompt, and there is room for 129"):
+            with pytest.raises(RequestTooLargeError, match="may reach 130 tokens with its prompt, and there is room for 129"):
                 async for _ in replicas.streams.generate(begun, replace(fits, max_tokens=128), "two"):
                     pass
+
+    asyncio.run(main())
+
+
+def test_what_waits_on_a_replica_that_dies_is_not_shortened_by_a_smaller_one(
+    tmp_path: Path, default_tokenizer: Any
+) -> None:
+    """It was accepted for the length of the larger one, and has no token yet; the smaller one joined later."""
+
+    async def main() -> None:
+        large, small = tiny_llm(default_tokenizer, num_blocks=40), tiny_llm(default_tokenizer, num_blocks=8)
+        async with local_replicas(tmp_path, large, wait_seconds=600) as (replicas, (server,)):
+            expected = await answer(replicas, long := replace(SAMPLED, max_tokens=60))
+            loaded = TextInterface(default_tokenizer, "tiny", 640, len(default_tokenizer), frozenset(), None, {})
+            llm = ClusterLLM(loaded, replicas)
+            steps = await server.llm.call(HeldSteps)
+            (stream,) = await llm.submit([PROMPT], long)
+            async with one_more(replicas, small, tmp_path / "small.sock", "small"):
+                assert llm.loaded.max_model_len == 129
+                await server.kill()
+                steps.allow_all()
+                await until(lambda: "0" not in replicas.available)
+                await server.start()
+                assert [token_id async for delta in stream for token_id in delta.outputs[0].token_ids] == expected
+                assert await llm.shutdown()
+                await replicas.remove("small")
 
     asyncio.run(main())
 
