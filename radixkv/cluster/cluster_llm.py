@@ -16,7 +16,7 @@ from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.cluster.wire import encode_selection
 from radixkv.config import ModelConfig
 from radixkv.engine.stats import GAUGES, BatchSize, EngineStats
-from radixkv.errors import DrainingError, EngineDeadError, ReplicasLostError
+from radixkv.errors import DrainingError, EngineDeadError, ReplicasLostError, RequestTooLargeError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, load_tokenizer
@@ -356,15 +356,16 @@ class ClusterLLM:
                 taken.set_result(None)
 
         options: Any = {"priority": priority, "tenant": tenant, "on_accepted": accept}
-        streams, times = self.replicas.streams, stream.times
         try:
-            if isinstance(params, BeamSearchParams):
-                stream.put(await streams.beam_search(prompt, params, stream.request_id, **options))
-                return
-            async for delta in streams.generate(prompt, params, stream.request_id, **options):
-                if times is not None and times.first_token_time is None:
-                    times.scheduled_time = times.first_token_time = delta.metrics.first_token_time
-                stream.put(delta)
+            while True:
+                try:
+                    await self._read(stream, prompt, params, options)
+                    return
+                except RequestTooLargeError:
+                    shorter = self._bounded(params, prompt)
+                    if taken.done() or shorter is params:
+                        raise
+                    params = shorter  # for a smaller replica, which is up since it was bounded
         except Exception as error:
             if stream.ended:
                 return  # failed from here meanwhile
@@ -372,6 +373,18 @@ class ClusterLLM:
                 stream.put(error)
             else:
                 taken.set_exception(error)
+
+    async def _read(
+        self, stream: RequestStream, prompt: Prompt, params: SamplingParams | BeamSearchParams, options: Any
+    ) -> None:
+        streams, times = self.replicas.streams, stream.times
+        if isinstance(params, BeamSearchParams):
+            stream.put(await streams.beam_search(prompt, params, stream.request_id, **options))
+            return
+        async for delta in streams.generate(prompt, params, stream.request_id, **options):
+            if times is not None and times.first_token_time is None:
+                times.scheduled_time = times.first_token_time = delta.metrics.first_token_time
+            stream.put(delta)
 
     def _forget(self, tenant: str, stream: RequestStream) -> None:
         del self._streams[stream.request_id]

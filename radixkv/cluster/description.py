@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -92,6 +93,12 @@ class ReplicaDescription:
     def generation(self) -> str:
         """A name for what it runs, equal for all replicas that run the same: 8 digits of a hash."""
         return xxhash.xxh3_64_hexdigest(json.dumps(self.identity, sort_keys=True).encode())[:8]
+
+    @property
+    def room(self) -> float:
+        """Tokens of a sequence that fit into its pool; infinite where the model ends before that."""
+        length = self.capacity["max_model_len"]
+        return math.inf if length >= self.identity["model_length"] else length
 
     def difference(self, other: ReplicaDescription) -> str | None:
         """The first thing that differs, such as ``dtype: 'float32', and 'bfloat16' there``; None: nothing does."""

@@ -362,6 +362,7 @@ class ReplicaSet:
                 self._clients,
                 self.secret,
                 generations=self.generations.names,
+                rooms=self.generations.rooms,
                 max_attempts=self._max_attempts,
                 wait_seconds=self._wait_seconds,
             )

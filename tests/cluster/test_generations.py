@@ -124,13 +124,13 @@ def test_what_has_begun_must_not_be_called_away_as_if_it_had_not() -> None:
     """A request that is called away because it has no token, and gets one just then, can go on only where it is."""
 
     async def main() -> None:
-        ticket = Ticket("a", "old", begun=False)
-        ticket.move({"new"})
+        ticket = Ticket("a", "old", 100, begun=False)
+        ticket.move({("new", 100)})
         ticket.begin()
         ticket.check()
-        ticket.move({"new"})
+        ticket.move({("new", 100)})
         ticket.check()
-        ticket.move({"old"})
+        ticket.move({("old", 100)})
         with pytest.raises(MovedError):
             ticket.check()
 
@@ -328,7 +328,9 @@ def test_an_answer_goes_on_only_where_it_ends_as_it_would_have(tmp_path: Path, d
             fits = SamplingParams(temperature=0, max_tokens=127, ignore_eos=True)
             ended = [delta async for delta in replicas.streams.generate(begun, fits, "one")]
             assert ended[-1].outputs[0].finish_reason == "length"
-            with pytest.raises(RequestTooLargeError, match="may reach 130 tokens with its prompt, and there is room for 129"):
+            with pytest.raises(
+                RequestTooLargeError, match="may reach 130 tokens with its prompt, and there is room for 129"
+            ):
                 async for _ in replicas.streams.generate(begun, replace(fits, max_tokens=128), "two"):
                     pass
 
@@ -357,6 +359,54 @@ def test_what_waits_on_a_replica_that_dies_is_not_shortened_by_a_smaller_one(
                 assert [token_id async for delta in stream for token_id in delta.outputs[0].token_ids] == expected
                 assert await llm.shutdown()
                 await replicas.remove("small")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_drained_replica_finishes_what_fits_into_no_other_one(
+    tmp_path: Path, default_tokenizer: Any, has_begun: bool
+) -> None:
+    async def main() -> None:
+        large, small = tiny_llm(default_tokenizer, num_blocks=40), tiny_llm(default_tokenizer, num_blocks=8)
+        async with local_replicas(tmp_path, large, wait_seconds=0) as (replicas, (server,)):
+            expected = await answer(replicas)
+            steps = await server.llm.call(HeldSteps)
+            if has_begun:
+                task = await begun_on(replicas, server, steps, "0")
+            else:
+                task = asyncio.ensure_future(answer(replicas))
+                await until(lambda: replicas.streams.num_streams("0") and steps.is_holding)
+            async with one_more(replicas, small, tmp_path / "small.sock", "small"):
+                await drain(server)
+                await until(lambda: replicas.available == ["small"])
+                steps.allow_all()
+                assert await task == expected
+                await replicas.remove("small")
+
+    asyncio.run(main())
+
+
+def test_what_no_replica_has_taken_is_as_long_as_fits_on_the_one_that_comes(
+    tmp_path: Path, default_tokenizer: Any
+) -> None:
+    async def main() -> None:
+        large, small = tiny_llm(default_tokenizer, num_blocks=40), tiny_llm(default_tokenizer, num_blocks=8)
+        async with local_replicas(tmp_path, large, wait_seconds=600) as (replicas, (server,)):
+            loaded = TextInterface(default_tokenizer, "tiny", 640, len(default_tokenizer), frozenset(), None, {})
+            llm = ClusterLLM(loaded, replicas)
+            await server.kill()
+            await until(lambda: not replicas.available)
+            asked = asyncio.ensure_future(llm.submit([PROMPT], replace(SAMPLED, max_tokens=None)))
+            await until(lambda: llm.num_unfinished)
+            async with one_more(replicas, small, tmp_path / "small.sock", "small"):
+                (stream,) = await asked
+                assert len([token_id async for delta in stream for token_id in delta.outputs[0].token_ids]) == 29
+                with pytest.raises(RequestTooLargeError, match="may reach 200 tokens"):
+                    await answer(replicas, replace(SAMPLED, max_tokens=100))
+                assert await llm.shutdown()
+                await replicas.remove("small")
+            await server.start()
 
     asyncio.run(main())
 
