@@ -46,12 +46,14 @@ class ReplicaDescription:
             Replicas that are equal in all of it are of one generation.
         capacity: ``max_model_len`` (less than the identity's ``model_length`` where the pool is smaller), ``max_num_seqs``
             and ``max_num_batched_tokens``, on which no answer depends: an ingress asks for none longer than fits on each.
+        chat_template: of its tokenizer, Jinja, or several by name; None: it has none. The identity has the digest of it.
     """
 
     instance: str
     started: float
     identity: Mapping[str, Any]
     capacity: Mapping[str, int]
+    chat_template: str | Mapping[str, str] | None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ReplicaDescription:
@@ -65,6 +67,10 @@ class ReplicaDescription:
             raise TypeError(f"identity: expected an object, got {description.identity!r:.100}")
         if not is_number(description.started):
             raise ValueError(f"started: expected seconds since 1970, got {description.started!r}")
+        template = description.chat_template
+        texts = template.values() if isinstance(template, dict) else () if template is None else (template,)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"chat_template: expected a text, texts by name, or null, got {template!r:.100}")
         for name in _CAPACITY:
             if type(description.capacity[name]) is not int:
                 raise ValueError(f"{name}: expected a whole number, got {description.capacity[name]!r}")

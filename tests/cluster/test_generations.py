@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from support.held_steps import HeldSteps
 from support.pretended_replicas import CAPACITY, IDENTITY
@@ -45,7 +47,7 @@ async def answer(replicas: ReplicaSet, params: SamplingParams = SAMPLED) -> list
 
 
 def described(started: float, **identity: Any) -> ReplicaDescription:
-    return ReplicaDescription(str(started), started, {**IDENTITY, **identity}, CAPACITY)
+    return ReplicaDescription(str(started), started, {**IDENTITY, **identity}, CAPACITY, None)
 
 
 async def drain(replica: LocalReplica) -> None:
@@ -407,6 +409,51 @@ def test_what_no_replica_has_taken_is_as_long_as_fits_on_the_one_that_comes(
                 assert await llm.shutdown()
                 await replicas.remove("small")
             await server.start()
+
+    asyncio.run(main())
+
+
+def test_conversations_are_written_by_the_chat_template_of_the_new_generation(
+    tmp_path: Path, default_tokenizer: Any
+) -> None:
+    template = "{% for message in messages %}<{{ message.role }}> {{ message.content }} <tool_call>{% endfor %}"
+    other_tokenizer = copy.copy(default_tokenizer)
+    other_tokenizer.chat_template = template
+    conversation = {"messages": [{"role": "user", "content": "the sea"}]}
+    body = {**conversation, "temperature": 0, "max_tokens": 20, "ignore_eos": True}
+
+    async def main() -> None:
+        async with (
+            local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (old,)),
+            ingress_client(replicas, default_tokenizer) as client,
+            ingress_client(replicas, default_tokenizer, chat_template=default_tokenizer.chat_template) as own,
+        ):
+
+            async def prompt(client: httpx.AsyncClient) -> str:
+                response = await client.post("/tokenize", json=conversation)
+                return str(default_tokenizer.decode(response.json()["tokens"]))
+
+            async def answer() -> Any:
+                response = await client.post("/v1/chat/completions", json=body)
+                assert response.status_code == 200, response.text
+                return response.json()["choices"]
+
+            before, expected = await prompt(client), await answer()
+            assert "<|im_start|>user\nthe sea" in before
+            steps = await old.llm.call(HeldSteps)
+            begun = asyncio.ensure_future(answer())
+            steps.allow(5)
+            await until(lambda: old.llm.stats.num_decoding)
+            new = tiny_llm(other_tokenizer, seed=1)
+            async with one_more(replicas, new, tmp_path / "new.sock", "new"):
+                assert await prompt(client) == "<user> the sea <tool_call>"
+                assert await prompt(own) == before
+                info = await client.get("/tokenizer_info")
+                assert info.json()["chat_template"] == template
+                steps.allow_all()
+                assert await begun == expected
+                await replicas.remove("new")
+            assert await prompt(client) == before
 
     asyncio.run(main())
 
