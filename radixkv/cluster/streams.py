@@ -37,7 +37,7 @@ from radixkv.prompts import Prompt, with_answer_form
 from radixkv.routing import Placement, Router, prompt_hashes
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
-# Between two questions whether a replica has room again for what was begun.
+# Before a replica that has lost a request gets it again.
 _SECONDS_BETWEEN_ATTEMPTS = 0.25
 
 
@@ -308,7 +308,7 @@ class ReplicaStreams:
                 self._router.finish(placement)
             until = losses.wait_until(loop.time(), self._wait_seconds)
             if refused:
-                await asyncio.sleep(min(_SECONDS_BETWEEN_ATTEMPTS, until - loop.time()))
+                await asyncio.sleep(min(losses.next_pause(), until - loop.time()))
                 losses.forget_refusals()
                 continue
             with suppress(TimeoutError):
