@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
+from collections.abc import Iterable
 
 from radixkv.cluster.losses import LostError
 
@@ -18,6 +18,7 @@ class Ticket:
     Args:
         replica: the name.
         generation: the replica's.
+        num_tokens: that the request may reach with its prompt.
         begun: whether the request has tokens already.
 
     Attributes:
@@ -25,13 +26,14 @@ class Ticket:
         scope: in which it waits for its next line; None: it does not wait.
     """
 
-    __slots__ = ("_begun", "_died", "_generation", "_interrupted", "_replica", "accepted", "scope")
+    __slots__ = ("_begun", "_died", "_generation", "_interrupted", "_num_tokens", "_replica", "accepted", "scope")
 
-    def __init__(self, replica: str, generation: str | None, *, begun: bool) -> None:
+    def __init__(self, replica: str, generation: str | None, num_tokens: int, *, begun: bool) -> None:
         self.accepted = False
         self.scope: asyncio.Timeout | None = None
         self._replica = replica
         self._generation = generation
+        self._num_tokens = num_tokens
         self._begun = begun
         self._interrupted = self._died = False
 
@@ -45,10 +47,16 @@ class Ticket:
         self._died = True
         self._interrupt()
 
-    def move(self, elsewhere: Container[str | None]) -> None:
-        """Leave the replica, which is drained, if one of these generations can go on with the request."""
-        if not self._begun or self._generation in elsewhere:
-            self._interrupt()
+    def move(self, elsewhere: Iterable[tuple[str | None, float]]) -> None:
+        """Leave the replica, which is drained, if another one can go on with the request.
+
+        Args:
+            elsewhere: the generation of each of the others, and the tokens for which it has room.
+        """
+        for generation, room in elsewhere:
+            if room >= self._num_tokens and (not self._begun or self._generation == generation):
+                self._interrupt()
+                return
 
     def _interrupt(self) -> None:
         self._interrupted = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from radixkv.cluster.counters import stats_of
+from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.replica_insight import explain_by_replicas
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.cluster.wire import encode_selection
 from radixkv.config import ModelConfig
 from radixkv.engine.stats import GAUGES, BatchSize, EngineStats
-from radixkv.errors import DrainingError, EngineDeadError, ReplicasLostError
+from radixkv.errors import DrainingError, EngineDeadError, ReplicasLostError, RequestTooLargeError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, load_tokenizer
@@ -88,9 +90,9 @@ class ClusterLLM:
     """What `AsyncLLM` is to the server, over replicas.
 
     Args:
-        loaded: how the model reads and writes text. After an update, sampling defaults, end tokens and length are those of
-            the new replicas; name and chat template stay.
+        loaded: how the model reads and writes text. After an update, all but the tokenizer is that of the new replicas.
         replicas: that answer.
+        model_config: as for `text_interface`; a ``chat_template`` in it stays.
         max_queue: requests that may be unfinished beyond the sequences that run side by side on all replicas; None: any
             number. Each replica has a bound of its own, too.
         max_seqs_per_request: bound of ``n`` and of the beam width; None: half of what the smallest replica runs side by side.
@@ -102,12 +104,16 @@ class ClusterLLM:
         loaded: TextInterface,
         replicas: ReplicaSet,
         *,
+        model_config: ModelConfig | None = None,
         max_queue: int | None = None,
         max_seqs_per_request: int | None = None,
         tenants: Mapping[str, TenantShare] | None = None,
     ) -> None:
         self._loaded = loaded
         self._loaded_as_of = -1
+        self._model_config = model_config or ModelConfig()
+        assert replicas.generations.newest is not None
+        self._template_digest = replicas.generations.newest.identity["chat_template"]
         self.replicas = replicas
         self.on_step: Callable[[EngineStats], None] | None = None  # nothing steps here
         self._max_queue = max_queue
@@ -127,14 +133,25 @@ class ClusterLLM:
         if self._loaded_as_of != generations.num_changes:
             newest = generations.newest
             assert newest is not None
+            self._follow_template(newest)
             self._loaded = replace(
                 self._loaded,
+                name=newest.identity["model"],
                 max_model_len=generations.max_model_len,
                 eos_token_ids=frozenset(newest.identity["eos_token_ids"]),
                 sampling_defaults=as_sampling_defaults(newest.identity["sampling_defaults"]),
             )
             self._loaded_as_of = generations.num_changes
         return self._loaded
+
+    def _follow_template(self, newest: ReplicaDescription) -> None:
+        """Write conversations as the newest generation does. Those that are written already keep their form of answer."""
+        digest, config = newest.identity["chat_template"], self._model_config
+        if digest != self._template_digest and config.chat_template is None and self._loaded.tokenizer is not None:
+            tokenizer = copy.copy(self._loaded.tokenizer)  # with the same vocabulary
+            tokenizer.chat_template = newest.chat_template
+            self._loaded = replace(self._loaded, tokenizer=tokenizer, chat_format=chat_format_of(tokenizer, config))
+        self._template_digest = digest
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -356,15 +373,16 @@ class ClusterLLM:
                 taken.set_result(None)
 
         options: Any = {"priority": priority, "tenant": tenant, "on_accepted": accept}
-        streams, times = self.replicas.streams, stream.times
         try:
-            if isinstance(params, BeamSearchParams):
-                stream.put(await streams.beam_search(prompt, params, stream.request_id, **options))
-                return
-            async for delta in streams.generate(prompt, params, stream.request_id, **options):
-                if times is not None and times.first_token_time is None:
-                    times.scheduled_time = times.first_token_time = delta.metrics.first_token_time
-                stream.put(delta)
+            while True:
+                try:
+                    await self._read(stream, prompt, params, options)
+                    return
+                except RequestTooLargeError:
+                    shorter = self._bounded(params, prompt)
+                    if taken.done() or shorter is params:
+                        raise
+                    params = shorter  # for a smaller replica, which is up since it was bounded
         except Exception as error:
             if stream.ended:
                 return  # failed from here meanwhile
@@ -372,6 +390,18 @@ class ClusterLLM:
                 stream.put(error)
             else:
                 taken.set_exception(error)
+
+    async def _read(
+        self, stream: RequestStream, prompt: Prompt, params: SamplingParams | BeamSearchParams, options: Any
+    ) -> None:
+        streams, times = self.replicas.streams, stream.times
+        if isinstance(params, BeamSearchParams):
+            stream.put(await streams.beam_search(prompt, params, stream.request_id, **options))
+            return
+        async for delta in streams.generate(prompt, params, stream.request_id, **options):
+            if times is not None and times.first_token_time is None:
+                times.scheduled_time = times.first_token_time = delta.metrics.first_token_time
+            stream.put(delta)
 
     def _forget(self, tenant: str, stream: RequestStream) -> None:
         del self._streams[stream.request_id]

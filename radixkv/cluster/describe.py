@@ -33,6 +33,7 @@ async def describe(llm: AsyncLLM, started: float) -> ReplicaDescription:
     loaded = llm.loaded
     digest = await llm.run_tokenizer(lambda loaded: _weights_digest(loaded.model), tenant=None)
     tokenizer = await llm.run_tokenizer(lambda loaded: tokenizer_digest(loaded.tokenizer), tenant=None)
+    template = getattr(loaded.tokenizer, "chat_template", None)
     identity = {
         "version": __version__,
         "tokenizer": tokenizer,
@@ -44,10 +45,10 @@ async def describe(llm: AsyncLLM, started: float) -> ReplicaDescription:
         "vocab_size": loaded.vocab_size,
         "eos_token_ids": sorted(loaded.eos_token_ids),
         "sampling_defaults": dict(loaded.sampling_defaults),
-        "chat_template": xxhash.xxh3_64_hexdigest(str(getattr(loaded.tokenizer, "chat_template", None)).encode()),
+        "chat_template": xxhash.xxh3_64_hexdigest(str(template).encode()),
         **of_engine,
     }
-    return ReplicaDescription(secrets.token_hex(8), started, identity, capacity)
+    return ReplicaDescription(secrets.token_hex(8), started, identity, capacity, template)
 
 
 def _describe_engine(engine: Engine) -> tuple[dict[str, int], dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -46,12 +47,14 @@ class ReplicaDescription:
             Replicas that are equal in all of it are of one generation.
         capacity: ``max_model_len`` (less than the identity's ``model_length`` where the pool is smaller), ``max_num_seqs``
             and ``max_num_batched_tokens``, on which no answer depends: an ingress asks for none longer than fits on each.
+        chat_template: of its tokenizer, Jinja, or several by name; None: it has none. The identity has the digest of it.
     """
 
     instance: str
     started: float
     identity: Mapping[str, Any]
     capacity: Mapping[str, int]
+    chat_template: str | Mapping[str, str] | None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ReplicaDescription:
@@ -65,6 +68,10 @@ class ReplicaDescription:
             raise TypeError(f"identity: expected an object, got {description.identity!r:.100}")
         if not is_number(description.started):
             raise ValueError(f"started: expected seconds since 1970, got {description.started!r}")
+        template = description.chat_template
+        texts = template.values() if isinstance(template, dict) else () if template is None else (template,)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"chat_template: expected a text, texts by name, or null, got {template!r:.100}")
         for name in _CAPACITY:
             if type(description.capacity[name]) is not int:
                 raise ValueError(f"{name}: expected a whole number, got {description.capacity[name]!r}")
@@ -93,6 +100,12 @@ class ReplicaDescription:
     def generation(self) -> str:
         """A name for what it runs, equal for all replicas that run the same: 8 digits of a hash."""
         return xxhash.xxh3_64_hexdigest(json.dumps(self.identity, sort_keys=True).encode())[:8]
+
+    @property
+    def room(self) -> float:
+        """Tokens of a sequence that fit into its pool; infinite where the model ends before that."""
+        length = self.capacity["max_model_len"]
+        return math.inf if length >= self.identity["model_length"] else length
 
     def difference(self, other: ReplicaDescription) -> str | None:
         """The first thing that differs, such as ``dtype: 'float32', and 'bfloat16' there``; None: nothing does."""

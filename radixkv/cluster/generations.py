@@ -30,11 +30,13 @@ class Generations:
 
     Attributes:
         names: of the generation of each replica that is up, by the replica's name.
+        rooms: tokens of a sequence that fit into the pool of each, likewise; infinite where its model ends before that.
         num_changes: how often a replica has come or gone.
     """
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}
+        self.rooms: dict[str, float] = {}
         self.num_changes = 0
         self._first: ReplicaDescription | None = None
         self._up: dict[str, ReplicaDescription] = {}
@@ -62,7 +64,7 @@ class Generations:
         """A replica is up."""
         newest = self.newest
         self._first = self._first or description
-        self._up[name], self.names[name] = description, description.generation
+        self._up[name], self.names[name], self.rooms[name] = description, description.generation, description.room
         self._last = list(self._up.values())
         self.num_changes += 1
         if newest is not None and description.generation not in self._announced:
@@ -79,7 +81,7 @@ class Generations:
     def remove(self, name: str) -> None:
         """A replica is up no more."""
         if self._up.pop(name, None) is not None:
-            del self.names[name]
+            del self.names[name], self.rooms[name]
             self._last = list(self._up.values()) or self._last
             self.num_changes += 1
 

@@ -88,6 +88,7 @@ def create_ingress(
     llm = ClusterLLM(
         text_interface(replicas, config.model, model_config),
         replicas,
+        model_config=model_config,
         max_queue=config.max_queue,
         max_seqs_per_request=config.max_seqs_per_request,
         tenants=tenants.shares,

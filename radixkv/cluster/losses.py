@@ -13,6 +13,9 @@ _log = logging.getLogger(__name__)
 
 # A request that ran on so many replicas when they died, without a token in between, is taken to be the reason.
 _MAX_DEATHS = 2
+# Between two questions whether a replica has room again, the first and the longest. Each sends the whole request, and a
+# hundred long ones may wait at a time.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 2.0
 
 
 class LostError(Exception):
@@ -61,6 +64,7 @@ class Losses:
         self._tried: dict[str, httpx.AsyncClient] = {}
         self._refused: dict[str, httpx.AsyncClient] = {}
         self._accepted = False
+        self._pause = _FIRST_PAUSE
         self._until: float | None = None
         self._generation: str | None = None
         self.has_tokens = False
@@ -81,7 +85,7 @@ class Losses:
 
     def note_acceptance(self) -> None:
         """A replica has accepted it: from now on the others may queue it, but not refuse it."""
-        self._accepted, self._until = True, None
+        self._accepted, self._until, self._pause = True, None, _FIRST_PAUSE
 
     def note_loss(self, replica: str, client: httpx.AsyncClient, error: LostError) -> None:
         """A replica lost it.
@@ -118,6 +122,11 @@ class Losses:
         """Those that did not take it may have room by now."""
         self._full = self._too_large = None
         self._refused.clear()
+
+    def next_pause(self) -> float:
+        """Seconds before those that refused it are asked again: twice as long each time, until one accepts it."""
+        pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+        return pause
 
     def refused_by(self, clients: Mapping[str, httpx.AsyncClient]) -> set[str]:
         """Those that do not take it. One that was started anew has a client of its own, and is not meant."""

@@ -139,7 +139,7 @@ class _Replica:
 
     async def generate(self, request: Request) -> Response:
         prompt, params, priority, tenant = decode_request(await request.body())
-        self._check_begun(prompt, params)
+        self._check_room(prompt, params)
         sender = decode_sender(request.headers)
         # At once: the engine takes it between two steps.
         unfinished = self._announcements.unfinished(prompt, sender)
@@ -150,19 +150,20 @@ class _Replica:
             raise
         return _Lines(self._llm, stream, unfinished)
 
-    def _check_begun(self, prompt: Prompt, params: SamplingParams | BeamSearchParams) -> None:
-        """Refuse to end an answer before those that began it would, for this replica's pool is smaller.
+    def _check_room(self, prompt: Prompt, params: SamplingParams | BeamSearchParams) -> None:
+        """Refuse to end an answer sooner than others would, for this replica's pool is smaller.
+
+        An ingress asks for no more than fits on all replicas: what does not fit here was accepted before this one was up.
 
         Raises:
-            RequestTooLargeError: a replica with a larger pool is to go on with it.
+            RequestTooLargeError: a replica with a larger pool is to take it.
         """
-        if params.max_tokens is None or not any(output.token_ids for output in prompt.resume):
+        if params.max_tokens is None:
             return
         loaded, num_tokens = self._llm.loaded, len(prompt.token_ids) + params.max_tokens
         if min(num_tokens, loaded.model_length) > loaded.max_model_len:
             raise RequestTooLargeError(
-                f"an answer that has begun may reach {num_tokens} tokens with its prompt, and there is room for "
-                f"{loaded.max_model_len}"
+                f"an answer may reach {num_tokens} tokens with its prompt, and there is room for {loaded.max_model_len}"
             )
 
     async def events(self, request: Request) -> Response:

@@ -76,6 +76,7 @@ class ReplicaSet:
         self._wait_seconds = wait_seconds
         self._connect = connect
         self._members: dict[str, Member] = {}
+        self._leaving: set[Member] = set()
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._router: Router | None = None
         self._streams: ReplicaStreams | None = None
@@ -134,28 +135,29 @@ class ReplicaSet:
         self._take_out(member)
         # Followed until its streams have ended: what it counts for them is counted, and if it falls silent, they are lost.
         member.leaving = True
+        self._leaving.add(member)
         client = member.client
         while client is not None and client is member.client and self.streams.num_on(client):
             self.streams.move(client)
             await asyncio.sleep(0.05)
         await self._stop_following(member)
-        if member.client is not None:
-            await member.client.aclose()
+        self._leaving.discard(member)
 
     async def close(self) -> None:
         """Leave all replicas. Streams must have ended."""
-        members = list(self._members.values())
+        members = [*self._members.values(), *self._leaving]  # of the latter, those whose removal was cancelled
         await asyncio.gather(*map(self._stop_following, members))
         for member in members:
             self._take_out(member)
-            if member.client is not None:
-                await member.client.aclose()
         self._members.clear()
+        self._leaving.clear()
 
     async def _stop_following(self, member: Member) -> None:
         if member.task is not None:
             member.task.cancel()
             await asyncio.gather(member.task, return_exceptions=True)
+        if member.client is not None:
+            await member.client.aclose()
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -362,6 +364,7 @@ class ReplicaSet:
                 self._clients,
                 self.secret,
                 generations=self.generations.names,
+                rooms=self.generations.rooms,
                 max_attempts=self._max_attempts,
                 wait_seconds=self._wait_seconds,
             )

@@ -15,6 +15,7 @@ have given other tokens.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -36,7 +37,7 @@ from radixkv.prompts import Prompt, with_answer_form
 from radixkv.routing import Placement, Router, prompt_hashes
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
-# Between two questions whether a replica has room again for what was begun.
+# Before a replica that has lost a request gets it again.
 _SECONDS_BETWEEN_ATTEMPTS = 0.25
 
 
@@ -68,6 +69,7 @@ class ReplicaStreams:
             replica that was started anew gets a client of its own.
         secret: the replicas'.
         generations: the generation of each replica, by its name; like ``clients``, it may change. By default there is one.
+        rooms: tokens of a sequence for which a replica has room, by its name, likewise. By default any number.
         max_attempts: replicas that may lose a request before its next token.
         wait_seconds: for a replica to come, where there is none; see `replica_is_up`.
 
@@ -85,6 +87,7 @@ class ReplicaStreams:
         secret: str,
         *,
         generations: Mapping[str, str] = MappingProxyType({}),
+        rooms: Mapping[str, float] = MappingProxyType({}),
         max_attempts: int = 4,
         wait_seconds: float = 0.0,
     ) -> None:
@@ -93,6 +96,7 @@ class ReplicaStreams:
         self._router = router
         self._clients = clients
         self._generations = generations
+        self._rooms = rooms
         self._seeds = random.SystemRandom()
         self.sender = self._seeds.getrandbits(64)
         self._headers = {"Authorization": f"Bearer {secret}", **encode_sender(self.sender)}
@@ -146,7 +150,7 @@ class ReplicaStreams:
         def read(line: Mapping[str, Any]) -> RequestOutput:
             return received.add(decode_delta(line, known))
 
-        async with aclosing(self._pieces(request_id, prompt, body, read, on_accepted)) as deltas:
+        async with aclosing(self._pieces(request_id, prompt, params, body, read, on_accepted)) as deltas:
             async for delta in deltas:
                 has_tokens = _has_tokens(delta)
                 if has_tokens:
@@ -188,7 +192,7 @@ class ReplicaStreams:
         def read(line: Mapping[str, Any]) -> BeamSearchOutput:
             return decode_beams(line, metrics)
 
-        async with aclosing(self._pieces(request_id, prompt, lambda: body, read, on_accepted)) as results:
+        async with aclosing(self._pieces(request_id, prompt, params, lambda: body, read, on_accepted)) as results:
             async for result in results:
                 metrics.first_token_time = metrics.finished_time = time.monotonic()
                 return result
@@ -202,11 +206,12 @@ class ReplicaStreams:
     def move(self, client: httpx.AsyncClient) -> None:
         """Continue the streams of a replica elsewhere, at once; those that no other replica can continue go on there."""
         elsewhere = {
-            self._generations.get(name) for name in self._router.replicas if self._clients.get(name) is not client
+            (self._generations.get(name), self._rooms.get(name, math.inf))
+            for name in self._router.replicas
+            if self._clients.get(name) is not client
         }
-        if elsewhere:
-            for ticket in self._tickets.get(client, ()):
-                ticket.move(elsewhere)
+        for ticket in self._tickets.get(client, ()):
+            ticket.move(elsewhere)
 
     def abandon(self, client: httpx.AsyncClient) -> None:
         """A replica has died: do not wait for it any longer."""
@@ -226,6 +231,7 @@ class ReplicaStreams:
         self,
         request_id: str,
         prompt: Prompt,
+        params: SamplingParams | BeamSearchParams,
         body: Callable[[], bytes],
         read: Callable[[Mapping[str, Any]], _Piece],
         on_accepted: Callable[[], object] | None,
@@ -238,10 +244,11 @@ class ReplicaStreams:
         """
         hashes = prompt_hashes(prompt.token_ids, prompt.namespace, self._router.block_size)
         losses = Losses(request_id, self._max_attempts)
+        num_tokens = len(prompt.token_ids) + (params.max_tokens or 0)
         while True:
             placement, client = await self._choose(hashes, len(prompt.token_ids), losses)
             generation = self._generations.get(placement.replica)
-            ticket = Ticket(placement.replica, generation, begun=losses.has_tokens)
+            ticket = Ticket(placement.replica, generation, num_tokens, begun=losses.has_tokens)
             self._tickets.setdefault(client, set()).add(ticket)
             trial = Trial(self._trials.setdefault(client, asyncio.Lock()) if losses.suspected else None)
             try:
@@ -301,7 +308,7 @@ class ReplicaStreams:
                 self._router.finish(placement)
             until = losses.wait_until(loop.time(), self._wait_seconds)
             if refused:
-                await asyncio.sleep(min(_SECONDS_BETWEEN_ATTEMPTS, until - loop.time()))
+                await asyncio.sleep(min(losses.next_pause(), until - loop.time()))
                 losses.forget_refusals()
                 continue
             with suppress(TimeoutError):

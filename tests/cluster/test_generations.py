@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from support.held_steps import HeldSteps
 from support.pretended_replicas import CAPACITY, IDENTITY
@@ -17,10 +19,11 @@ from support.pretended_replicas import llm_of as pretended_llm
 from support.replica_servers import LocalReplica, ingress_client, local_replicas, tiny_llm
 
 from radixkv import AsyncLLM, BeamSearchParams, SamplingParams
-from radixkv.cluster import MismatchError, ReplicaDescription, ReplicaSet
+from radixkv.cluster import ClusterLLM, MismatchError, ReplicaDescription, ReplicaSet
 from radixkv.cluster.attempt import MovedError, Ticket
 from radixkv.cluster.generations import Generations
 from radixkv.errors import PromptTooLongError, ReplicasLostError, RequestTooLargeError
+from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import tokenizer_digest
 from radixkv.outputs import CompletionOutput
 from radixkv.prompts import Prompt
@@ -44,7 +47,7 @@ async def answer(replicas: ReplicaSet, params: SamplingParams = SAMPLED) -> list
 
 
 def described(started: float, **identity: Any) -> ReplicaDescription:
-    return ReplicaDescription(str(started), started, {**IDENTITY, **identity}, CAPACITY)
+    return ReplicaDescription(str(started), started, {**IDENTITY, **identity}, CAPACITY, None)
 
 
 async def drain(replica: LocalReplica) -> None:
@@ -123,13 +126,13 @@ def test_what_has_begun_must_not_be_called_away_as_if_it_had_not() -> None:
     """A request that is called away because it has no token, and gets one just then, can go on only where it is."""
 
     async def main() -> None:
-        ticket = Ticket("a", "old", begun=False)
-        ticket.move({"new"})
+        ticket = Ticket("a", "old", 100, begun=False)
+        ticket.move({("new", 100)})
         ticket.begin()
         ticket.check()
-        ticket.move({"new"})
+        ticket.move({("new", 100)})
         ticket.check()
-        ticket.move({"old"})
+        ticket.move({("old", 100)})
         with pytest.raises(MovedError):
             ticket.check()
 
@@ -327,9 +330,130 @@ def test_an_answer_goes_on_only_where_it_ends_as_it_would_have(tmp_path: Path, d
             fits = SamplingParams(temperature=0, max_tokens=127, ignore_eos=True)
             ended = [delta async for delta in replicas.streams.generate(begun, fits, "one")]
             assert ended[-1].outputs[0].finish_reason == "length"
-            with pytest.raises(RequestTooLargeError, match="130 tokens with its prompt, and there is room for 129"):
+            with pytest.raises(
+                RequestTooLargeError, match="may reach 130 tokens with its prompt, and there is room for 129"
+            ):
                 async for _ in replicas.streams.generate(begun, replace(fits, max_tokens=128), "two"):
                     pass
+
+    asyncio.run(main())
+
+
+def test_what_waits_on_a_replica_that_dies_is_not_shortened_by_a_smaller_one(
+    tmp_path: Path, default_tokenizer: Any
+) -> None:
+    """It was accepted for the length of the larger one, and has no token yet; the smaller one joined later."""
+
+    async def main() -> None:
+        large, small = tiny_llm(default_tokenizer, num_blocks=40), tiny_llm(default_tokenizer, num_blocks=8)
+        async with local_replicas(tmp_path, large, wait_seconds=600) as (replicas, (server,)):
+            expected = await answer(replicas, long := replace(SAMPLED, max_tokens=60))
+            loaded = TextInterface(default_tokenizer, "tiny", 640, len(default_tokenizer), frozenset(), None, {})
+            llm = ClusterLLM(loaded, replicas)
+            steps = await server.llm.call(HeldSteps)
+            (stream,) = await llm.submit([PROMPT], long)
+            async with one_more(replicas, small, tmp_path / "small.sock", "small"):
+                assert llm.loaded.max_model_len == 129
+                await server.kill()
+                steps.allow_all()
+                await until(lambda: "0" not in replicas.available)
+                await server.start()
+                assert [token_id async for delta in stream for token_id in delta.outputs[0].token_ids] == expected
+                assert await llm.shutdown()
+                await replicas.remove("small")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_drained_replica_finishes_what_fits_into_no_other_one(
+    tmp_path: Path, default_tokenizer: Any, has_begun: bool
+) -> None:
+    async def main() -> None:
+        large, small = tiny_llm(default_tokenizer, num_blocks=40), tiny_llm(default_tokenizer, num_blocks=8)
+        async with local_replicas(tmp_path, large, wait_seconds=0) as (replicas, (server,)):
+            expected = await answer(replicas)
+            steps = await server.llm.call(HeldSteps)
+            if has_begun:
+                task = await begun_on(replicas, server, steps, "0")
+            else:
+                task = asyncio.ensure_future(answer(replicas))
+                await until(lambda: replicas.streams.num_streams("0") and steps.is_holding)
+            async with one_more(replicas, small, tmp_path / "small.sock", "small"):
+                await drain(server)
+                await until(lambda: replicas.available == ["small"])
+                steps.allow_all()
+                assert await task == expected
+                await replicas.remove("small")
+
+    asyncio.run(main())
+
+
+def test_what_no_replica_has_taken_is_as_long_as_fits_on_the_one_that_comes(
+    tmp_path: Path, default_tokenizer: Any
+) -> None:
+    async def main() -> None:
+        large, small = tiny_llm(default_tokenizer, num_blocks=40), tiny_llm(default_tokenizer, num_blocks=8)
+        async with local_replicas(tmp_path, large, wait_seconds=600) as (replicas, (server,)):
+            loaded = TextInterface(default_tokenizer, "tiny", 640, len(default_tokenizer), frozenset(), None, {})
+            llm = ClusterLLM(loaded, replicas)
+            await server.kill()
+            await until(lambda: not replicas.available)
+            asked = asyncio.ensure_future(llm.submit([PROMPT], replace(SAMPLED, max_tokens=None)))
+            await until(lambda: llm.num_unfinished)
+            async with one_more(replicas, small, tmp_path / "small.sock", "small"):
+                (stream,) = await asked
+                assert len([token_id async for delta in stream for token_id in delta.outputs[0].token_ids]) == 29
+                with pytest.raises(RequestTooLargeError, match="may reach 200 tokens"):
+                    await answer(replicas, replace(SAMPLED, max_tokens=100))
+                assert await llm.shutdown()
+                await replicas.remove("small")
+            await server.start()
+
+    asyncio.run(main())
+
+
+def test_conversations_are_written_by_the_chat_template_of_the_new_generation(
+    tmp_path: Path, default_tokenizer: Any
+) -> None:
+    template = "{% for message in messages %}<{{ message.role }}> {{ message.content }} <tool_call>{% endfor %}"
+    other_tokenizer = copy.copy(default_tokenizer)
+    other_tokenizer.chat_template = template
+    conversation = {"messages": [{"role": "user", "content": "the sea"}]}
+    body = {**conversation, "temperature": 0, "max_tokens": 20, "ignore_eos": True}
+
+    async def main() -> None:
+        async with (
+            local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (old,)),
+            ingress_client(replicas, default_tokenizer) as client,
+            ingress_client(replicas, default_tokenizer, chat_template=default_tokenizer.chat_template) as own,
+        ):
+
+            async def prompt(client: httpx.AsyncClient) -> str:
+                response = await client.post("/tokenize", json=conversation)
+                return str(default_tokenizer.decode(response.json()["tokens"]))
+
+            async def answer() -> Any:
+                response = await client.post("/v1/chat/completions", json=body)
+                assert response.status_code == 200, response.text
+                return response.json()["choices"]
+
+            before, expected = await prompt(client), await answer()
+            assert "<|im_start|>user\nthe sea" in before
+            steps = await old.llm.call(HeldSteps)
+            begun = asyncio.ensure_future(answer())
+            steps.allow(5)
+            await until(lambda: old.llm.stats.num_decoding)
+            new = tiny_llm(other_tokenizer, seed=1)
+            async with one_more(replicas, new, tmp_path / "new.sock", "new"):
+                assert await prompt(client) == "<user> the sea <tool_call>"
+                assert await prompt(own) == before
+                info = await client.get("/tokenizer_info")
+                assert info.json()["chat_template"] == template
+                steps.allow_all()
+                assert await begun == expected
+                await replicas.remove("new")
+            assert await prompt(client) == before
 
     asyncio.run(main())
 

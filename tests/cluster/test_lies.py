@@ -165,6 +165,7 @@ def test_who_is_no_replica_leaves_the_set_as_it_was() -> None:
             ([], b"", "TypeError"),
             ({**true, "identity": []}, held + load, "identity: expected an object"),
             ({**true, "capacity": {}}, held + load, "max_model_len"),
+            ({**true, "chat_template": {"default": 7}}, held + load, "chat_template: expected a text, texts by name"),
             ({**true, "identity": {"block_size": 16}}, held + load, "version: expected"),
             (
                 {**true, "identity": {**true["identity"], "block_size": 0}},

@@ -11,6 +11,7 @@ import pytest
 from support.pretended_replicas import SECRET, line, tokens
 
 from radixkv.cluster import ReplicaStreams
+from radixkv.cluster.losses import Losses
 from radixkv.errors import QueueFullError, ReplicasLostError, RequestCrashesError
 from radixkv.routing import Router
 
@@ -111,3 +112,12 @@ def test_a_replica_that_cannot_be_reached_is_not_asked_again_at_once() -> None:
     streams = ReplicaStreams(router, clients, SECRET)
     assert asyncio.run(tokens(streams)) == [7, 8]
     assert attempts == 1
+
+
+def test_full_replicas_are_asked_ever_less_often_until_one_accepts() -> None:
+    """Each question is the whole request: a lost replica's hundred long ones kept the event loop from all other streams."""
+    losses = Losses("one", 4)
+    losses.note_acceptance()
+    assert [losses.next_pause() for _ in range(5)] == [0.25, 0.5, 1.0, 2.0, 2.0]
+    losses.note_acceptance()
+    assert losses.next_pause() == 0.25

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.held_steps import HeldSteps
+from support.pretended_replicas import GREEDY, Cluster
 from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_llm
 
 from radixkv import AsyncLLM, SamplingParams
@@ -126,5 +127,28 @@ def test_removing_a_replica_moves_its_streams_at_once(default_tokenizer: Any, tm
                 each.allow_all()
             await until(lambda: not servers[int(here)].llm.num_unfinished)
             assert await task == expected
+
+    asyncio.run(main())
+
+
+def test_closing_leaves_a_replica_whose_removal_was_cancelled() -> None:
+    """Nobody waits for the streams that only it can go on with: it was followed for ever, over a connection of its own."""
+
+    async def main() -> None:
+        cluster = Cluster()
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://a")
+        stream = asyncio.ensure_future(anext(replicas.streams.generate(Prompt(PROMPT), GREEDY, "one")))
+        await until(lambda: replicas.streams.num_streams("a"))
+        (member,) = replicas._members.values()
+        removal = asyncio.ensure_future(replicas.remove("a"))
+        await until(lambda: member.leaving)
+        for task in (removal, stream):
+            task.cancel()
+        await asyncio.gather(removal, stream, return_exceptions=True)
+        await replicas.close()
+        assert member.task is not None
+        assert member.task.done()
+        assert all(client.is_closed for client in cluster.made)
 
     asyncio.run(main())

@@ -123,7 +123,13 @@ class Cluster:
                     await asyncio.Event().wait()
                 identity = {**IDENTITY, **self.identities.get(url, {})}
                 capacity = {**CAPACITY, **self.capacities.get(url, {})}
-                description = {"instance": url, "started": 0.0, "identity": identity, "capacity": capacity}
+                description = {
+                    "instance": url,
+                    "started": 0.0,
+                    "identity": identity,
+                    "capacity": capacity,
+                    "chat_template": None,
+                }
                 return httpx.Response(200, json=description)
             if request.url.path == "/events":
                 return httpx.Response(200, stream=Body(events))

@@ -108,10 +108,11 @@ async def local_replicas(
 
 
 @asynccontextmanager
-async def ingress_client(replicas: ReplicaSet, tokenizer: Any, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    ingress = create_ingress(
-        ServerConfig(admin_key="admin", **options), replicas, model_config=ModelConfig(tokenizer=tokenizer)
-    )
+async def ingress_client(
+    replicas: ReplicaSet, tokenizer: Any, *, chat_template: str | None = None, **options: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    model_config = ModelConfig(tokenizer=tokenizer, chat_template=chat_template)
+    ingress = create_ingress(ServerConfig(admin_key="admin", **options), replicas, model_config=model_config)
     transport = httpx.ASGITransport(ingress, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
