@@ -42,9 +42,8 @@ def may_go_on(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def small_server(tiny_model_folder: Path, may_go_on: Path) -> Iterator[ServerProcess]:
-    limits = ("--max-num-seqs", "1", "--max-queue", "1", "--grace-seconds", "1000")
-    options = (str(tiny_model_folder), "--served-model-name", "mine/own", *limits)
+def small_server(may_go_on: Path) -> Iterator[ServerProcess]:
+    options = ("--max-num-seqs", "1", "--max-queue", "1", "--served-model-name", "mine/own", "--grace-seconds", "1000")
     with ServerProcess(*options, prelude=HELD.format(path=str(may_go_on))) as server:
         yield server
 
