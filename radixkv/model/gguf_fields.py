@@ -6,7 +6,6 @@ says nothing, llama.cpp's own rules hold, for which it was made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gguf
@@ -65,12 +64,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "swiglu_clamp_exp": (0,),
 }
 # Every layer of these has the window that their configuration names; of others, those of the type "sliding_attention".
-_WINDOW_EVERYWHERE = {"mistral", "phi3", "starcoder2"}
+_WINDOW_EVERYWHERE = {"phi3", "starcoder2"}
 # Layers of the one size whose queries are scaled by the hidden size a head, which no field says.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 # Full layers have heads, rotations and a width of experts of their own, which transformers' converter knows.
 _NOT_UNIFORM = "gemma4"
 _ENDS = ("eos", "eot", "eom")
+# Control tokens that end turns, which llama.cpp knows by their texts where no field names them.
+_ENDS_OF_TURNS = {"<end_of_turn>", "<|end|>", "<|eom_id|>", "<|eot_id|>", "<|im_end|>"}
 
 
 def apply_fields(fields: Fields, config: Any) -> None:
@@ -166,10 +167,9 @@ def _apply_windows(fields: Fields, config: Any) -> None:
         types = ["full_attention"] * len(types)
     pattern = fields.get("attention.sliding_window_pattern")
     if pattern is not None and window:
-        slides: Callable[[int], bool] = (
-            (lambda layer: (layer + 1) % pattern != 0) if isinstance(pattern, int) else (lambda layer: pattern[layer])
-        )
-        types = ["sliding_attention" if slides(layer) else "full_attention" for layer in range(len(types))]
+        if isinstance(pattern, int):  # the last of so many layers is full
+            pattern = [not pattern or (layer + 1) % pattern != 0 for layer in range(len(types))]
+        types = ["sliding_attention" if slides else "full_attention" for slides in pattern]
     if "sliding_attention" not in types and window and window < (fields.get("context_length") or window):
         raise _unknown(fields, "attention.sliding_window", "its absence, or 0", config)
     if types != ["full_attention"] * len(types) and not hasattr(config, "sliding_window"):
@@ -183,6 +183,11 @@ def _apply_windows(fields: Fields, config: Any) -> None:
 def _apply_ends(fields: Fields, config: Any) -> None:
     """Of models that end answers by another token than texts, both are named, and llama.cpp stops at any."""
     ids = [fields.get_of_file(f"tokenizer.ggml.{name}_token_id") for name in _ENDS]
+    tokens = fields.get_of_file("tokenizer.ggml.tokens") or []
+    kinds = fields.get_of_file("tokenizer.ggml.token_type") or []
+    for token_id, (token, kind) in enumerate(zip(tokens, kinds, strict=False)):
+        if kind == gguf.TokenType.CONTROL and token in _ENDS_OF_TURNS:
+            ids.append(token_id)
     ends = [*dict.fromkeys(token_id for token_id in ids if token_id is not None)]
     if len(ends) > 1:
         known = getattr(config, "eos_token_id", None)

@@ -63,6 +63,12 @@ def _scaling(fields: Fields) -> dict[str, Any]:
     """What the file's fields say, as transformers says it; empty: nothing is scaled."""
     factor = fields.get("rope.scaling.factor") or fields.get("rope.scale_linear") or 1.0
     kind = fields.get("rope.scaling.type") or "linear"  # llama.cpp's default
+    attention_factor = fields.get("rope.scaling.attn_factor") or 1.0
+    if kind != "yarn" and attention_factor != 1:
+        raise UnreadableGgufError(
+            f"{fields.architecture}.rope.scaling.attn_factor: expected its absence, or 1, without YaRN, "
+            f"got {attention_factor:g}"
+        )
     if kind == "none" or (kind == "linear" and factor == 1):
         return {}
     if fields.architecture not in _SCALED_ALIKE.get(kind, ()):

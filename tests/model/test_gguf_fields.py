@@ -138,6 +138,7 @@ def test_queries_of_gemma_27b_are_scaled_by_the_hidden_size_a_head(
             {},
             r"llama\.attention\.sliding_window: expected its absence, or 0, .*got 12",
         ),
+        ({"rope.scaling.attn_factor": 1.5}, {}, r"llama\.rope\.scaling\.attn_factor: .*got 1\.5"),
         ({"attention.causal": False}, {}, r"llama\.attention\.causal: .*got False"),
         ({"attention.scale": 0.5}, {}, r"llama\.attention\.scale: expected 0\.17.*got 0\.5"),
         ({"final_logit_softcapping": 30.0}, {}, r"llama\.final_logit_softcapping: .*got 30"),
@@ -189,7 +190,13 @@ def test_what_changes_nothing_is_not_refused(tmp_path: Path) -> None:
     load_model(tmp_path / "tiny.gguf", ModelConfig(dtype="float32"))
 
 
-def test_answers_end_at_the_end_of_a_turn_as_well_as_of_a_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_blocks", [True, False])
+def test_answers_end_at_the_end_of_a_turn_as_well_as_of_a_text(
+    in_blocks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fields = {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 9}
-    write_model(build("llama", WIDE), tmp_path / "tiny.gguf", "llama", fields=fields)
-    assert load_model(tmp_path / "tiny.gguf", ModelConfig(dtype="float32")).eos_token_ids == {2, 7, 9}
+    path = tmp_path / "tiny.gguf"
+    write_model(build("llama", WIDE), path, "llama", fields=fields, control_tokens={11: "<end_of_turn>", 12: "<think>"})
+    if not in_blocks:
+        refuse_blocks(monkeypatch)
+    assert load_model(path, ModelConfig(dtype="float32")).eos_token_ids == {2, 7, 9, 11}

@@ -38,6 +38,7 @@ def write_model(
     kind_of: Callable[[str], str] = lambda _: "Q8_0",
     fields: Mapping[str, Any] | None = None,
     tensors: Mapping[str, NDArray[np.float32]] | None = None,
+    control_tokens: Mapping[int, str] | None = None,
 ) -> None:
     """Write a model as a GGUF file, as llama.cpp's converter does, with a tokenizer of characters and one merge.
 
@@ -47,6 +48,7 @@ def write_model(
         fields: what the file says besides, by names without the architecture's, or of the tokenizer; of those that it says
             in any case, what it says instead, or None: nothing.
         tensors: that the file has besides.
+        control_tokens: of the vocabulary, by their ids, which are more than 1.
     """
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)
@@ -70,8 +72,11 @@ def write_model(
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     characters = [chr(0x100 + i) for i in range(config.vocab_size - 1)]
+    kinds = [int(gguf.TokenType.NORMAL)] * config.vocab_size
+    for token_id, text in (control_tokens or {}).items():
+        characters[token_id], kinds[token_id] = text, int(gguf.TokenType.CONTROL)
     writer.add_token_list([*characters, characters[0] + characters[1]])
-    writer.add_token_types([int(gguf.TokenType.NORMAL)] * config.vocab_size)
+    writer.add_token_types(kinds)
     writer.add_token_merges([f"{characters[0]} {characters[1]}"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
