@@ -198,7 +198,10 @@ class DeferredWeights:
 
 
 class ProductsOfZeros(TorchFunctionMode):
-    """Within, linear layers without weights do not multiply: torch would first write all the zeros that stand for them."""
+    """Within, layers without weights do not multiply: torch would first write all the zeros that stand for them.
+
+    Those of experts it would refuse to multiply by.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -207,6 +210,8 @@ class ProductsOfZeros(TorchFunctionMode):
             x, weight, bias = args
             zeros = x.new_zeros(*x.shape[:-1], len(weight))
             return zeros if bias is None else zeros + bias
+        if func is torch._grouped_mm and not any(args[1].stride()):
+            return args[0].new_zeros(len(args[0]), args[1].shape[-1])
         return func(*args, **(kwargs or {}))
 
 

@@ -28,13 +28,17 @@ _MAX_EXPANSION = 18
 # In its own blocks, it takes what it takes, and a tokenizer.
 _BLOCKS_EXPANSION = 1.5
 # Counts up when a file becomes another folder: those that were made before are not used any more.
-_CONVERTER = 2
+_CONVERTER = 3
 
 ProgressCallback = Callable[[str], None]
 
 
 class NotInBlocksError(Exception):
     """The weights of a GGUF file are not those of a model's parameters one by one."""
+
+
+class UnreadableGgufError(Exception):
+    """A GGUF file says that its model computes something that the model made of it would not; the message says what."""
 
 
 def converted_folder(gguf: Path, in_blocks: bool = False) -> Path:
@@ -100,6 +104,11 @@ def _ensure(
         try:
             call_with_torch(convert, gguf, folder)
             _write_manifest(folder)
+        except UnreadableGgufError as error:
+            raise ModelLoadError(
+                f"{gguf} would not compute here what it is meant to: {error}; possible instead is the same model in "
+                "transformers' format, as a folder or a hub id"
+            ) from error
         except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
             raise ModelLoadError(f"{gguf} could not be converted: {error}") from error
         try:
@@ -133,15 +142,14 @@ def _convert_in_blocks(gguf: Path, folder: Path) -> None:
 
 def _convert(gguf: Path, folder: Path) -> None:
     import torch
-    from gguf import GGUFReader
     from transformers import AutoTokenizer
 
-    from radixkv.model.gguf_rotation import apply_scaling
+    from radixkv.model.gguf_model import describe
     from radixkv.model.whole_weights import load_whole
 
+    config = describe(gguf).config
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    model: Any = load_whole(str(gguf.parent), torch.float32, gguf_file=gguf.name)
-    apply_scaling(GGUFReader(gguf), model.config)
+    model: Any = load_whole(str(gguf.parent), torch.float32, gguf_file=gguf.name, config=config)
     # The weights are no longer quantized; transformers refuses to save a model with these two set.
     del model.config.quantization_config
     model.hf_quantizer = None

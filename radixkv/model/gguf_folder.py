@@ -15,18 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoTokenizer
-from transformers.modeling_gguf_pytorch_utils import (
-    TENSOR_PROCESSORS,
-    TensorProcessor,
-    get_gguf_hf_weights_map,
-    load_gguf_checkpoint,
-)
+from transformers import AutoTokenizer
 
-from radixkv.errors import ModelLoadError
-from radixkv.model.deferred_weights import build_without_weights
 from radixkv.model.gguf_conversion import BLOCKS_FILE, NotInBlocksError
-from radixkv.model.gguf_rotation import apply_scaling
+from radixkv.model.gguf_model import describe
 
 
 def write_folder(path: Path, folder: Path) -> None:
@@ -37,23 +29,21 @@ def write_folder(path: Path, folder: Path) -> None:
         folder: to be made.
 
     Raises:
-        ModelLoadError: rotary embeddings are scaled in a way that is not read; or there are biases that the model lacks.
+        UnreadableGgufError, UnsupportedModelError: see `radixkv.model.gguf_model.describe`.
         NotInBlocksError: a parameter is in no tensor of the file alone, as with experts, or not in that shape.
         OSError, ValueError, KeyError, RuntimeError, NotImplementedError: the file cannot be read, as transformers says it.
     """
-    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    reader = gguf.GGUFReader(path)
-    apply_scaling(reader, config)
-    model = build_without_weights(config, torch.float32)
-    parsed = load_gguf_checkpoint(str(path))["config"]
-    processor = TENSOR_PROCESSORS.get(_architecture(reader), TensorProcessor)(config=parsed)
-    names = get_gguf_hf_weights_map(model, processor)
+    described = describe(path)
+    model, processor, names = described.model, described.processor, described.names
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    missing = sorted({*_saved_names(model)} - {names.get(tensor.name) for tensor in described.reader.tensors})
+    if missing:
+        raise NotInBlocksError(f"{missing[0]} is not a tensor of its own there")
     tensors: dict[str, torch.Tensor] = {}
     kinds: dict[str, str] = {}
-    for tensor in reader.tensors:
+    for tensor in described.reader.tensors:
         name = names.get(tensor.name)
-        if name not in shapes:
+        if name is None or name not in shapes:
             continue
         order = _row_order(processor, tensor)
         if order is None:
@@ -65,25 +55,12 @@ def write_folder(path: Path, folder: Path) -> None:
             shape = tensor.shape[::-1].tolist()
         if shape != shapes[name]:
             raise NotInBlocksError(f"{tensor.name} has shape {shape}, but {name} {shapes[name]}")
-    missing = sorted({*_saved_names(model)} - {*tensors})
-    if missing:
-        raise NotInBlocksError(f"{missing[0]} is not a tensor of its own there")
-    unread = [tensor for tensor in reader.tensors if tensor.name.endswith(".bias") and tensor.name not in names]
-    for tensor in unread:
-        if gguf.dequantize(tensor.data, tensor.tensor_type).any():
-            kind = type(model).__name__
-            raise ModelLoadError(f"{tensor.name}: expected no such tensor of a {kind}, which has no biases there")
     folder.mkdir()
     save_file(tensors, folder / BLOCKS_FILE, {"kinds": json.dumps(kinds)})
-    config.save_pretrained(folder)
+    described.config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
     AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
-
-
-def _architecture(reader: gguf.GGUFReader) -> str:
-    field = reader.fields["general.architecture"]
-    return str(bytes(field.parts[field.data[0]]), "utf-8")
 
 
 def _row_order(processor: Any, tensor: Any) -> NDArray[np.int64] | None:

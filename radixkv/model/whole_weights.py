@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -18,13 +19,16 @@ from radixkv.errors import ModelLoadError
 _OF_QUANTISED = re.compile(r"weight_scale(_inv|_2)?|scales")
 
 
-def load_whole(folder: str, dtype: torch.dtype, gguf_file: str | None = None) -> transformers.PreTrainedModel:
+def load_whole(
+    folder: str, dtype: torch.dtype, gguf_file: str | None = None, config: Any = None
+) -> transformers.PreTrainedModel:
     """What transformers loads, with all weights in memory.
 
     Args:
         folder: of the model, or a hub id.
         dtype: of the model.
         gguf_file: name of a GGUF file in the folder, to be loaded; None: its checkpoint.
+        config: of the model; None: what its files say.
 
     Raises:
         ModelLoadError: parameters of the model are not in its files, or its weights are quantised and its configuration does
@@ -32,7 +36,7 @@ def load_whole(folder: str, dtype: torch.dtype, gguf_file: str | None = None) ->
         OSError, ValueError, KeyError: as transformers raises them.
     """
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, output_loading_info=True, gguf_file=gguf_file
+        folder, dtype=dtype, output_loading_info=True, gguf_file=gguf_file, config=config
     )
     source = folder if gguf_file is None else str(Path(folder) / gguf_file)
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])

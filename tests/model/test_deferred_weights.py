@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from support.model_zoo import SUPPORTED, build_shallow
+from safetensors.torch import save_file
+from support.model_zoo import SUPPORTED, WIDE, WIDE_EXPERTS, build, build_shallow
 from torch import nn
 
+from radixkv.config import ModelConfig
 from radixkv.model.checkpoint import read_checkpoint
-from radixkv.model.deferred_weights import ProductsOfZeros
+from radixkv.model.deferred_weights import CheckpointFiles, ProductsOfZeros
+from radixkv.model.loader import load_model
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -61,3 +64,13 @@ def test_results_are_those_of_multiplying(bias: torch.Tensor | None) -> None:
         given = zeros(x), weights(x)
     assert torch.equal(given[0], zeros(x))
     assert torch.equal(given[1], weights(x))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_files_with_the_experts_of_a_layer_in_one_tensor_are_read(dtype: str, tmp_path: Path) -> None:
+    """As a GGUF file is converted: torch refuses to multiply by groups of repeated zeros."""
+    original = build("qwen3_moe", WIDE | WIDE_EXPERTS)
+    original.config.save_pretrained(tmp_path)
+    save_file(original.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
+    assert CheckpointFiles(tmp_path).holds(original)
+    load_model(tmp_path, ModelConfig(dtype=dtype))

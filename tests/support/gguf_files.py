@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 
 
 def random_blocks(kind: str, rows: int, weights: int, generator: np.random.Generator) -> torch.Tensor:
@@ -25,43 +27,85 @@ def random_blocks(kind: str, rows: int, weights: int, generator: np.random.Gener
 def write_llama(
     model: transformers.PreTrainedModel, path: Path, kind_of: Callable[[str], str] = lambda _: "Q8_0"
 ) -> None:
-    """Write a Llama as a GGUF file with a tokenizer of characters and one merge.
+    """Write a Llama, see `write_model`."""
+    write_model(model, path, "llama", kind_of)
+
+
+def write_model(
+    model: transformers.PreTrainedModel,
+    path: Path,
+    architecture: str,
+    kind_of: Callable[[str], str] = lambda _: "Q8_0",
+    fields: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, NDArray[np.float32]] | None = None,
+    control_tokens: Mapping[int, str] | None = None,
+) -> None:
+    """Write a model as a GGUF file, as llama.cpp's converter does, with a tokenizer of characters and one merge.
 
     Args:
+        architecture: llama.cpp's name of it.
         kind_of: of a matrix, by its GGUF name, the kind of its blocks. Those that gguf cannot make are random.
+        fields: what the file says besides, by names without the architecture's, or of the tokenizer; of those that it says
+            in any case, what it says instead, or None: nothing.
+        tensors: that the file has besides.
+        control_tokens: of the vocabulary, by their ids, which are more than 1.
     """
     config = model.config
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_vocab_size(config.vocab_size)
+    writer = gguf.GGUFWriter(path, architecture)
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    sizes = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": getattr(config, "head_dim", None),
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
+        "rope.freq_base": rope["rope_theta"],
+        "rope.dimension_count": getattr(config, "head_dim", None),
+        "vocab_size": config.vocab_size,
+        **(fields or {}),
+    }
+    for name, value in sizes.items():
+        _add_field(writer, name if name.startswith("tokenizer.") else f"{architecture}.{name}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     characters = [chr(0x100 + i) for i in range(config.vocab_size - 1)]
+    kinds = [int(gguf.TokenType.NORMAL)] * config.vocab_size
+    for token_id, text in (control_tokens or {}).items():
+        characters[token_id], kinds[token_id] = text, int(gguf.TokenType.CONTROL)
     writer.add_token_list([*characters, characters[0] + characters[1]])
-    writer.add_token_types([int(gguf.TokenType.NORMAL)] * config.vocab_size)
+    writer.add_token_types(kinds)
     writer.add_token_merges([f"{characters[0]} {characters[1]}"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, floats in (tensors or {}).items():
+        writer.add_tensor(name, floats)
+    kind_of_model = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(kind_of_model, config.num_hidden_layers)
     generator = np.random.default_rng(0)
     for hf_name, tensor in model.state_dict().items():
         if hf_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         stem, suffix = hf_name.rsplit(".", 1)
         name, weight = f"{names.get_name(stem)}.{suffix}", tensor.numpy()
-        if weight.ndim == 1:
-            writer.add_tensor(name, weight)
+        if weight.ndim == 3:  # of experts
+            layer = hf_name.split(".")[2]
+            parts = np.split(weight, 2, axis=1) if suffix == "gate_up_proj" else [weight]
+            for part, floats in zip(("gate", "up") if len(parts) == 2 else ("down",), parts, strict=True):
+                writer.add_tensor(f"blk.{layer}.ffn_{part}_exps.weight", floats)
             continue
-        if "attn_q" in name or "attn_k" in name:  # llama.cpp turns neighbouring dimensions
+        if name.endswith("ffn_gate_inp_shexp.weight"):  # of one row
+            weight = weight[0]
+        if weight.ndim == 1:
+            writer.add_tensor(
+                name, weight + (name.endswith("norm.weight") and architecture.startswith(("gemma", "nemotron")))
+            )
+            continue
+        if architecture == "llama" and (
+            "attn_q" in name or "attn_k" in name
+        ):  # llama.cpp turns neighbouring dimensions
             heads = config.num_attention_heads if "attn_q" in name else config.num_key_value_heads
             weight = weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
         kind = gguf.GGMLQuantizationType[kind_of(name)]
@@ -74,3 +118,16 @@ def write_llama(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_field(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(name, value)
+    elif isinstance(value, int):
+        writer.add_uint32(name, value)
+    elif isinstance(value, float):
+        writer.add_float32(name, value)
+    elif isinstance(value, str):
+        writer.add_string(name, value)
+    elif value is not None:
+        writer.add_array(name, value)
