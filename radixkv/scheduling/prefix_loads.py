@@ -14,6 +14,7 @@ any other: if its blocks were evicted, they come back from below.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -47,6 +48,7 @@ class _ActiveLoad:
     tokens: bytes  # of the prefix up to the end of the load
     seconds: float  # that it is expected to take
     begun_at: float
+    done_at: float  # as expected
     gives_up_at: float
     waiting: dict[SequenceGroup, None] = field(default_factory=dict)
 
@@ -57,7 +59,7 @@ class _Wait:
 
     look_up: LookUp | None = None  # None: all of it was cached when the tree had this version
     version: int = -1  # of the tree when nothing was to be loaded
-    gives_up_at: float = 0.0
+    gives_up_at: float = 0.0  # waiting for the look-up, or for another's load
     active: _ActiveLoad | None = None
     num_loads: int = 0  # that were its own
     claim: Claim = field(default_factory=Claim)
@@ -97,7 +99,7 @@ class PrefixLoads:
         self._waits: dict[SequenceGroup, _Wait] = {}
         self._active: list[_ActiveLoad] = []
         self._not_begun: list[_ActiveLoad] = []
-        self._given_up: list[Load] = []  # and not done yet
+        self._ended: list[_ActiveLoad] = []  # that may still be read
         self._not_sent: list[LookUp] = []
         self._stopped = False
         self._claims = LoadClaims()
@@ -148,7 +150,13 @@ class PrefixLoads:
         if wait is None or wait.over:
             return False
         if wait.active is not None:
-            return True
+            if self._clock() <= wait.gives_up_at:
+                return True
+            # Others want more of the load; if none is left, it ends as the next step begins.
+            del wait.active.waiting[group]
+            wait.active = None
+            self._end_waiting(wait)
+            return False
         self._claims.can_be_admitted(wait.claim)
         if wait.version == self._cache.version:
             return False
@@ -161,11 +169,12 @@ class PrefixLoads:
         if spans is None:
             if self._clock() <= wait.gives_up_at:
                 return True
-            if self._unanswered is None:  # said once
-                _log.warning(
-                    "tiers: finding a prefix takes longer than computing it; whenever it does, no other is looked for"
-                )
-            self._unanswered = look_up
+            if not look_up.waits_for_writer:
+                if self._unanswered is None:  # said once
+                    _log.warning(
+                        "tiers: finding a prefix takes longer than computing it; whenever it does, no other is looked for"
+                    )
+                self._unanswered = look_up
             self._end_waiting(wait)
             return False
         num_cached = self._cache.match(group.prompt, group.request.namespace) // self._cache.block_size
@@ -209,7 +218,7 @@ class PrefixLoads:
         self._claims.begin_step()
         now = self._clock()
         for active in list(self._active):
-            if active.load.done.is_set():
+            if active.load.done.is_set() or not active.waiting:
                 self._end(active)
             elif now > active.gives_up_at:
                 for group in active.waiting:
@@ -255,9 +264,10 @@ class PrefixLoads:
         return self._unanswered is not None and not self._unanswered.done.is_set()
 
     def _reader_hangs(self) -> bool:
-        """Whether a load that was given up is still being read: another one would wait behind it."""
-        self._given_up = [load for load in self._given_up if not load.done.is_set()]
-        return bool(self._given_up)
+        """Whether a load of which nobody wants more is read for too long: another one would wait behind it."""
+        now = self._clock()
+        self._ended = [ended for ended in self._ended if not ended.load.done.is_set()]
+        return any(now > ended.gives_up_at and ended.load.in_vain(now) is not None for ended in self._ended)
 
     def _answer(self, look_up: LookUp) -> list[Span] | None:
         """Where the prefix is; None: it is not known yet."""
@@ -272,10 +282,16 @@ class PrefixLoads:
         return _MAX_SECONDS if computing is None else _SLACK_SECONDS + 2 * computing
 
     def _shared_load(self, look_up: LookUp, num_cached: int) -> _ActiveLoad | None:
-        """A load that brings at least a block more of the prefix than is cached."""
+        """A load that brings at least a block more of the prefix than is cached, sooner than computing would."""
+        now = self._clock()
         for active in self._active:
-            same_namespace = active.table.namespace == look_up.namespace
-            if same_namespace and self._num_common(look_up, active) > max(num_cached, active.load.first):
+            if active.table.namespace != look_up.namespace:
+                continue
+            num_common = self._num_common(look_up, active)
+            if num_common <= max(num_cached, active.load.first):
+                continue
+            computing = self._rates.compute_seconds(num_common - num_cached)
+            if computing is None or active.done_at - now <= computing:
                 return active
         return None
 
@@ -298,9 +314,10 @@ class PrefixLoads:
             return False
         shared = self._shared_load(look_up, num_cached)
         if shared is not None:
+            num_common = self._num_common(look_up, shared)
             wait.active = shared
-            num_claimed = self._num_blocks(group) - self._num_common(look_up, shared)
-            self._claims.set(wait.claim, num_claimed, loading=True)
+            wait.gives_up_at = self._clock() + self._allowed_seconds(num_common - num_cached)
+            self._claims.set(wait.claim, self._num_blocks(group) - num_common, loading=True)
             shared.waiting[group] = None
             return True
         if self._reader_hangs():
@@ -346,10 +363,11 @@ class PrefixLoads:
         load = Load(look_up.keys, spans, first, table.block_ids[first:].copy())
         seconds = self._rates.load_seconds(spans) or 0.0
         now, allowed = self._clock(), self._allowed_seconds(stop - first)
-        active = _ActiveLoad(load, table, tokens, seconds, now, now + allowed, {group: None})
+        done_at = now + seconds + sum(active.seconds for active in self._active)
+        active = _ActiveLoad(load, table, tokens, seconds, now, done_at, now + allowed, {group: None})
         self._active.append(active)
         self._not_begun.append(active)
-        wait.active = active
+        wait.active, wait.gives_up_at = active, math.inf  # the load itself is given up
         wait.num_loads += 1
         self._claims.set(wait.claim, self._num_blocks(group) - table.num_blocks, loading=True)
         self.num_loads += 1
@@ -364,15 +382,13 @@ class PrefixLoads:
         return -(-len(group.prompt) // self._cache.block_size)
 
     def _give_up(self, active: _ActiveLoad) -> None:
-        """It takes longer than it is worth. If nothing came of it but that time, loading counts as slow for a while."""
-        load = active.load
+        """It takes longer than it is worth. The time that its next blocks took in vain says how slow their tier is."""
         self.num_given_up += 1
-        # One that others were read before says nothing of its tier, and what was read says itself how slow it was.
-        if load.reading_since is not None and not load.read:
-            self._rates.observe_load(load.spans[0].tier, 0, self._clock() - load.reading_since)
-        if active not in self._not_begun:
-            self._given_up.append(load)
+        in_vain = active.load.in_vain(self._clock())
         self._end(active)
+        if in_vain is not None:
+            tier, seconds = in_vain
+            self._rates.observe_load(tier, 0, seconds)
 
     def _end(self, active: _ActiveLoad) -> None:
         """Publish what is loaded by now and give the rest of the blocks back; those that waited may go on."""
@@ -380,6 +396,8 @@ class PrefixLoads:
         self._active.remove(active)
         if active in self._not_begun:
             self._not_begun.remove(active)
+        elif not load.done.is_set():
+            self._ended.append(active)
         load.cancel()
         self._claims.end_yielding()
         for tier, num_blocks, seconds in load.read:
