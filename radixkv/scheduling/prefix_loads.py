@@ -250,15 +250,16 @@ class PrefixLoads:
 
     def _shared_load(self, look_up: LookUp, num_cached: int) -> ActiveLoad | None:
         """A load that brings at least a block more of the prefix than is cached, sooner than computing would."""
-        now = self._clock()
+        seconds = 0.0
         for active in self._active:
+            seconds += active.seconds_left
             if active.table.namespace != look_up.namespace:
                 continue
             num_common = active.num_common(look_up.tokens)
             if num_common <= max(num_cached, active.load.first):
                 continue
             computing = self._rates.compute_seconds(num_common - num_cached)
-            if computing is None or active.done_at - now <= computing:
+            if computing is None or seconds <= computing:
                 return active
         return None
 
@@ -286,7 +287,7 @@ class PrefixLoads:
         if self._reader_hangs():
             self._end_waiting(wait)
             return False
-        if not self._rates.prefers_loading(spans, sum(active.seconds for active in self._active)):
+        if not self._rates.prefers_loading(spans, sum(active.seconds_left for active in self._active)):
             self.num_not_worth_it += 1
             self._end_waiting(wait)
             return False
@@ -326,8 +327,7 @@ class PrefixLoads:
         load = Load(look_up.keys, spans, first, table.block_ids[first:].copy())
         seconds = self._rates.load_seconds(spans) or 0.0
         now, allowed = self._clock(), self._allowed_seconds(stop - first)
-        done_at = now + seconds + sum(active.seconds for active in self._active)
-        active = ActiveLoad(load, table, tokens, seconds, now, done_at, now + allowed, {group: None})
+        active = ActiveLoad(load, table, tokens, seconds, now, now + allowed, {group: None})
         self._active.append(active)
         self._not_begun.append(active)
         wait.active, wait.gives_up_at = active, math.inf  # the load itself is given up

@@ -33,9 +33,8 @@ class ActiveLoad:
 
     Attributes:
         tokens: of the prefix up to the end of the load, encoded.
-        seconds: that it is expected to take.
+        seconds: that it is expected to take, without the loads before it.
         begun_at: when its blocks were reserved.
-        done_at: when it is expected to be done, loads before it included.
         gives_up_at: when it takes longer than it is worth.
     """
 
@@ -44,9 +43,13 @@ class ActiveLoad:
     tokens: bytes
     seconds: float
     begun_at: float
-    done_at: float
     gives_up_at: float
     waiting: dict[SequenceGroup, None] = field(default_factory=dict)
+
+    @property
+    def seconds_left(self) -> float:
+        """What is left of `seconds` for the blocks that are not loaded yet."""
+        return self.seconds * (1 - self.load.num_loaded / len(self.load.block_ids))
 
     def num_common(self, tokens: bytes) -> int:
         """Blocks that a prefix has in common with this one."""

@@ -416,3 +416,17 @@ def test_what_loading_costs_is_not_forgotten_where_others_are_in_the_way() -> No
     for _ in range(50):
         assert not rates.prefers_loading(spans, 10.0)
     assert rates.load_seconds(spans) == before
+
+
+def test_of_a_load_that_is_nearly_done_only_the_rest_is_in_the_way() -> None:
+    """All that it took counted until its end, and what could have been loaded behind it was computed."""
+    driver = Driver()
+    driver.prefill_rate.observe_step(100, 100, 1.0)
+    driver.loads._rates.observe_load(0, 100, 2.0)
+    driver.add([*STEM[: 50 * SIZE], *unlike(1000, 2)])
+    driver.step()
+    driver.loader.hang_after_first(40)
+    loading = driver.add([*SHORT_STEM, *unlike(2000, 2)])
+    driver.step()  # 0.2 s are left of 1.0 s; loading takes 0.4 s, and computing 0.8 s
+    assert driver.loads.is_waiting(loading)
+    assert driver.loads.num_loads == 2
