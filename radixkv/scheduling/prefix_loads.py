@@ -164,7 +164,7 @@ class PrefixLoads:
         self._claims.end(wait.claim)
         if wait.active is not None:
             wait.active.waiting.pop(group, None)
-            if not wait.active.waiting:
+            if not wait.active.waiting and wait.active.try_cancel():
                 self._end(wait.active)
 
     def send_look_ups(self) -> None:
@@ -185,11 +185,12 @@ class PrefixLoads:
         self._claims.begin_step()
         now = self._clock()
         for active in list(self._active):
-            if active.load.done.is_set() or not active.waiting:
+            if active.load.done.is_set():
                 self._end(active)
+            elif active.is_ending or not active.waiting:
+                if active.try_cancel():
+                    self._end(active)
             elif now > active.gives_up_at:
-                for group in active.waiting:
-                    self._end_waiting(self._waits[group])
                 self._give_up(active)
 
     def wait_for_progress(self, timeout: float) -> None:
@@ -253,7 +254,7 @@ class PrefixLoads:
         seconds = 0.0
         for active in self._active:
             seconds += active.seconds_left
-            if active.table.namespace != look_up.namespace:
+            if active.is_ending or active.table.namespace != look_up.namespace:
                 continue
             num_common = active.num_common(look_up.tokens)
             if num_common <= max(num_cached, active.load.first):
@@ -347,7 +348,11 @@ class PrefixLoads:
     def _give_up(self, active: ActiveLoad) -> None:
         """It takes longer than it is worth. The time that its next blocks took in vain says how slow their tier is."""
         self.num_given_up += 1
+        for group in active.waiting:
+            self._end_waiting(self._waits[group])
         in_vain = active.load.in_vain(self._clock())
+        if not active.try_cancel():
+            return  # what is being written says itself how slow it is
         self._end(active)
         if in_vain is not None:
             tier, seconds = in_vain

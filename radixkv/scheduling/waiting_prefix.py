@@ -36,6 +36,7 @@ class ActiveLoad:
         seconds: that it is expected to take, without the loads before it.
         begun_at: when its blocks were reserved.
         gives_up_at: when it takes longer than it is worth.
+        is_ending: whether it was cancelled, and ends when no chunk of it is being written any more.
     """
 
     load: Load
@@ -45,11 +46,17 @@ class ActiveLoad:
     begun_at: float
     gives_up_at: float
     waiting: dict[SequenceGroup, None] = field(default_factory=dict)
+    is_ending: bool = False
 
     @property
     def seconds_left(self) -> float:
         """What is left of `seconds` for the blocks that are not loaded yet."""
-        return self.seconds * (1 - self.load.num_loaded / len(self.load.block_ids))
+        return 0.0 if self.is_ending else self.seconds * (1 - self.load.num_loaded / len(self.load.block_ids))
+
+    def try_cancel(self) -> bool:
+        """See `Load.try_cancel`."""
+        self.is_ending = True
+        return self.load.try_cancel()
 
     def num_common(self, tokens: bytes) -> int:
         """Blocks that a prefix has in common with this one."""

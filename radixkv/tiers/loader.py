@@ -101,6 +101,14 @@ class Load:
         with self._turn:
             self._ended = True
 
+    def try_cancel(self) -> bool:
+        """Write no chunk more from now on; False: one is being written, and `done` or a later call says when it is."""
+        self._ended = True
+        if not self._turn.acquire(blocking=False):
+            return False
+        self._turn.release()
+        return True
+
     def write(self, rows: PoolRows, chunk: Span, blocks: BlockBytes, began: float, clock: Callable[[], float]) -> bool:
         """Write what was read of a chunk when the chunks before it are written, unless the load has ended.
 
@@ -129,7 +137,8 @@ class Load:
                     self.read.append((chunk.tier, len(blocks), now - max(began, self._tried_at)))
                     self._tried_at = now
             finally:
-                self._ended |= not is_whole
+                if not is_whole:  # else it may have been cancelled meanwhile
+                    self._ended = True
                 self._num_tried = stop
                 self._reading.pop(start, None)
                 self._turn.notify_all()

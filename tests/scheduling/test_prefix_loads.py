@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from radixkv import SamplingParams
 from radixkv.cache import PrefixCache
@@ -57,6 +58,17 @@ class Loader:
         load.begin_chunk(first, 0.0)
         load.begin_chunk(Span(0, first.stop, span.stop), 0.0)
         load.write(rows, first, np.zeros((num_blocks, 1), np.uint8), 0.0, lambda: 0.001)
+
+    def write_first(self, num_blocks: int, write: Callable[..., None]) -> threading.Thread:
+        load = self._begun[0]
+        rows = cast(Any, type("Rows", (), {"write": staticmethod(write)})())
+        (span,) = load.spans
+        first = Span(0, span.start, span.start + num_blocks)
+        load.begin_chunk(first, 0.0)
+        data = np.zeros((num_blocks, 1), np.uint8)
+        thread = threading.Thread(target=load.write, args=(rows, first, data, 0.0, lambda: 0.001), daemon=True)
+        thread.start()
+        return thread
 
     def finish(self) -> None:
         for load in self._begun:
@@ -430,3 +442,34 @@ def test_of_a_load_that_is_nearly_done_only_the_rest_is_in_the_way() -> None:
     driver.step()  # 0.2 s are left of 1.0 s; loading takes 0.4 s, and computing 0.8 s
     assert driver.loads.is_waiting(loading)
     assert driver.loads.num_loads == 2
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_no_step_waits_for_a_chunk_that_is_being_written(aborted: bool) -> None:
+    """Memory that is fresh comes slowly: giving a load up, or aborting its request, waited as long as all of a chunk took."""
+    driver = Driver()
+    group = driver.add([*SHORT_STEM, *unlike(2000, 2)])
+    driver.step()
+    num_reserved = 100 - driver.cache.num_available_blocks
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def write(*args: object) -> None:
+        begun.set()
+        goes_on.wait(20)  # a step that waits for it ends, but too late
+
+    writing = driver.loader.write_first(8, write)
+    assert begun.wait(60)
+    driver.now = 1e3
+    if aborted:
+        driver.scheduler.remove(group)
+    driver.step()
+    assert writing.is_alive()
+    assert driver.cache.num_available_blocks <= 100 - num_reserved
+    goes_on.set()
+    writing.join(60)
+    driver.step()
+    assert driver.num_cached(group) >= 8  # what was being written is kept
+    assert driver.loads.num_given_up == (not aborted)
+    while driver.scheduler.running:
+        driver.step()
+    assert driver.cache.num_available_blocks == 100
