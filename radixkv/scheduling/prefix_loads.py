@@ -14,15 +14,16 @@ any other: if its blocks were evicted, they come back from below.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from radixkv.cache import BlockTable, OutOfBlocks, PrefixCache
-from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
-from radixkv.scheduling.load_claims import Claim, LoadClaims
+from radixkv.cache.tokens import TOKEN_BYTES
+from radixkv.scheduling.load_claims import LoadClaims
 from radixkv.scheduling.request import SequenceGroup
+from radixkv.scheduling.waiting_prefix import ActiveLoad, WaitingPrefix
 from radixkv.tiers.loader import BlockLoader, Load, LookUp
 from radixkv.tiers.rates import Rates
 from radixkv.tiers.stack import Span
@@ -34,34 +35,6 @@ _LOOK_UP_SECONDS = 0.002
 # What a load or a look-up may take where nothing is known of what computing takes; and beyond twice of that, where it is.
 _MAX_SECONDS = 5.0
 _SLACK_SECONDS = 0.05
-# What was loaded may be evicted before its group is admitted; it is loaded again so often.
-_MAX_LOADS = 3
-
-
-@dataclass(eq=False, slots=True)
-class _ActiveLoad:
-    """A load, the table that holds its blocks, and the groups that wait for it."""
-
-    load: Load
-    table: BlockTable
-    tokens: bytes  # of the prefix up to the end of the load
-    seconds: float  # that it is expected to take
-    begun_at: float
-    gives_up_at: float
-    waiting: dict[SequenceGroup, None] = field(default_factory=dict)
-
-
-@dataclass(eq=False, slots=True)
-class _Wait:
-    """What is known of a waiting group's prefix."""
-
-    look_up: LookUp | None = None  # None: all of it was cached when the tree had this version
-    version: int = -1  # of the tree when nothing was to be loaded
-    gives_up_at: float = 0.0
-    active: _ActiveLoad | None = None
-    num_loads: int = 0  # that were its own
-    claim: Claim = field(default_factory=Claim)
-    over: bool = False  # it computes what it lacks
 
 
 class PrefixLoads:
@@ -94,10 +67,10 @@ class PrefixLoads:
         self._clock = clock
         self._on_published = on_published
         self._is_settled = is_settled
-        self._waits: dict[SequenceGroup, _Wait] = {}
-        self._active: list[_ActiveLoad] = []
-        self._not_begun: list[_ActiveLoad] = []
-        self._given_up: list[Load] = []  # and not done yet
+        self._waits: dict[SequenceGroup, WaitingPrefix] = {}
+        self._active: list[ActiveLoad] = []
+        self._not_begun: list[ActiveLoad] = []
+        self._ended: list[ActiveLoad] = []  # that may still be read
         self._not_sent: list[LookUp] = []
         self._stopped = False
         self._claims = LoadClaims()
@@ -117,25 +90,21 @@ class PrefixLoads:
         """Whether a group waits for a look-up, a load, or others' blocks."""
         # One that yields waits for nothing if it is not looked at any more.
         return bool(self._active) or any(
-            self.is_waiting(group) and (not wait.claim.yields or wait.claim.step == self._claims.step)
-            for group, wait in self._waits.items()
+            wait.waits and (not wait.claim.yields or wait.claim.step == self._claims.step)
+            for wait in self._waits.values()
         )
 
     def is_waiting(self, group: SequenceGroup) -> bool:
         """Whether the group waits now; begins nothing."""
         wait = self._waits.get(group)
-        if wait is None or wait.over:
-            return False
-        if wait.claim.yields or wait.active is not None:
-            return True
-        return wait.look_up is not None and wait.look_up.spans is None
+        return wait is not None and wait.waits
 
     def expect(self, group: SequenceGroup) -> None:
         """Begin to look for a group's prefix, so that it is known when the group could be admitted."""
         request = group.request
         if self._stopped or not request.read_cache or request.lacks_prompt_logprobs:
             return
-        wait = self._waits[group] = _Wait()
+        wait = self._waits[group] = WaitingPrefix()
         self._look_up(group, wait)
 
     def should_wait(self, group: SequenceGroup, num_spare_blocks: Callable[[], int]) -> bool:
@@ -145,10 +114,16 @@ class PrefixLoads:
             num_spare_blocks: how many blocks a load may take without taking them from running groups.
         """
         wait = self._waits.get(group)
-        if wait is None or wait.over:
+        if wait is None or wait.computes:
             return False
         if wait.active is not None:
-            return True
+            if self._clock() <= wait.gives_up_at:
+                return True
+            # Others want more of the load; if none is left, it ends as the next step begins.
+            del wait.active.waiting[group]
+            wait.active = None
+            self._end_waiting(wait)
+            return False
         self._claims.can_be_admitted(wait.claim)
         if wait.version == self._cache.version:
             return False
@@ -161,11 +136,12 @@ class PrefixLoads:
         if spans is None:
             if self._clock() <= wait.gives_up_at:
                 return True
-            if self._unanswered is None:  # said once
-                _log.warning(
-                    "tiers: finding a prefix takes longer than computing it; whenever it does, no other is looked for"
-                )
-            self._unanswered = look_up
+            if not look_up.waits_for_writer:
+                if self._unanswered is None:  # said once
+                    _log.warning(
+                        "tiers: finding a prefix takes longer than computing it; whenever it does, no other is looked for"
+                    )
+                self._unanswered = look_up
             self._end_waiting(wait)
             return False
         num_cached = self._cache.match(group.prompt, group.request.namespace) // self._cache.block_size
@@ -188,7 +164,7 @@ class PrefixLoads:
         self._claims.end(wait.claim)
         if wait.active is not None:
             wait.active.waiting.pop(group, None)
-            if not wait.active.waiting:
+            if not wait.active.waiting and wait.active.try_cancel():
                 self._end(wait.active)
 
     def send_look_ups(self) -> None:
@@ -211,9 +187,10 @@ class PrefixLoads:
         for active in list(self._active):
             if active.load.done.is_set():
                 self._end(active)
+            elif active.is_ending or not active.waiting:
+                if active.try_cancel():
+                    self._end(active)
             elif now > active.gives_up_at:
-                for group in active.waiting:
-                    self._end_waiting(self._waits[group])
                 self._give_up(active)
 
     def wait_for_progress(self, timeout: float) -> None:
@@ -231,7 +208,7 @@ class PrefixLoads:
 
     # -- internals -----------------------------------------------------------------------------------------------
 
-    def _look_up(self, group: SequenceGroup, wait: _Wait) -> None:
+    def _look_up(self, group: SequenceGroup, wait: WaitingPrefix) -> None:
         """Begin to look for what is not cached of a group's prompt."""
         if self._finder_hangs():
             self._end_waiting(wait)
@@ -255,9 +232,10 @@ class PrefixLoads:
         return self._unanswered is not None and not self._unanswered.done.is_set()
 
     def _reader_hangs(self) -> bool:
-        """Whether a load that was given up is still being read: another one would wait behind it."""
-        self._given_up = [load for load in self._given_up if not load.done.is_set()]
-        return bool(self._given_up)
+        """Whether a load of which nobody wants more is read for too long: another one would wait behind it."""
+        now = self._clock()
+        self._ended = [ended for ended in self._ended if not ended.load.done.is_set()]
+        return any(now > ended.gives_up_at and ended.load.in_vain(now) is not None for ended in self._ended)
 
     def _answer(self, look_up: LookUp) -> list[Span] | None:
         """Where the prefix is; None: it is not known yet."""
@@ -271,42 +249,46 @@ class PrefixLoads:
         computing = self._rates.compute_seconds(num_blocks)
         return _MAX_SECONDS if computing is None else _SLACK_SECONDS + 2 * computing
 
-    def _shared_load(self, look_up: LookUp, num_cached: int) -> _ActiveLoad | None:
-        """A load that brings at least a block more of the prefix than is cached."""
+    def _shared_load(self, look_up: LookUp, num_cached: int) -> ActiveLoad | None:
+        """A load that brings at least a block more of the prefix than is cached, sooner than computing would."""
+        seconds = 0.0
         for active in self._active:
-            same_namespace = active.table.namespace == look_up.namespace
-            if same_namespace and self._num_common(look_up, active) > max(num_cached, active.load.first):
+            seconds += active.seconds_left
+            if active.is_ending or active.table.namespace != look_up.namespace:
+                continue
+            num_common = active.num_common(look_up.tokens)
+            if num_common <= max(num_cached, active.load.first):
+                continue
+            computing = self._rates.compute_seconds(num_common - num_cached)
+            if computing is None or seconds <= computing:
                 return active
         return None
-
-    def _num_common(self, look_up: LookUp, active: _ActiveLoad) -> int:
-        """Blocks of the prefix that are also in the load's."""
-        return common_tokens(look_up.tokens, 0, active.tokens) // self._cache.block_size
 
     def _load(
         self,
         group: SequenceGroup,
-        wait: _Wait,
+        wait: WaitingPrefix,
         look_up: LookUp,
         spans: list[Span],
         num_cached: int,
         num_spare_blocks: Callable[[], int],
     ) -> bool:
         """Wait for a load that runs, or begin one; False: there is none, and the group computes what it lacks."""
-        if wait.num_loads == _MAX_LOADS:
+        if not wait.may_load:
             self._end_waiting(wait)
             return False
         shared = self._shared_load(look_up, num_cached)
         if shared is not None:
+            num_common = shared.num_common(look_up.tokens)
             wait.active = shared
-            num_claimed = self._num_blocks(group) - self._num_common(look_up, shared)
-            self._claims.set(wait.claim, num_claimed, loading=True)
+            wait.gives_up_at = self._clock() + self._allowed_seconds(num_common - num_cached)
+            self._claims.set(wait.claim, self._num_blocks(group) - num_common, loading=True)
             shared.waiting[group] = None
             return True
         if self._reader_hangs():
             self._end_waiting(wait)
             return False
-        if not self._rates.prefers_loading(spans, sum(active.seconds for active in self._active)):
+        if not self._rates.prefers_loading(spans, sum(active.seconds_left for active in self._active)):
             self.num_not_worth_it += 1
             self._end_waiting(wait)
             return False
@@ -315,7 +297,7 @@ class PrefixLoads:
     def _reserve(
         self,
         group: SequenceGroup,
-        wait: _Wait,
+        wait: WaitingPrefix,
         look_up: LookUp,
         spans: list[Span],
         num_spare_blocks: Callable[[], int],
@@ -346,40 +328,44 @@ class PrefixLoads:
         load = Load(look_up.keys, spans, first, table.block_ids[first:].copy())
         seconds = self._rates.load_seconds(spans) or 0.0
         now, allowed = self._clock(), self._allowed_seconds(stop - first)
-        active = _ActiveLoad(load, table, tokens, seconds, now, now + allowed, {group: None})
+        active = ActiveLoad(load, table, tokens, seconds, now, now + allowed, {group: None})
         self._active.append(active)
         self._not_begun.append(active)
-        wait.active = active
+        wait.active, wait.gives_up_at = active, math.inf  # the load itself is given up
         wait.num_loads += 1
         self._claims.set(wait.claim, self._num_blocks(group) - table.num_blocks, loading=True)
         self.num_loads += 1
         return True
 
-    def _end_waiting(self, wait: _Wait) -> None:
+    def _end_waiting(self, wait: WaitingPrefix) -> None:
         """The group computes what it lacks."""
-        wait.over = True
+        wait.computes = True
         self._claims.end(wait.claim)
 
     def _num_blocks(self, group: SequenceGroup) -> int:
         return -(-len(group.prompt) // self._cache.block_size)
 
-    def _give_up(self, active: _ActiveLoad) -> None:
-        """It takes longer than it is worth. If nothing came of it but that time, loading counts as slow for a while."""
-        load = active.load
+    def _give_up(self, active: ActiveLoad) -> None:
+        """It takes longer than it is worth. The time that its next blocks took in vain says how slow their tier is."""
         self.num_given_up += 1
-        # One that others were read before says nothing of its tier, and what was read says itself how slow it was.
-        if load.reading_since is not None and not load.read:
-            self._rates.observe_load(load.spans[0].tier, 0, self._clock() - load.reading_since)
-        if active not in self._not_begun:
-            self._given_up.append(load)
+        for group in active.waiting:
+            self._end_waiting(self._waits[group])
+        in_vain = active.load.in_vain(self._clock())
+        if not active.try_cancel():
+            return  # what is being written says itself how slow it is
         self._end(active)
+        if in_vain is not None:
+            tier, seconds = in_vain
+            self._rates.observe_load(tier, 0, seconds)
 
-    def _end(self, active: _ActiveLoad) -> None:
+    def _end(self, active: ActiveLoad) -> None:
         """Publish what is loaded by now and give the rest of the blocks back; those that waited may go on."""
         load, cache = active.load, self._cache
         self._active.remove(active)
         if active in self._not_begun:
             self._not_begun.remove(active)
+        elif not load.done.is_set():
+            self._ended.append(active)
         load.cancel()
         self._claims.end_yielding()
         for tier, num_blocks, seconds in load.read:
@@ -397,27 +383,13 @@ class PrefixLoads:
         for group in active.waiting:
             wait = self._waits.get(group)
             if wait is not None:
-                wait.active = None
-                if wait.num_loads and not is_whole:
-                    wait.num_loads = _MAX_LOADS  # the tier does not have what it said
-                if not wait.over:
+                wait.end_load(is_whole)
+                if not wait.computes:
                     self._claims.set(wait.claim, wait.claim.num_blocks + num_freed, loading=False)
                     num_freed = 0
             if group.request.num_cached_tokens is None:
-                self._note_loaded(group, active)
-
-    def _note_loaded(self, group: SequenceGroup, active: _ActiveLoad) -> None:
-        """Say in a new request's metrics what was loaded for it."""
-        size, load, metrics = self._cache.block_size, active.load, group.request.metrics
-        metrics.load_seconds += self._clock() - active.begun_at
-        num_common = common_tokens(_encoded(group, len(group.prompt) - 1), 0, active.tokens) // size
-        num_left = max(0, num_common - load.first)  # of another prompt's load, a part
-        for tier, num_blocks, _ in load.read:
-            used = min(num_blocks, num_left)
-            num_left -= used
-            if used:
-                medium = self._media[tier]
-                metrics.loaded_tokens[medium] = metrics.loaded_tokens.get(medium, 0) + used * size
+                tokens = _encoded(group, len(group.prompt) - 1)
+                active.note_loaded(group.request.metrics, tokens, self._media, self._clock())
 
 
 def _encoded(group: SequenceGroup, num_tokens: int) -> bytes:

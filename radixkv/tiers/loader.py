@@ -36,6 +36,7 @@ class LookUp:
         start: the first block that was asked for.
         keys: of the prefix's blocks; set with ``spans``.
         spans: of the blocks from ``start`` on; None while they are looked for.
+        waits_for_writer: whether nobody looks for them until what is on its way down is written.
         done: is set when they are known.
     """
 
@@ -44,6 +45,7 @@ class LookUp:
     start: int
     keys: list[BlockKey] = field(default_factory=list)
     spans: list[Span] | None = None
+    waits_for_writer: bool = False
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -59,7 +61,6 @@ class Load:
         fence: see `PoolRows.write`.
         num_loaded: blocks that are in the pool.
         read: for each tier that was read: blocks and seconds.
-        reading_since: when the first of it began to be read; None: loads before it are read.
         done: is set when nothing more of it will be written.
     """
 
@@ -70,10 +71,11 @@ class Load:
     fence: object = None
     num_loaded: int = 0
     read: list[tuple[int, int, float]] = field(default_factory=list)
-    reading_since: float | None = None
     done: threading.Event = field(default_factory=threading.Event)
     _ended: bool = False
     _turn: threading.Condition = field(default_factory=threading.Condition)
+    # Of the chunks that are read or wait for their turn, by their first block: the tier, and when reading began.
+    _reading: dict[int, tuple[int, float]] = field(default_factory=dict)
     _num_tried: int = 0  # blocks that were written or are lost
     _tried_at: float = 0.0  # when the last of them was
 
@@ -82,10 +84,30 @@ class Load:
         """Whether it was cancelled, or a block was missing."""
         return self._ended
 
+    def begin_chunk(self, chunk: Span, began: float) -> None:
+        """A chunk begins to be read."""
+        self._reading[chunk.start - self.first] = (chunk.tier, began)
+
+    def in_vain(self, now: float) -> tuple[int, float] | None:
+        """The tier that is read for the next blocks, and for how long it has been; None: loads before this one are read.
+
+        Waits for no chunk that is being written.
+        """
+        reading = self._reading.get(self._num_tried)
+        return None if reading is None else (reading[0], now - max(reading[1], self._tried_at))
+
     def cancel(self) -> None:
         """Write nothing more from now on; waits for a chunk that is being written, which takes no medium."""
         with self._turn:
             self._ended = True
+
+    def try_cancel(self) -> bool:
+        """Write no chunk more from now on; False: one is being written, and `done` or a later call says when it is."""
+        self._ended = True
+        if not self._turn.acquire(blocking=False):
+            return False
+        self._turn.release()
+        return True
 
     def write(self, rows: PoolRows, chunk: Span, blocks: BlockBytes, began: float, clock: Callable[[], float]) -> bool:
         """Write what was read of a chunk when the chunks before it are written, unless the load has ended.
@@ -115,8 +137,10 @@ class Load:
                     self.read.append((chunk.tier, len(blocks), now - max(began, self._tried_at)))
                     self._tried_at = now
             finally:
-                self._ended |= not is_whole
+                if not is_whole:  # else it may have been cancelled meanwhile
+                    self._ended = True
                 self._num_tried = stop
+                self._reading.pop(start, None)
                 self._turn.notify_all()
                 is_last = stop == len(self.block_ids)
                 if is_last:
@@ -192,6 +216,7 @@ class BlockLoader:
     def _find(self, look_up: LookUp, *, wait: bool) -> None:
         """Look for a prefix. What is missing may be on its way down: then, once, look again when it has been written."""
         spans: list[Span] = []
+        look_up.waits_for_writer = False
         try:
             queued = (
                 self._writer.queued() if wait else []
@@ -202,6 +227,7 @@ class BlockLoader:
             # They are written in this order: when the last one is, all are.
             for blocks in reversed(queued) if missing < len(look_up.keys) else []:
                 if any(self._has_some(part, look_up, missing) for part in blocks.parts):
+                    look_up.waits_for_writer = True
                     again = partial(self._find, look_up, wait=False)
                     self._writer.when_written(blocks, partial(self._finder.submit, again))
                     return
@@ -223,8 +249,7 @@ class BlockLoader:
 
     def _read(self, load: Load, chunk: Span, buffer: BlockBytes) -> None:
         began = self._clock()
-        if load.reading_since is None:
-            load.reading_since = began
+        load.begin_chunk(chunk, began)
         buffer = buffer[: chunk.stop - chunk.start]
         found = 0
         try:

@@ -76,6 +76,8 @@ class Rates:
         computing = self.compute_seconds(sum(span.stop - span.start for span in spans))
         if loading is None or computing is None or seconds_before + loading <= computing:
             return True
-        for span in spans:
-            self._tiers[span.tier].forget_some()
+        # Where only others' loads are in the way, what is believed of the tiers is not in doubt.
+        if loading > computing:
+            for span in spans:
+                self._tiers[span.tier].forget_some()
         return False

@@ -101,8 +101,10 @@ def test_a_block_that_is_wanted_again_while_it_is_written_is_found() -> None:
     assert other.done.wait(600)
     assert other.spans == []
     assert wanted.spans is None
+    assert wanted.waits_for_writer
     tier.may_put.set()
     assert wanted.done.wait(600)
+    assert not wanted.waits_for_writer
     assert wanted.spans == [Span(0, 0, 3)]
     assert writer.stop(60)
     assert loader.stop(60)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from radixkv import SamplingParams
 from radixkv.cache import PrefixCache
@@ -46,7 +48,27 @@ class Loader:
         self._begun.append(load)
 
     def read_first(self) -> None:
-        self._begun[0].reading_since = 0.0
+        self._begun[0].begin_chunk(self._begun[0].spans[0], 0.0)
+
+    def hang_after_first(self, num_blocks: int) -> None:
+        load = self._begun[0]
+        rows = cast(Any, type("Rows", (), {"write": lambda *args: None})())
+        (span,) = load.spans
+        first = Span(0, span.start, span.start + num_blocks)
+        load.begin_chunk(first, 0.0)
+        load.begin_chunk(Span(0, first.stop, span.stop), 0.0)
+        load.write(rows, first, np.zeros((num_blocks, 1), np.uint8), 0.0, lambda: 0.001)
+
+    def write_first(self, num_blocks: int, write: Callable[..., None]) -> threading.Thread:
+        load = self._begun[0]
+        rows = cast(Any, type("Rows", (), {"write": staticmethod(write)})())
+        (span,) = load.spans
+        first = Span(0, span.start, span.start + num_blocks)
+        load.begin_chunk(first, 0.0)
+        data = np.zeros((num_blocks, 1), np.uint8)
+        thread = threading.Thread(target=load.write, args=(rows, first, data, 0.0, lambda: 0.001), daemon=True)
+        thread.start()
+        return thread
 
     def finish(self) -> None:
         for load in self._begun:
@@ -215,6 +237,7 @@ def test_nothing_is_loaded_while_a_load_that_was_given_up_is_still_being_read() 
     driver = Driver()
     driver.add([*SHORT_STEM, *unlike(2000, 2)])
     driver.step()
+    driver.loader.read_first()
     driver.now = 1e3
     driver.step()
     assert driver.loads.num_given_up == 1
@@ -292,3 +315,161 @@ def test_a_step_does_not_go_through_all_that_wait_for_each_that_is_looked_at() -
         return count
 
     assert lines_of_a_step(200) < 1.2 * lines_of_a_step(40)
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_load_of_which_it_shares_a_block() -> None:
+    """All of the load was waited for, however little of it was wanted: as long as twice of what the long one computes."""
+    driver = Driver()
+    driver.prefill_rate.observe_step(100, 100, 1.0)
+    driver.add([*STEM, *unlike(1000, 2)])
+    driver.step()
+    short = driver.add([*STEM[:SIZE], *unlike(2000, 2)])
+    driver.step()
+    driver.now = 0.2  # computing the block takes 0.04 s, and the load may take 4.85 s
+    driver.step()
+    assert short in driver.scheduler.running
+    assert driver.loads.num_given_up == 0
+
+
+def test_a_load_that_takes_longer_than_computing_what_is_shared_is_not_waited_for() -> None:
+    driver = Driver()
+    driver.prefill_rate.observe_step(100, 100, 1.0)
+    driver.loads._rates.observe_load(0, 100, 2.0)
+    driver.add([*STEM, *unlike(1000, 2)])
+    driver.step()
+    sharing = [driver.add([*STEM[: num_blocks * SIZE], *unlike(2000, 2)]) for num_blocks in (1, 50)]
+    driver.step()
+    assert list(driver.scheduler.running) == sharing[:1]
+    driver.step()
+    assert driver.loads.is_waiting(sharing[1])
+    assert driver.loads.num_loads == 1
+
+
+def test_a_load_that_is_given_up_before_it_is_read_keeps_no_other_from_being_loaded() -> None:
+    """A short one behind a long one was given up; until the long one was read, all others were computed."""
+    driver = Driver()
+    driver.prefill_rate.observe_step(100, 100, 1.0)
+    driver.add([*STEM[: 40 * SIZE], *unlike(1000, 2)])
+    driver.step()
+    driver.add([*SHORT_STEM[:SIZE], *unlike(2000, 2)])
+    driver.step()
+    driver.now = 0.2
+    driver.step()
+    assert driver.loads.num_given_up == 1
+    driver.add([*SHORT_STEM, *unlike(3000, 2)])
+    driver.step()
+    assert driver.loads.num_loads == 3
+
+
+def test_a_look_up_that_waits_for_what_is_being_written_keeps_no_other_from_being_found() -> None:
+    """Where writing was slow, all prefixes were computed until it was done: the finder was said to hang."""
+    driver = Driver()
+    look_up, queued = driver.loader.look_up, list[LookUp]()
+
+    def waits_for_writer(look_up: LookUp) -> None:
+        look_up.waits_for_writer = True
+        queued.append(look_up)
+
+    driver.loader.look_up = waits_for_writer  # type: ignore[method-assign]
+    slow = driver.add([*STEM, *unlike(1000, 2)])
+    driver.step()
+    driver.loader.look_up = look_up  # type: ignore[method-assign]
+    driver.now = 1e3
+    driver.step()
+    assert slow in driver.scheduler.running
+    driver.add([*SHORT_STEM, *unlike(3000, 2)])
+    driver.step()
+    assert driver.loads.num_loads == 1
+
+
+def test_a_medium_that_hangs_in_the_middle_of_a_load_counts_as_slow() -> None:
+    """Only the blocks that had come quickly counted: each prefix was waited for, given up, and then computed."""
+    driver = Driver()
+    driver.prefill_rate.observe_step(100, 100, 1.0)
+    driver.add([*SHORT_STEM, *unlike(2000, 2)])
+    driver.step()
+    driver.loader.hang_after_first(8)
+    driver.now = 1e3
+    driver.step()
+    assert driver.loads.num_given_up == 1
+    driver.loader.finish()
+    while driver.scheduler.running:
+        driver.step()
+    driver.add([*STEM, *unlike(3000, 2)])
+    driver.step()
+    assert driver.loads.num_loads == 1
+    assert driver.loads.num_not_worth_it == 1
+
+
+def test_a_load_that_hangs_and_whose_request_is_gone_is_waited_for_by_no_other() -> None:
+    driver = Driver()
+    driver.prefill_rate.observe_step(100, 100, 1.0)
+    gone = driver.add([*SHORT_STEM, *unlike(2000, 2)])
+    driver.step()
+    driver.loader.read_first()
+    driver.scheduler.remove(gone)
+    loading = driver.add([*STEM[: 20 * SIZE], *unlike(3000, 2)])
+    driver.step()
+    assert loading in driver.scheduler.waiting  # a chunk is read to its end, which takes a moment
+    driver.now = 1e3
+    computing = driver.add([*SHORT_STEM[: 10 * SIZE], *unlike(4000, 2)])
+    driver.step()
+    assert computing in driver.scheduler.running
+    assert driver.loads.num_loads == 2
+
+
+def test_what_loading_costs_is_not_forgotten_where_others_are_in_the_way() -> None:
+    """Fifty that arrived together behind a long load made a tier seem ten times as fast as it is."""
+    rates = Rates(1, SIZE, prefill_rate := PrefillRate())
+    prefill_rate.observe_step(100, 100, 1.0)
+    rates.observe_load(0, 100, 1.0)
+    spans = [Span(0, 0, 10)]
+    before = rates.load_seconds(spans)
+    for _ in range(50):
+        assert not rates.prefers_loading(spans, 10.0)
+    assert rates.load_seconds(spans) == before
+
+
+def test_of_a_load_that_is_nearly_done_only_the_rest_is_in_the_way() -> None:
+    """All that it took counted until its end, and what could have been loaded behind it was computed."""
+    driver = Driver()
+    driver.prefill_rate.observe_step(100, 100, 1.0)
+    driver.loads._rates.observe_load(0, 100, 2.0)
+    driver.add([*STEM[: 50 * SIZE], *unlike(1000, 2)])
+    driver.step()
+    driver.loader.hang_after_first(40)
+    loading = driver.add([*SHORT_STEM, *unlike(2000, 2)])
+    driver.step()  # 0.2 s are left of 1.0 s; loading takes 0.4 s, and computing 0.8 s
+    assert driver.loads.is_waiting(loading)
+    assert driver.loads.num_loads == 2
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_no_step_waits_for_a_chunk_that_is_being_written(aborted: bool) -> None:
+    """Memory that is fresh comes slowly: giving a load up, or aborting its request, waited as long as all of a chunk took."""
+    driver = Driver()
+    group = driver.add([*SHORT_STEM, *unlike(2000, 2)])
+    driver.step()
+    num_reserved = 100 - driver.cache.num_available_blocks
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def write(*args: object) -> None:
+        begun.set()
+        goes_on.wait(20)  # a step that waits for it ends, but too late
+
+    writing = driver.loader.write_first(8, write)
+    assert begun.wait(60)
+    driver.now = 1e3
+    if aborted:
+        driver.scheduler.remove(group)
+    driver.step()
+    assert writing.is_alive()
+    assert driver.cache.num_available_blocks <= 100 - num_reserved
+    goes_on.set()
+    writing.join(60)
+    driver.step()
+    assert driver.num_cached(group) >= 8  # what was being written is kept
+    assert driver.loads.num_given_up == (not aborted)
+    while driver.scheduler.running:
+        driver.step()
+    assert driver.cache.num_available_blocks == 100

@@ -162,3 +162,33 @@ def test_what_a_host_has_is_read_while_something_is_put() -> None:
     assert out.tolist() == [[7] * 8]
     assert tier.get_many(new, out) == 1
     assert out.tolist() == [[9] * 8]
+
+
+def test_of_a_load_behind_another_nothing_is_read_in_vain() -> None:
+    """Its second chunk had begun, by another thread: what the tier of the load before took counted as its own tier's."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    class Stack:
+        def read(self, span: Span, keys: Sequence[BlockKey], out: NDArray[np.uint8]) -> int:
+            if not span.tier:
+                assert goes_on.wait(600)
+            begun.set()
+            return len(out)
+
+        def mark_used(self, prefix: Sequence[BlockKey]) -> None:
+            pass
+
+    nothing = cast(Any, None)
+    hanging = Load([], [Span(0, 0, 1)], 0, np.arange(1, dtype=np.int32))
+    behind = Load([], [Span(1, 0, 16)], 0, np.arange(16, dtype=np.int32))
+    loader = BlockLoader(
+        cast(TierStack, Stack()), nothing, nothing, Rows(), lambda count, nbytes: np.zeros((count, nbytes), np.uint8)
+    )
+    loader.load(hanging)
+    loader.load(behind)
+    assert begun.wait(60)
+    assert behind.in_vain(0.0) is None
+    goes_on.set()
+    assert behind.done.wait(60)
+    assert behind.in_vain(0.0) is None
+    assert loader.stop(60)

@@ -1,0 +1,129 @@
+"""What is known of a waiting group's prefix below the pool, and the load that it waits for.
+
+::
+
+    looked for ──> found ──> waits for a load ──> loaded ──> admitted
+        │          │   ^            │               │
+        │          v   │            │               └──> found again, if a part was evicted meanwhile
+        │         yields            │
+        v                           v
+    computes what it lacks: finding or loading took too long, or would; or nothing is below
+
+A group that yields leaves the pool's blocks to others (`load_claims`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from radixkv.cache import BlockTable
+from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
+from radixkv.outputs import RequestMetrics
+from radixkv.scheduling.load_claims import Claim
+from radixkv.scheduling.request import SequenceGroup
+from radixkv.tiers.loader import Load, LookUp
+
+# What was loaded may be evicted before its group is admitted; it is loaded again so often.
+_MAX_LOADS = 3
+
+
+@dataclass(eq=False, slots=True)
+class ActiveLoad:
+    """A load, the table that holds its blocks, and the groups that wait for it.
+
+    Attributes:
+        tokens: of the prefix up to the end of the load, encoded.
+        seconds: that it is expected to take, without the loads before it.
+        begun_at: when its blocks were reserved.
+        gives_up_at: when it takes longer than it is worth.
+        is_ending: whether it was cancelled, and ends when no chunk of it is being written any more.
+    """
+
+    load: Load
+    table: BlockTable
+    tokens: bytes
+    seconds: float
+    begun_at: float
+    gives_up_at: float
+    waiting: dict[SequenceGroup, None] = field(default_factory=dict)
+    is_ending: bool = False
+
+    @property
+    def seconds_left(self) -> float:
+        """What is left of `seconds` for the blocks that are not loaded yet."""
+        return 0.0 if self.is_ending else self.seconds * (1 - self.load.num_loaded / len(self.load.block_ids))
+
+    def try_cancel(self) -> bool:
+        """See `Load.try_cancel`."""
+        self.is_ending = True
+        return self.load.try_cancel()
+
+    def num_common(self, tokens: bytes) -> int:
+        """Blocks that a prefix has in common with this one."""
+        return common_tokens(tokens, 0, self.tokens) // self._block_size
+
+    def note_loaded(self, metrics: RequestMetrics, tokens: bytes, media: list[str], now: float) -> None:
+        """Say in a new request's metrics what was loaded for it.
+
+        Args:
+            metrics: of the request.
+            tokens: of its prompt that may be reused, encoded.
+            media: the name of each tier.
+            now: when the load ended.
+        """
+        metrics.load_seconds += now - self.begun_at
+        num_left = max(0, self.num_common(tokens) - self.load.first)  # of another prompt's load, a part
+        for tier, num_blocks, _ in self.load.read:
+            used = min(num_blocks, num_left)
+            num_left -= used
+            if used:
+                medium = media[tier]
+                metrics.loaded_tokens[medium] = metrics.loaded_tokens.get(medium, 0) + used * self._block_size
+
+    @property
+    def _block_size(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES // (self.load.first + len(self.load.block_ids))
+
+
+@dataclass(eq=False, slots=True)
+class WaitingPrefix:
+    """Of one waiting group.
+
+    Attributes:
+        look_up: the last one; None: all of the prefix was cached when the tree had this version.
+        version: of the tree when nothing was to be loaded.
+        gives_up_at: when the group waits no longer for the look-up, or for a load that another one began.
+        active: the load that it waits for.
+        num_loads: that were its own.
+        claim: what it will take of the pool.
+        computes: it computes what it lacks, whatever there is below.
+    """
+
+    look_up: LookUp | None = None
+    version: int = -1
+    gives_up_at: float = 0.0
+    active: ActiveLoad | None = None
+    num_loads: int = 0
+    claim: Claim = field(default_factory=Claim)
+    computes: bool = False
+
+    @property
+    def is_looked_for(self) -> bool:
+        """Whether it is not known yet what is below."""
+        return self.look_up is not None and self.look_up.spans is None
+
+    @property
+    def waits(self) -> bool:
+        """Whether its group should not be admitted now."""
+        return not self.computes and (self.claim.yields or self.active is not None or self.is_looked_for)
+
+    @property
+    def may_load(self) -> bool:
+        """Whether it may begin another load."""
+        return self.num_loads < _MAX_LOADS
+
+    def end_load(self, is_whole: bool) -> None:
+        """The load that it waits for has ended; one that is not whole shows that a tier does not have what it said."""
+        self.active = None
+        if self.num_loads and not is_whole:
+            self.num_loads = _MAX_LOADS
