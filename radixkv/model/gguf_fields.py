@@ -124,7 +124,7 @@ def _apply_heads(fields: Fields, config: Any) -> None:
     head_dim = fields.get("attention.key_length")
     if head_dim is not None and hasattr(config, "head_dim"):
         config.head_dim = head_dim
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim = _head_dim(config)
     if hasattr(config, "query_pre_attn_scalar"):
         of_27b = config.num_hidden_layers == _LAYERS_OF_27B.get(fields.architecture)
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if of_27b else head_dim
@@ -151,8 +151,7 @@ def _apply_rotation(fields: Fields, config: Any) -> None:
             parameters["rope_theta"] = base
         dimensions = fields.get("rope.dimension_count")
         if dimensions is not None and "partial_rotary_factor" in parameters:
-            head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-            parameters["partial_rotary_factor"] = dimensions / head_dim
+            parameters["partial_rotary_factor"] = dimensions / _head_dim(config)
     config.rope_parameters = parameters
 
 
@@ -193,6 +192,10 @@ def _apply_ends(fields: Fields, config: Any) -> None:
         known = getattr(config, "eos_token_id", None)
         known = known if isinstance(known, list) else []
         config.eos_token_id = [*dict.fromkeys([*known, *ends])]
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _unknown(fields: Fields, name: str, expected: str, config: Any) -> UnreadableGgufError:

@@ -249,8 +249,8 @@ class PrefixLoads:
         computing = self._rates.compute_seconds(num_blocks)
         return _MAX_SECONDS if computing is None else _SLACK_SECONDS + 2 * computing
 
-    def _shared_load(self, look_up: LookUp, num_cached: int) -> ActiveLoad | None:
-        """A load that brings at least a block more of the prefix than is cached, sooner than computing would."""
+    def _shared_load(self, look_up: LookUp, num_cached: int) -> tuple[ActiveLoad, int] | None:
+        """A load that brings more of the prefix than is cached, sooner than computing would; and up to which block."""
         seconds = 0.0
         for active in self._active:
             seconds += active.seconds_left
@@ -261,7 +261,7 @@ class PrefixLoads:
                 continue
             computing = self._rates.compute_seconds(num_common - num_cached)
             if computing is None or seconds <= computing:
-                return active
+                return active, num_common
         return None
 
     def _load(
@@ -279,11 +279,11 @@ class PrefixLoads:
             return False
         shared = self._shared_load(look_up, num_cached)
         if shared is not None:
-            num_common = shared.num_common(look_up.tokens)
-            wait.active = shared
+            active, num_common = shared
+            wait.active = active
             wait.gives_up_at = self._clock() + self._allowed_seconds(num_common - num_cached)
             self._claims.set(wait.claim, self._num_blocks(group) - num_common, loading=True)
-            shared.waiting[group] = None
+            active.waiting[group] = None
             return True
         if self._reader_hangs():
             self._end_waiting(wait)
