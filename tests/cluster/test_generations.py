@@ -339,6 +339,10 @@ def test_an_answer_goes_on_only_where_it_ends_as_it_would_have(tmp_path: Path, d
     asyncio.run(main())
 
 
+def tiny_cluster(tokenizer: Any, replicas: ReplicaSet) -> ClusterLLM:
+    return ClusterLLM(TextInterface(tokenizer, "tiny", 640, len(tokenizer), frozenset(), None, {}), replicas)
+
+
 def test_what_waits_on_a_replica_that_dies_is_not_shortened_by_a_smaller_one(
     tmp_path: Path, default_tokenizer: Any
 ) -> None:
@@ -348,8 +352,7 @@ def test_what_waits_on_a_replica_that_dies_is_not_shortened_by_a_smaller_one(
         large, small = tiny_llm(default_tokenizer, num_blocks=40), tiny_llm(default_tokenizer, num_blocks=8)
         async with local_replicas(tmp_path, large, wait_seconds=600) as (replicas, (server,)):
             expected = await answer(replicas, long := replace(SAMPLED, max_tokens=60))
-            loaded = TextInterface(default_tokenizer, "tiny", 640, len(default_tokenizer), frozenset(), None, {})
-            llm = ClusterLLM(loaded, replicas)
+            llm = tiny_cluster(default_tokenizer, replicas)
             steps = await server.llm.call(HeldSteps)
             (stream,) = await llm.submit([PROMPT], long)
             async with one_more(replicas, small, tmp_path / "small.sock", "small"):
@@ -395,8 +398,7 @@ def test_what_no_replica_has_taken_is_as_long_as_fits_on_the_one_that_comes(
     async def main() -> None:
         large, small = tiny_llm(default_tokenizer, num_blocks=40), tiny_llm(default_tokenizer, num_blocks=8)
         async with local_replicas(tmp_path, large, wait_seconds=600) as (replicas, (server,)):
-            loaded = TextInterface(default_tokenizer, "tiny", 640, len(default_tokenizer), frozenset(), None, {})
-            llm = ClusterLLM(loaded, replicas)
+            llm = tiny_cluster(default_tokenizer, replicas)
             await server.kill()
             await until(lambda: not replicas.available)
             asked = asyncio.ensure_future(llm.submit([PROMPT], replace(SAMPLED, max_tokens=None)))

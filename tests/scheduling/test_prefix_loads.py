@@ -84,15 +84,22 @@ class Loader:
 class Driver:
     """Takes steps over a pool of a hundred blocks, without a model."""
 
-    def __init__(self, max_num_seqs: int = 16, shares: dict[str, TenantShare] | None = None) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int = 16,
+        shares: dict[str, TenantShare] | None = None,
+        seconds_per_token: float | None = None,
+    ) -> None:
         self.now = 0.0
         self.cache = PrefixCache(100, SIZE)
         self.loader = Loader()
-        self.prefill_rate = PrefillRate()
+        prefill_rate = PrefillRate()
+        if seconds_per_token is not None:
+            prefill_rate.observe_step(100, 100, 100 * seconds_per_token)
         self.loads = PrefixLoads(
             self.cache,
             self.loader,  # type: ignore[arg-type]
-            Rates(1, SIZE, self.prefill_rate),
+            Rates(1, SIZE, prefill_rate),
             ["tier"],
             lambda: self.now,
             lambda table: None,
@@ -129,6 +136,15 @@ class Driver:
                     self.scheduler.blocks.close(sequence)
                     self.scheduler.remove(chunk.group)
         return len(chunks)
+
+    def finish_running(self) -> None:
+        while self.scheduler.running:
+            self.step()
+
+    def give_up(self) -> None:
+        """Let so much time pass that every load takes too long."""
+        self.now = 1e3
+        self.step()
 
     def num_cached(self, group: SequenceGroup) -> int:
         return self.cache.match(group.prompt, "") // SIZE
@@ -168,8 +184,7 @@ def test_a_load_that_hangs_is_given_up_though_nobody_looks_at_those_that_wait_fo
     driver.step()
     assert other in driver.scheduler.running
     assert driver.cache.num_available_blocks < 40
-    driver.now = 1e3
-    driver.step()
+    driver.give_up()
     assert other in driver.scheduler.running
     assert driver.loads.num_given_up == 1
     assert driver.cache.num_available_blocks > 90
@@ -216,17 +231,14 @@ def test_no_tenant_is_preempted_for_a_group_that_leaves_blocks_to_others() -> No
 
 def test_loads_that_are_given_up_behind_a_slow_one_do_not_count_as_slow() -> None:
     """Each said that its tier took all that time, though others were read meanwhile: nothing was loaded for long after."""
-    driver = Driver()
-    driver.prefill_rate.observe_step(100, 100, 1.0)
+    driver = Driver(seconds_per_token=0.01)
     driver.add([*STEM[: 20 * SIZE], *unlike(1000, 2)])
     driver.add([*SHORT_STEM, *unlike(2000, 2)])
     driver.step()
-    driver.now = 1e3
-    driver.step()
+    driver.give_up()
     assert driver.loads.num_given_up == 2
     driver.loader.finish()
-    while driver.scheduler.running:
-        driver.step()
+    driver.finish_running()
     driver.add([*STEM, *unlike(3000, 2)])
     driver.step()
     assert driver.loads.num_loads == 3
@@ -238,15 +250,13 @@ def test_nothing_is_loaded_while_a_load_that_was_given_up_is_still_being_read() 
     driver.add([*SHORT_STEM, *unlike(2000, 2)])
     driver.step()
     driver.loader.read_first()
-    driver.now = 1e3
-    driver.step()
+    driver.give_up()
     assert driver.loads.num_given_up == 1
     computing = driver.add([*STEM, *unlike(3000, 2)])
     driver.step()
     assert computing in driver.scheduler.running
     assert driver.loads.num_loads == 1
-    while driver.scheduler.running:
-        driver.step()
+    driver.finish_running()
     driver.loader.finish()
     driver.cache.clear()
     driver.add([*SHORT_STEM, *unlike(4000, 2)])
@@ -255,16 +265,13 @@ def test_nothing_is_loaded_while_a_load_that_was_given_up_is_still_being_read() 
 
 
 def test_a_load_of_which_nothing_came_counts_as_slow() -> None:
-    driver = Driver()
-    driver.prefill_rate.observe_step(100, 100, 1.0)
+    driver = Driver(seconds_per_token=0.01)
     driver.add([*SHORT_STEM, *unlike(2000, 2)])
     driver.step()
     driver.loader.read_first()
-    driver.now = 1e3
-    driver.step()
+    driver.give_up()
     driver.loader.finish()
-    while driver.scheduler.running:
-        driver.step()
+    driver.finish_running()
     driver.add([*STEM, *unlike(3000, 2)])
     driver.step()
     assert driver.loads.num_loads == 1
@@ -319,8 +326,7 @@ def test_a_step_does_not_go_through_all_that_wait_for_each_that_is_looked_at() -
 
 def test_a_short_prompt_does_not_wait_for_a_long_load_of_which_it_shares_a_block() -> None:
     """All of the load was waited for, however little of it was wanted: as long as twice of what the long one computes."""
-    driver = Driver()
-    driver.prefill_rate.observe_step(100, 100, 1.0)
+    driver = Driver(seconds_per_token=0.01)
     driver.add([*STEM, *unlike(1000, 2)])
     driver.step()
     short = driver.add([*STEM[:SIZE], *unlike(2000, 2)])
@@ -332,8 +338,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_load_of_which_it_shares_a_block
 
 
 def test_a_load_that_takes_longer_than_computing_what_is_shared_is_not_waited_for() -> None:
-    driver = Driver()
-    driver.prefill_rate.observe_step(100, 100, 1.0)
+    driver = Driver(seconds_per_token=0.01)
     driver.loads._rates.observe_load(0, 100, 2.0)
     driver.add([*STEM, *unlike(1000, 2)])
     driver.step()
@@ -347,8 +352,7 @@ def test_a_load_that_takes_longer_than_computing_what_is_shared_is_not_waited_fo
 
 def test_a_load_that_is_given_up_before_it_is_read_keeps_no_other_from_being_loaded() -> None:
     """A short one behind a long one was given up; until the long one was read, all others were computed."""
-    driver = Driver()
-    driver.prefill_rate.observe_step(100, 100, 1.0)
+    driver = Driver(seconds_per_token=0.01)
     driver.add([*STEM[: 40 * SIZE], *unlike(1000, 2)])
     driver.step()
     driver.add([*SHORT_STEM[:SIZE], *unlike(2000, 2)])
@@ -374,8 +378,7 @@ def test_a_look_up_that_waits_for_what_is_being_written_keeps_no_other_from_bein
     slow = driver.add([*STEM, *unlike(1000, 2)])
     driver.step()
     driver.loader.look_up = look_up  # type: ignore[method-assign]
-    driver.now = 1e3
-    driver.step()
+    driver.give_up()
     assert slow in driver.scheduler.running
     driver.add([*SHORT_STEM, *unlike(3000, 2)])
     driver.step()
@@ -384,17 +387,14 @@ def test_a_look_up_that_waits_for_what_is_being_written_keeps_no_other_from_bein
 
 def test_a_medium_that_hangs_in_the_middle_of_a_load_counts_as_slow() -> None:
     """Only the blocks that had come quickly counted: each prefix was waited for, given up, and then computed."""
-    driver = Driver()
-    driver.prefill_rate.observe_step(100, 100, 1.0)
+    driver = Driver(seconds_per_token=0.01)
     driver.add([*SHORT_STEM, *unlike(2000, 2)])
     driver.step()
     driver.loader.hang_after_first(8)
-    driver.now = 1e3
-    driver.step()
+    driver.give_up()
     assert driver.loads.num_given_up == 1
     driver.loader.finish()
-    while driver.scheduler.running:
-        driver.step()
+    driver.finish_running()
     driver.add([*STEM, *unlike(3000, 2)])
     driver.step()
     assert driver.loads.num_loads == 1
@@ -402,8 +402,7 @@ def test_a_medium_that_hangs_in_the_middle_of_a_load_counts_as_slow() -> None:
 
 
 def test_a_load_that_hangs_and_whose_request_is_gone_is_waited_for_by_no_other() -> None:
-    driver = Driver()
-    driver.prefill_rate.observe_step(100, 100, 1.0)
+    driver = Driver(seconds_per_token=0.01)
     gone = driver.add([*SHORT_STEM, *unlike(2000, 2)])
     driver.step()
     driver.loader.read_first()
@@ -432,8 +431,7 @@ def test_what_loading_costs_is_not_forgotten_where_others_are_in_the_way() -> No
 
 def test_of_a_load_that_is_nearly_done_only_the_rest_is_in_the_way() -> None:
     """All that it took counted until its end, and what could have been loaded behind it was computed."""
-    driver = Driver()
-    driver.prefill_rate.observe_step(100, 100, 1.0)
+    driver = Driver(seconds_per_token=0.01)
     driver.loads._rates.observe_load(0, 100, 2.0)
     driver.add([*STEM[: 50 * SIZE], *unlike(1000, 2)])
     driver.step()
@@ -470,6 +468,5 @@ def test_no_step_waits_for_a_chunk_that_is_being_written(aborted: bool) -> None:
     driver.step()
     assert driver.num_cached(group) >= 8  # what was being written is kept
     assert driver.loads.num_given_up == (not aborted)
-    while driver.scheduler.running:
-        driver.step()
+    driver.finish_running()
     assert driver.cache.num_available_blocks == 100
