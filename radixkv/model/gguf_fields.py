@@ -195,7 +195,8 @@ def _apply_ends(fields: Fields, config: Any) -> None:
 
 
 def _head_dim(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return head_dim
 
 
 def _unknown(fields: Fields, name: str, expected: str, config: Any) -> UnreadableGgufError:
