@@ -149,6 +149,14 @@ def llm(default_llm: LLM) -> Iterator[LLM]:
     assert default_llm.reset_prefix_cache()
 
 
+@pytest.fixture
+def loads_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies in a tier is loaded, though a tiny model computes it as fast, or this machine is slow just now."""
+    from radixkv.tiers.rates import Rates
+
+    monkeypatch.setattr(Rates, "compute_seconds", lambda rates, num_blocks: 1000.0)
+
+
 @pytest.fixture(scope="session")
 def default_tokenizer(default_llm: LLM) -> Any:
     return default_llm.get_tokenizer()

@@ -180,6 +180,7 @@ def test_a_shutdown_waits_for_no_thread_of_the_event_loop() -> None:
     asyncio.run(asyncio.wait_for(main(), HANGING))
 
 
+@pytest.mark.usefixtures("loads_are_worth_it")
 def test_leaving_the_block_writes_what_is_cached(tmp_path: Path) -> None:
     (prompt,) = prompts(1)
 

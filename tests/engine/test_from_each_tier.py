@@ -20,17 +20,17 @@ from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.folder_blobs import FolderBlobs
 from radixkv.tiers.host_tier import HostTier
-from radixkv.tiers.rates import Rates
 from radixkv.tiers.redis_blobs import RedisBlobs
 from radixkv.tiers.shared_tier import SharedTier
 from radixkv.tiers.stats import StoreStats
 from radixkv.tiers.tier import BlockBytes, Tier
 
+pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
+
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """Options of an engine with one tier, which is worth it however slow the machine is now."""
-    monkeypatch.setattr(Rates, "compute_seconds", lambda rates, num_blocks: 1000.0)
+    """Options of an engine with one tier."""
     if request.param == "disk":
         yield {"disk_cache": tmp_path / "disk", "disk_cache_size": "4MiB"}
     elif request.param == "folder":
@@ -104,9 +104,7 @@ class Mirror:
             tier.close()
 
 
-def test_the_default_model_answers_the_same_from_every_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # However slow this machine is now, tiers are worth it.
-    monkeypatch.setattr(Rates, "compute_seconds", lambda rates, num_blocks: 1000.0)
+def test_the_default_model_answers_the_same_from_every_tier(tmp_path: Path) -> None:
     stem = "You are the assistant of a small public library. Answer in one sentence, and name the shelf. " * 6
     prompts = [stem + question for question in ("Where are novels of the sea?", "Is there a map of Lisbon?")]
     mirror = Mirror()

@@ -126,6 +126,7 @@ def test_a_model_is_chosen_for_anew_by_each_llm_that_it_is_given_to(tmp_path: Pa
     assert names[0][1] != names[1][1]  # whose blocks differ
 
 
+@pytest.mark.usefixtures("loads_are_worth_it")
 def test_blocks_on_disk_of_one_choice_are_not_read_by_the_other(tmp_path: Path) -> None:
     for length, num_cached in ((LONGEST_SHORT, 0), (LONGEST_SHORT + 1, 0), (LONGEST_SHORT, 15)):
         with LLM(build_longrope("phi3"), max_model_len=length, disk_cache=tmp_path, **OPTIONS) as llm:

@@ -83,7 +83,7 @@ def test_the_pool_takes_what_memory_is_left() -> None:
     assert total - free < 0.52 * total  # with its graphs, which were counted
 
 
-@pytest.mark.usefixtures("exact_float32")
+@pytest.mark.usefixtures("exact_float32", "loads_are_worth_it")
 def test_blocks_that_went_down_to_the_host_come_up_again_as_they_were() -> None:
     """Read on the engine's stream, written on others while it computes, through pinned memory both ways."""
     options = {"block_size": 16, "num_blocks": 60, "max_num_batched_tokens": 64, "enable_torch_compile": False}

@@ -12,6 +12,8 @@ from support.tiered_llm import PROMPTS, answers, evict_all, make
 
 from radixkv import LLM
 
+pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
+
 TOKENS: list[int] = PROMPTS[0]["prompt_token_ids"]
 # Whole blocks of it; of the block after them, less is cached than a block.
 NUM_WHOLE = 40

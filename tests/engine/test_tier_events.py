@@ -50,6 +50,7 @@ def check_names(event: dict[str, Any]) -> None:
     assert event["extra_keys"] == [[f"{namespace_hash(''):016x}"]] * len(event["block_hashes"])
 
 
+@pytest.mark.usefixtures("loads_are_worth_it")
 def test_a_subscriber_knows_what_each_tier_holds(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/replay"
     tiers = {"host_cache_size": "8KiB", "disk_cache": tmp_path / "store", "disk_cache_size": "4MiB"}

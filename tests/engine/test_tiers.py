@@ -27,6 +27,8 @@ from radixkv.tiers.rates import Rates
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import BlockBytes
 
+pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
+
 
 @pytest.mark.parametrize(
     ("name", "options"),
@@ -59,9 +61,8 @@ def test_several_that_want_one_prefix_load_it_once() -> None:
     assert tier.num_read == 10  # the blocks of the common prefix
 
 
-def test_what_was_loaded_for_another_prompt_counts_as_far_as_it_is_common(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_loaded_for_another_prompt_counts_as_far_as_it_is_common() -> None:
     """All that was loaded for the other one counted, under the medium that it came from."""
-    monkeypatch.setattr(Rates, "compute_seconds", lambda self, num_blocks: 1000.0)
     waiting: list[Any] = []
     near, far = DictTier(lambda: until_both_wait()), DictTier()
     near.medium, far.medium = "near", "far"
@@ -253,7 +254,7 @@ def test_a_load_that_takes_longer_than_it_is_worth_is_given_up() -> None:
     for _ in range(3):
         engine.step()
     assert not engine.scheduler.running
-    now = 1e3
+    now = 1e6
     while not request.finished:
         engine.step()
     assert request.sequences[0].output_token_ids == expected[0]
@@ -268,7 +269,6 @@ def test_what_takes_longer_to_load_than_to_compute_is_computed() -> None:
     expected = answers(llm)
     evict_all(llm)
     tiers = llm.engine.tiers
-    llm.engine.prefill_rate.observe_step(64, 64, 1e-3)
     tiers._rates.observe_load(0, 1, 1e6)
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected

@@ -33,6 +33,7 @@ from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 UNLIKE: list[Any] = [{"prompt_token_ids": [(i * i + 13 * n) % 190 + 3 for i in range(41)]} for n in range(8)]
 
 
+@pytest.mark.usefixtures("loads_are_worth_it")
 @pytest.mark.parametrize("num_blocks", [13, 25, 31])
 def test_what_is_loaded_for_a_waiting_request_is_not_evicted_for_another(num_blocks: int) -> None:
     """As long as loads took blocks that other loads had filled a moment before, half of what was below was computed."""

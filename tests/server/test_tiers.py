@@ -19,6 +19,8 @@ from radixkv.model.tokenizer import load_tokenizer
 from radixkv.server.run import namespaces_secret
 from radixkv.server.tenants import Tenants
 
+pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
+
 PROMPT = "The patient's name is John Smith, and the diagnosis, which is strictly confidential, reads as follows: "
 ADMIN = {"Authorization": "Bearer admin"}
 Ask = Callable[..., Awaitable[tuple[int, dict[str, int] | None]]]

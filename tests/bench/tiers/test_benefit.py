@@ -11,16 +11,14 @@ from support.model_zoo import build_shallow
 
 from radixkv.bench.tiers import benefit
 from radixkv.bench.tiers.benefit import run_tiers
-from radixkv.tiers.rates import Rates
 
 
+@pytest.mark.usefixtures("loads_are_worth_it")  # a tiny model computes about as fast as a tier reads
 def test_every_row_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benefit, "RESTARTS", ((100, 0), (100, 20), (300, 20)))
     monkeypatch.setattr(benefit, "DOCUMENT_TOKENS", 40)
     monkeypatch.setattr(benefit, "UNRELATED_TOKENS", 40)
     monkeypatch.setattr(benefit, "UNRELATED_ANSWER", 4)
-    # A tiny model computes about as fast as a tier reads.
-    monkeypatch.setattr(Rates, "compute_seconds", lambda rates, num_blocks: 1000.0)
     build_shallow("llama").save_pretrained(tmp_path / "model")
     path, plot = tmp_path / "figures.json", tmp_path / "figures.svg"
     run_tiers(Console(quiet=True), str(tmp_path / "model"), 8, 3, 1, str(tmp_path / "shared"), path, plot)
