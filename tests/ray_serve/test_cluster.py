@@ -25,8 +25,6 @@ from radixkv.ray import local
 from radixkv.ray.options import ApplicationOptions
 
 NUM_STREAMS = 8
-# What an update makes of two replicas, and what the next test finds: each deployment starts two processes.
-UPDATED = {"replicas": 2, "max_queue": 100}
 
 
 @pytest.fixture(scope="module")
@@ -214,24 +212,16 @@ def test_streams_survive_a_killed_replica_which_is_replaced(deploy: Callable[...
     assert "libtorch" not in Path(f"/proc/{ingress}/maps").read_text()  # it computes nothing
 
 
-def test_an_update_loses_no_request(deploy: Callable[..., str]) -> None:
-    url = deploy(replicas=2)
-    before = set(engines())
-    texts = asyncio.run(under_load(url, lambda: asyncio.to_thread(deploy, **UPDATED)))
-    assert [len(each) for each in texts] == [1] * NUM_STREAMS
-    asyncio.run(until(lambda: not before & set(engines())))
-
-
 def test_an_update_of_the_weights_loses_no_request_and_mixes_no_answer(deploy: Callable[..., str], other: Path) -> None:
     async def texts(url: str) -> list[str]:
         async with client(url) as http:
             return await asyncio.gather(*(answer(http, number, 20) for number in range(NUM_STREAMS)))
 
     async def main() -> None:
-        url = deploy(**UPDATED)
+        url = deploy(replicas=2)
         old_engines = set(engines())
         old = await texts(url)
-        given = await under_load(url, lambda: asyncio.to_thread(deploy, **UPDATED, model=str(other)))
+        given = await under_load(url, lambda: asyncio.to_thread(deploy, replicas=2, model=str(other)))
         await until(lambda: not old_engines & set(engines()))
         new = await texts(url)
         for number, (one, another) in enumerate(zip(old, new, strict=True)):
@@ -239,6 +229,15 @@ def test_an_update_of_the_weights_loses_no_request_and_mixes_no_answer(deploy: C
             assert {one, another} >= given[number] > set()
 
     asyncio.run(main())
+
+
+@pytest.mark.nightly
+def test_an_update_loses_no_request(deploy: Callable[..., str]) -> None:
+    url = deploy(replicas=2)
+    before = set(engines())
+    texts = asyncio.run(under_load(url, lambda: asyncio.to_thread(deploy, replicas=2, max_queue=100)))
+    assert [len(each) for each in texts] == [1] * NUM_STREAMS
+    asyncio.run(until(lambda: not before & set(engines())))
 
 
 @pytest.mark.nightly

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from support.in_process_server import make_client
+from support.replica_servers import tiny_llm
 
 from radixkv import LLM, AsyncLLM
 from radixkv.prompts import Prompt
@@ -180,13 +181,19 @@ def test_vllms_fields(llm: LLM) -> None:
         ):
             (choice,) = (await post(client, "/v1/completions", {**body, **change}))["choices"]
             assert choice["text"] == text if text else "four" not in choice["text"]
-        long = {"prompt": " word" * 9_000, "truncate_prompt_tokens": -1, "temperature": 0, "ignore_eos": True}
-        usage = (await post(client, "/v1/completions", long))["usage"]
-        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (llm.engine.loaded.max_model_len - 16, 16)
         truncated = await post(client, "/v1/chat/completions", {**CHAT, "max_tokens": 1, "truncate_prompt_tokens": 5})
         assert truncated["usage"]["prompt_tokens"] == 5
 
     run(llm, test)
+
+
+def test_the_longest_prompt_leaves_room_for_the_default_answer(default_tokenizer: Any) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        long = {"prompt": " word" * 500, "truncate_prompt_tokens": -1, "ignore_eos": True}
+        usage = (await post(client, "/v1/completions", long))["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (400 - 16, 16)
+
+    run(tiny_llm(default_tokenizer, max_model_len=400), test)
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def _make_answerable(path: str, body: Any) -> None:
         if isinstance(timeout, (int, float)) and timeout > 0:
             body["timeout"] = 600
         for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
-            if isinstance(body.get(name), int):
+            if isinstance(body.get(name), (int, float)):  # 739.0 is an integer, too
                 body[name] = min(body[name], 2)
         if path == "/v1/chat/completions" and body.get("max_completion_tokens") is None:
             body["max_completion_tokens"] = 2
