@@ -35,7 +35,8 @@ from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.request import SequenceGroup
 from radixkv.tiers.known_blocks import KnownBlocks
 from radixkv.tiers.loader import BlockLoader
-from radixkv.tiers.prefix_keys import PrefixKeys
+from radixkv.tiers.other_stores import OtherStores
+from radixkv.tiers.prefix_keys import PrefixKeys, namespace_group
 from radixkv.tiers.rates import Rates
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.stats import TierTotals
@@ -83,6 +84,7 @@ class OpenTiers:
         num_stored: blocks that they hold from before, as far as is known.
         pins: that a disk remembers, where there is one that is written.
         events: of what they hold; None: none are recorded.
+        other_stores: what else is in the folder of a disk that is written.
     """
 
     tiers: list[Tier] = field(default_factory=list)
@@ -90,6 +92,7 @@ class OpenTiers:
     num_stored: int = 0
     pins: StoredPins | None = None
     events: TierEvents | None = None
+    other_stores: OtherStores | None = None
 
 
 class KVTiers:
@@ -120,6 +123,7 @@ class KVTiers:
     ) -> None:
         block_bytes = pool.block_size * TOKEN_BYTES
         self._pins = opened.pins
+        self._other_stores = opened.other_stores
         self._rows = BlockRows(pool)
         self._keys = PrefixKeys(fingerprint, secret, block_bytes, opened.events)
         self._stack = TierStack(opened.tiers)
@@ -262,6 +266,8 @@ class KVTiers:
         num_lost = self._writer.num_queued
         finished &= self._loader.stop(left())
         finished &= self._stack.close(left() + closing)
+        if self._other_stores is not None:
+            finished &= self._other_stores.stop(left() + closing)
         if not finished:
             _log.warning(
                 "the tiers below the pool were left after %s s; %d blocks were not written, and perhaps those that the "
@@ -271,8 +277,11 @@ class KVTiers:
             )
 
     def _clear(self, namespace: str | None) -> None:
-        if not self._closed:
-            self._stack.clear(None if namespace is None else self._keys.group(namespace))
+        if self._closed:
+            return
+        self._stack.clear(None if namespace is None else self._keys.group(namespace))
+        if namespace is not None and self._other_stores is not None:
+            self._other_stores.clear(namespace_group(namespace))
 
 
 def _pinned_memory(num_blocks: int, block_nbytes: int) -> NDArray[np.uint8]:

@@ -20,6 +20,7 @@ from radixkv.tiers.encryption import read_key
 from radixkv.tiers.folder_blobs import FolderBlobs
 from radixkv.tiers.host_tier import HostTier
 from radixkv.tiers.namespace_secret import find_secret, is_server
+from radixkv.tiers.other_stores import OtherStores
 from radixkv.tiers.record import RecordCodec
 from radixkv.tiers.redis_blobs import RedisBlobs
 from radixkv.tiers.shared_tier import BlobStore, SharedTier
@@ -81,6 +82,10 @@ def open_tiers(
             _open_host_tier(opened, config.host_cache_size, pool.block_nbytes, on_gpu=loaded.device.type == "cuda")
         if config.disk_cache is not None:
             _open_disk_tier(opened, stack, config, Path(config.disk_cache), block_format, key)
+            if not config.disk_cache_read_only:
+                own = RecordCodec(block_format, key).name
+                opened.other_stores = OtherStores(Path(config.disk_cache), own, secret or b"")
+                stack.callback(opened.other_stores.stop, 0.0)
         if config.shared_cache is not None:
             _open_shared_tier(opened, stack, config, config.shared_cache, block_format, key)
         opened.tiers += config.tiers
