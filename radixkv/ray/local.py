@@ -50,7 +50,7 @@ def serve_replicas(options: ApplicationOptions) -> int:
     start_logging()
     if options.placement.ray_address is None:
         options = _for_this_machine(options)
-        _keep_private(os.environ)
+        _set_environment(os.environ)
     # Only here: they import Ray, which takes seconds and reads the environment.
     from ray import serve
 
@@ -138,11 +138,17 @@ def _for_this_machine(options: ApplicationOptions) -> ApplicationOptions:
     )
 
 
-def _keep_private(environment: MutableMapping[str, str]) -> None:
-    """Ray sends no statistics, and takes orders only from who has a token: it listens on all of the machine's addresses."""
+def _set_environment(environment: MutableMapping[str, str]) -> None:
+    """What a local Ray reads when it is imported and started.
+
+    It sends no statistics, and takes orders only from who has a token: it listens on all of the machine's addresses. Its
+    workers are servers, and so get no less of the processor than other programs, unless the user says so: Ray's own default
+    is a niceness of 15.
+    """
     environment["RAY_USAGE_STATS_ENABLED"] = "0"
     environment["RAY_AUTH_MODE"] = "token"
     environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    environment.setdefault("RAY_worker_niceness", "0")
 
 
 @contextmanager

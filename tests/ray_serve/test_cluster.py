@@ -69,9 +69,9 @@ def deploy(model: Path) -> Iterator[Callable[..., str]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with pytest.MonkeyPatch.context() as patch:
-        private: dict[str, str] = {}
-        local._keep_private(private)
-        for name, value in private.items():
+        environment: dict[str, str] = {}
+        local._set_environment(environment)
+        for name, value in environment.items():
             patch.setenv(name, value)
         from ray import serve  # it reads the environment
 
@@ -210,6 +210,7 @@ def test_streams_survive_a_killed_replica_which_is_replaced(deploy: Callable[...
     asyncio.run(main())
     (ingress,) = processes("Ingress")
     assert "libtorch" not in Path(f"/proc/{ingress}/maps").read_text()  # it computes nothing
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in (ingress, *engines())} == {os.nice(0)}
 
 
 def test_an_update_of_the_weights_loses_no_request_and_mixes_no_answer(deploy: Callable[..., str], other: Path) -> None:
