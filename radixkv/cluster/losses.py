@@ -52,6 +52,7 @@ class Losses:
 
     Attributes:
         has_tokens: whether it has any.
+        accepted: whether a replica has ever accepted it.
     """
 
     def __init__(self, request_id: str, max_attempts: int) -> None:
@@ -63,7 +64,7 @@ class Losses:
         self._too_large: RequestTooLargeError | None = None
         self._tried: dict[str, httpx.AsyncClient] = {}
         self._refused: dict[str, httpx.AsyncClient] = {}
-        self._accepted = False
+        self.accepted = False
         self._pause = _FIRST_PAUSE
         self._until: float | None = None
         self._generation: str | None = None
@@ -84,8 +85,8 @@ class Losses:
             self.forget_refusals()
 
     def note_acceptance(self) -> None:
-        """A replica has accepted it: from now on the others may queue it, but not refuse it."""
-        self._accepted, self._until, self._pause = True, None, _FIRST_PAUSE
+        """A replica has accepted it: from now on the others queue it, however many they have."""
+        self.accepted, self._until, self._pause = True, None, _FIRST_PAUSE
 
     def note_loss(self, replica: str, client: httpx.AsyncClient, error: LostError) -> None:
         """A replica lost it.
@@ -153,7 +154,7 @@ class Losses:
             QueueFullError, RequestTooLargeError: that of the last replica, if none has taken it yet.
             ReplicasLostError: it has waited for so long.
         """
-        if not self._accepted:
+        if not self.accepted:
             reason = self._full or self._too_large
             if reason is not None:
                 raise reason

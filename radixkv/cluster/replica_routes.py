@@ -45,6 +45,7 @@ from radixkv.cluster.connection import check_secret
 from radixkv.cluster.describe import describe
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.wire import (
+    decode_accepted,
     decode_pin,
     decode_prompts,
     decode_request,
@@ -144,7 +145,8 @@ class _Replica:
         # At once: the engine takes it between two steps.
         unfinished = self._announcements.unfinished(prompt, sender)
         try:
-            (stream,) = await self._llm.submit([prompt], params, priority=priority, tenant=tenant)
+            accepted = decode_accepted(request.headers)
+            (stream,) = await self._llm.submit([prompt], params, priority=priority, tenant=tenant, accepted=accepted)
         except BaseException:
             unfinished.end()
             raise

@@ -30,7 +30,7 @@ from radixkv.cluster.answer_lines import answer_lines
 from radixkv.cluster.attempt import MovedError, Ticket, Trial
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.received import Received
-from radixkv.cluster.wire import decode_beams, decode_delta, encode_request, encode_sender
+from radixkv.cluster.wire import decode_beams, decode_delta, encode_accepted, encode_request, encode_sender
 from radixkv.engine.resumable import check_resumable
 from radixkv.outputs import BeamSearchOutput, RequestMetrics, RequestOutput
 from radixkv.prompts import Prompt, with_answer_form
@@ -253,7 +253,7 @@ class ReplicaStreams:
             trial = Trial(self._trials.setdefault(client, asyncio.Lock()) if losses.suspected else None)
             try:
                 await trial.begin()
-                async with aclosing(self._lines_of(placement.replica, client, body(), ticket)) as lines:
+                async with aclosing(self._lines_of(placement.replica, client, body(), ticket, losses)) as lines:
                     async for line in lines:
                         if line is None:
                             ticket.accepted = True
@@ -316,7 +316,7 @@ class ReplicaStreams:
                     await self._arrival.wait()
 
     async def _lines_of(
-        self, replica: str, client: httpx.AsyncClient, body: bytes, ticket: Ticket
+        self, replica: str, client: httpx.AsyncClient, body: bytes, ticket: Ticket, losses: Losses
     ) -> AsyncGenerator[dict[str, Any] | None, None]:
         """None when a replica has taken the request, and its lines.
 
@@ -326,7 +326,8 @@ class ReplicaStreams:
             MovedError: the request was called away, or the replica is drained.
             LostError: there is no last line, or that one is not the end.
         """
-        async with aclosing(answer_lines(replica, client, body, self._headers)) as lines:
+        headers = {**self._headers, **encode_accepted()} if losses.accepted else self._headers
+        async with aclosing(answer_lines(replica, client, body, headers)) as lines:
             while True:
                 ticket.check()
                 try:

@@ -36,6 +36,7 @@ from radixkv.tools.grammar import AnswerFrame
 
 # Of a request to a replica: the number, in hexadecimal digits, by which its sender knows it again among those of others.
 SENDER_HEADER = "radixkv-sender"
+ACCEPTED_HEADER = "radixkv-accepted"
 
 # What any replica would answer, by its name; of refused requests, each other `ValueError` and `TypeError`, too.
 _LASTING: Mapping[str, type[Exception]] = MappingProxyType(
@@ -115,6 +116,16 @@ def decode_sender(headers: Mapping[str, str]) -> int:
     if not 0 <= sender < 1 << 64:
         raise ValueError(f"{SENDER_HEADER}: expected a number of 64 bits, got {text!r:.40}")
     return sender
+
+
+def encode_accepted() -> dict[str, str]:
+    """The header that says that another replica had accepted a request."""
+    return {ACCEPTED_HEADER: "1"}
+
+
+def decode_accepted(headers: Mapping[str, str]) -> bool:
+    """Whether another replica had accepted a request."""
+    return ACCEPTED_HEADER in headers
 
 
 def encode_delta(delta: RequestOutput) -> bytes:

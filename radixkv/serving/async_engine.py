@@ -107,6 +107,7 @@ class AsyncEngine:
         *,
         priority: int = 0,
         tenant: str = "",
+        accepted: bool = False,
     ) -> list[RequestStream]:
         """Add requests for all of the prompts or, raising what `generate` raises, for none.
 
@@ -116,6 +117,7 @@ class AsyncEngine:
             request_id: of the first, see below.
             priority: among the tenant's own requests.
             tenant: on whose behalf.
+            accepted: another engine had accepted them: they are not refused because too many are unfinished here.
 
         Returns:
             One stream per prompt, with the request ids ``request_id``, or ``request_id-0`` and so on where there are several.
@@ -126,8 +128,8 @@ class AsyncEngine:
         if not isinstance(request_id, str | None):
             raise TypeError(f"request_id: expected a string, got {request_id!r:.80}")
         self._start()
-        prepared = await self._intake.prepare(prompts, params, priority, tenant)
-        self._intake.refuse_if_full(len(prompts), tenant)
+        prepared = await self._intake.prepare(prompts, params, priority, tenant, accepted=accepted)
+        self._intake.refuse_if_full(len(prompts), tenant, accepted=accepted)
         names = self._intake.names(request_id, len(prompts), unfinished=self._streams)
 
         streams = [RequestStream(name, partial(self._forget, tenant)) for name in names]

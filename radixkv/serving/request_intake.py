@@ -136,7 +136,13 @@ class RequestIntake:
             return await self._run_in(self._tokenizer_thread, tenant, function)
 
     async def prepare(
-        self, prompts: Sequence[Prompt], params: SamplingParams | BeamSearchParams, priority: int, tenant: str
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | BeamSearchParams,
+        priority: int,
+        tenant: str,
+        *,
+        accepted: bool = False,
     ) -> list[PreparedRequest]:
         """Compile the grammars and tokenize the words that the requests need; meanwhile they hold queue slots.
 
@@ -145,6 +151,7 @@ class RequestIntake:
             params: of all of them.
             priority: of all of them.
             tenant: on whose behalf.
+            accepted: see `refuse_if_full`.
 
         Raises:
             RequestTooLargeError: more sequences than one request, or this tenant, may have.
@@ -153,7 +160,7 @@ class RequestIntake:
         """
         self._check_num_seqs(params, tenant)
         params_of_each = [with_answer_form(params, prompt.answer_form) for prompt in prompts]
-        with self._slots_for(len(prompts), tenant):
+        with self._slots_for(len(prompts), tenant, accepted):
             # Mostly one for all.
             for one in {id(each): each for each in params_of_each}.values():
                 if one.structured_outputs is not None:
@@ -169,8 +176,13 @@ class RequestIntake:
             ]
             return [await self._with_replay(each) for each in prepared]
 
-    def refuse_if_full(self, count: int, tenant: str) -> None:
+    def refuse_if_full(self, count: int, tenant: str, *, accepted: bool = False) -> None:
         """Raise unless ``count`` more requests of the tenant may come in now.
+
+        Args:
+            count: of requests.
+            tenant: theirs.
+            accepted: another engine had accepted them, which is not taken back: they come in without a free slot.
 
         Raises:
             QueueFullError: too many are unfinished.
@@ -178,6 +190,8 @@ class RequestIntake:
             ValueError: there will never be so many slots.
         """
         self._refuse_if_stopped()
+        if accepted:
+            return
         if self.max_unfinished is not None and count > self.max_unfinished:
             raise ValueError(f"prompts: expected at most {self.max_unfinished} in one request, got {count}")
         refusal = self._slots.refusal(tenant, count)
@@ -261,9 +275,9 @@ class RequestIntake:
             raise DrainingError("no new requests are taken: the server is finishing what it has")
 
     @contextmanager
-    def _slots_for(self, count: int, tenant: str) -> Iterator[None]:
+    def _slots_for(self, count: int, tenant: str, accepted: bool = False) -> Iterator[None]:
         """Queue slots while requests are prepared: tokenizing counts like generating."""
-        self.refuse_if_full(count, tenant)
+        self.refuse_if_full(count, tenant, accepted=accepted)
         self._slots.take(tenant, count)
         try:
             yield

@@ -13,6 +13,7 @@ from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_l
 
 from radixkv import AsyncLLM, SamplingParams
 from radixkv.cluster import MismatchError, ReplicaSet
+from radixkv.errors import QueueFullError
 from radixkv.prompts import Prompt
 from radixkv.routing import prompt_hashes
 
@@ -127,6 +128,48 @@ def test_removing_a_replica_moves_its_streams_at_once(default_tokenizer: Any, tm
                 each.allow_all()
             await until(lambda: not servers[int(here)].llm.num_unfinished)
             assert await task == expected
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_what_was_accepted_is_queued_by_a_replica_that_is_full(
+    is_killed: bool, default_tokenizer: Any, tmp_path: Path
+) -> None:
+    """It was asked for room until the patience with which one waits for a replica was at its end, and then lost."""
+    params = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
+    prompts = [Prompt([*PROMPT[:40], last]) for last in range(4)]
+
+    async def main() -> None:
+        llms = [tiny_llm(default_tokenizer, max_num_seqs=1) for _ in range(2)]
+        async with local_replicas(tmp_path, *llms) as (replicas, servers):
+            expected = [await answer(replicas, prompt, params) for prompt in prompts]
+            steps = [await server.llm.call(HeldSteps) for server in servers]
+            for server in servers:
+                server.llm._intake.max_unfinished = 2
+
+            def num_unfinished() -> list[int]:
+                """After another step of each: between steps, an engine takes what was sent."""
+                for each in steps:
+                    each.allow(1)
+                return [server.llm.num_unfinished for server in servers]
+
+            running = [asyncio.ensure_future(answer(replicas, prompt, params)) for prompt in prompts]
+            await until(lambda: num_unfinished() == [2, 2])
+            with pytest.raises(QueueFullError, match="2 requests are unfinished, and at most 2 may be"):
+                await answer(replicas, Prompt(PROMPT), params)
+            if is_killed:
+                await servers[0].kill()
+            else:
+                await replicas.remove("0")
+            # After a crash, one at a time is moved, until it has computed a token.
+            moved = 3 if is_killed else 4
+            await until(lambda: num_unfinished()[1] == moved or any(task.done() for task in running))
+            with pytest.raises(QueueFullError, match=r"[34] requests are unfinished, and at most 2 may be"):
+                await answer(replicas, Prompt(PROMPT), params)
+            for each in steps:
+                each.allow_all()
+            assert await asyncio.gather(*running) == expected
 
     asyncio.run(main())
 
