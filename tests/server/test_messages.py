@@ -174,6 +174,7 @@ def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:
                 "messages.0.content.0.content.0: content blocks of type 'image' are not supported, only text",
             ),
             ({"tools": [{"type": "bash_20250124", "name": "bash", "input_schema": {}}]}, "type: not supported"),
+            ({"tools": [{"name": "a b", "input_schema": {"type": "object"}}]}, "tools.0.name: "),
             ({"tool_choice": {"type": "tool"}}, "tool_choice"),
             ({"stop_sequences": [""]}, "stop_sequences"),
             ({"temperature": -1}, "temperature"),
