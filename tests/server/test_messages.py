@@ -168,6 +168,7 @@ def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:
             ({"messages": []}, "messages"),
             ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
             ({"messages": [{"role": "user", "content": []}]}, "at least one with content"),
+            ({"messages": [{"role": "user", "content": "a " * 9000}]}, "prompt is too long: messages: "),
             ({"messages": [QUESTION, {"role": "assistant", "content": ""}]}, "messages: the last message has no text"),
             (
                 {"messages": [{"role": "user", "content": [{**RESULT, "content": [{"type": "image", "source": {}}]}]}]},
