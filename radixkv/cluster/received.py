@@ -25,14 +25,7 @@ class Received:
         return self._outputs if any(output.token_ids or output.finish_reason for output in self._outputs) else []
 
     def add(self, delta: RequestOutput) -> RequestOutput:
-        """Note what is new; returns it as the reader gets it: for the reader, draining a replica ends nothing.
-
-        Raises:
-            ValueError: it is of no such sample, or has no tokens or text; nothing of it is noted.
-        """
-        for part in delta.outputs:
-            if not self._is_of_a_sample(part):
-                raise ValueError(f"expected tokens of samples 0 to {len(self._outputs) - 1}, got {part!r:.100}")
+        """Note what is new; returns it as the reader gets it: for the reader, draining a replica ends nothing."""
         parts = []
         for part in delta.outputs:
             if part.finish_reason == "abort":
@@ -52,14 +45,4 @@ class Received:
             finished=finished,
             num_cached_tokens=self._num_cached_tokens or 0,
             prompt_logprobs=self._prompt_logprobs,
-        )
-
-    def _is_of_a_sample(self, part: CompletionOutput) -> bool:
-        """Whether what came as JSON is of the declared types: another replica is to go on with it."""
-        return (
-            type(part.index) is int
-            and 0 <= part.index < len(self._outputs)
-            and isinstance(part.text, str)
-            and isinstance(part.token_ids, list)
-            and all(type(token_id) is int and token_id >= 0 for token_id in part.token_ids)
         )

@@ -365,6 +365,7 @@ class ReplicaSet:
                 self.secret,
                 generations=self.generations.names,
                 rooms=self.generations.rooms,
+                vocab_size=description.identity["vocab_size"],
                 max_attempts=self._max_attempts,
                 wait_seconds=self._wait_seconds,
             )

@@ -26,6 +26,8 @@ from typing import Any, TypeVar
 
 import httpx
 
+from radixkv.cache.tokens import MAX_TOKEN_ID
+from radixkv.cluster.answer_checks import AnswerChecks
 from radixkv.cluster.answer_lines import answer_lines
 from radixkv.cluster.attempt import MovedError, Ticket, Trial
 from radixkv.cluster.losses import Losses, LostError, RefusedError
@@ -70,6 +72,7 @@ class ReplicaStreams:
         secret: the replicas'.
         generations: the generation of each replica, by its name; like ``clients``, it may change. By default there is one.
         rooms: tokens of a sequence for which a replica has room, by its name, likewise. By default any number.
+        vocab_size: of all replicas: answers are of token ids below it. By default any.
         max_attempts: replicas that may lose a request before its next token.
         wait_seconds: for a replica to come, where there is none; see `replica_is_up`.
 
@@ -88,6 +91,7 @@ class ReplicaStreams:
         *,
         generations: Mapping[str, str] = MappingProxyType({}),
         rooms: Mapping[str, float] = MappingProxyType({}),
+        vocab_size: int = MAX_TOKEN_ID + 1,
         max_attempts: int = 4,
         wait_seconds: float = 0.0,
     ) -> None:
@@ -97,6 +101,7 @@ class ReplicaStreams:
         self._clients = clients
         self._generations = generations
         self._rooms = rooms
+        self._vocab_size = vocab_size
         self._seeds = random.SystemRandom()
         self.sender = self._seeds.getrandbits(64)
         self._headers = {"Authorization": f"Bearer {secret}", **encode_sender(self.sender)}
@@ -143,12 +148,13 @@ class ReplicaStreams:
         metrics = RequestMetrics(arrival_time=time.monotonic())
         known = RequestOutput(request_id, prompt.text, list(prompt.token_ids), None, [], False, 0, metrics)
         received = Received(params.n, prompt.resume)
+        checks = AnswerChecks(known.prompt_token_ids, params, self._vocab_size)
 
         def body() -> bytes:
             return encode_request(replace(prompt, resume=received.outputs), params, priority, tenant)
 
         def read(line: Mapping[str, Any]) -> RequestOutput:
-            return received.add(decode_delta(line, known))
+            return received.add(checks.checked(decode_delta(line, known)))
 
         async with aclosing(self._pieces(request_id, prompt, params, body, read, on_accepted)) as deltas:
             async for delta in deltas:
@@ -188,9 +194,10 @@ class ReplicaStreams:
         params = with_answer_form(params, prompt.answer_form)
         metrics = RequestMetrics(arrival_time=time.monotonic())
         body = encode_request(prompt, params, priority, tenant)
+        checks = AnswerChecks(list(prompt.token_ids), params, self._vocab_size)
 
         def read(line: Mapping[str, Any]) -> BeamSearchOutput:
-            return decode_beams(line, metrics)
+            return checks.checked_beams(decode_beams(line, metrics))
 
         async with aclosing(self._pieces(request_id, prompt, params, lambda: body, read, on_accepted)) as results:
             async for result in results:

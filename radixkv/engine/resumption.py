@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from radixkv.cache.arguments import is_number
 from radixkv.engine.completion import append_token, prepare_sampling
 from radixkv.engine.resumable import check_resumable
 from radixkv.outputs import CompletionOutput
@@ -54,8 +55,15 @@ def _validate(output: CompletionOutput, request: Request, params: SamplingParams
             )
     if len(output.token_ids) > request.max_new_tokens:
         raise ValueError(f"{name}: expected at most {request.max_new_tokens} tokens, got {len(output.token_ids)}")
-    if params.logprobs is not None and output.token_ids and output.cumulative_logprob is None:
+    total = output.cumulative_logprob
+    if params.logprobs is not None and output.token_ids and total is None:
         raise ValueError(f"{name}: expected its cumulative_logprob, since logprobs are asked for")
+    if total is not None and not is_number(total):
+        raise ValueError(f"{name}: expected a number as cumulative_logprob, got {total!r:.80}")
+    if output.finish_reason not in (None, "stop", "length", "abort"):
+        raise ValueError(
+            f"{name}: expected stop, length, abort or None as finish_reason, got {output.finish_reason!r:.80}"
+        )
 
 
 def _resume(request: Request, output: CompletionOutput, tokenizer: Any) -> TokenSequence:

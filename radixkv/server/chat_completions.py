@@ -196,7 +196,7 @@ class _ChatResponseWriter:
         logprobs, count = events.prompt_logprobs, self._body.prompt_logprobs
         if logprobs is None or count is None:
             return None
-        return await self._encoder.run(len(logprobs) * (1 + count), partial(encode_prompt_logprobs, logprobs))
+        return await self._encoder.run(len(logprobs) * (1 + count), partial(encode_prompt_logprobs, logprobs, count))
 
     async def _logprobs(self, output: CompletionOutput) -> ChatLogprobs | None:
         if output.logprobs is None:

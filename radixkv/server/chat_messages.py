@@ -9,6 +9,7 @@ from pydantic import Field
 from radixkv.prompts import Message, as_template_message
 from radixkv.server.strict import StrictModel
 from radixkv.server.tool_protocol import EarlierToolCall
+from radixkv.server.unions import one_of_types
 
 # So that refusing a request takes little time; the model's length bounds what is accepted.
 _MAX_MESSAGES = 4096
@@ -29,6 +30,9 @@ class TextPart(StrictModel):
     cache_control: CacheControl | None = None
 
 
+ContentPart = Annotated[TextPart, one_of_types("parts", ("text",))]
+
+
 class ChatMessage(StrictModel):
     """One message of a conversation.
 
@@ -41,7 +45,7 @@ class ChatMessage(StrictModel):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Message, Prompt, as_chat_prompts, encode
-from radixkv.server.chat_messages import Messages, TextPart
+from radixkv.server.chat_messages import ContentPart, Messages
 from radixkv.server.not_supported import NotSupportedInChat
 from radixkv.server.protocol import MAX_LOGPROBS, GenerationRequest
 from radixkv.server.strict import StrictModel
@@ -24,7 +24,7 @@ class Prediction(StrictModel):
     """What the client expects of the answer: a draft, where the server has drafts, and no more than that."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | list[ContentPart]
 
     @property
     def text(self) -> str:

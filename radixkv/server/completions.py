@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -13,7 +14,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field, SerializeAsAny
 
 from radixkv.model.text_interface import TextInterface
-from radixkv.outputs import Logprob
+from radixkv.outputs import CompletionOutput, Logprob
 from radixkv.prompts import Prompt, PromptInput, as_prompts
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.cache_insight import CacheExplanation
@@ -178,15 +179,15 @@ class _CompletionResponseWriter:
             yield Completion(**self._head, choices=[], usage=self._usage(generation))
 
     async def _choice(self, delta: ChoiceDelta, generation: Generation) -> CompletionChoice:
-        output, echo = delta.output, bool(self._body.echo) and delta.choice not in self._lengths
-        text = "" if self._score_only else output.text
+        echo = bool(self._body.echo) and delta.choice not in self._lengths
+        output = _without_tokens(delta.output) if self._score_only else delta.output
+        text = output.text
         entries: list[tuple[int, dict[int, Logprob] | None]] = []
         prompt = self._prompts[delta.prompt]
         if echo:
             text = await self._prompt_text(delta.prompt) + text
             entries += zip(prompt.token_ids, generation.prompt_logprobs[delta.prompt] or [], strict=False)
-        if not self._score_only:
-            entries += zip(output.token_ids, output.logprobs or [], strict=False)
+        entries += zip(output.token_ids, output.logprobs or [], strict=False)
         is_first = delta.choice not in self._lengths
         length = self._lengths.setdefault(delta.choice, TextLength())
         logprobs = None
@@ -210,7 +211,9 @@ class _CompletionResponseWriter:
         if logprobs is None or self._body.prompt_logprobs is None:
             return None
         num_entries = len(logprobs) * (1 + self._body.prompt_logprobs)
-        return await self._encoder.run(num_entries, partial(encode_prompt_logprobs, logprobs))
+        return await self._encoder.run(
+            num_entries, partial(encode_prompt_logprobs, logprobs, self._body.prompt_logprobs)
+        )
 
     def _usage(self, generation: Generation) -> Usage:
         usage = generation.usage
@@ -231,6 +234,12 @@ class _CompletionResponseWriter:
 
             self._prompt_texts[index] = await self._llm.run_tokenizer(decode, tenant=self._tenant, num_prompts=0)
         return self._prompt_texts[index]
+
+
+def _without_tokens(output: CompletionOutput) -> CompletionOutput:
+    """An answer of a token that was not asked for as one of none: it ended because it may have no more."""
+    reason = None if output.finish_reason is None else "length"
+    return replace(output, text="", token_ids=[], logprobs=None, finish_reason=reason, stop_reason=None)
 
 
 def _sent_prompts(body: CompletionRequest) -> list[str] | list[list[int]]:

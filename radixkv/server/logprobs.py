@@ -82,7 +82,7 @@ class TextLength:
 def encode_completion_logprobs(
     entries: Iterable[tuple[int, dict[int, Logprob] | None]], num_top: int, length: TextLength, texts: TokenTexts
 ) -> EncodedCompletionLogprobs:
-    """Log-probabilities of tokens.
+    """Log-probabilities of tokens, each with the ``num_top`` likeliest and the chosen one.
 
     Args:
         length: of the text before them; their own is added.
@@ -96,8 +96,9 @@ def encode_completion_logprobs(
             likeliest.append("null")
         else:
             chosen.append(_number(logprobs[token_id].logprob))
-            # Several tokens can have the same text.
-            top = {texts.quoted(top_id): _number(top.logprob) for top_id, top in _likeliest(logprobs, num_top)}
+            # Several tokens can have the same text. The chosen one is always among them, as with OpenAI.
+            shown = dict(_likeliest(logprobs, num_top)) | {token_id: logprobs[token_id]}
+            top = {texts.quoted(top_id): _number(top.logprob) for top_id, top in shown.items()}
             likeliest.append(f"{{{','.join([f'{text}:{logprob}' for text, logprob in top.items()])}}}")
         length.add(bytes(texts.bytes_of(token_id)))
     encoded = (
@@ -111,17 +112,19 @@ class EncodedPromptLogprobs(EncodedPart):
     """vLLM's form: for each token, by token id, log-probability, rank and text; null for the first."""
 
 
-def encode_prompt_logprobs(logprobs: PromptLogprobs) -> EncodedPromptLogprobs:
-    """Log-probabilities of a prompt's tokens."""
-    tokens = ["null" if entries is None else _prompt_entries(entries) for entries in logprobs]
+def encode_prompt_logprobs(logprobs: PromptLogprobs, num_top: int) -> EncodedPromptLogprobs:
+    """Log-probabilities of a prompt's tokens, each with the ``num_top`` likeliest, where ``logprobs`` may have more."""
+    tokens = ["null" if entries is None else _prompt_entries(entries, num_top) for entries in logprobs]
     return EncodedPromptLogprobs.of(f"[{','.join(tokens)}]".encode())
 
 
-def _prompt_entries(entries: dict[int, Logprob]) -> str:
+def _prompt_entries(entries: dict[int, Logprob], num_top: int) -> str:
+    own = next(iter(entries))
     encoded = [
         f'"{token_id}":{{"logprob":{_number(entry.logprob)},"rank":{entry.rank},'
         f'"decoded_token":{json.dumps(entry.decoded_token)}}}'
         for token_id, entry in entries.items()
+        if token_id == own or entry.rank <= num_top
     ]
     return f"{{{','.join(encoded)}}}"
 

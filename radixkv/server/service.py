@@ -81,7 +81,7 @@ class Service:
         if name not in (None, *self.model_names):
             raise ApiError(
                 HTTPStatus.NOT_FOUND,
-                f"model: {name!r} is not served here, {self.model_name!r} is",
+                f"model: {name!r:.80} is not served here, {self.model_name!r} is",
                 param="model",
                 code="model_not_found",
             )

@@ -25,17 +25,18 @@ _MAX_TOKENS = 1 << 20
 
 
 class TokenizeRequest(StrictModel):
-    """Either ``prompt`` or ``messages``; the options that follow a field apply to it."""
+    """Either ``prompt`` or ``messages``, and options, which mean what they mean in completions; null selects the default."""
 
     model: str | None = None
     prompt: str | None = None
-    add_special_tokens: bool = True
     messages: Messages | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    # By default to a prompt, and not to what the chat template wrote.
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: ToolDefinitions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool = False
+    return_token_strs: bool | None = None
 
 
 class TokenizeResponse(BaseModel):
@@ -131,17 +132,17 @@ def _encode(
     if (body.prompt is None) == (body.messages is None):
         raise ValueError("prompt: expected either prompt or messages")
     if body.prompt is not None:
-        return encode("prompt", body.prompt, loaded, add_special_tokens=body.add_special_tokens)
+        return encode("prompt", body.prompt, loaded, add_special_tokens=body.add_special_tokens is not False)
     (conversation,) = as_conversations(messages)
     text = render_chat(
         conversation,
         loaded,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=body.continue_final_message is True,
         tools=tools,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    return encode_rendered(text, loaded)
+    return encode_rendered(text, loaded, add_special_tokens=body.add_special_tokens is True)
 
 
 def _decode(body: DetokenizeRequest, loaded: TextInterface) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from support.model_zoo import build_supported
 from support.pretended_replicas import LOAD, answering, client_of
 from support.pretended_replicas import line as piece_of
 
-from radixkv import LLM, AsyncLLM, SamplingParams
+from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from radixkv.cluster import ReplicaSet, ReplicaStreams, replica_app, replica_routes
 from radixkv.cluster.describe import describe
 from radixkv.cluster.records import Kind, RecordReader, encode_held, encode_load, encode_record
@@ -23,13 +24,39 @@ from radixkv.prompts import Prompt
 from radixkv.routing import Router
 
 SECRET = "a secret of the replicas"
-PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)
+BEAM_PARAMS = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
 PROMPT = list(range(5, 45))
 
 
-def line(*outputs: list[Any], finished: bool = False) -> bytes:
-    piece = {"outputs": outputs, "finished": finished, "num_cached_tokens": 0, "prompt_logprobs": None}
+TOKEN = [0, "a", [9], -1.0, [[[9, -1.0, 1, "a"]]], None, None]
+
+
+def line(*outputs: list[Any], finished: bool = False, **fields: Any) -> bytes:
+    piece = {"outputs": outputs, "finished": finished, "num_cached_tokens": 0, "prompt_logprobs": None, **fields}
     return json.dumps(piece).encode() + b"\n"
+
+
+def token_with(place: int, value: Any) -> bytes:
+    """A piece with one token, of which this is something else."""
+    return line([*TOKEN[:place], value, *TOKEN[place + 1 :]])
+
+
+def beams_with(**fields: Any) -> bytes:
+    piece = {
+        "beams": [[[*PROMPT, 9], [[[9, -1.0, 1, "a"]]], -1.0, "a", "length", None]],
+        "finished": True,
+        "num_prompt_tokens": len(PROMPT),
+        "num_cached_tokens": 0,
+        **fields,
+    }
+    return json.dumps(piece).encode() + b"\n"
+
+
+def beam_with(place: int, value: Any) -> bytes:
+    beam: list[Any] = [[*PROMPT, 9], [[[9, -1.0, 1, "a"]]], -1.0, "a", "length", None]
+    beam[place] = value
+    return beams_with(beams=[beam])
 
 
 LIES = {
@@ -48,6 +75,42 @@ LIES = {
     "no text": line([0, 1, [9], 0.0, None, None, None]),
     "no tokens": line([0, "a", "abc", 0.0, None, None, None]),
     "no end": line([0, "", [], 0.0, None, "abort", None], finished=True),
+    "half of a surrogate pair": token_with(1, "\ud800"),
+    "a token beyond the vocabulary": line([0, "a", [10**6], -1.0, [[[10**6, -1.0, 1, "a"]]], None, None]),
+    "a sum that is no number": token_with(3, "low"),
+    "no sum": token_with(3, None),
+    "no log-probabilities": token_with(4, None),
+    "too few of them": token_with(4, []),
+    "those of another token": token_with(4, [[[8, -1.0, 1, "a"]]]),
+    "those of a token beyond the vocabulary": token_with(4, [[[9, -1.0, 1, "a"], [10**6, -1.0, 2, "b"]]]),
+    "a log-probability that is no number": token_with(4, [[[9, "-1.0", 1, "a"]]]),
+    "a rank that is no whole number": token_with(4, [[[9, -1.0, "first", "a"]]]),
+    "a token's text that is none": token_with(4, [[[9, -1.0, 1, 7]]]),
+    "an unknown end": token_with(5, "tired"),
+    "an end that is no text": token_with(5, ["stop"]),
+    "a reason that is an object": token_with(6, {}),
+    "cached tokens as text": line(TOKEN, num_cached_tokens="none"),
+    "more cached tokens than there are": line(TOKEN, num_cached_tokens=len(PROMPT) + 1),
+    "the prompt's log-probabilities of other tokens": line(TOKEN, prompt_logprobs=[None, *[[[9, -1.0, 1, "a"]]] * 39]),
+    "those of a part of the prompt": line(TOKEN, prompt_logprobs=[None, [[6, -1.0, 1, "a"]]]),
+}
+BEAMS = {
+    "none": beams_with(beams=[]),
+    "more than were asked for": beams_with(
+        beams=[[[*PROMPT, 9], [[[9, -1.0, 1, "a"]]], -1.0, "a", "length", None]] * 3
+    ),
+    "another prompt's": beams_with(num_prompt_tokens=3),
+    "a beam with another prompt": beam_with(0, [*PROMPT[1:], 9, 9]),
+    "a token beyond the vocabulary": beam_with(0, [*PROMPT, 10**6]),
+    "no tokens": beam_with(0, "abc"),
+    "no log-probabilities": beam_with(1, None),
+    "those of another token": beam_with(1, [[[8, -1.0, 1, "a"]]]),
+    "a score that is no number": beam_with(2, "low"),
+    "no text": beam_with(3, 7),
+    "no end": beam_with(4, None),
+    "an unknown end": beam_with(4, "tired"),
+    "a reason that is an object": beam_with(5, {}),
+    "cached tokens as text": beams_with(num_cached_tokens="none"),
 }
 REFUSALS = {
     "no kind": b'{"error": "odd"}',
@@ -92,11 +155,12 @@ def lying(
     for name in "abcd":
         router.add(name)
     clients = {name: httpx.AsyncClient(transport=transport, base_url=f"http://{name}") for name in "abcd"}
-    return ReplicaStreams(router, clients, SECRET, wait_seconds=wait_seconds), transport
+    vocab_size = engine.loaded.vocab_size
+    return ReplicaStreams(router, clients, SECRET, vocab_size=vocab_size, wait_seconds=wait_seconds), transport
 
 
-async def collect(streams: ReplicaStreams) -> list[int]:
-    deltas = streams.generate(Prompt(PROMPT), PARAMS, "one")
+async def collect(streams: ReplicaStreams, params: SamplingParams = PARAMS) -> list[int]:
+    deltas = streams.generate(Prompt(PROMPT), params, "one")
     return [token_id async for delta in deltas for token_id in delta.outputs[0].token_ids]
 
 
@@ -119,6 +183,21 @@ def test_a_lie_is_not_passed_on_and_another_replica_answers() -> None:
     asyncio.run(main())
 
 
+def test_a_search_that_is_none_is_begun_anew() -> None:
+    llm = LLM(build_supported("llama"), num_blocks=40)
+    (expected,) = llm.beam_search([{"prompt_token_ids": PROMPT}], BEAM_PARAMS)
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            for name, body in BEAMS.items():
+                streams, transport = lying(engine, body, 1)
+                found = await streams.beam_search(Prompt(PROMPT), BEAM_PARAMS, "one")
+                assert [beam.tokens for beam in found.sequences] == [beam.tokens for beam in expected.sequences], name
+                assert len(transport.asked) == 2, name
+
+    asyncio.run(main())
+
+
 def test_a_line_may_come_in_any_pieces_and_empty_ones_are_none() -> None:
     async def main() -> None:
         one, two, last = piece_of(1), piece_of(2), piece_of(3, "stop")
@@ -126,7 +205,7 @@ def test_a_line_may_come_in_any_pieces_and_empty_ones_are_none() -> None:
         router = Router(16)
         router.add("a")
         streams = ReplicaStreams(router, {"a": client_of(answering(*pieces))}, SECRET)
-        assert await collect(streams) == [1, 2, 3]
+        assert await collect(streams, replace(PARAMS, logprobs=None)) == [1, 2, 3]
 
     asyncio.run(main())
 

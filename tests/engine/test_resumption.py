@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.model_zoo import build_supported
@@ -158,6 +158,16 @@ def tiny() -> LLM:
             "sample 0: expected 1 tokens, with which it had ended, got 2",
         ),
         (replace(GREEDY, logprobs=1), [CompletionOutput(0, "", [5])], "expected its cumulative_logprob"),
+        (
+            replace(GREEDY, logprobs=1),
+            [CompletionOutput(0, "", [5], cast(Any, "low"))],
+            "expected a number as cumulative_logprob, got 'low'",
+        ),
+        (
+            GREEDY,
+            [CompletionOutput(0, "", [5], finish_reason="tired")],
+            "expected stop, length, abort or None as finish_reason, got 'tired'",
+        ),
     ],
 )
 def test_what_cannot_be_resumed_is_refused(

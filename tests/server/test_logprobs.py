@@ -91,7 +91,13 @@ def test_completion_logprobs_are_what_pydantic_writes(default_tokenizer: Any) ->
         text_offset=offsets[:-1],
         tokens=shown,
         token_logprobs=[None, *(e[i].logprob for i, e in zip(token_ids, logprobs, strict=True))],
-        top_logprobs=[None, *({texts.text(i): v.logprob for i, v in by_rank(e)[:4]} for e in logprobs)],
+        top_logprobs=[
+            None,
+            *(
+                {texts.text(i): v.logprob for i, v in by_rank(e)[:4]} | {texts.text(chosen): e[chosen].logprob}
+                for chosen, e in zip(token_ids, logprobs, strict=True)
+            ),
+        ],
     )
     assert length.characters == offsets[-1]
     assert encoded.encoded.decode() == expected.model_dump_json()

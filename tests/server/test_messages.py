@@ -25,6 +25,7 @@ from radixkv.server.tenants import Tenants
 from radixkv.tools.events import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 QUESTION = {"role": "user", "content": "Name three colours."}
+RESULT = {"type": "tool_result", "tool_use_id": "one"}
 BODY: dict[str, Any] = {"model": "model", "max_tokens": 12, "temperature": 0, "messages": [QUESTION]}
 
 
@@ -167,7 +168,14 @@ def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:
             ({"messages": []}, "messages"),
             ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
             ({"messages": [{"role": "user", "content": []}]}, "at least one with content"),
+            ({"messages": [{"role": "user", "content": "a " * 9000}]}, "prompt is too long: messages: "),
+            ({"messages": [QUESTION, {"role": "assistant", "content": ""}]}, "messages: the last message has no text"),
+            (
+                {"messages": [{"role": "user", "content": [{**RESULT, "content": [{"type": "image", "source": {}}]}]}]},
+                "messages.0.content.0.content.0: content blocks of type 'image' are not supported, only text",
+            ),
             ({"tools": [{"type": "bash_20250124", "name": "bash", "input_schema": {}}]}, "type: not supported"),
+            ({"tools": [{"name": "a b", "input_schema": {"type": "object"}}]}, "tools.0.name: "),
             ({"tool_choice": {"type": "tool"}}, "tool_choice"),
             ({"stop_sequences": [""]}, "stop_sequences"),
             ({"temperature": -1}, "temperature"),

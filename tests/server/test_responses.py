@@ -188,6 +188,20 @@ def test_a_response_that_runs_while_its_key_is_cleared_is_not_stored(llm: LLM, m
     serve(llm, scenario, tenants=Tenants(["ann", "bob"], "admin"))
 
 
+def test_a_stored_response_counts_for_as_many_bytes_as_its_strings_take(llm: LLM) -> None:
+    """It counted for its characters, of which each took four bytes where one was an emoji."""
+
+    async def status(client: httpx.AsyncClient, text: str) -> int:
+        answer = await create(client, input=text)
+        return (await client.get(f"/v1/responses/{answer['id']}")).status_code
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        assert await status(client, "a" * 1000) == 200
+        assert await status(client, "a" * 999 + "\N{PARTY POPPER}") == 404
+
+    serve(llm, scenario, responses=ResponseStore(max_bytes=6000))
+
+
 def test_the_store_forgets_the_least_recently_used_of_the_same_tenant() -> None:
     def stored(name: str, num_bytes: int) -> StoredResponse:
         response = ResponseObject.model_construct(id=name)
@@ -280,6 +294,7 @@ def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:
         ({"include": ["file_search_call.results"]}, "include", "not supported"),
         ({"top_logprobs": 3}, "top_logprobs", "not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools", "'web_search'"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools", "tools.0.name: "),
         ({"input": [{"type": "computer_call"}]}, "input", "'computer_call'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "'input_image'"),
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input", "not supported"),

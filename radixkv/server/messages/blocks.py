@@ -41,12 +41,15 @@ class ToolUseBlock(StrictModel):
     toolset_name: Only[None] = None
 
 
+ResultPart = Annotated[TextBlock, one_of_types("content blocks", ("text",))]
+
+
 class ToolResultBlock(StrictModel):
     """What a called tool returned."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextOr[Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS)]] | None = None
+    content: TextOr[Annotated[list[ResultPart], Field(max_length=MAX_BLOCKS)]] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
     toolset_name: Only[None] = None

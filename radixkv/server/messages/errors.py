@@ -87,7 +87,11 @@ class MessagesErrors:
 def _rewritten(status: int, body: bytes) -> bytes:
     """An error body in OpenAI's form, or a plain text, written in Anthropic's form."""
     try:
-        message = ErrorBody.model_validate_json(body).error.message
+        error = ErrorBody.model_validate_json(body).error
     except ValidationError:
         message = body.decode(errors="replace")
+    else:
+        # There is no code: by these words clients know that they are to shorten the conversation.
+        opening = "prompt is too long: " if error.code == "context_length_exceeded" else ""
+        message = f"{opening}{error.message}"
     return as_messages_error(status, message).model_dump_json().encode()

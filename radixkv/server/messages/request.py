@@ -10,6 +10,7 @@ from radixkv.server.messages.blocks import MAX_BLOCKS, Block, CacheControl, Text
 from radixkv.server.not_supported import Only
 from radixkv.server.protocol import MAX_STOP_STRINGS, StopString
 from radixkv.server.strict import StrictModel
+from radixkv.server.tool_protocol import FunctionName
 from radixkv.server.unions import TextOr
 
 _MAX_TOOLS = 1024
@@ -25,7 +26,7 @@ class MessageParam(StrictModel):
 class Tool(StrictModel):
     """A tool that the client carries out; the server has none of its own."""
 
-    name: str
+    name: FunctionName
     input_schema: dict[str, Any]
     description: str | None = None
     type: Only[Literal["custom"] | None] = None
@@ -41,7 +42,7 @@ class ToolChoice(StrictModel):
     """Which tool to use; ``any``: some tool, ``tool``: the named one."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
+    name: FunctionName | None = None
     disable_parallel_tool_use: bool | None = None
 
 

@@ -37,6 +37,7 @@ _SAME_MEANING = {
 FIELD_NAMES = {
     "prompts": "messages",
     "prompt_token_ids": "messages",
+    "continue_final_message": "messages",
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
     "response_format": "output_config.format",

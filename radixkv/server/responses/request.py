@@ -10,6 +10,7 @@ from radixkv.server.not_supported import Only
 from radixkv.server.response_format import JsonObjectFormat, TextFormat
 from radixkv.server.responses.items import MAX_ITEMS, InputItem
 from radixkv.server.strict import StrictModel, refuse_half_pairs
+from radixkv.server.tool_protocol import FunctionName
 from radixkv.server.unions import TextOr, one_of_types
 
 _MAX_TOOLS = 1024
@@ -19,7 +20,7 @@ class FunctionTool(StrictModel):
     """A function that the model may call."""
 
     type: Literal["function"]
-    name: str
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -33,7 +34,7 @@ class NamedFunction(StrictModel):
     """``tool_choice``: call this function."""
 
     type: Literal["function"]
-    name: str
+    name: FunctionName
 
 
 class AllowedFunctions(StrictModel):

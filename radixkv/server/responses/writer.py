@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -114,7 +115,9 @@ class ResponsesWriter:
         )
         if response.store:
             messages = [*self._messages, *output_messages(output.items)]
-            num_bytes = len(response.model_dump_json()) + len(self._body.model_dump_json()) + self._earlier_bytes
+            # As strings take it: one character beyond Latin-1 makes each of its string two or four bytes wide.
+            own = sys.getsizeof(response.model_dump_json()) + sys.getsizeof(self._body.model_dump_json())
+            num_bytes = own + self._earlier_bytes
             self._keep(StoredResponse(response, messages, num_bytes, self._namespace))
 
     def _response_event(

@@ -1,0 +1,145 @@
+"""Whether what a replica sends is an answer to what it was asked: of its samples, in tokens of the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from radixkv.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    Logprob,
+    PromptLogprobs,
+    RequestOutput,
+)
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
+
+_ENDS = ("stop", "length")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerChecks:
+    """The checks of the answer to one request.
+
+    What came as JSON may be anything, and others count with it: the server's metrics and limits, and the replica that
+    is to go on with it.
+
+    Attributes:
+        prompt_token_ids: of the request.
+        params: of the request.
+        vocab_size: token ids are below it.
+    """
+
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams | BeamSearchParams
+    vocab_size: int
+
+    def checked(self, delta: RequestOutput) -> RequestOutput:
+        """A piece of the answer to a request with `SamplingParams`.
+
+        Raises:
+            ValueError: it is none.
+        """
+        assert isinstance(self.params, SamplingParams)
+        for part in delta.outputs:
+            if not self._is_of_a_sample(part, self.params):
+                raise ValueError(f"expected tokens of samples 0 to {self.params.n - 1}, got {part!r:.100}")
+        if not self._are_cached(delta.num_cached_tokens):
+            raise ValueError(f"expected a number of cached tokens, got {delta.num_cached_tokens!r:.100}")
+        if delta.prompt_logprobs is not None:
+            has_tokens = any(part.token_ids for part in delta.outputs)
+            if not self._are_of_prompt(delta.prompt_logprobs, whole=has_tokens):
+                raise ValueError(f"expected the prompt's log-probabilities, got {delta.prompt_logprobs!r:.100}")
+        return delta
+
+    def checked_beams(self, output: BeamSearchOutput) -> BeamSearchOutput:
+        """The answer to a request with `BeamSearchParams`.
+
+        Raises:
+            ValueError: it is none.
+        """
+        assert isinstance(self.params, BeamSearchParams)
+        if output.num_prompt_tokens != len(self.prompt_token_ids) or not self._are_cached(output.num_cached_tokens):
+            raise ValueError(f"expected beams of {len(self.prompt_token_ids)} tokens and more, got {output!r:.100}")
+        if not 1 <= len(output.sequences) <= self.params.beam_width:
+            raise ValueError(f"expected 1 to {self.params.beam_width} beams, got {len(output.sequences)}")
+        for beam in output.sequences:
+            if not self._is_beam(beam):
+                raise ValueError(f"expected beams that go on with the prompt, got {beam!r:.100}")
+        return output
+
+    def _is_of_a_sample(self, part: CompletionOutput, params: SamplingParams) -> bool:
+        total = part.cumulative_logprob
+        return (
+            type(part.index) is int
+            and 0 <= part.index < params.n
+            and _is_text(part.text)
+            and self._are_tokens(part.token_ids)
+            and (_is_number(total) or (total is None and params.logprobs is None))
+            and (params.logprobs is None or self._are_of(part.token_ids, part.logprobs))
+            and part.finish_reason in (None, "abort", *_ENDS)
+            and _is_stop_reason(part.stop_reason)
+        )
+
+    def _is_beam(self, beam: BeamSearchSequence) -> bool:
+        num_prompt_tokens = len(self.prompt_token_ids)
+        return (
+            self._are_tokens(beam.tokens)
+            and beam.tokens[:num_prompt_tokens] == list(self.prompt_token_ids)
+            and self._are_of(beam.tokens[num_prompt_tokens:], beam.logprobs)
+            and _is_number(beam.cum_logprob)
+            and (beam.text is None or _is_text(beam.text))
+            and beam.finish_reason in _ENDS
+            and _is_stop_reason(beam.stop_reason)
+        )
+
+    def _are_tokens(self, token_ids: Any) -> bool:
+        return isinstance(token_ids, list) and all(map(self._is_token, token_ids))
+
+    def _is_token(self, token_id: Any) -> bool:
+        return type(token_id) is int and 0 <= token_id < self.vocab_size
+
+    def _are_cached(self, count: Any) -> bool:
+        return type(count) is int and 0 <= count <= len(self.prompt_token_ids)
+
+    def _are_of_prompt(self, logprobs: PromptLogprobs, *, whole: bool) -> bool:
+        """Whether these are the log-probabilities of the prompt, or, where a replica stops in the middle of it, of a part."""
+        num_tokens = len(self.prompt_token_ids)
+        return (
+            (num_tokens if whole else 1) <= len(logprobs) <= num_tokens
+            and logprobs[0] is None
+            and self._are_of(self.prompt_token_ids[1 : len(logprobs)], logprobs[1:])
+        )
+
+    def _are_of(self, token_ids: Sequence[int], logprobs: Sequence[Mapping[int, Logprob] | None] | None) -> bool:
+        """Whether there are log-probabilities for each of these tokens, its own among them."""
+        return (
+            logprobs is not None
+            and len(logprobs) == len(token_ids)
+            and all(
+                entries is not None
+                and token_id in entries
+                and all(self._is_token(each) and _is_logprob(entry) for each, entry in entries.items())
+                for token_id, entries in zip(token_ids, logprobs, strict=True)
+            )
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or type(value) is int
+
+
+def _is_logprob(entry: Logprob) -> bool:
+    text = entry.decoded_token
+    return _is_number(entry.logprob) and type(entry.rank) is int and (text is None or isinstance(text, str))
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is Unicode text: JSON can hold half of a surrogate pair, and a response in UTF-8 cannot."""
+    return isinstance(value, str) and value.encode(errors="ignore").decode() == value
+
+
+def _is_stop_reason(value: Any) -> bool:
+    return value is None or type(value) is int or _is_text(value)

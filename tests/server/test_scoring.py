@@ -1,0 +1,61 @@
+"""Prompts that are scored: with `max_tokens` 0 an answer has no token, and each list of log-probabilities its own length."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from support.in_process_server import serve
+
+from radixkv import LLM
+
+TEXT = "One, two, three, four,"
+SCORED = {"prompt": TEXT, "echo": True, "max_tokens": 0, "temperature": 0}
+
+
+def test_the_token_behind_a_scored_prompt_is_not_returned(llm: LLM) -> None:
+    """Its id was, and so was why it would have ended an answer."""
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        first = (await client.post("/v1/completions", json=SCORED | {"max_tokens": 1, "return_token_ids": True})).json()
+        (next_token,) = first["choices"][0]["token_ids"]
+        body = SCORED | {"return_token_ids": True, "logprobs": 1, "stop_token_ids": [next_token]}
+        (choice,) = (await client.post("/v1/completions", json=body)).json()["choices"]
+        assert choice["text"] == TEXT
+        assert (choice["finish_reason"], choice["stop_reason"], choice["token_ids"]) == ("length", None, [])
+        assert len(choice["logprobs"]["tokens"]) == len(choice["prompt_token_ids"])
+        streamed = (await client.post("/v1/completions", json=body | {"stream": True})).text.split("\n\n")
+        (chunk,) = [json.loads(event.removeprefix("data: ")) for event in streamed[:-2]]
+        assert chunk["choices"] == [choice]
+
+    serve(llm, scenario)
+
+
+@pytest.mark.parametrize("logprobs", [0, 1, 5])
+def test_the_chosen_token_is_among_the_likeliest(llm: LLM, logprobs: int) -> None:
+    """As with OpenAI, where there may be one more than were asked for."""
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        answer = await client.post("/v1/completions", json=SCORED | {"max_tokens": 2, "logprobs": logprobs})
+        scores: dict[str, Any] = answer.json()["choices"][0]["logprobs"]
+        for token, logprob, top in list(
+            zip(scores["tokens"], scores["token_logprobs"], scores["top_logprobs"], strict=True)
+        )[1:]:
+            assert top[token] == logprob
+            assert max(1, logprobs) <= len(top) <= logprobs + 1
+
+    serve(llm, scenario)
+
+
+def test_a_prompt_s_log_probabilities_are_as_many_as_asked_for_whatever_echo_has(llm: LLM) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body = SCORED | {"prompt_logprobs": 1}
+        (alone,) = (await client.post("/v1/completions", json=body)).json()["choices"]
+        (beside,) = (await client.post("/v1/completions", json=body | {"logprobs": 5})).json()["choices"]
+        counts = [[len(entries or ()) for entries in choice["prompt_logprobs"]] for choice in (alone, beside)]
+        assert counts[0] == counts[1]
+        assert set(counts[0][1:]) <= {1, 2}
+
+    serve(llm, scenario)
