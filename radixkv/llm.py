@@ -104,7 +104,6 @@ class LLM:
             StructuredOutputError, NoBlocksLeftError: one failed while it ran, with its position as a note; all others were
                 answered, too, and their answers are lost. `stream` and `AsyncLLM` fail it alone.
         """
-        priority = 0 if priority is None else priority
         return self._generate(as_prompts(prompts, self.engine.loaded), sampling_params, use_tqdm, priority)
 
     @takes_vllm_options(CALLS)
@@ -123,7 +122,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
         cache: Mapping[str, bool] | None = None,
-        priority: int | Sequence[int] = 0,
+        priority: int | Sequence[int] | None = 0,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several: lists of ``{"role": ..., "content": ...}``; otherwise like `generate`.
 
@@ -247,6 +246,7 @@ class LLM:
     ) -> Pin:
         """Keep a prompt from eviction, for ``ttl`` seconds or until `unpin`. Its uncached part is computed now.
 
+        Whole blocks are pinned: of a prompt shorter than one, nothing, and the pin has ``num_tokens`` 0.
         With ``disk_cache``, the pin survives a restart, and takes effect again when the prompt is next used. Pinning a prompt
         again replaces its stored pin.
 
@@ -318,8 +318,9 @@ class LLM:
         prompts: list[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool | Callable[..., Any],
-        priority: int | Sequence[int],
+        priority: int | Sequence[int] | None,
     ) -> list[RequestOutput]:
+        priority = 0 if priority is None else priority
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [self._with_params(prompt, sampling_params)[1] for prompt in prompts]
         if not isinstance(sampling_params, Sequence):

@@ -329,3 +329,9 @@ def test_a_tokenizer_is_found_by_its_folder(default_tokenizer: Any, tmp_path: Pa
     for given in (model, tmp_path / "model"):
         llm = LLM(given, tokenizer=str(tmp_path), num_blocks=8)
         assert llm.get_tokenizer().encode("The sea is") == default_tokenizer.encode("The sea is")
+
+
+def test_chat_takes_no_priority_as_generate_does(llm):
+    messages = [{"role": "user", "content": "Hello"}]
+    (output,) = llm.chat(messages, SamplingParams(max_tokens=1), use_tqdm=False, priority=None)
+    assert output.finished
