@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from radixkv.config import Config
 
+_ALL_HOSTS = {"0.0.0.0", "::"}
+
 
 class ServerConfig(Config):
     """What is served, where, to whom, and within which limits."""
@@ -80,4 +82,8 @@ class ServerConfig(Config):
         for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_ciphers"):
             if getattr(self, name) is not None and self.ssl_certfile is None:
                 raise ValueError(f"{name}: expected an ssl_certfile with it")
+        # Both can be bound before either listens, and then one of them gets no connection.
+        hosts = {self.host, self.metrics_host}
+        if self.uds is None and self.metrics_port == self.port != 0 and (len(hosts) == 1 or hosts & _ALL_HOSTS):
+            raise ValueError(f"metrics_port: expected another port than that of the API, got {self.metrics_port}")
         return self

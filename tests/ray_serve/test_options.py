@@ -51,6 +51,8 @@ def test_ingresses_listen_themselves_where_the_address_is_given() -> None:
         ({"block_size": "0"}, "block_size: expected a whole number of at least 1, got 0"),
         ({"replicas": 3, "max_replicas": 2}, "max_replicas: expected at least as many as replicas, 3, got 2"),
         ({"requests_per_replica": 2}, "requests_per_replica: expected a max_replicas with it"),
+        ({"scale_up_delay": 3.0}, "scale_up_delay: expected a max_replicas with it"),
+        ({"scale_down_delay": 3.0}, "scale_down_delay: expected a max_replicas with it"),
         ({"uds": "/run/x"}, "uds: expected None where Ray places replicas, got '/run/x'"),
         ({"queue_timeout": "2"}, "queue_timeout: expected None where Ray places replicas, got 2"),
         ({"record_trace": "t"}, "record_trace: expected None where Ray places replicas, got 't'"),

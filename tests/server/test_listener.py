@@ -79,6 +79,16 @@ def test_a_key_file_needs_a_certificate() -> None:
         ServerConfig(ssl_keyfile="key.pem")
 
 
+def test_metrics_have_a_port_of_their_own() -> None:
+    """Both could be bound, and metrics were asked of the API, which has none then."""
+    for hosts in ({}, {"host": "0.0.0.0"}, {"metrics_host": "::"}):
+        with pytest.raises(ValueError, match="metrics_port: expected another port than that of the API, got 8001"):
+            ServerConfig(port=8001, metrics_port=8001, allow_unauthenticated=True, **hosts)
+    for others in ({"metrics_host": "127.0.0.2"}, {"uds": "socket"}, {"port": 8002}):
+        assert ServerConfig(**{"port": 8001, "metrics_port": 8001, **others}).metrics_port == 8001
+    assert ServerConfig(port=0, metrics_port=0).metrics_port == 0
+
+
 def test_connections_notice_that_the_other_end_is_gone() -> None:
     with tcp_listener("127.0.0.1", 0) as listener:
         listener.listen()
