@@ -55,6 +55,11 @@ def check_namespace(namespace: str) -> None:
     check_unicode("namespace", namespace)
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair, see `check_unicode`."""
+    return text.encode(errors="ignore").decode() == text
+
+
 def check_unicode(name: str, text: str) -> None:
     """Refuse half of a surrogate pair, which JSON and the arguments of a process can hold, and UTF-8 cannot.
 

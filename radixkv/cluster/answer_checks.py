@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from radixkv.cache.arguments import is_number, is_unicode
 from radixkv.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -77,7 +78,7 @@ class AnswerChecks:
             and 0 <= part.index < params.n
             and _is_text(part.text)
             and self._are_tokens(part.token_ids)
-            and (_is_number(total) or (total is None and params.logprobs is None))
+            and (is_number(total) or (total is None and params.logprobs is None))
             and (params.logprobs is None or self._are_of(part.token_ids, part.logprobs))
             and part.finish_reason in (None, "abort", *_ENDS)
             and _is_stop_reason(part.stop_reason)
@@ -89,7 +90,7 @@ class AnswerChecks:
             self._are_tokens(beam.tokens)
             and beam.tokens[:num_prompt_tokens] == list(self.prompt_token_ids)
             and self._are_of(beam.tokens[num_prompt_tokens:], beam.logprobs)
-            and _is_number(beam.cum_logprob)
+            and is_number(beam.cum_logprob)
             and (beam.text is None or _is_text(beam.text))
             and beam.finish_reason in _ENDS
             and _is_stop_reason(beam.stop_reason)
@@ -127,18 +128,13 @@ class AnswerChecks:
         )
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) is float or type(value) is int
-
-
 def _is_logprob(entry: Logprob) -> bool:
     text = entry.decoded_token
-    return _is_number(entry.logprob) and type(entry.rank) is int and (text is None or isinstance(text, str))
+    return is_number(entry.logprob) and type(entry.rank) is int and (text is None or isinstance(text, str))
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is Unicode text: JSON can hold half of a surrogate pair, and a response in UTF-8 cannot."""
-    return isinstance(value, str) and value.encode(errors="ignore").decode() == value
+    return isinstance(value, str) and is_unicode(value)
 
 
 def _is_stop_reason(value: Any) -> bool:

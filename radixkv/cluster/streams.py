@@ -135,7 +135,7 @@ class ReplicaStreams:
             ValueError: the replica refuses the request, as any would; or ``prompt.resume`` is there without a seed, or not of
                 each sample.
             StructuredOutputError: as `AsyncLLM.generate`.
-            QueueFullError: all replicas have too much to do; not when one has taken it, and is lost: then it waits.
+            QueueFullError: all replicas have too much to do; not when one has taken it, and is lost: then others queue it.
             RequestTooLargeError: it would fit into no replica that is up.
             RequestCrashesError: two replicas died while they ran it, at the same token.
             ReplicasLostError: it was lost ``max_attempts`` times without a token in between, or there is no other replica.

@@ -81,11 +81,7 @@ def open_tiers(
         if config.host_cache_size is not None:
             _open_host_tier(opened, config.host_cache_size, pool.block_nbytes, on_gpu=loaded.device.type == "cuda")
         if config.disk_cache is not None:
-            _open_disk_tier(opened, stack, config, Path(config.disk_cache), block_format, key)
-            if not config.disk_cache_read_only:
-                own = RecordCodec(block_format, key).name
-                opened.other_stores = OtherStores(Path(config.disk_cache), own, secret or b"")
-                stack.callback(opened.other_stores.stop, 0.0)
+            _open_disk_tier(opened, stack, config, Path(config.disk_cache), block_format, key, secret or b"")
         if config.shared_cache is not None:
             _open_shared_tier(opened, stack, config, config.shared_cache, block_format, key)
         opened.tiers += config.tiers
@@ -123,8 +119,10 @@ def _open_disk_tier(
     folder: Path,
     block_format: BlockFormat,
     key: bytes | None,
+    secret: bytes,
 ) -> None:
-    num_bytes = _size("disk_cache_size", config.disk_cache_size, slot_bytes_of(RecordCodec(block_format, key)))
+    codec = RecordCodec(block_format, key)
+    num_bytes = _size("disk_cache_size", config.disk_cache_size, slot_bytes_of(codec))
     read_only = config.disk_cache_read_only
     tier = DiskTier(folder, block_format, capacity_bytes=num_bytes, key=key, read_only=read_only)
     stack.callback(tier.close)
@@ -136,6 +134,8 @@ def _open_disk_tier(
         opened.num_stored = MANY_BLOCKS
     else:
         opened.num_stored, opened.pins = len(tier), tier.pins
+        opened.other_stores = OtherStores(folder, codec.name, secret)
+        stack.callback(opened.other_stores.stop, 0.0)
 
 
 def _open_shared_tier(

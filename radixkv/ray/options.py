@@ -55,10 +55,10 @@ class PlacementConfig(Config):
             raise ValueError(
                 f"max_replicas: expected at least as many as replicas, {self.min_replicas}, got {self.max_replicas}"
             )
-        for name in ("requests_per_replica", "scale_up_delay", "scale_down_delay"):
-            is_default = getattr(self, name) == type(self).model_fields[name].default
-            if not is_default and self.max_replicas is None:
-                raise ValueError(f"{name}: expected a max_replicas with it")
+        if self.max_replicas is None:
+            for name in ("requests_per_replica", "scale_up_delay", "scale_down_delay"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name}: expected a max_replicas with it")
         return self
 
     @property

@@ -7,6 +7,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
+from radixkv.cache.arguments import is_unicode
+
 # More than any request has. Every unknown field is an error with a text of its own, and a megabyte holds 100,000 of them.
 _MAX_FIELDS = 256
 # Of numbers: prompts are lists of token ids.
@@ -51,7 +53,7 @@ def refuse_half_pairs(body: Any) -> Any:
             values += [((*path, key), each) for key, each in value.items()]
         elif isinstance(value, list):
             values += [((*path, index), each) for index, each in enumerate(value)]
-        elif isinstance(value, str) and value.encode(errors="ignore").decode() != value:
+        elif isinstance(value, str) and not is_unicode(value):
             wrong = InitErrorDetails(type="string_unicode", loc=path, input=value)
             raise ValidationError.from_exception_data("body", [wrong])
     return body

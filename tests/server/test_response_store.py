@@ -1,0 +1,130 @@
+"""Stored responses: whose they are, when they are forgotten, and how much they take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from support.in_process_server import serve
+from support.response_requests import BODY, create
+
+from radixkv import LLM
+from radixkv.server.responses import routes
+from radixkv.server.responses.objects import ResponseObject
+from radixkv.server.responses.store import ResponseStore, StoredResponse
+from radixkv.server.tenants import Tenants
+
+
+def test_stored_responses_are_their_tenant_s_until_deleted(llm: LLM) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        ann, bob = {"Authorization": "Bearer ann"}, {"Authorization": "Bearer bob"}
+
+        async def status(method: str, response_id: str, headers: dict[str, str]) -> int:
+            return (await client.request(method, f"/v1/responses/{response_id}", headers=headers)).status_code
+
+        stored = (await client.post("/v1/responses", json=BODY, headers=ann)).json()
+        fetched = await client.get(f"/v1/responses/{stored['id']}", headers=ann)
+        assert fetched.json() == stored
+        assert await status("GET", stored["id"], bob) == 404
+        assert await status("DELETE", stored["id"], bob) == 404
+        continued = await client.post("/v1/responses", json={**BODY, "previous_response_id": stored["id"]}, headers=bob)
+        assert continued.status_code == 404
+        assert continued.json()["error"]["param"] == "previous_response_id"
+        assert await status("DELETE", stored["id"], ann) == 200
+        assert await status("GET", stored["id"], ann) == 404
+        unstored = (await client.post("/v1/responses", json={**BODY, "store": False}, headers=ann)).json()
+        assert await status("GET", unstored["id"], ann) == 404
+
+    serve(llm, scenario, tenants=Tenants(["ann", "bob"]))
+
+
+def test_stored_responses_are_forgotten_when_an_administrator_clears_what_is_cached(llm: LLM) -> None:
+    """Their texts stayed, although whoever clears a tenant's cache wants nothing of it left."""
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        async def stored(key: str, **options: Any) -> tuple[str, str]:
+            body = BODY | {"max_output_tokens": 1} | options
+            return key, (await client.post("/v1/responses", json=body, headers=headers[key])).json()["id"]
+
+        async def left(**selection: Any) -> list[int]:
+            cleared = await client.post("/admin/clear_cache", json=selection, headers=headers["admin"])
+            assert cleared.status_code == 200, cleared.text
+            answers = [await client.get(f"/v1/responses/{name}", headers=headers[key]) for key, name in responses]
+            return [number for number, answer in enumerate(answers) if answer.status_code == 200]
+
+        headers = {key: {"Authorization": f"Bearer {key}"} for key in ("ann", "bob", "admin")}
+        responses = [await stored("ann"), await stored("ann", cache_salt="x"), await stored("bob")]
+        assert await left(api_key="ann", cache_salt="x") == [0, 2]
+        assert await left(api_key="ann") == [2]
+        assert await left() == []
+
+    serve(llm, scenario, tenants=Tenants(["ann", "bob"], "admin"))
+
+
+def test_a_response_that_runs_while_its_key_is_cleared_is_not_stored(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_chat = routes.start_chat
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        async def status_after_clearing(key: str) -> int:
+            async def start_and_clear(*arguments: Any) -> Any:
+                events = await start_chat(*arguments)
+                cleared = await client.post("/admin/clear_cache", json={"api_key": key}, headers=headers["admin"])
+                assert cleared.status_code == 200, cleared.text
+                return events
+
+            monkeypatch.setattr(routes, "start_chat", start_and_clear)
+            name = (await client.post("/v1/responses", json=BODY, headers=headers["ann"])).json()["id"]
+            return (await client.get(f"/v1/responses/{name}", headers=headers["ann"])).status_code
+
+        headers = {key: {"Authorization": f"Bearer {key}"} for key in ("ann", "admin")}
+        assert await status_after_clearing("ann") == 404
+        assert await status_after_clearing("bob") == 200
+
+    serve(llm, scenario, tenants=Tenants(["ann", "bob"], "admin"))
+
+
+def test_a_stored_response_counts_for_as_many_bytes_as_its_strings_take(llm: LLM) -> None:
+    """It counted for its characters, of which each took four bytes where one was an emoji."""
+
+    async def status(client: httpx.AsyncClient, text: str) -> int:
+        answer = await create(client, input=text)
+        return (await client.get(f"/v1/responses/{answer['id']}")).status_code
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        assert await status(client, "a" * 1000) == 200
+        assert await status(client, "a" * 999 + "\N{PARTY POPPER}") == 404
+
+    serve(llm, scenario, responses=ResponseStore(max_bytes=6000))
+
+
+def test_the_store_forgets_the_least_recently_used_of_the_same_tenant() -> None:
+    def stored(name: str, num_bytes: int) -> StoredResponse:
+        response = ResponseObject.model_construct(id=name)
+        return StoredResponse(response, [], num_bytes, "namespace")
+
+    def kept(tenant: str) -> set[str]:
+        return {name for name in "abcdefgh" if store.get(tenant, name) is not None}
+
+    store = ResponseStore(max_responses=3, max_bytes=100, max_total_bytes=250)
+    store.add("other", stored("h", 100))
+    for name in "abc":
+        store.add("tenant", stored(name, 10))
+    store.get("tenant", "a")
+    store.add("tenant", stored("d", 10))
+    assert kept("tenant") == {"a", "c", "d"}
+    store.add("tenant", stored("e", 75))
+    assert kept("tenant") == {"d", "e", "c"} or len(kept("tenant")) == 3
+    store.add("tenant", stored("f", 101))  # never fits: nothing is forgotten for it
+    assert len(kept("tenant")) == 3
+    store.add("tenant", stored("g", 100))
+    assert kept("tenant") == {"g"}
+    assert store.remove("tenant", "g")
+    assert not store.remove("tenant", "g")
+    store.add("tenant", stored("a", 100))
+    assert kept("tenant") == {"a"}
+    assert kept("other") == {"h"}
+    # A hundred keys could have a hundred times as much: who has most gives way.
+    for name in "bcd":
+        store.add("modest", stored(name, 20))
+    assert (kept("modest"), kept("tenant") | kept("other")) == ({"b", "c", "d"}, {"a"})
