@@ -14,6 +14,7 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
     layers        decoder layers in one call
     elementwise   norms, rotary positions, writing into the cache
     rows          blocks of the cache as rows of bytes
+    records       such rows in files, checked
     draw          one token per row of logits
     logprobs      log-probabilities of tokens
     checks        what is refused before compiled code sees a pointer
@@ -24,6 +25,7 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
       panel.h       rows times a panel of 32 columns, the product that the others are made of
       tiles.h       the same product by AMX
       quantised.h   panels of integers
+      xxhash.h      checksums: the xxHash library, as it is published
 
 The functions take contiguous torch tensors in float32 or bfloat16 on the CPU, where they do not say otherwise, and share
 torch's threads. They raise RuntimeError where no variant runs on this machine: ask `library` first. None computes gradients.
@@ -40,6 +42,7 @@ from radixkv_cpu.library import VARIANTS, cpu_flags, library, supported_variants
 from radixkv_cpu.linear import ACTIVATIONS, PackedWeight, Weight, is_packable
 from radixkv_cpu.logprobs import Logprobs, token_logprobs
 from radixkv_cpu.quantised import QUANTIZATIONS, Quantised, QuantisedWeight, dequantise, is_quantisable, quantise
+from radixkv_cpu.records import read_records
 from radixkv_cpu.rows import BlockParts
 
 __all__ = [
@@ -68,6 +71,7 @@ __all__ = [
     "is_quantisable",
     "library",
     "quantise",
+    "read_records",
     "rms_norm",
     "rope_",
     "supported_variants",

@@ -55,6 +55,7 @@ class Library:
         self.experts = self._function("experts")
         self.layers = self._function("layers")
         self.rows = self._function("rows")
+        self.records = self._function("records")
         self.draw = self._function("draw")
         self.logprobs = self._function("logprobs")
 

@@ -80,7 +80,9 @@ class BlockParts:
         check_tensor("rows", rows, [len(block_ids), self.row_bytes], [torch.uint8])
         if not len(block_ids):
             return
-        lowest, highest = (int(bound) for bound in block_ids.aminmax())
+        # By numpy: each call of torch's releases Python's lock, and a thread that loads may get it back late.
+        ids = block_ids.numpy()
+        lowest, highest = int(ids.min()), int(ids.max())
         if lowest < 0 or highest >= self._num_blocks:
             raise ValueError(f"block_ids: expected 0 to {self._num_blocks - 1}, got {lowest} to {highest}")
         call = _Rows(

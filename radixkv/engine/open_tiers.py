@@ -27,6 +27,7 @@ from radixkv.tiers.shared_tier import BlobStore, SharedTier
 from radixkv.tiers.slot_reader import slot_bytes_of
 from radixkv.tiers.tier import Tier
 from radixkv.tiers.tier_events import TierEvents
+from radixkv_cpu import library, read_records
 
 # What events call tiers, in the terms of vLLM and of Dynamo: a CPU's pool is "CPU" itself.
 _HOST_MEDIUM = "CPU"
@@ -124,7 +125,14 @@ def _open_disk_tier(
     codec = RecordCodec(block_format, key)
     num_bytes = _size("disk_cache_size", config.disk_cache_size, slot_bytes_of(codec))
     read_only = config.disk_cache_read_only
-    tier = DiskTier(folder, block_format, capacity_bytes=num_bytes, key=key, read_only=read_only)
+    tier = DiskTier(
+        folder,
+        block_format,
+        capacity_bytes=num_bytes,
+        key=key,
+        read_only=read_only,
+        read_records=None if library() is None else read_records,
+    )
     stack.callback(tier.close)
     if opened.events is not None:
         tier.table.observer = opened.events.of(_DISK_MEDIUM)

@@ -20,7 +20,7 @@ from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.open_store import OpenStore, open_to_read, open_to_write
 from radixkv.tiers.record import RecordCodec, Verdict
 from radixkv.tiers.slot_index import IndexedBlock
-from radixkv.tiers.slot_reader import SlotReader, runs_of
+from radixkv.tiers.slot_reader import RecordsReader, SlotReader, runs_of
 from radixkv.tiers.slot_table import SlotTable
 from radixkv.tiers.stats import StoreCounters, StoreStats
 from radixkv.tiers.stored_pins import StoredPins
@@ -48,6 +48,7 @@ class DiskTier:
         queue_bytes: of blocks that may wait to be written; what is more is dropped.
         key: encrypts the blocks, 32 bytes; None: they are stored as they are.
         read_only: read what another process writes. Nothing is put, cleared or forgotten.
+        read_records: see `radixkv.tiers.slot_reader.SlotReader`.
         clock: seconds, for statistics and for the time after which a disk that failed is tried again.
 
     Attributes:
@@ -72,12 +73,13 @@ class DiskTier:
         queue_bytes: int = 256 << 20,
         key: bytes | None = None,
         read_only: bool = False,
+        read_records: RecordsReader | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_path("root", root)
         check_count("queue_bytes", queue_bytes, 1)
         self._codec = RecordCodec(block_format, key)
-        self._reader = SlotReader(self._codec)
+        self._reader = SlotReader(self._codec, read_records)
         self._slot_bytes = self._reader.slot_bytes
         check_count("capacity_bytes", capacity_bytes, self._slot_bytes)
         self._capacity = capacity_bytes // self._slot_bytes

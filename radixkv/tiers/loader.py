@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
 # Read and written at once: few enough to stay in the processor's caches in between, many enough for a disk to be fast.
 _CHUNK_BLOCKS = 8
-# Threads that take chunks in turn: while one writes a chunk, the other reads the next.
+# Threads that take chunks: while one is at a disk, the other copies.
 _NUM_READERS = 2
 # Of a pool's memory, what is made ready at most when nothing is loaded yet; and how much of it before a load's own is.
 _MAX_PREPARED_BYTES = 1 << 30
@@ -61,6 +62,7 @@ class Load:
         fence: see `PoolRows.write`.
         num_loaded: blocks that are in the pool.
         read: for each tier that was read: blocks and seconds.
+        cancelled: whether no chunk more is written.
         done: is set when nothing more of it will be written.
     """
 
@@ -71,81 +73,101 @@ class Load:
     fence: object = None
     num_loaded: int = 0
     read: list[tuple[int, int, float]] = field(default_factory=list)
+    cancelled: bool = False
     done: threading.Event = field(default_factory=threading.Event)
-    _ended: bool = False
-    _turn: threading.Condition = field(default_factory=threading.Condition)
-    # Of the chunks that are read or wait for their turn, by their first block: the tier, and when reading began.
-    _reading: dict[int, tuple[int, float]] = field(default_factory=dict)
-    _num_tried: int = 0  # blocks that were written or are lost
+    _changed: threading.Condition = field(default_factory=threading.Condition)  # of what follows
+    _num_wanted: int = 0  # blocks before the first one that is missing
+    _num_writing: int = 0  # chunks
+    # Of the chunks that are read or written, by their first block: the tier, and when reading began.
+    _begun: dict[int, tuple[int, float]] = field(default_factory=dict)
+    # Of those that are behind one of these: the blocks that were written, and when the last was.
+    _finished: dict[int, _Finished] = field(default_factory=dict)
+    _num_tried: int = 0  # blocks that were written or are lost, with all before them
     _tried_at: float = 0.0  # when the last of them was
 
-    @property
-    def ended(self) -> bool:
-        """Whether it was cancelled, or a block was missing."""
-        return self._ended
+    def __post_init__(self) -> None:
+        self._num_wanted = len(self.block_ids)
 
-    def begin_chunk(self, chunk: Span, began: float) -> None:
-        """A chunk begins to be read."""
-        self._reading[chunk.start - self.first] = (chunk.tier, began)
+    def begin_chunk(self, chunk: Span, began: float) -> bool:
+        """A chunk begins to be read; False: it need not be."""
+        start = chunk.start - self.first
+        self._begun[start] = (chunk.tier, began)
+        return self._wants(start)
 
     def in_vain(self, now: float) -> tuple[int, float] | None:
-        """The tier that is read for the next blocks, and for how long it has been; None: loads before this one are read.
-
-        Waits for no chunk that is being written.
-        """
-        reading = self._reading.get(self._num_tried)
-        return None if reading is None else (reading[0], now - max(reading[1], self._tried_at))
+        """The tier that is read for the next blocks, and for how long it has been; None: loads before this one are read."""
+        begun = self._begun.get(self._num_tried)
+        return None if begun is None else (begun[0], now - max(begun[1], self._tried_at))
 
     def cancel(self) -> None:
-        """Write nothing more from now on; waits for a chunk that is being written, which takes no medium."""
-        with self._turn:
-            self._ended = True
+        """Write nothing more from now on; waits for chunks that are being written, which takes no medium."""
+        with self._changed:
+            self.cancelled = True
+            self._changed.wait_for(lambda: not self._num_writing)
 
     def try_cancel(self) -> bool:
         """Write no chunk more from now on; False: one is being written, and `done` or a later call says when it is."""
-        self._ended = True
-        if not self._turn.acquire(blocking=False):
-            return False
-        self._turn.release()
-        return True
+        with self._changed:
+            self.cancelled = True
+            return not self._num_writing
 
-    def write(self, rows: PoolRows, chunk: Span, blocks: BlockBytes, began: float, clock: Callable[[], float]) -> bool:
-        """Write what was read of a chunk when the chunks before it are written, unless the load has ended.
+    def write(self, rows: PoolRows, chunk: Span, blocks: BlockBytes, clock: Callable[[], float]) -> bool:
+        """Write what was read of a chunk, unless the load has ended. Several threads write chunks at the same time.
 
         Args:
             rows: of the pool.
-            chunk: of one of the spans.
+            chunk: that was begun.
             blocks: the leading ones that were there; the load ends with them if there are fewer than the chunk's.
-            began: when reading the chunk began.
             clock: seconds.
 
         Returns:
-            Whether it was the last one.
+            Whether the load is done.
         """
         start, stop = chunk.start - self.first, chunk.stop - self.first
-        with self._turn:
-            self._turn.wait_for(lambda: self._num_tried == start)
-            is_whole = False
-            try:
-                if not self._ended:
-                    if len(blocks):
-                        rows.write(self.block_ids[start : start + len(blocks)], blocks, self.fence)
-                    is_whole = len(blocks) == stop - start
-                    self.num_loaded += len(blocks)
-                    now = clock()
-                    # Of two chunks that were read at the same time, the time counts once.
-                    self.read.append((chunk.tier, len(blocks), now - max(began, self._tried_at)))
-                    self._tried_at = now
-            finally:
-                if not is_whole:  # else it may have been cancelled meanwhile
-                    self._ended = True
-                self._num_tried = stop
-                self._reading.pop(start, None)
-                self._turn.notify_all()
-                is_last = stop == len(self.block_ids)
-                if is_last:
+        with self._changed:
+            wanted = self._wants(start)
+            self._num_writing += wanted
+        num_written = 0
+        try:
+            if wanted and len(blocks):
+                rows.write(self.block_ids[start : start + len(blocks)], blocks, self.fence)
+                num_written = len(blocks)
+        finally:
+            with self._changed:
+                self._num_writing -= wanted
+                if num_written < stop - start:
+                    self._num_wanted = min(self._num_wanted, start + num_written)
+                self._finished[start] = _Finished(stop, num_written, wanted, clock())
+                self._count()
+                self._changed.notify_all()
+                is_done = self._num_tried == len(self.block_ids)
+                if is_done:
                     self.done.set()
-        return is_last
+        return is_done
+
+    def _wants(self, start: int) -> bool:
+        return not self.cancelled and start < self._num_wanted
+
+    def _count(self) -> None:
+        """Count the chunks that have finished with all before them; of two that were read at once, the time counts once."""
+        while (finished := self._finished.pop(self._num_tried, None)) is not None:
+            tier, began = self._begun.pop(self._num_tried)
+            if finished.wanted and self.num_loaded == self._num_tried:  # else blocks before these are missing
+                self.num_loaded += finished.num_written
+                seconds = max(0.0, finished.at - max(began, self._tried_at))
+                self.read.append((tier, finished.num_written, seconds))
+            self._num_tried = finished.stop
+            self._tried_at = max(self._tried_at, finished.at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """A chunk of a load: where the next one begins, how many blocks were written, whether any should be, and when."""
+
+    stop: int
+    num_written: int
+    wanted: bool
+    at: float
 
 
 class BlockLoader:
@@ -179,10 +201,12 @@ class BlockLoader:
         self._writer = writer
         self._keys = keys
         self._rows = rows
-        self._buffers = [make_buffer(_CHUNK_BLOCKS, rows.nbytes) for _ in range(_NUM_READERS)]
+        self._buffers: SimpleQueue[BlockBytes] = SimpleQueue()  # those that no reader has
+        for _ in range(_NUM_READERS):
+            self._buffers.put(make_buffer(_CHUNK_BLOCKS, rows.nbytes))
         self._clock = clock
         self._finder = Worker("radixkv-tier-finder")
-        self._readers = [Worker(f"radixkv-tier-reader-{number}") for number in range(_NUM_READERS)]
+        self._readers = Worker("radixkv-tier-reader", _NUM_READERS)
         self._preparer = Worker("radixkv-tier-memory")
         self._num_prepared = min(num_stored, rows.num_blocks, _MAX_PREPARED_BYTES // rows.nbytes)
         self._prepare_some(0)
@@ -194,15 +218,14 @@ class BlockLoader:
     def load(self, load: Load) -> None:
         """Begin to load; nothing else may use the blocks until it is done."""
         self._preparer.submit(partial(self._rows.prepare, load.block_ids))
-        for number, chunk in enumerate(_chunks(load.spans)):
-            reader = number % _NUM_READERS
-            self._readers[reader].submit(partial(self._read, load, chunk, self._buffers[reader]))
+        for chunk in _chunks(load.spans):
+            self._readers.submit(partial(self._read, load, chunk))
 
     def stop(self, timeout: float) -> bool:
         """End the threads; returns whether that took no longer than ``timeout`` seconds in all."""
         deadline = self._clock() + timeout
         finished = True
-        for worker in (self._finder, *self._readers, self._preparer):
+        for worker in (self._finder, self._readers, self._preparer):
             finished &= worker.stop(max(0.0, deadline - self._clock()))
         return finished
 
@@ -247,18 +270,26 @@ class BlockLoader:
         look_up.done.set()
         self.progress.set()
 
-    def _read(self, load: Load, chunk: Span, buffer: BlockBytes) -> None:
-        began = self._clock()
-        load.begin_chunk(chunk, began)
-        buffer = buffer[: chunk.stop - chunk.start]
+    def _read(self, load: Load, chunk: Span) -> None:
+        buffer = self._buffers.get()
+        try:
+            is_done = self._read_with(buffer[: chunk.stop - chunk.start], load, chunk)
+        finally:
+            self._buffers.put(buffer)
+            if load.done.is_set():
+                self.progress.set()
+        if is_done:
+            self._stack.mark_used(load.keys[: load.first + load.num_loaded])
+
+    def _read_with(self, buffer: BlockBytes, load: Load, chunk: Span) -> bool:
+        """Returns whether the load is done."""
         found = 0
         try:
-            if not load.ended:
+            if load.begin_chunk(chunk, self._clock()):
                 found = self._stack.read(chunk, load.keys, buffer)
         finally:
-            if load.write(self._rows, chunk, buffer[:found], began, self._clock):
-                self.progress.set()
-                self._stack.mark_used(load.keys[: load.first + load.num_loaded])
+            is_done = load.write(self._rows, chunk, buffer[:found], self._clock)
+        return is_done
 
 
 def _chunks(spans: Sequence[Span]) -> Iterator[Span]:

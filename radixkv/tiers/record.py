@@ -107,10 +107,14 @@ class RecordCodec(RecordLayout):
                     f"got {len(key.tokens)} and {len(key.digest)}"
                 )
 
+    def header_of(self, key: BlockKey) -> bytes:
+        """A block's header as it should be if it is not encrypted, but for the checksum."""
+        return _CHECKSUM.pack(_MAGIC, b"") + _fields_of(key)
+
     def encode(self, key: BlockKey, block: memoryview) -> tuple[bytes, memoryview]:
         """Header and body of a block's record; the body may be the block itself."""
         if self._cipher is None:
-            fields, body = _FIELDS.pack(key.digest, b"") + key.tokens, block
+            fields, body = _fields_of(key), block
         else:
             nonce = os.urandom(NONCE_BYTES)
             fields = _FIELDS.pack(key.digest, nonce) + bytes(len(key.tokens))
@@ -126,16 +130,15 @@ class RecordCodec(RecordLayout):
             body: of the record; may be ``block``, if records are not encrypted.
             block: where the block goes. Undefined unless the verdict is `Verdict.RIGHT`.
         """
-        digest, nonce = _FIELDS.unpack_from(header, _CHECKSUM.size)
-        tokens = header[_CHECKSUM.size + _FIELDS.size :]
         if self._cipher is None:
             if not self.intact(header, body):
                 return Verdict.CORRUPT
-            if digest != key.digest or tokens != key.tokens:
+            if header[_CHECKSUM.size :] != _fields_of(key):
                 return Verdict.OTHER
             if body is not block:
                 block[:] = body
             return Verdict.RIGHT
+        digest, nonce = _FIELDS.unpack_from(header, _CHECKSUM.size)
         if digest != key.digest:
             return Verdict.OTHER if self.intact(header, body) else Verdict.CORRUPT
         opened = self._cipher.decrypt(nonce, body, key.digest + key.tokens, block)
@@ -160,6 +163,11 @@ class RecordCodec(RecordLayout):
         nonce, body = sealed[:NONCE_BYTES], memoryview(sealed)[NONCE_BYTES:]
         data = memoryview(bytearray(max(0, len(body) - TAG_BYTES)))
         return bytes(data) if len(body) >= TAG_BYTES and self._cipher.decrypt(nonce, body, bound, data) else None
+
+
+def _fields_of(key: BlockKey) -> bytes:
+    """Of a block that is not encrypted."""
+    return _FIELDS.pack(key.digest, b"") + key.tokens
 
 
 def _checksum(fields: bytes, body: memoryview) -> bytes:

@@ -79,6 +79,16 @@ class SlotFiles:
             if os.fstat(descriptor).st_size > kept:
                 os.ftruncate(descriptor, kept)
 
+    def place(self, slot: int) -> tuple[int, int]:
+        """Where a slot is: an open file's descriptor, and an offset.
+
+        Raises:
+            OSError: its file cannot be opened.
+        """
+        index, within = divmod(slot, self.slots_per_file)
+        self._open(index)  # another process may have made it since
+        return self._descriptors[index], within * self._slot_bytes
+
     def read(self, first: int, buffers: list[memoryview]) -> int:
         """Fill buffers with the bytes from a slot on.
 
@@ -88,7 +98,7 @@ class SlotFiles:
         Raises:
             OSError: as from the system.
         """
-        descriptor, offset = self._place(first)
+        descriptor, offset = self.place(first)
         return os.preadv(descriptor, buffers, offset)
 
     def write(self, first: int, buffers: list[bytes | memoryview]) -> None:
@@ -97,7 +107,7 @@ class SlotFiles:
         Raises:
             OSError: as from the system, or not everything was written.
         """
-        descriptor, offset = self._place(first)
+        descriptor, offset = self.place(first)
         if os.pwritev(descriptor, buffers, offset) != sum(map(len, buffers)):
             raise OSError(errno.EIO, "not everything was written", str(self._path(first // self.slots_per_file)))
 
@@ -106,11 +116,6 @@ class SlotFiles:
         while self._descriptors:
             os.close(self._descriptors.pop())
         self.num_slots = 0
-
-    def _place(self, slot: int) -> tuple[int, int]:
-        index, within = divmod(slot, self.slots_per_file)
-        self._open(index)  # another process may have made it since
-        return self._descriptors[index], within * self._slot_bytes
 
     def _open(self, index: int) -> None:
         if index < len(self._descriptors):

@@ -1,9 +1,10 @@
-"""A thread that carries out jobs one after the other."""
+"""Threads that carry out jobs."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -13,26 +14,31 @@ _log = logging.getLogger(__name__)
 class Worker:
     """Runs what it is given, in order, until it is stopped.
 
-    Its thread ends with the process: a medium that hangs does not keep a process from its end.
+    Its threads end with the process: a medium that hangs does not keep a process from its end.
 
     Args:
-        name: of the thread.
+        name: of the threads.
+        num_threads: so many jobs run at the same time; they begin in order.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, num_threads: int = 1) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(num_threads)]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run ``job`` after those before it."""
+        """Run ``job``; begin it after those before it."""
         self._jobs.put(job)
 
     def stop(self, timeout: float) -> bool:
         """Finish the jobs and end; returns whether that took no longer than ``timeout`` seconds."""
-        self._jobs.put(None)
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        deadline = time.monotonic() + timeout
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -40,5 +46,5 @@ class Worker:
                 job()
             except Exception:
                 # What it was for notices that nothing came of it; the jobs behind it are others'.
-                _log.exception("a job of %s failed", self._thread.name)
+                _log.exception("a job of %s failed", threading.current_thread().name)
             del job  # with what it holds, before the next one comes

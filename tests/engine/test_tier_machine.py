@@ -6,7 +6,6 @@ when the machine says so.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -42,22 +41,15 @@ MEANWHILE = ("nothing", "clear", "abort", "give up")
 class ManualWorker:
     """Jobs wait until `run`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, num_threads: int = 1) -> None:
         self._jobs: list[Callable[[], None]] = []
 
     def submit(self, job: Callable[[], None]) -> None:
         self._jobs.append(job)
 
     def run(self) -> None:
-        while self.run_one():
-            pass
-
-    def run_one(self) -> bool:
-        """False: there was none."""
-        if self._jobs:
+        while self._jobs:
             self._jobs.pop(0)()
-            return True
-        return False
 
 
 class ShadowRows:
@@ -160,9 +152,7 @@ class TieredAdapter(PrefixCacheAdapter):
             loads.send_look_ups()
             loads.begin(None)
             self.writer._worker.run()
-            for reader in itertools.cycle(self.loader._readers):  # they take parts in turn
-                if not reader.run_one():
-                    break
+            self.loader._readers.run()
             self.loader._finder.run()
             loads.publish_done()
             if meanwhile != "nothing":

@@ -57,7 +57,7 @@ class Loader:
         first = Span(0, span.start, span.start + num_blocks)
         load.begin_chunk(first, 0.0)
         load.begin_chunk(Span(0, first.stop, span.stop), 0.0)
-        load.write(rows, first, np.zeros((num_blocks, 1), np.uint8), 0.0, lambda: 0.001)
+        load.write(rows, first, np.zeros((num_blocks, 1), np.uint8), lambda: 0.001)
 
     def write_first(self, num_blocks: int, write: Callable[..., None]) -> threading.Thread:
         load = self._begun[0]
@@ -66,13 +66,13 @@ class Loader:
         first = Span(0, span.start, span.start + num_blocks)
         load.begin_chunk(first, 0.0)
         data = np.zeros((num_blocks, 1), np.uint8)
-        thread = threading.Thread(target=load.write, args=(rows, first, data, 0.0, lambda: 0.001), daemon=True)
+        thread = threading.Thread(target=load.write, args=(rows, first, data, lambda: 0.001), daemon=True)
         thread.start()
         return thread
 
     def finish(self) -> None:
         for load in self._begun:
-            if load.ended:
+            if load.cancelled:
                 load.done.set()
                 continue
             load.num_loaded = len(load.block_ids)

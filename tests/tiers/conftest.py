@@ -13,6 +13,7 @@ from support.tier_model import FORMAT, FakeClock
 from radixkv.tiers import disk_tier
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.slot_reader import RecordsReader
 
 
 @pytest.fixture
@@ -21,13 +22,22 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def open_tier(tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenTier]:
+def reads_records() -> RecordsReader | None:
+    """What tiers read records with."""
+    return None
+
+
+@pytest.fixture
+def open_tier(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, reads_records: RecordsReader | None
+) -> Iterator[OpenTier]:
     """Opens tiers in one folder; those that are left open are closed. A slow disk is none that hangs."""
     monkeypatch.setattr(disk_tier, "_CLEAR_SECONDS", 600)
     tiers: list[DiskTier] = []
 
     def open_tier(block_format: BlockFormat = FORMAT, **options: Any) -> DiskTier:
-        options = {"capacity_bytes": 64 * SLOT, "queue_bytes": 1 << 20, "clock": clock} | options
+        defaults = {"capacity_bytes": 64 * SLOT, "queue_bytes": 1 << 20, "clock": clock}
+        options = defaults | {"read_records": reads_records} | options
         tiers.append(DiskTier(tmp_path / "store", block_format, **options))
         return tiers[-1]
 

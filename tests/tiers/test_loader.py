@@ -97,7 +97,7 @@ class UnevenStack:
 
 
 @pytest.mark.parametrize("num_first", [None, 3, 0])
-def test_chunks_are_written_in_order_up_to_the_first_missing_block(num_first: int | None) -> None:
+def test_blocks_are_loaded_up_to_the_first_that_is_missing(num_first: int | None) -> None:
     count = 61
     rows = Rows()
     load = Load([], [Span(0, 0, 40), Span(1, 40, count)], 0, np.arange(count, dtype=np.int32)[::-1].copy())
@@ -108,9 +108,65 @@ def test_chunks_are_written_in_order_up_to_the_first_missing_block(num_first: in
     assert load.done.wait(60)
     expected = count if num_first is None else num_first
     assert load.num_loaded == sum(blocks for _, blocks, _ in load.read) == expected
-    assert rows.blocks[load.block_ids].tolist() == [*range(expected)] + [-1] * (count - expected)
+    assert rows.blocks[load.block_ids][:expected].tolist() == [*range(expected)]
     assert {tier for tier, _, _ in load.read} == ({0, 1} if num_first is None else {0})
     assert loader.stop(60)
+
+
+class MeetingRows(PoolRows):
+    """Of a pool: no write ends before another has begun, too."""
+
+    nbytes, num_blocks = 8, 64
+
+    def __init__(self) -> None:
+        self.both = threading.Barrier(2)
+
+    def prepare(self, block_ids: NDArray[np.int32]) -> None:
+        pass
+
+    def write(self, block_ids: NDArray[np.int32], data: NDArray[np.uint8], fence: object) -> None:
+        self.both.wait(60)
+
+
+def test_chunks_are_written_at_the_same_time() -> None:
+    nothing = cast(Any, None)
+    tier = HostTier(16 * 8, 8)
+    keys = prefix_keys("a", *range(16))
+    tier.put_many(keys, np.zeros((16, 8), np.uint8))
+    loader = BlockLoader(
+        TierStack([tier]), nothing, nothing, MeetingRows(), lambda count, nbytes: np.zeros((count, nbytes), np.uint8)
+    )
+    load = Load(keys, [Span(0, 0, 16)], 0, np.arange(16, dtype=np.int32))
+    loader.load(load)
+    assert load.done.wait(60)
+    assert load.num_loaded == 16
+    assert loader.stop(60)
+
+
+def test_a_load_is_not_cancelled_while_a_later_chunk_of_it_is_written() -> None:
+    """The chunk before it hangs. Blocks that are free again must not be written."""
+    writing, goes_on = threading.Event(), threading.Event()
+
+    class SlowRows(Rows):
+        def write(self, block_ids: NDArray[np.int32], data: NDArray[np.uint8], fence: object) -> None:
+            writing.set()
+            assert goes_on.wait(60)
+
+    load = Load([], [Span(0, 0, 16)], 0, np.arange(16, dtype=np.int32))
+    first, second = Span(0, 0, 8), Span(0, 8, 16)
+    rows, data = SlowRows(), np.zeros((8, 8), np.uint8)
+    for chunk in (first, second):
+        assert load.begin_chunk(chunk, 0.0)
+    writer = threading.Thread(target=load.write, args=(rows, second, data, lambda: 1.0), daemon=True)
+    writer.start()
+    assert writing.wait(60)
+    assert not load.try_cancel()
+    goes_on.set()
+    writer.join(60)
+    assert load.try_cancel()
+    assert load.write(rows, first, data, lambda: 2.0)
+    assert load.done.is_set()
+    assert (load.num_loaded, load.read) == (0, [])
 
 
 class IgnoredRows(PoolRows):

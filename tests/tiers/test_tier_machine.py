@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -27,6 +29,9 @@ from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.folder_blobs import FolderBlobs
 from radixkv.tiers.shared_tier import SharedTier
 from radixkv.tiers.slot_index import SlotIndex
+from radixkv.tiers.slot_reader import RecordsReader
+from radixkv.tiers.tier import BlockBytes
+from radixkv_cpu import library, read_records
 
 NAMESPACES = st.sampled_from(["", "ann", "bob"])
 PREFIXES = st.lists(st.integers(0, 1), min_size=1, max_size=5)
@@ -170,8 +175,12 @@ class DiskMachine(TierMachine):
             capacity_bytes=self.capacity * 4096,
             queue_bytes=1 << 16,
             key=self.key,
+            read_records=self.reads_records(),
             clock=self.clock,
         )
+
+    def reads_records(self) -> RecordsReader | None:
+        return None
 
     def break_medium(self, fault: str) -> None:
         self.os.fault = fault
@@ -190,6 +199,19 @@ class DiskMachine(TierMachine):
         super().teardown()
         for patch in self.patches:
             patch.stop()
+
+
+class CompiledDiskMachine(DiskMachine):
+    def reads_records(self) -> RecordsReader:
+        def read(places: Sequence[tuple[int, int]], headers: bytes, slot_bytes: int, rows: BlockBytes) -> list[int]:
+            if self.os.fault in ("read fails", "gone"):
+                return [-errno.EIO] * len(places)
+            outcomes = read_records(places, headers, slot_bytes, rows)
+            if self.os.fault in ("short read", "wrong bytes") and outcomes:
+                outcomes[-1] = 2
+            return outcomes
+
+        return read
 
 
 class SealedDiskMachine(DiskMachine):
@@ -215,6 +237,8 @@ class FolderMachine(TierMachine):
         self.patch.stop()
 
 
-@pytest.mark.parametrize("machine", [DiskMachine, SealedDiskMachine, FolderMachine])
+@pytest.mark.parametrize("machine", [DiskMachine, CompiledDiskMachine, SealedDiskMachine, FolderMachine])
 def test_a_tier_returns_what_was_put_or_nothing(machine: type[TierMachine]) -> None:
+    if machine is CompiledDiskMachine and library() is None:
+        pytest.skip("no compiled code for this processor")
     run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=25, deadline=None))

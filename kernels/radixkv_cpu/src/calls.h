@@ -48,6 +48,16 @@ struct Rows {
     int32_t in_parallel;
 };
 
+// A record is a header and a row; they end where its slot ends, and between them nothing is looked at.
+struct Records {
+    const int32_t* files;    // [records], descriptors
+    const int64_t* offsets;  // [records], of slots in their files
+    const char* headers;     // [records, header bytes] as they should be, but for the checksums
+    char* rows;              // [records, row bytes]
+    int32_t* outcomes;       // [records], of records.cpp
+    int64_t num_records, slot_bytes, header_bytes, row_bytes;
+};
+
 enum class Activation : int32_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kGelu = 3, kRelu = 4 };
 
 // Of weights: floats in T, or those of quantised.h.
