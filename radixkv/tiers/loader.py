@@ -27,6 +27,8 @@ _NUM_READERS = 2
 # Of a pool's memory, what is made ready at most when nothing is loaded yet; and how much of it before a load's own is.
 _MAX_PREPARED_BYTES = 1 << 30
 _PREPARED_BLOCKS = 64
+# Steps take memory from the system, too, one after the other with this: for each second of it, so many are left to them.
+_PREPARING_PAUSE = 4
 
 
 @dataclass(eq=False, slots=True)
@@ -208,6 +210,7 @@ class BlockLoader:
         self._finder = Worker("radixkv-tier-finder")
         self._readers = Worker("radixkv-tier-reader", _NUM_READERS)
         self._preparer = Worker("radixkv-tier-memory")
+        self._early_preparer = Worker("radixkv-tier-early-memory")
         self._num_prepared = min(num_stored, rows.num_blocks, _MAX_PREPARED_BYTES // rows.nbytes)
         self._prepare_some(0)
 
@@ -225,7 +228,7 @@ class BlockLoader:
         """End the threads; returns whether that took no longer than ``timeout`` seconds in all."""
         deadline = self._clock() + timeout
         finished = True
-        for worker in (self._finder, self._readers, self._preparer):
+        for worker in (self._finder, self._readers, self._preparer, self._early_preparer):
             finished &= worker.stop(max(0.0, deadline - self._clock()))
         return finished
 
@@ -233,8 +236,13 @@ class BlockLoader:
         """Make the pool's memory ready from a block on: what is loaded first after a restart should not wait for it."""
         stop = min(start + _PREPARED_BLOCKS, self._num_prepared)
         if start < stop:
-            self._preparer.submit(partial(self._rows.prepare, np.arange(start, stop, dtype=np.int32)))
-            self._preparer.submit(partial(self._prepare_some, stop))
+            self._early_preparer.submit(partial(self._prepare, start, stop))
+
+    def _prepare(self, start: int, stop: int) -> None:
+        began = time.monotonic()
+        self._rows.prepare(np.arange(start, stop, dtype=np.int32))
+        time.sleep(_PREPARING_PAUSE * (time.monotonic() - began))
+        self._prepare_some(stop)
 
     def _find(self, look_up: LookUp, *, wait: bool) -> None:
         """Look for a prefix. What is missing may be on its way down: then, once, look again when it has been written."""

@@ -261,7 +261,7 @@ def test_the_threads_of_a_loader_have_one_deadline_in_common(monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(Worker, "stop", hangs)
         assert not loader.stop(3.0)
-    assert timeouts == [3.0, 1.0, 0.0]
+    assert timeouts == [3.0, 1.0, 0.0, 0.0]
     assert loader.stop(HANGING)
     assert writer.stop(HANGING)
 

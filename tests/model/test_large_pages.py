@@ -7,10 +7,12 @@ import errno
 import logging
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from radixkv.model import large_pages
 from radixkv.model.large_pages import LARGE_PAGE, collapse, large_pages_of, use_large_pages
 from radixkv_cpu import PackedWeight, library
 
@@ -43,6 +45,19 @@ def test_a_page_that_is_refused_is_asked_for_in_time_and_the_others_go_on() -> N
 
     assert collapse([LARGE_PAGE, 3 * LARGE_PAGE], madvise) == 1
     assert calls == [(LARGE_PAGE, LARGE_PAGE, 25), (LARGE_PAGE, LARGE_PAGE, 14), (3 * LARGE_PAGE, LARGE_PAGE, 25)]
+
+
+def test_memory_is_left_to_others_most_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step waited until all pages were large: it takes memory, too, and came to it between no two of them."""
+    now, pauses = [0.0], []
+    monkeypatch.setattr(large_pages, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=pauses.append))
+
+    def madvise(address: int, size: int, advice: int) -> int:
+        now[0] += 0.25
+        return 0
+
+    assert collapse([LARGE_PAGE, 3 * LARGE_PAGE], madvise) == 2
+    assert pauses == [1.0, 1.0]
 
 
 def _num_large(weights: list[PackedWeight]) -> int:
