@@ -43,7 +43,7 @@ class AsyncLLM(AsyncEngine):
     event loop that uses it first.
 
     Args:
-        model: as for `LLM`, or an `LLM`, which must not be used elsewhere from then on. Loading a model takes seconds,
+        model: as for `LLM`, or an `LLM`, which may not be used elsewhere until `shutdown`. Loading a model takes seconds,
             during which the event loop is blocked: do it before there is anything to serve.
         max_queue: requests that may be unfinished beyond the ``max_num_seqs`` sequences that run side by side; None: any
             number. A stream counts until it is read to its end, so that slow readers are bounded, too.

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,7 @@ class LLM:
     """A language model whose prompts share the keys and values of their common prefixes.
 
     Several threads may use one: calls of `generate` run one after the other, and streams alternate step by step. (For many
-    users at once, see `AsyncLLM`.)
+    users at once, see `AsyncLLM`.) While an `AsyncLLM` that it was given to runs, its methods raise RuntimeError.
 
     Args:
         model: hub id, local folder, GGUF file or a loaded transformers model; None: the default one,
@@ -229,7 +230,7 @@ class LLM:
         """
         single = as_single_prompt(prompt, self.engine.loaded, cache_salt, cache)
         read = single.read_cache and self.engine.enable_prefix_caching
-        with self._engine_lock:
+        with self._own_engine():
             explanation = self.engine.cache.explain(single.token_ids, single.namespace, read)
         decoded = decode_explanation(explanation, single.token_ids, self.get_tokenizer().decode)
         if self.engine.tiers is None or not read:
@@ -256,25 +257,25 @@ class LLM:
         single = as_single_prompt(prompt, self.engine.loaded, cache_salt)
         cache = self.engine.cache
         whole = len(single.token_ids) // cache.block_size * cache.block_size
-        with self._engine_lock:
+        with self._own_engine():
             if cache.match(single.token_ids, single.namespace) < whole:
                 self._run([self._make_request(single, SamplingParams(max_tokens=1, temperature=0.0))], use_tqdm=False)
             return self.engine.pins.pin(single.token_ids, single.namespace, ttl)
 
     def pins(self) -> list[Pin]:
         """The pins that are in force."""
-        with self._engine_lock:
+        with self._own_engine():
             return self.engine.cache.pins()
 
     def unpin(self, pin: Pin) -> None:
         """Let a pinned prompt be evicted again."""
-        with self._engine_lock:
+        with self._own_engine():
             self.engine.pins.release(pin)
 
     def inspect(self) -> CacheSnapshot:
         """What is cached now, with texts: as a tree, figures, JSON or a picture (see `radixkv.observe.inspect`)."""
         pool = self.engine.pool
-        with self._engine_lock:
+        with self._own_engine():
             return take_snapshot(self.engine.cache, self.get_tokenizer().decode, pool.block_nbytes)
 
     def get_tokenizer(self) -> Any:
@@ -288,7 +289,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Drop every cached prefix, pinned ones too; True when nothing is cached any more (no request was running)."""
-        with self._engine_lock:
+        with self._own_engine():
             return self.engine.reset_prefix_cache()
 
     def shutdown(self, grace_seconds: float = 30.0) -> None:
@@ -303,7 +304,7 @@ class LLM:
             ValueError: ``grace_seconds`` is not a number of at least 0.
         """
         check_seconds("grace_seconds", grace_seconds)
-        with self._engine_lock:
+        with self._own_engine():
             until = time.monotonic() + grace_seconds
             self.engine.shutdown(lambda: until - time.monotonic())
 
@@ -312,6 +313,20 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+    @contextmanager
+    def _own_engine(self) -> Iterator[None]:
+        """While no other thread runs the engine, nor gets it from here.
+
+        Raises:
+            RuntimeError: an AsyncLLM runs it.
+        """
+        with self._engine_lock:
+            if self.engine.thread not in (None, threading.current_thread()):
+                raise RuntimeError(
+                    "this LLM was given to an AsyncLLM that runs: use that one, or await its shutdown first"
+                )
+            yield
 
     def _generate(
         self,
@@ -350,7 +365,7 @@ class LLM:
 
     def _run(self, requests: list[Request], use_tqdm: bool | Callable[..., Any]) -> None:
         """Run requests to their end. Whatever is raised here, none of them stays in the engine."""
-        with self._engine_lock:
+        with self._own_engine():
             try:
                 for request in requests:
                     self.engine.add(request)
@@ -370,11 +385,11 @@ class LLM:
 
     def _stream(self, request: Request, reader: AnswerReader | None = None) -> Iterator[RequestOutput]:
         try:
-            with self._engine_lock:
+            with self._own_engine():
                 self.engine.add(request)
             finished = False
             while not finished:
-                with self._engine_lock:
+                with self._own_engine():
                     # Every step advances all requests: another thread's may have finished this one.
                     if not request.finished:
                         with deferred_interrupt() as interrupt:

@@ -102,5 +102,8 @@ def main() -> None:
 
 
 def _fail(error: Exception) -> None:
-    print(f"radixkv: {error}", file=sys.stderr)
+    words = str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.filename2 is None:
+        words = f"{error.filename}: {error.strerror}"
+    print(f"radixkv: {words}", file=sys.stderr)
     raise SystemExit(1) from None

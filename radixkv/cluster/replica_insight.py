@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
@@ -16,6 +17,8 @@ from radixkv.errors import ReplicasLostError
 from radixkv.observe.explain import PromptExplanation
 from radixkv.prompts import Prompt
 from radixkv.server.pins import AdministratorPins, PinState
+
+_log = logging.getLogger(__name__)
 
 
 def all_answers(answers: Mapping[str, httpx.Response | None]) -> dict[str, httpx.Response]:
@@ -35,7 +38,7 @@ async def explain_by_replicas(replicas: ReplicaSet, prompts: Sequence[Prompt], t
     """Of each prompt, the explanation of the replica that would reuse most of it.
 
     Args:
-        replicas: of which those that are up are asked.
+        replicas: of which those that are up are asked. What one answers that is no explanation of each prompt is left out.
         prompts: tokenized.
         tenant: on whose behalf.
 
@@ -43,11 +46,15 @@ async def explain_by_replicas(replicas: ReplicaSet, prompts: Sequence[Prompt], t
         ReplicasLostError: none answers.
     """
     answers = await replicas.ask_all("POST", "/explain", encode_prompts(prompts, tenant))
-    each = [
-        [replace(PromptExplanation.from_dict(one), replica=name) for one in answer.json()]
-        for name, answer in answers.items()
-        if answer is not None and answer.is_success
-    ]
+    each = []
+    for name, answer in answers.items():
+        if answer is None or not answer.is_success:
+            continue
+        try:
+            explained = [replace(PromptExplanation.from_dict(one), replica=name) for one in answer.json()]
+            each.append([one for _, one in zip(prompts, explained, strict=True)])
+        except (ValueError, TypeError, KeyError) as error:
+            _log.warning("replica %r does not explain the prompts, but answers otherwise: %r", name, error)
     if not each:
         raise ReplicasLostError("no replica explained the prompts; ask again")
     return [max(column, key=_num_known_tokens) for column in zip(*each, strict=True)]

@@ -10,6 +10,7 @@ A step carries one `Batch` through three parts::
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -61,6 +62,7 @@ class Engine:
 
     Attributes:
         loaded: the model, whose ``max_model_len`` is no more than the pool has room for.
+        thread: that runs it, so that no other may touch it; None: any may, one at a time.
 
     Raises:
         ValueError: the model, its device or the memory does not allow what ``config`` asks for, or an address for events
@@ -115,6 +117,7 @@ class Engine:
                 speculative, config, self.cache, index, self.scheduler.blocks, loaded.vocab_size, clock
             )
         self.async_scheduling = config.async_scheduling
+        self.thread: threading.Thread | None = None
         self._in_flight: Batch | None = None
         self._in_step = False
         self._aborted_in_step: list[str] = []

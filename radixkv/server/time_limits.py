@@ -43,9 +43,9 @@ class TimeLimits:
     def stages(self) -> list[_Stage]:
         """The limits that there are, the first one first."""
         stages = [
-            (self.queue, "waited in the queue", lambda times: times.scheduled_time is None),
-            (self.first_token, "had no token", lambda times: times.first_token_time is None),
-            (self.total, "was not finished", lambda times: True),
+            (self.queue, "waited in the queue for", lambda times: times.scheduled_time is None),
+            (self.first_token, "had no token within", lambda times: times.first_token_time is None),
+            (self.total, "was not finished within", lambda times: True),
         ]
         return sorted(_Stage(limit, words, is_late) for limit, words, is_late in stages if limit is not None)
 
@@ -104,4 +104,4 @@ class Deadlines:
 
 
 def _too_late(stage: _Stage) -> RequestTimeoutError:
-    return RequestTimeoutError(f"the request {stage.in_words} for {stage.limit:g} seconds, which is the limit")
+    return RequestTimeoutError(f"the request {stage.in_words} {stage.limit:g} seconds, which is the limit")

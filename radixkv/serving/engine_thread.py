@@ -104,6 +104,14 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="radixkv-engine", daemon=True)
 
     def start(self) -> None:
+        """Begin to run the engine.
+
+        Raises:
+            RuntimeError: another thread runs it.
+        """
+        if self._engine.thread is not None:
+            raise RuntimeError("the engine is already in service: one AsyncLLM at a time may run an LLM")
+        self._engine.thread = self._thread
         self._thread.start()
 
     def call(self, function: Callable[[Engine], _T]) -> Future[_T]:
@@ -180,6 +188,7 @@ class EngineThread:
         try:
             self._close(reason, updates, death)
         finally:
+            engine.thread = None
             self._ended.set_result(None)  # whatever happens: who stops it waits for this
 
     def _run_calls(self, wait: bool) -> bool:

@@ -280,3 +280,23 @@ def test_chat_and_text_on_the_default_model(llm: LLM) -> None:
         assert prompts[-1].endswith(f"assistant\n{expected[:4]}")
 
     run(test, llm)
+
+
+def test_what_an_async_llm_runs_nothing_else_may_run() -> None:
+    """The engine died when it was called from two threads."""
+    offline = tiny()
+    (prompt,) = prompts(1)
+    expected = offline.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+    async def test(llm: AsyncLLM) -> None:
+        assert await tokens_of(llm, prompt) == [expected]
+        with pytest.raises(RuntimeError, match="was given to an AsyncLLM that runs"):
+            offline.generate(prompt, GREEDY, use_tqdm=False)
+        with pytest.raises(RuntimeError, match="was given to an AsyncLLM that runs"):
+            next(offline.stream(prompt, GREEDY))
+        with pytest.raises(RuntimeError, match="one AsyncLLM at a time"):
+            await tokens_of(AsyncLLM(offline), prompt)
+        assert await tokens_of(llm, prompt) == [expected]
+
+    run(test, offline)
+    assert offline.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids == expected

@@ -50,12 +50,12 @@ def test_until_the_first_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
     schedule, once = llm.engine.scheduler.schedule, iter([True])
     # Computes a part of the prompt, and then nothing more.
     monkeypatch.setattr(llm.engine.scheduler, "schedule", lambda: schedule() if next(once, False) else [])
-    expected = f"the request had no token for {SOON} seconds, which is the limit"
+    expected = f"the request had no token within {SOON} seconds, which is the limit"
     assert errors(llm, TimeLimits(first_token=SOON), streams=(False,), prompt=[7] * 600) == [expected]
 
 
 def test_in_all(llm: LLM) -> None:
-    expected = f"the request was not finished for {SOON} seconds, which is the limit"
+    expected = f"the request was not finished within {SOON} seconds, which is the limit"
     assert errors(llm, TimeLimits(total=SOON)) == [expected] * 2
 
 
@@ -81,7 +81,7 @@ def test_each_choice_is_counted_as_aborted(llm: LLM, monkeypatch: pytest.MonkeyP
 
 
 def test_a_request_has_a_limit_of_its_own(llm: LLM) -> None:
-    expected = f"the request was not finished for {SOON} seconds, which is the limit"
+    expected = f"the request was not finished within {SOON} seconds, which is the limit"
     assert errors(llm, TimeLimits(total=900), timeout=SOON, streams=(True,)) == [expected]
 
 
