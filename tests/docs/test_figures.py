@@ -95,6 +95,10 @@ def requests_against_vllm() -> str:
     return against_vllm_on_one_processor("against-vllm-requests-amd", "requests on the EPYC, bfloat16", "{:.2f}")
 
 
+def requests_against_vllm_on_intel() -> str:
+    return against_vllm_on_one_processor("against-vllm-requests", "requests on the Intel Xeon, bfloat16", "{:.2f}")
+
+
 def experts_against_vllm() -> str:
     return against_vllm_on_one_processor("against-vllm-experts-amd", "mixture of experts", "{:.2f}")
 
@@ -336,6 +340,7 @@ def reserved_memory() -> str:
         (CPU, float32_against_vllm),
         (CPU, float32_against_vllm_without_amx),
         (CPU, requests_against_vllm),
+        (CPU, requests_against_vllm_on_intel),
         (CPU, experts_against_vllm),
         (CPU, steps_against_vllm),
         (CPU, steps_against_vllm_on_intel),

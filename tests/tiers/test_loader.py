@@ -221,28 +221,29 @@ def test_what_a_host_has_is_read_while_something_is_put() -> None:
 
 
 def test_of_a_load_behind_another_nothing_is_read_in_vain() -> None:
-    """Its second chunk had begun, by another thread: what the tier of the load before took counted as its own tier's."""
-    begun, goes_on = threading.Event(), threading.Event()
+    """What the tier of the load before took counted as its own tier's."""
+    begun, goes_on = threading.Barrier(3), threading.Event()
 
     class Stack:
         def read(self, span: Span, keys: Sequence[BlockKey], out: NDArray[np.uint8]) -> int:
             if not span.tier:
+                begun.wait(60)
                 assert goes_on.wait(600)
-            begun.set()
             return len(out)
 
         def mark_used(self, prefix: Sequence[BlockKey]) -> None:
             pass
 
     nothing = cast(Any, None)
-    hanging = Load([], [Span(0, 0, 1)], 0, np.arange(1, dtype=np.int32))
+    hanging = Load([], [Span(0, 0, 16)], 0, np.arange(16, dtype=np.int32))  # in both threads
     behind = Load([], [Span(1, 0, 16)], 0, np.arange(16, dtype=np.int32))
     loader = BlockLoader(
         cast(TierStack, Stack()), nothing, nothing, Rows(), lambda count, nbytes: np.zeros((count, nbytes), np.uint8)
     )
     loader.load(hanging)
     loader.load(behind)
-    assert begun.wait(60)
+    begun.wait(60)
+    assert hanging.in_vain(0.0) is not None
     assert behind.in_vain(0.0) is None
     goes_on.set()
     assert behind.done.wait(60)
