@@ -51,8 +51,8 @@ async def explain_by_replicas(replicas: ReplicaSet, prompts: Sequence[Prompt], t
         if answer is None or not answer.is_success:
             continue
         try:
-            explained = [replace(PromptExplanation.from_dict(one), replica=name) for one in answer.json()]
-            each.append([one for _, one in zip(prompts, explained, strict=True)])
+            explained = zip(prompts, answer.json(), strict=True)
+            each.append([replace(PromptExplanation.from_dict(one), replica=name) for _, one in explained])
         except (ValueError, TypeError, KeyError) as error:
             _log.warning("replica %r does not explain the prompts, but answers otherwise: %r", name, error)
     if not each:

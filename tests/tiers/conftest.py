@@ -14,6 +14,7 @@ from radixkv.tiers import disk_tier
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.slot_reader import RecordsReader
+from radixkv_cpu import library, read_records
 
 
 @pytest.fixture
@@ -21,10 +22,13 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-@pytest.fixture
-def reads_records() -> RecordsReader | None:
+@pytest.fixture(params=[None, read_records], ids=["by Python", "by compiled code"])
+def reads_records(request: pytest.FixtureRequest) -> RecordsReader | None:
     """What tiers read records with."""
-    return None
+    if request.param is not None and library() is None:
+        pytest.skip("no compiled code for this processor")
+    reader: RecordsReader | None = request.param
+    return reader
 
 
 @pytest.fixture

@@ -22,6 +22,12 @@ from radixkv.tiers.open_store import open_to_write
 from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
 from radixkv.tiers.stored_pins import StoredPin
 
+
+@pytest.fixture
+def reads_records() -> None:
+    """Python: compiled code reads past a module's `os`, in whose place the disk fails."""
+
+
 FAULTS_OF_WRITING = ["write fails", "full", "gone"]
 
 

@@ -16,17 +16,7 @@ from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.namespace_secret import namespace_secret
 from radixkv.tiers.record import RecordCodec
-from radixkv.tiers.slot_reader import RecordsReader
 from radixkv.tiers.store_folder import make_store_folder
-from radixkv_cpu import library, read_records
-
-
-@pytest.fixture(params=[None, read_records], ids=["by Python", "by compiled code"])
-def reads_records(request: pytest.FixtureRequest) -> RecordsReader | None:
-    if request.param is not None and library() is None:
-        pytest.skip("no compiled code for this processor")
-    reader: RecordsReader | None = request.param
-    return reader
 
 
 @pytest.mark.parametrize("key", [None, bytes(range(32))], ids=["plain", "sealed"])

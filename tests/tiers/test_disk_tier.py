@@ -19,16 +19,6 @@ from radixkv.errors import StoreInUseError
 from radixkv.tiers import slot_files
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
-from radixkv.tiers.slot_reader import RecordsReader
-from radixkv_cpu import library, read_records
-
-
-@pytest.fixture(params=[None, read_records], ids=["by Python", "by compiled code"])
-def reads_records(request: pytest.FixtureRequest) -> RecordsReader | None:
-    if request.param is not None and library() is None:
-        pytest.skip("no compiled code for this processor")
-    reader: RecordsReader | None = request.param
-    return reader
 
 
 def test_blocks_are_there_after_a_restart(open_tier: OpenTier) -> None:
