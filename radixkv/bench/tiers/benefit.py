@@ -1,22 +1,19 @@
 """What tiers below the pool bring and cost, on a real model: against no tier, and hot against cold, in the same run.
 
-Four questions: how fast the first token is after a restart; what a working set four times the pool costs, which is computed
-again and again where nothing is below, and how far that is from a pool that holds all of it, which no tier can beat; what
-writing costs prompts that are never repeated; and how fast the first token is of a prompt that another engine has put into a
-shared store.
+Five questions: how fast the first token is after a restart; what a working set four times the pool costs, which is computed
+again and again where nothing is below, and how far that is from a pool that holds all of it, which no tier can beat; how late
+first tokens are for users who come when they want; what writing costs prompts that are never repeated; and how fast the first
+token is of a prompt that another engine has put into a shared store.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import random
 import secrets
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,17 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.tiers.fresh_engine import BLOCK_SIZE, fresh_llm, random_tokens, seconds_to_first_token
+from radixkv.bench.tiers.working_set import LOAD, Arrivals, WorkingSet, measure_arrivals, measure_working_set
 from radixkv.llm import LLM
-from radixkv.outputs import RequestOutput
 from radixkv.sampling_params import SamplingParams
 
-BLOCK_SIZE = 16
 # Tokens of a prompt that is known, and of a new question behind it; without one, the prompt is repeated word for word.
 RESTARTS = ((1000, 0), (1000, 20), (7000, 20))
-# A conversation is about a document, in short questions and answers: caching gains little where much is generated.
-DOCUMENT_TOKENS = 1000
-QUESTION_TOKENS = 48
-ANSWER_TOKENS = 16
 UNRELATED_PROMPTS = 16
 UNRELATED_TOKENS = 240
 UNRELATED_ANSWER = 64
@@ -62,24 +55,6 @@ class Restart:
     cold: float
     cold_without_tiers: float
     cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkingSet:
-    """Conversations that do not fit the pool.
-
-    Attributes:
-        tier: what is below the pool; "none": nothing; "larger pool": nothing, for the pool holds all of them.
-        tokens_per_second: prompt and generated tokens that were served.
-        cached_share: of the prompt tokens.
-        ttft_p50, ttft_p99: seconds from the beginning of a wave to the first token.
-    """
-
-    tier: str
-    tokens_per_second: float
-    cached_share: float
-    ttft_p50: float
-    ttft_p99: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +112,20 @@ def run_tiers(
                 measure_working_set(model, tier, Path(folder) / f"set-{tier}", conversations, turns)
                 for tier in ("none", "host", "disk", "larger pool")
             ]
+        with console.status("users who come when they want"):
+            rate = LOAD * sets[0].requests_per_second
+            arrivals = measure_arrivals(model, rate, Path(folder) / "arrivals", conversations, turns)
         with console.status("what writing costs"):
             writing = measure_writing(model, Path(folder) / "writing", rounds)
         with console.status("a shared store"):
             shared = None if shared_cache is None else measure_shared(model, shared_cache, Path(folder), rounds)
-    _print(console, restarts, sets, writing, shared)
+    _print(console, restarts, sets, arrivals, writing, shared)
     if json_path is not None:
         figures = {
             "machine": describe_machine("torch", "transformers"),
             "restart": [asdict(each) for each in restarts],
             "working_set": {"conversations": conversations, "turns": turns, "rows": [asdict(each) for each in sets]},
+            "arrivals": [asdict(each) for each in arrivals],
             "writing": asdict(writing),
             **({} if shared is None else {"shared": asdict(shared)}),
         }
@@ -159,31 +138,31 @@ def measure_restart(model: str | None, folder: Path, rounds: int) -> list[Restar
     """First tokens after a restart over a folder that an engine before has written."""
     rng = random.Random(1)
     options: dict[str, Any] = {"disk_cache": folder, "disk_cache_size": "16GiB", "num_blocks": 2 * _blocks(rounds)}
-    with _llm(model, **options) as llm:
+    with fresh_llm(model, **options) as llm:
         vocabulary = llm.engine.loaded.vocab_size
-        known = {case: [_tokens(rng, case[0], vocabulary) for _ in range(rounds)] for case in RESTARTS}
+        known = {case: [random_tokens(rng, case[0], vocabulary) for _ in range(rounds)] for case in RESTARTS}
         for prompts in known.values():
             for prompt in prompts:
                 _first_token(llm, prompt)
     times: dict[tuple[str, tuple[int, int]], list[float]] = {}
     cached: dict[tuple[int, int], list[int]] = {}
-    with _llm(model, **options) as llm:
-        _first_token(llm, _tokens(rng, 64, vocabulary))
+    with fresh_llm(model, **options) as llm:
+        _first_token(llm, random_tokens(rng, 64, vocabulary))
         for case, prompts in known.items():
             length, question = case
             for prompt in prompts:
-                seconds, num_cached = _first_token(llm, prompt + _tokens(rng, question, vocabulary))
+                seconds, num_cached = _first_token(llm, prompt + random_tokens(rng, question, vocabulary))
                 times.setdefault(("loaded", case), []).append(seconds)
                 cached.setdefault(case, []).append(num_cached)
-                seconds, _ = _first_token(llm, prompt + _tokens(rng, question, vocabulary))
+                seconds, _ = _first_token(llm, prompt + random_tokens(rng, question, vocabulary))
                 times.setdefault(("hot", case), []).append(seconds)
-                seconds, _ = _first_token(llm, _tokens(rng, length + question, vocabulary))
+                seconds, _ = _first_token(llm, random_tokens(rng, length + question, vocabulary))
                 times.setdefault(("cold", case), []).append(seconds)
-    with _llm(model, num_blocks=options["num_blocks"]) as llm:
-        _first_token(llm, _tokens(rng, 64, vocabulary))
+    with fresh_llm(model, num_blocks=options["num_blocks"]) as llm:
+        _first_token(llm, random_tokens(rng, 64, vocabulary))
         for case in RESTARTS:
             for _ in range(rounds):
-                seconds, _ = _first_token(llm, _tokens(rng, sum(case), vocabulary))
+                seconds, _ = _first_token(llm, random_tokens(rng, sum(case), vocabulary))
                 times.setdefault(("none", case), []).append(seconds)
     median = {key: statistics.median(values) for key, values in times.items()}
     return [
@@ -197,42 +176,6 @@ def measure_restart(model: str | None, folder: Path, rounds: int) -> list[Restar
         )
         for case in RESTARTS
     ]
-
-
-def measure_working_set(model: str | None, tier: str, folder: Path, conversations: int, turns: int) -> WorkingSet:
-    """Conversations that go on in turn, turn by turn; the pool holds a quarter of what they have in the end."""
-    rng = random.Random(2)
-    length = DOCUMENT_TOKENS + turns * (QUESTION_TOKENS + ANSWER_TOKENS)
-    needed = conversations * (length // BLOCK_SIZE + 1)
-    below: dict[str, dict[str, Any]] = {
-        "none": {},
-        "larger pool": {},
-        "host": {"host_cache_size": "16GiB"},
-        "disk": {"disk_cache": folder, "disk_cache_size": "16GiB"},
-    }
-    params = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True)
-    served, cached, prompted = 0, 0, 0
-    first_tokens: list[float] = []
-    with _llm(model, num_blocks=needed + conversations if tier == "larger pool" else needed // 4, **below[tier]) as llm:
-        vocabulary = llm.engine.loaded.vocab_size
-        histories = [_tokens(rng, DOCUMENT_TOKENS, vocabulary) for _ in range(conversations)]
-        began = time.monotonic()
-        for _ in range(turns):
-            for history in histories:
-                history += _tokens(rng, QUESTION_TOKENS, vocabulary)
-            for start in range(0, conversations, 8):
-                wave = histories[start : start + 8]
-                prompts: list[Any] = [{"prompt_token_ids": list(history)} for history in wave]
-                outputs = llm.generate(prompts, params, use_tqdm=False)
-                for history, output in zip(wave, outputs, strict=True):
-                    history += output.outputs[0].token_ids
-                    served += len(output.prompt_token_ids) + len(output.outputs[0].token_ids)
-                    prompted += len(output.prompt_token_ids)
-                    cached += output.num_cached_tokens
-                    first_tokens.append(_seconds_to_first_token(output))
-        seconds = time.monotonic() - began
-    p50, p99 = np.percentile(first_tokens, [50, 99]).tolist()
-    return WorkingSet(tier, served / seconds, cached / prompted, p50, p99)
 
 
 def measure_writing(model: str | None, folder: Path, rounds: int) -> Writing:
@@ -253,7 +196,8 @@ def measure_writing(model: str | None, folder: Path, rounds: int) -> Writing:
         for number in range(rounds + 1):
             for way, llm in llms.items():
                 prompts: list[Any] = [
-                    {"prompt_token_ids": _tokens(rng, UNRELATED_TOKENS, vocabulary)} for _ in range(UNRELATED_PROMPTS)
+                    {"prompt_token_ids": random_tokens(rng, UNRELATED_TOKENS, vocabulary)}
+                    for _ in range(UNRELATED_PROMPTS)
                 ]
                 began = time.monotonic()
                 llm.generate(prompts, params, use_tqdm=False)
@@ -281,18 +225,18 @@ def measure_shared(model: str | None, store: str, folder: Path, rounds: int) -> 
     secret.write_text(secrets.token_hex(32))
     num_blocks = 2 * rounds * (length // BLOCK_SIZE + 2) + UNRELATED_PROMPTS
     options: dict[str, Any] = {"shared_cache": store, "cache_secret_file": secret, "num_blocks": num_blocks}
-    with _llm(model, **options) as llm:
+    with fresh_llm(model, **options) as llm:
         vocabulary = llm.engine.loaded.vocab_size
-        known = [_tokens(rng, length, vocabulary) for _ in range(rounds)]
+        known = [random_tokens(rng, length, vocabulary) for _ in range(rounds)]
         for prompt in known:
             _first_token(llm, prompt)
     loaded: list[tuple[float, int]] = []
     cold: list[float] = []
-    with _llm(model, **options) as llm:
-        _first_token(llm, _tokens(rng, 64, vocabulary))
+    with fresh_llm(model, **options) as llm:
+        _first_token(llm, random_tokens(rng, 64, vocabulary))
         for prompt in known:
             loaded.append(_first_token(llm, prompt))
-            cold.append(_first_token(llm, _tokens(rng, length, vocabulary))[0])
+            cold.append(_first_token(llm, random_tokens(rng, length, vocabulary))[0])
     seconds, cached = zip(*loaded, strict=True)
     return Shared(length, statistics.median(seconds), statistics.median(cold), int(statistics.median(cached)))
 
@@ -321,40 +265,24 @@ def plot_tiers(restarts: list[Restart], sets: list[WorkingSet], path: Path) -> N
     figure.savefig(path)
 
 
-@contextmanager
-def _llm(model: str | None, **options: Any) -> Iterator[LLM]:
-    """An engine of its own, gone afterwards, as in a new process; model files are in the page cache in any case."""
-    llm = LLM(model, block_size=BLOCK_SIZE, **options)
-    try:
-        with llm:
-            yield llm
-    finally:
-        del llm
-        gc.collect()
-
-
 def _blocks(rounds: int) -> int:
     return rounds * sum(-(-sum(case) // BLOCK_SIZE) + 1 for case in RESTARTS)
-
-
-def _tokens(rng: random.Random, count: int, vocabulary: int) -> list[int]:
-    return [rng.randrange(10, vocabulary) for _ in range(count)]
 
 
 def _first_token(llm: LLM, prompt: list[int]) -> tuple[float, int]:
     """Seconds to the first token, and how many tokens were cached."""
     params = SamplingParams(max_tokens=1, temperature=0.0)
     (output,) = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
-    return _seconds_to_first_token(output), output.num_cached_tokens
-
-
-def _seconds_to_first_token(output: RequestOutput) -> float:
-    assert output.metrics.first_token_time is not None
-    return output.metrics.first_token_time - output.metrics.arrival_time
+    return seconds_to_first_token(output), output.num_cached_tokens
 
 
 def _print(
-    console: Console, restarts: list[Restart], sets: list[WorkingSet], writing: Writing, shared: Shared | None
+    console: Console,
+    restarts: list[Restart],
+    sets: list[WorkingSet],
+    arrivals: list[Arrivals],
+    writing: Writing,
+    shared: Shared | None,
 ) -> None:
     columns = ("prompt", "hot, s", "loaded after a restart, s", "cold, s", "cold without tiers, s")
     table = Table(*columns, "loaded / hot", "loaded / cold")
@@ -378,6 +306,17 @@ def _print(
             f"{row.cached_share:.0%}",
             f"{row.ttft_p50:.2f}",
             f"{row.ttft_p99:.2f}",
+        )
+    console.print(table)
+    table = Table("below the pool", "requests/s", "cached", "first token p50, s", "p99, s", "p99 / p50 of none")
+    for users in arrivals:
+        table.add_row(
+            users.tier,
+            f"{users.requests_per_second:.2f}",
+            f"{users.cached_share:.0%}",
+            f"{users.ttft_p50:.2f}",
+            f"{users.ttft_p99:.2f}",
+            f"{users.ttft_p99 / arrivals[0].ttft_p50:.2f}",
         )
     console.print(table)
     console.print(

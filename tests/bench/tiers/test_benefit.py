@@ -9,14 +9,14 @@ import pytest
 from rich.console import Console
 from support.model_zoo import build_shallow
 
-from radixkv.bench.tiers import benefit
+from radixkv.bench.tiers import benefit, working_set
 from radixkv.bench.tiers.benefit import run_tiers
 
 
 @pytest.mark.usefixtures("loads_are_worth_it")  # a tiny model computes about as fast as a tier reads
 def test_every_row_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benefit, "RESTARTS", ((100, 0), (100, 20), (300, 20)))
-    monkeypatch.setattr(benefit, "DOCUMENT_TOKENS", 40)
+    monkeypatch.setattr(working_set, "DOCUMENT_TOKENS", 40)
     monkeypatch.setattr(benefit, "UNRELATED_TOKENS", 40)
     monkeypatch.setattr(benefit, "UNRELATED_ANSWER", 4)
     build_shallow("llama").save_pretrained(tmp_path / "model")
@@ -27,6 +27,11 @@ def test_every_row_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.Mon
     shares = {row["tier"]: row["cached_share"] for row in figures["working_set"]["rows"]}
     assert shares["none"] < 0.9 * shares["larger pool"]
     assert max(shares["host"], shares["disk"]) <= shares["larger pool"] * 1.05
+    arrivals = {row["tier"]: row for row in figures["arrivals"]}
+    assert list(arrivals) == ["none", "host", "disk"]
+    assert arrivals["none"]["cached_share"] <= arrivals["disk"]["cached_share"]
+    assert arrivals["disk"]["cached_share"] == pytest.approx(shares["larger pool"], rel=0.05)
+    assert all(0 < row["ttft_p50"] <= row["ttft_p99"] for row in arrivals.values())
     assert set(figures["writing"]) == {"without_tiers", "write_back", "write_through"}
     assert figures["shared"]["cached_tokens"] == 96
     assert plot.read_text().startswith("<?xml")
