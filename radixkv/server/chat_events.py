@@ -22,15 +22,15 @@ from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.chat_messages import as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.errors import client_errors
-from radixkv.server.generation import Generation
+from radixkv.server.generation import Generation, extend_choice
 from radixkv.server.protocol import Usage, finish_reason
 from radixkv.server.response_size import check_response_size
 from radixkv.server.service import Service
 from radixkv.server.tenants import Tenant
 from radixkv.serving.answer_reader import PieceReader
 from radixkv.tools.chat_format import AnswerForm
-from radixkv.tools.definitions import ParsedAnswer
-from radixkv.tools.events import AnswerPiece, ToolCallArguments, ToolCallBegin
+from radixkv.tools.definitions import ParsedAnswer, parsed_answer
+from radixkv.tools.events import AnswerPiece, ReasoningPiece, ToolCallArguments, ToolCallBegin
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -107,11 +107,14 @@ class ChatEvents:
     def __init__(self, generation: Generation, form: AnswerForm | None) -> None:
         self._generation = generation
         self._form = form
+        self._num_reasoning_tokens = 0
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far."""
-        return self._generation.usage
+        """Tokens so far. Those of reasoning are counted as they come: with the last of them, others may."""
+        usage = self._generation.usage
+        usage.completion_tokens_details.reasoning_tokens = self._num_reasoning_tokens
+        return usage
 
     @property
     def request_id(self) -> str:
@@ -166,14 +169,22 @@ class ChatEvents:
                         arguments[delta.choice] = []
                     elif isinstance(piece, ToolCallArguments):
                         arguments[delta.choice].append(piece.text)
+                if any(isinstance(piece, ReasoningPiece) for piece in pieces):
+                    self._num_reasoning_tokens += len(output.token_ids)
                 reason = _finish_reason(output, arguments.get(delta.choice, []))
                 yield ChatEvent(delta.choice, pieces, output, reason, output.stop_reason)
 
     async def collect(self) -> list[ChatAnswer]:
         """All choices, complete."""
+        outputs: dict[int, CompletionOutput] = {}
+        pieces: dict[int, list[AnswerPiece]] = {}
+        async with aclosing(aiter(self)) as events:
+            async for event in events:
+                extend_choice(outputs, event.choice, event.output)
+                pieces.setdefault(event.choice, []).extend(event.pieces)
         answers = []
-        for choice, output in enumerate(await self._generation.collect()):
-            answer = ParsedAnswer(output.text) if self._form is None else self._form.parse(output.text)
+        for choice, output in sorted(outputs.items()):
+            answer = parsed_answer(pieces[choice])
             reason = _finish_reason(output, [call.arguments for call in answer.tool_calls[-1:]])
             answers.append(ChatAnswer(choice, answer, output, reason, output.stop_reason))
         return answers

@@ -30,14 +30,29 @@ class TextPart(StrictModel):
     cache_control: CacheControl | None = None
 
 
-ContentPart = Annotated[TextPart, one_of_types("parts", ("text",))]
+class RefusalPart(StrictModel):
+    """What an assistant said instead of an answer, from a history that another server wrote."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """The refusal."""
+        return self.refusal
+
+
+ContentPart = Annotated[
+    Annotated[TextPart | RefusalPart, Field(discriminator="type")], one_of_types("parts", ("text", "refusal"))
+]
 
 
 class ChatMessage(StrictModel):
     """One message of a conversation.
 
     Attributes:
-        content: may be null where there are tool calls.
+        content: may be null where there are tool calls or a refusal.
+        refusal: of an assistant's message: what it said instead of an answer; read as its content.
         reasoning_content: of an assistant's message: what it thought, for templates that write it.
         reasoning: vLLM's name of the same.
         tool_calls: of an assistant's message: the tools that it called.
@@ -53,7 +68,7 @@ class ChatMessage(StrictModel):
     tool_call_id: str | None = None
 
     # OpenAI's clients send answers back with these fields.
-    refusal: None = None
+    refusal: str | None = None
     annotations: list[dict[str, Any]] | None = None  # not part of what the model reads
     type: Literal["message"] | None = None
     audio: None = None
@@ -62,13 +77,23 @@ class ChatMessage(StrictModel):
     def as_message(self) -> Message:
         """The message in the form of `radixkv.prompts`: without what is null or empty."""
         # Of other roles a name is ignored, as OpenAI's models do for the most part.
-        unused = {"annotations", "type", "reasoning"} | (set() if self.role == "tool" else {"name"})
+        unused = {"annotations", "type", "reasoning", "content", "refusal"} | (
+            set() if self.role == "tool" else {"name"}
+        )
         message: dict[str, Any] = self.model_dump(exclude_none=True, exclude=unused)
         if self.thought is not None:
             message["reasoning_content"] = self.thought
         if not message.get("tool_calls"):
             message.pop("tool_calls", None)
-        return {"content": None, **message}
+        nothing = self.content is None and self.refusal is None
+        return {**message, "content": None if nothing else "\n".join(self._written)}
+
+    @property
+    def _written(self) -> list[str]:
+        """The texts of the content and the refusal."""
+        content = self.content
+        parts = [content] if isinstance(content, str) else [part.text for part in content or []]
+        return parts if self.refusal is None else [*parts, self.refusal]
 
     @property
     def thought(self) -> str | None:
@@ -78,14 +103,12 @@ class ChatMessage(StrictModel):
     @property
     def texts(self) -> list[str]:
         """All text that a template may write."""
-        content = self.content
-        parts = [content] if isinstance(content, str) else [part.text for part in content or []]
         calls = [
             text
             for call in self.tool_calls or []
             for text in (f"{call.id}{call.function.name}", call.function.arguments)
         ]
-        return [*parts, *calls, "".join(filter(None, (self.thought, self.name, self.tool_call_id)))]
+        return [*self._written, *calls, "".join(filter(None, (self.thought, self.name, self.tool_call_id)))]
 
 
 # None at all are refused in the words that `LLM.chat` has for it.

@@ -205,13 +205,7 @@ class Generation:
         choices: dict[int, CompletionOutput] = {}
         async with aclosing(aiter(self)) as deltas:
             async for delta in deltas:
-                output, complete = delta.output, choices.setdefault(delta.choice, delta.output)
-                if complete is not output:
-                    complete.text += output.text
-                    complete.token_ids += output.token_ids
-                    if complete.logprobs is not None:
-                        complete.logprobs += output.logprobs or []
-                    complete.finish_reason, complete.stop_reason = output.finish_reason, output.stop_reason
+                extend_choice(choices, delta.choice, delta.output)
         return [choices[choice] for choice in sorted(choices)]
 
     def _outputs(self, delta: OutputDelta) -> list[CompletionOutput]:
@@ -237,6 +231,17 @@ class Generation:
             finish_reason=beam.finish_reason,
             stop_reason=beam.stop_reason,
         )
+
+
+def extend_choice(choices: dict[int, CompletionOutput], choice: int, new: CompletionOutput) -> None:
+    """Add what is new in a choice to what there is of it; of the first, nothing is copied."""
+    whole = choices.setdefault(choice, new)
+    if whole is not new:
+        whole.text += new.text
+        whole.token_ids += new.token_ids
+        if whole.logprobs is not None:
+            whole.logprobs += new.logprobs or []
+        whole.finish_reason, whole.stop_reason = new.finish_reason, new.stop_reason
 
 
 class Answers(Protocol):

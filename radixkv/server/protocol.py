@@ -279,8 +279,10 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """Of drafted tokens, which are guesses that cost the client nothing, those that proved right, and the others."""
+    """Of the generated tokens those of reasoning; of drafted ones, which are guesses that cost the client nothing, those that
+    proved right, and the others."""
 
+    reasoning_tokens: int = 0
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 

@@ -136,6 +136,26 @@ def test_messages_as_other_services_return_them(llm: LLM) -> None:
     run(llm, test)
 
 
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"content": None, "refusal": "I will not."},
+        {"content": [{"type": "refusal", "refusal": "I will not."}]},
+        {"content": [{"type": "text", "text": "I will not."}], "refusal": None},
+    ],
+)
+def test_refusals_of_other_servers_are_what_the_assistant_said(llm: LLM, refused: dict[str, Any]) -> None:
+    def asked(answer: dict[str, Any]) -> dict[str, Any]:
+        question = {"role": "user", "content": "Hi"}
+        return {"messages": [question, {"role": "assistant", **answer}, question]}
+
+    async def test(client: httpx.AsyncClient) -> None:
+        plain = await post(client, "/tokenize", asked({"content": "I will not."}))
+        assert (await post(client, "/tokenize", asked(refused)))["tokens"] == plain["tokens"]
+
+    run(llm, test)
+
+
 def test_vllms_fields(llm: LLM) -> None:
     tokenizer = llm.get_tokenizer()
     four = tokenizer(" four", add_special_tokens=False)["input_ids"]

@@ -35,6 +35,7 @@ def test_a_prediction_is_a_draft(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
         plain = await ask()
         text = plain["choices"][0]["message"]["content"]
         assert plain["usage"]["completion_tokens_details"] == {
+            "reasoning_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
         }

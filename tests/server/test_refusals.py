@@ -20,7 +20,7 @@ def test_a_part_that_is_no_text_is_refused_by_its_type(llm: LLM) -> None:
             refused = await client.post(path, json=body)
             assert refused.status_code == 400
             error = refused.json()["error"]
-            expected = "messages.0.content.1: parts of type 'image_url' are not supported, only text"
+            expected = "messages.0.content.1: parts of type 'image_url' are not supported, only text, refusal"
             assert (error["message"], error["param"]) == (expected, "messages")
 
     serve(llm, scenario)

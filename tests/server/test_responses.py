@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from typing import Any, Literal
 
@@ -222,6 +223,28 @@ def test_a_crash_within_a_stream_is_its_last_event(llm: LLM, monkeypatch: pytest
         assert failed["error"]["code"] == "server_error"
         assert "planted" not in response.text
         assert (await client.get(f"/v1/responses/{failed['id']}")).status_code == 404
+
+    serve(llm, scenario)
+
+
+def test_what_was_written_before_a_crash_is_in_the_failed_response(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, num_steps = llm.engine._runner.run, itertools.count()
+
+    def crash_later(*arguments: Any) -> Any:
+        if next(num_steps) == 4:
+            raise ZeroDivisionError("planted")
+        return run(*arguments)
+
+    monkeypatch.setattr(llm.engine._runner, "run", crash_later)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        response = await client.post("/v1/responses", json={**BODY, "stream": True})
+        events = events_of(response.text)
+        written = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+        assert [event["type"] for event in events][-2:] == ["response.output_item.done", "response.failed"]
+        (item,) = events[-1]["response"]["output"]
+        assert (item["status"], item["content"][0]["text"]) == ("incomplete", written)
+        assert written
 
     serve(llm, scenario)
 

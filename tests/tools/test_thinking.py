@@ -131,6 +131,29 @@ def test_thoughts_are_streamed_apart(thinker: LLM) -> None:
     assert not any(delta.get("content") and delta.get("reasoning_content") for delta in deltas)
 
 
+def test_the_usage_counts_thoughts(thinker: LLM) -> None:
+    body: dict[str, Any] = {"messages": QUESTION, "max_tokens": 30, "seed": 1, "temperature": 1.0}
+    answered = {**body, "max_tokens": 200, "structured_outputs": {"choice": ["yes", "no"]}}
+    answered["logit_bias"] = {str(token): bias for token, bias in towards_the_end_of_thinking(thinker).items()}
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+
+    async def main() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+        results = []
+        async with AsyncLLM(thinker) as engine, make_client(engine) as client:
+            for asked in ({**body, "min_tokens": 30}, answered):
+                whole = (await client.post("/v1/chat/completions", json=asked)).json()
+                streamed = await client.post("/v1/chat/completions", json={**asked, **stream})
+                last = json.loads(streamed.text.split("data: ")[-2])
+                results.append((whole["choices"][0]["message"]["reasoning"] or "", whole["usage"], last["usage"]))
+        return results
+
+    for reasoning, *usages in asyncio.run(main()):
+        for usage in usages:
+            num_reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
+            assert (num_reasoning > 0) == bool(reasoning)
+            assert num_reasoning <= usage["completion_tokens"]
+
+
 def test_an_async_chat_ends_with_its_answer(thinker: LLM) -> None:
     tool = {"type": "function", "function": {"name": "now"}}
     params = SamplingParams(n=2, seed=1, max_tokens=200, logit_bias=towards_the_end_of_thinking(thinker))

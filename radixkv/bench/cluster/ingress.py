@@ -1,7 +1,8 @@
 """`radixkv bench cluster`: what it costs to go through an ingress, and what several caches find of what one would.
 
 The same conversations go to one server, to an ingress over one replica (what the way costs), and to an ingress over several
-(what is found cached). Rounds alternate; each has prompts of its own.
+(what is found cached). Rounds alternate; each has prompts of its own. Costs are those of streams that all begin at once, and
+of one request beside streams that flow.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from radixkv.bench.cluster.flowing import first_tokens_beside
 from radixkv.bench.cluster.replica_memory import process_memory
 from radixkv.bench.cluster.replica_process import cluster
 from radixkv.bench.common.machine import describe_machine
@@ -27,6 +29,7 @@ from radixkv.bench.serving.server_process import BenchProcess, server_process
 from radixkv.bench.serving.workload import LoadShape
 
 _OPTIONS = ("--dtype", "float32")
+_PROBES = 40
 
 
 def run_cluster_bench(
@@ -57,10 +60,19 @@ def run_cluster_bench(
         reports: dict[str, list[Report]] = {name: [] for name in addresses}
         progress = stack.enter_context(request_progress(console))
 
+        beside: dict[str, list[float]] = {name: [] for name in ("one server", "1 replica")}
+
         def run(name: str, shape: LoadShape, concurrency: int) -> list[Answer]:
             async def main() -> list[Answer]:
                 async with HttpClient(addresses[name]) as client:
                     return await collect(client, shape, Arrivals(concurrency=concurrency), progress)
+
+            return asyncio.run(main())
+
+        def probe(name: str, seed: int) -> list[float]:
+            async def main() -> list[float]:
+                async with HttpClient(addresses[name]) as client:
+                    return await first_tokens_beside(client, streams - 1, _PROBES, seed)
 
             return asyncio.run(main())
 
@@ -70,14 +82,22 @@ def run_cluster_bench(
                 answers = run(name, shape, streams)
                 if number:
                     reports[name].append(make_report(answers))
+        for number in range(rounds):
+            for name, seconds in beside.items():
+                seconds += probe(name, seed=2000 + number)
         talks = LoadShape(24, 3, 4, 300, 40, 32, seed=1000)
         found = {name: run(name, talks, 8) for name in ("one server", *replicas)}
         memory = {name: [process_memory(one.pid) for one in each] for name, each in replicas.items()}
     _print(console, reports)
+    alone, over_ingress = (1e3 * statistics.median(seconds) for seconds in beside.values())
+    console.print(
+        f"beside {streams - 1} streams that flow, a first token comes after {alone:.1f} ms from one server, "
+        f"and {over_ingress:.1f} ms over an ingress: {over_ingress - alone:+.1f} ms"
+    )
     kept = {name: make_report(answers) for name, answers in found.items()}
     texts = {name: sorted(answer.text for answer in answers) for name, answers in found.items()}
-    alone = max(1, kept["one server"].cached_tokens or 0)
-    shares = {name: (kept[name].cached_tokens or 0) / alone for name in replicas}
+    by_one = max(1, kept["one server"].cached_tokens or 0)
+    shares = {name: (kept[name].cached_tokens or 0) / by_one for name in replicas}
     equal = {name: texts[name] == texts["one server"] for name in replicas}
     for name in replicas:
         mib = statistics.median(one.proportional for one in memory[name])
@@ -89,6 +109,7 @@ def run_cluster_bench(
         figures = {
             "machine": describe_machine(),
             "costs": {name: [asdict(report) for report in each] for name, each in reports.items()},
+            "first_tokens_beside_streams": beside,
             "conversations": {name: asdict(report) for name, report in kept.items()},
             "cached_share": shares,
             "equal_answers": equal,

@@ -24,7 +24,6 @@ from radixkv.server.responses.output import Output
 from radixkv.server.responses.request import AllowedFunctions, NamedFunction, ResponseRequest
 from radixkv.server.responses.store import StoredResponse
 from radixkv.server.responses.translation import output_messages
-from radixkv.tools.events import ReasoningPiece
 
 
 class ResponsesWriter:
@@ -76,7 +75,11 @@ class ResponsesWriter:
         except Exception as error:
             # The status was sent long ago, so a failure is an event.
             failure = as_api_error(error)
+            if output.items:
+                for event in output.end("incomplete"):
+                    yield event
             self._response.status = "failed"
+            self._response.output = output.items
             self._response.error = ResponseFailure(
                 code="server_error" if failure.status >= 500 else "invalid_prompt", message=failure.body.error.message
             )
@@ -89,12 +92,9 @@ class ResponsesWriter:
 
     async def _grow(self, events: ChatEvents, output: Output) -> AsyncGenerator[StreamEvent, None]:
         """The events of the output; at the end the response is complete and stored."""
-        num_reasoning = 0
         truncated = False
         async with aclosing(aiter(events)) as parts:
             async for part in parts:
-                if any(isinstance(piece, ReasoningPiece) for piece in part.pieces):
-                    num_reasoning += len(part.output.token_ids)
                 truncated = part.finish_reason == "length"
                 for piece in part.pieces:
                     for event in output.add(piece):
@@ -110,7 +110,9 @@ class ResponsesWriter:
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=num_reasoning),
+            output_tokens_details=OutputTokensDetails(
+                reasoning_tokens=usage.completion_tokens_details.reasoning_tokens
+            ),
             total_tokens=usage.total_tokens,
         )
         if response.store:

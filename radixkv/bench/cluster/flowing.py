@@ -1,0 +1,59 @@
+"""First tokens of one request at a time while other streams flow: what a way adds, apart from what waits in a queue.
+
+Where many requests come at once, the last of them waits until all others have been read, sent on and computed, and a first
+token's time is mostly that. Here answers end and begin at different times, as those of independent users, and one more client
+asks for two tokens again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from radixkv.bench.serving.client import Client
+from radixkv.bench.serving.workload import Conversation, LoadShape, make_conversations
+
+
+async def first_tokens_beside(client: Client, streams: int, probes: int, seed: int) -> list[float]:
+    """Seconds to the first token of each of ``probes`` requests beside others.
+
+    Args:
+        client: of the server.
+        streams: answers that are generated meanwhile, all the time.
+        probes: requests of two tokens, one after the other.
+        seed: of the texts; with another one, only the chat template is known.
+
+    Raises:
+        RuntimeError: a request failed.
+    """
+    shape = LoadShape(streams + 1, turns=probes, prefix_tokens=100, prompt_tokens=30, seed=seed)
+    *others, probed = make_conversations(shape)
+    first_tokens: list[float] = []
+
+    async def ask(conversation: Conversation, question: str, max_tokens: int) -> float:
+        messages = [{"role": "system", "content": conversation.system}, {"role": "user", "content": question}]
+        due = time.perf_counter()
+        answer = await client.answer(messages, max_tokens, due)
+        if answer.error is not None or not answer.arrivals:
+            raise RuntimeError(f"a request failed: {answer.error or 'its answer is empty'}")
+        return answer.arrivals[0] - due
+
+    async def flow(conversation: Conversation, length_of_first: int) -> None:
+        max_tokens = length_of_first  # differs between streams, so that they end at different times from then on
+        for question in conversation.questions:
+            await ask(conversation, question, max_tokens)
+            max_tokens = shape.answer_tokens
+
+    async def probe() -> None:
+        for question in probed.questions:
+            first_tokens.append(await ask(probed, question, 2))
+
+    async with asyncio.TaskGroup() as tasks:
+        background = [
+            tasks.create_task(flow(conversation, 1 + shape.answer_tokens * (number + 1) // streams))
+            for number, conversation in enumerate(others)
+        ]
+        await tasks.create_task(probe())
+        for task in background:
+            task.cancel()
+    return first_tokens
