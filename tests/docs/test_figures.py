@@ -383,6 +383,9 @@ def _sentences() -> list[tuple[Path, str]]:
     tiers = results("tiers-cpu")
     known, writing = tiers["restart"][1], tiers["writing"]
     chaos = results("chaos-cpu")
+    from_one, over_ingress = (
+        1e3 * statistics.median(each) for each in results("cluster-cpu")["first_tokens_beside_streams"].values()
+    )
     routed = {(row["router"], row["num_replicas"]): row for row in results("replicas")["rows"]}
     prefix, least = routed["prefix", 4], [f"{routed['one-cache', count]['least_imbalance']:.2f}" for count in (4, 16)]
     asked, tempered, penalized, reseeded = (f"{row['ratio']:.2f}" for row in results("drafts-f32")["rows"][:4])
@@ -409,6 +412,8 @@ def _sentences() -> list[tuple[Path, str]]:
         (BENCHMARKS, f"below {least[0]} with 4 replicas and {least[1]} with 16"),
         (CLUSTER, f"the busiest of 4 has {prefix['imbalance']:.2f} times"),
         (CLUSTER, f"assignment of that work is below {prefix['least_imbalance']:.2f}"),
+        (CLUSTER, f"after {from_one:.1f} ms from one server and after {over_ingress:.1f} ms over an ingress"),
+        (CLUSTER, f"{over_ingress - from_one:.1f} ms later"),
         (CLUSTER, f"{chaos['equal']} of {chaos['streams']} were equal"),
         (CLUSTER, f"{chaos['kills']} replicas killed in {chaos['seconds']:.0f} seconds"),
         (CLUSTER, f"the {chaos['ingress_errors']} connections"),

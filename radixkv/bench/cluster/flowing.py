@@ -44,16 +44,18 @@ async def first_tokens_beside(client: Client, streams: int, probes: int, seed: i
             await ask(conversation, question, max_tokens)
             max_tokens = shape.answer_tokens
 
-    async def probe() -> None:
+    background = [
+        asyncio.create_task(flow(conversation, 1 + shape.answer_tokens * (number + 1) // streams))
+        for number, conversation in enumerate(others)
+    ]
+    try:
         for question in probed.questions:
             first_tokens.append(await ask(probed, question, 2))
-
-    async with asyncio.TaskGroup() as tasks:
-        background = [
-            tasks.create_task(flow(conversation, 1 + shape.answer_tokens * (number + 1) // streams))
-            for number, conversation in enumerate(others)
-        ]
-        await tasks.create_task(probe())
+            for task in background:
+                if task.done():
+                    task.result()
+    finally:
         for task in background:
             task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
     return first_tokens

@@ -9,6 +9,7 @@ token is of a prompt that another engine has put into a shared store.
 from __future__ import annotations
 
 import json
+import os
 import random
 import secrets
 import statistics
@@ -30,6 +31,8 @@ from radixkv.sampling_params import SamplingParams
 
 # Tokens of a prompt that is known, and of a new question behind it; without one, the prompt is repeated word for word.
 RESTARTS = ((1000, 0), (1000, 20), (7000, 20))
+# What takes little time, or differs by little, is repeated so many times as often as the rest.
+MORE_ROUNDS = 4
 UNRELATED_PROMPTS = 16
 UNRELATED_TOKENS = 240
 UNRELATED_ANSWER = 64
@@ -118,7 +121,11 @@ def run_tiers(
         with console.status("what writing costs"):
             writing = measure_writing(model, Path(folder) / "writing", rounds)
         with console.status("a shared store"):
-            shared = None if shared_cache is None else measure_shared(model, shared_cache, Path(folder), rounds)
+            shared = (
+                None
+                if shared_cache is None
+                else measure_shared(model, shared_cache, Path(folder), MORE_ROUNDS * rounds)
+            )
     _print(console, restarts, sets, arrivals, writing, shared)
     if json_path is not None:
         figures = {
@@ -140,7 +147,9 @@ def measure_restart(model: str | None, folder: Path, rounds: int) -> list[Restar
     options: dict[str, Any] = {"disk_cache": folder, "disk_cache_size": "16GiB", "num_blocks": 2 * _blocks(rounds)}
     with fresh_llm(model, **options) as llm:
         vocabulary = llm.engine.loaded.vocab_size
-        known = {case: [random_tokens(rng, case[0], vocabulary) for _ in range(rounds)] for case in RESTARTS}
+        known = {
+            case: [random_tokens(rng, case[0], vocabulary) for _ in range(_rounds(case, rounds))] for case in RESTARTS
+        }
         for prompts in known.values():
             for prompt in prompts:
                 _first_token(llm, prompt)
@@ -161,7 +170,7 @@ def measure_restart(model: str | None, folder: Path, rounds: int) -> list[Restar
     with fresh_llm(model, num_blocks=options["num_blocks"]) as llm:
         _first_token(llm, random_tokens(rng, 64, vocabulary))
         for case in RESTARTS:
-            for _ in range(rounds):
+            for _ in range(_rounds(case, rounds)):
                 seconds, _ = _first_token(llm, random_tokens(rng, sum(case), vocabulary))
                 times.setdefault(("none", case), []).append(seconds)
     median = {key: statistics.median(values) for key, values in times.items()}
@@ -193,7 +202,8 @@ def measure_writing(model: str | None, folder: Path, rounds: int) -> Writing:
     llms = {way: LLM(model, block_size=BLOCK_SIZE, num_blocks=num_blocks, **options) for way, options in ways.items()}
     try:
         vocabulary = llms["none"].engine.loaded.vocab_size
-        for number in range(rounds + 1):
+        os.sync()  # else the system writes meanwhile what was measured before
+        for number in range(MORE_ROUNDS * rounds + 1):
             for way, llm in llms.items():
                 prompts: list[Any] = [
                     {"prompt_token_ids": random_tokens(rng, UNRELATED_TOKENS, vocabulary)}
@@ -265,8 +275,12 @@ def plot_tiers(restarts: list[Restart], sets: list[WorkingSet], path: Path) -> N
     figure.savefig(path)
 
 
+def _rounds(case: tuple[int, int], rounds: int) -> int:
+    return MORE_ROUNDS * rounds if case[0] <= RESTARTS[0][0] else rounds
+
+
 def _blocks(rounds: int) -> int:
-    return rounds * sum(-(-sum(case) // BLOCK_SIZE) + 1 for case in RESTARTS)
+    return sum(_rounds(case, rounds) * (-(-sum(case) // BLOCK_SIZE) + 1) for case in RESTARTS)
 
 
 def _first_token(llm: LLM, prompt: list[int]) -> tuple[float, int]:
