@@ -287,7 +287,10 @@ def decode_shares(body: bytes) -> dict[str, TenantShare]:
     Raises:
         ValueError, TypeError: it is something else.
     """
-    return {name: TenantShare(**share) for name, share in json.loads(body).items()}
+    shares = json.loads(body)
+    if not isinstance(shares, dict):
+        raise ValueError(f"tenants: expected an object with a share for each name, got {shares!r:.80}")
+    return {name: TenantShare(**share) for name, share in shares.items()}
 
 
 def decode_delta(line: Mapping[str, Any], known: RequestOutput) -> RequestOutput:

@@ -249,6 +249,18 @@ def test_a_reader_that_begins_anew_forgets_what_it_was_told_before() -> None:
     asyncio.run(main())
 
 
+def test_shares_that_are_none_are_refused(default_tokenizer: Any, tmp_path: Path) -> None:
+    """A list ended as an error of the server."""
+
+    async def main() -> None:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (one, _):
+            headers = {"Authorization": f"Bearer {SECRET}"}
+            for body in (b"[]", b"7", b'{"ann": "all"}', b'{"ann": {"wait": 1}}', b"{"):
+                assert (await one._clients["0"].put("/tenants", content=body, headers=headers)).status_code == 400, body
+
+    asyncio.run(main())
+
+
 def test_senders_are_numbers(default_tokenizer: Any, tmp_path: Path) -> None:
     async def main() -> None:
         async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (one, _):

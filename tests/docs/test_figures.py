@@ -315,6 +315,19 @@ def working_set() -> str:
     return table(("below the pool", "tokens a second", "times", "reused", "first token p50, s", "p99, s"), rows)
 
 
+def arrivals() -> str:
+    rows = [
+        (
+            row["tier"],
+            f"{row['cached_share']:.1%}".replace("%", " %"),
+            f"{row['ttft_p50']:.2f}",
+            f"{row['ttft_p99']:.2f}",
+        )
+        for row in results("tiers-cpu")["arrivals"]
+    ]
+    return table(("below the pool", "reused", "first token p50, s", "p99, s"), rows)
+
+
 def reserved_memory() -> str:
     rows = []
     for lengths, reserved in (((800, 2300, 3900), 4096), ((600, 900, 1300, 1700), 2048)):
@@ -357,6 +370,7 @@ def reserved_memory() -> str:
         (DRAFTS, drafts),
         (TIERS, after_a_restart),
         (TIERS, working_set),
+        (TIERS, arrivals),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else value.__name__,
 )
