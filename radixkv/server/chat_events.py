@@ -178,16 +178,18 @@ class ChatEvents:
         """All choices, complete."""
         outputs: dict[int, CompletionOutput] = {}
         pieces: dict[int, list[AnswerPiece]] = {}
+        last: dict[int, ChatEvent] = {}
         async with aclosing(aiter(self)) as events:
             async for event in events:
                 extend_choice(outputs, event.choice, event.output)
                 pieces.setdefault(event.choice, []).extend(event.pieces)
-        answers = []
-        for choice, output in sorted(outputs.items()):
-            answer = parsed_answer(pieces[choice])
-            reason = _finish_reason(output, [call.arguments for call in answer.tool_calls[-1:]])
-            answers.append(ChatAnswer(choice, answer, output, reason, output.stop_reason))
-        return answers
+                last[event.choice] = event
+        return [
+            ChatAnswer(
+                choice, parsed_answer(pieces[choice]), output, last[choice].finish_reason, last[choice].stop_reason
+            )
+            for choice, output in sorted(outputs.items())
+        ]
 
 
 def _finish_reason(output: CompletionOutput, arguments: Sequence[str]) -> ChatFinishReason | None:

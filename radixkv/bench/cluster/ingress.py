@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +31,7 @@ from radixkv.bench.serving.workload import LoadShape
 
 _OPTIONS = ("--dtype", "float32")
 _PROBES = 40
+_T = TypeVar("_T")
 
 
 def run_cluster_bench(
@@ -58,23 +60,21 @@ def run_cluster_bench(
             replicas[f"{size} replicas"] = list(each.values())
             addresses[f"{size} replicas"] = over_several.address
         reports: dict[str, list[Report]] = {name: [] for name in addresses}
+        beside: dict[str, list[float]] = {name: [] for name in ("one server", "1 replica")}
         progress = stack.enter_context(request_progress(console))
 
-        beside: dict[str, list[float]] = {name: [] for name in ("one server", "1 replica")}
+        def ask(name: str, load: Callable[[HttpClient], Awaitable[_T]]) -> _T:
+            async def main() -> _T:
+                async with HttpClient(addresses[name]) as client:
+                    return await load(client)
+
+            return asyncio.run(main())
 
         def run(name: str, shape: LoadShape, concurrency: int) -> list[Answer]:
-            async def main() -> list[Answer]:
-                async with HttpClient(addresses[name]) as client:
-                    return await collect(client, shape, Arrivals(concurrency=concurrency), progress)
-
-            return asyncio.run(main())
+            return ask(name, lambda client: collect(client, shape, Arrivals(concurrency=concurrency), progress))
 
         def probe(name: str, seed: int) -> list[float]:
-            async def main() -> list[float]:
-                async with HttpClient(addresses[name]) as client:
-                    return await first_tokens_beside(client, streams - 1, _PROBES, seed)
-
-            return asyncio.run(main())
+            return ask(name, lambda client: first_tokens_beside(client, streams - 1, _PROBES, seed))
 
         for number in range(rounds + 1):  # the first warms up
             shape = LoadShape(conversations=streams, prefix_tokens=100, prompt_tokens=30, seed=number)

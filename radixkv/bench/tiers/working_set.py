@@ -58,7 +58,7 @@ class Arrivals:
 
     Attributes:
         tier: what is below the pool; "none": nothing.
-        requests_per_second: that arrive, on average, while conversations begin.
+        requests_per_second: that arrive on average, when as many conversations end as begin.
         cached_share: of the prompt tokens.
         ttft_p50, ttft_p99: seconds from a request's arrival to its first token.
     """
@@ -74,8 +74,7 @@ def measure_working_set(model: str | None, tier: str, folder: Path, conversation
     """Conversations that go on in turn, turn by turn; the pool holds a quarter of what they have in the end."""
     rng = random.Random(2)
     params = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True)
-    served, cached, prompted = 0, 0, 0
-    first_tokens: list[float] = []
+    outputs: list[RequestOutput] = []
     with fresh_llm(model, **_options(tier, folder, conversations, turns)) as llm:
         vocabulary = llm.engine.loaded.vocab_size
         histories = [random_tokens(rng, DOCUMENT_TOKENS, vocabulary) for _ in range(conversations)]
@@ -86,16 +85,13 @@ def measure_working_set(model: str | None, tier: str, folder: Path, conversation
             for start in range(0, conversations, 8):
                 wave = histories[start : start + 8]
                 prompts: list[Any] = [{"prompt_token_ids": list(history)} for history in wave]
-                outputs = llm.generate(prompts, params, use_tqdm=False)
-                for history, output in zip(wave, outputs, strict=True):
+                answered = llm.generate(prompts, params, use_tqdm=False)
+                for history, output in zip(wave, answered, strict=True):
                     history += output.outputs[0].token_ids
-                    served += len(output.prompt_token_ids) + len(output.outputs[0].token_ids)
-                    prompted += len(output.prompt_token_ids)
-                    cached += output.num_cached_tokens
-                    first_tokens.append(seconds_to_first_token(output))
+                outputs += answered
         seconds = time.monotonic() - began
-    p50, p99 = np.percentile(first_tokens, [50, 99]).tolist()
-    return WorkingSet(tier, len(first_tokens) / seconds, served / seconds, cached / prompted, p50, p99)
+    served = sum(len(output.prompt_token_ids) + len(output.outputs[0].token_ids) for output in outputs)
+    return WorkingSet(tier, len(outputs) / seconds, served / seconds, *_cached_and_first_tokens(outputs))
 
 
 def measure_arrivals(
@@ -119,11 +115,16 @@ def measure_arrivals(
             gaps = [rng.expovariate(requests_per_second / turns) for _ in range(conversations)]
             pause = conversations / 2 / requests_per_second
             outputs = asyncio.run(_converse_all(llm, list(itertools.accumulate(gaps)), pause, turns))
-        p50, p99 = np.percentile([seconds_to_first_token(output) for output in outputs], [50, 99]).tolist()
-        cached = sum(output.num_cached_tokens for output in outputs)
-        prompted = sum(len(output.prompt_token_ids) for output in outputs)
-        rows.append(Arrivals(tier, requests_per_second, cached / prompted, p50, p99))
+        rows.append(Arrivals(tier, requests_per_second, *_cached_and_first_tokens(outputs)))
     return rows
+
+
+def _cached_and_first_tokens(outputs: list[RequestOutput]) -> tuple[float, float, float]:
+    """The cached share of all prompt tokens, and the median and the 99th percentile of the seconds to first tokens."""
+    cached = sum(output.num_cached_tokens for output in outputs)
+    prompted = sum(len(output.prompt_token_ids) for output in outputs)
+    p50, p99 = np.percentile([seconds_to_first_token(output) for output in outputs], [50, 99]).tolist()
+    return cached / prompted, p50, p99
 
 
 async def _converse_all(llm: LLM, starts: list[float], pause: float, turns: int) -> list[RequestOutput]:

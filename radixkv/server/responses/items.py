@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from radixkv.server.chat_messages import RefusalPart
 from radixkv.server.not_supported import Only
 from radixkv.server.strict import StrictModel
 from radixkv.server.unions import TextOr, one_of_types
@@ -31,13 +32,6 @@ class OutputText(StrictModel):
     logprobs: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
 
 
-class Refusal(StrictModel):
-    """An assistant's refusal, from a history that another server wrote."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
 class ReasoningText(StrictModel):
     """A piece of reasoning."""
 
@@ -53,7 +47,7 @@ class SummaryText(StrictModel):
 
 
 Part = Annotated[
-    Annotated[InputText | OutputText | Refusal, Field(discriminator="type")],
+    Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type")],
     one_of_types("parts", ("input_text", "text", "output_text", "refusal")),
 ]
 

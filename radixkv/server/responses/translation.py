@@ -12,7 +12,6 @@ from radixkv.server.responses.items import (
     InputItem,
     MessageItem,
     ReasoningItem,
-    Refusal,
 )
 from radixkv.server.responses.objects import (
     OutputFunctionCall,
@@ -134,4 +133,4 @@ def _text(item: MessageItem) -> str:
     if isinstance(item.content, str):
         return item.content
     separator = "" if item.role == "assistant" else "\n"
-    return separator.join(part.refusal if isinstance(part, Refusal) else part.text for part in item.content)
+    return separator.join(part.text for part in item.content)
