@@ -48,6 +48,11 @@ class Page:
     def one(self, selector: str) -> WebElement:
         return self.browser.find_element(By.CSS_SELECTOR, selector)
 
+    def texts(self, selector: str) -> list[str]:
+        """Of all elements, read at once: the page draws tables anew, and an element that was found before is then gone."""
+        texts: list[str] = self.script(f"[...document.querySelectorAll({selector!r})].map(each => each.innerText)")
+        return texts
+
     def wait(self, until: Callable[[], Any]) -> Any:
         return WebDriverWait(self.browser, 600).until(lambda browser: until())
 
@@ -197,7 +202,7 @@ def test_the_page_of_an_ingress_shows_its_replicas(page: Page) -> None:
     )
     page.wait(lambda: page.one("#replicas").is_displayed())
     # In one call: each answer of the server replaces the rows.
-    rows = page.script("[...document.querySelectorAll('#replicas tbody tr')].map(row => row.innerText.split('\\t'))")
+    rows = [text.split("\t") for text in page.texts("#replicas tbody tr")]
     assert rows == [["one", "up", "5f1c0a77", "3", "1", "1,200 of 5,000"], ["two", "down", "", "0", "0", "0 of 0"]]
     assert page.one("#tree-title").text == "Replicas"
     assert not page.one("#tree-empty").is_displayed()
@@ -244,7 +249,10 @@ def test_what_came_from_the_disk_and_from_drafts_is_shown(chromium: webdriver.Ch
             if starts == 1:
                 page.one("#new-chat").click()
                 assert "by drafts, " in page.ask(question)
-            (row,) = page.wait(lambda page=page: page.find("#tiers tbody tr"))
-            page.wait(lambda row=row, starts=starts: starts == 1 or row.text.split()[1] != "0")
-            assert row.text.startswith("disk")
+            page.wait(lambda page=page: page.texts("#tiers tbody tr"))
+            page.wait(
+                lambda page=page, starts=starts: starts == 1 or page.texts("#tiers tbody tr")[0].split()[1] != "0"
+            )
+            (row,) = page.texts("#tiers tbody tr")
+            assert row.startswith("disk")
             chromium.get("about:blank")
