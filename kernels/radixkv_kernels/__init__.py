@@ -12,6 +12,7 @@ Only torch and Triton are needed; nothing here knows of radix trees or requests.
     launch                 a launch made again with another layer's tensors, without checks
     advance                between two decoding steps: positions and slots of the next token
     exponential_sampling   one token per row, drawn from a whole vocabulary
+    truncated_sampling     the same from what min_p, top_k and top_p leave of it
     online_softmax         a tile of query rows over a range of keys
     attention_common       what else the two attention kernels and their launchers have in common
     reference              the same operations in plain torch, the truth in tests
@@ -37,6 +38,7 @@ from radixkv_kernels.merge import merge_partials
 from radixkv_kernels.online_softmax import TileConfig, tile_config
 from radixkv_kernels.rotary_cache_write import rotate_and_write
 from radixkv_kernels.split_decode import attend_split, merge_splits
+from radixkv_kernels.truncated_sampling import draw_truncated
 from radixkv_kernels.work_items import ITEM_FIELDS, NO_PARTIAL, OPEN_END
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "attend_items",
     "attend_split",
     "draw_tokens",
+    "draw_truncated",
     "merge_partials",
     "merge_splits",
     "rotate_and_write",

@@ -30,7 +30,7 @@ _BLOCKS = 16
 
 
 @triton.jit
-def _random_bits(state, count):
+def random_bits(state, count):
     """64 of them for each of the counts."""
     x = state + count.to(tl.uint64) * 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
@@ -39,7 +39,7 @@ def _random_bits(state, count):
 
 
 @triton.jit
-def _exponential(bits):
+def exponential(bits):
     """Variates of mean 1 from 64 random bits, with full relative precision where they are small: those decide the draw."""
     uniform = (bits >> 11).to(tl.float32) * (1.0 / 9007199254740992.0)
     uniform = tl.minimum(tl.maximum(uniform, 8.673617379884035e-19), 0.99999994)
@@ -53,7 +53,7 @@ def _exponential(bits):
 
 
 @triton.jit
-def _scaled(logit, temperature):
+def scale_logit(logit, temperature):
     """Logits by their temperature; what is not finite is barred."""
     scaled = logit * (1.0 / temperature)
     # NaN is neither more nor less than anything: beside it an id could be drawn that does not exist.
@@ -72,12 +72,12 @@ def _draw_block(
     token_id = block[:, None] * IDS + tl.arange(0, IDS)[None, :]
     exists = token_id < vocab_size
     logit = tl.load(logits + row.to(tl.int64) * logits_row_stride + token_id, mask=exists, other=float("-inf"))
-    scaled = _scaled(logit, tl.load(temperatures + row))
+    scaled = scale_logit(logit, tl.load(temperatures + row))
     top = tl.max(tl.max(scaled, 1), 0)
     # Barred ids have no probability; where all of them are barred, what they are compared with may be anything finite.
     mass = tl.sum(tl.exp(scaled - tl.where(top == float("-inf"), 0.0, top)), 1)
     state = tl.load(rng_states + row).to(tl.uint64, bitcast=True)
-    ratio = mass / _exponential(_random_bits(state, -1 - block.to(tl.int64)))
+    ratio = mass / exponential(random_bits(state, -1 - block.to(tl.int64)))
     ratio, drawn = tl.max(tl.where(block * IDS < vocab_size, ratio, -1.0), 0, return_indices=True)
     out = row * num_parts + part
     tl.store(largest + out, top)
@@ -103,11 +103,11 @@ def _draw_id(
     token_id = tl.load(drawn_blocks + row * num_parts + first) * IDS + tl.arange(0, IDS)
     exists = token_id < vocab_size
     logit = tl.load(logits + row.to(tl.int64) * logits_row_stride + token_id, mask=exists, other=float("-inf"))
-    scaled = _scaled(logit, tl.load(temperatures + row))
+    scaled = scale_logit(logit, tl.load(temperatures + row))
     top = tl.max(scaled, 0)
     state = tl.load(rng_states + row).to(tl.uint64, bitcast=True)
     weight = tl.exp(scaled - tl.where(top == float("-inf"), 0.0, top))
-    ratio = weight / _exponential(_random_bits(state, 1 + token_id.to(tl.int64)))
+    ratio = weight / exponential(random_bits(state, 1 + token_id.to(tl.int64)))
     _, drawn = tl.max(tl.where(exists, ratio, -1.0), 0, return_indices=True)
     tl.store(token_ids + row, (tl.min(token_id, 0) + drawn).to(tl.int64))
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.memory.upload import to_device
-from radixkv.sampling.exponential import FIRST_NUM_CANDIDATES, draw
+from radixkv.sampling.exponential import draw
 from radixkv.sampling.grammar_mask import apply_grammar_bitmask
 from radixkv.sampling.host_draw import argmax_rows
 from radixkv.sampling.logit_changes import LogitChanges
@@ -122,7 +122,7 @@ def sample(
     if drafts is not None:
         num_placeholders = [i for draft in drafts for i in range(1 + len(draft))]
         states = [state for state, draft in zip(states, drafts, strict=True) for _ in range(1 + len(draft))]
-    token_ids, _ = InFlightTokens(logits, states, num_placeholders).fetch()
+    token_ids = InFlightTokens(logits, states, num_placeholders).fetch()
     described: dict[int, SampledToken] = {}
     wanted = [i for i, state in enumerate(states) if state.params.logprobs is not None]
     if wanted:
@@ -164,45 +164,29 @@ class InFlightTokens:
         num_placeholders: for each row, how many tokens before this one are sampled and not yet in ``output_token_ids``.
 
     Attributes:
-        token_ids: int64 ``[rows]`` on the device. A few may differ from what `fetch` returns.
+        token_ids: int64 ``[rows]`` on the device.
     """
 
     def __init__(self, logits: torch.Tensor, states: Sequence[SamplingState], num_placeholders: Sequence[int]) -> None:
-        self._logits = logits
-        self._drawn = [i for i, state in enumerate(states) if not state.greedy]
-        self._rows = [states[i].row(num_placeholders[i]) for i in self._drawn]
-        final: torch.Tensor | None = None
-        if len(self._drawn) == len(states):
-            self.token_ids, final = draw(logits, self._rows)
+        drawn = [i for i, state in enumerate(states) if not state.greedy]
+        rows = [states[i].row(num_placeholders[i]) for i in drawn]
+        if len(drawn) == len(states):
+            self.token_ids = draw(logits, rows)
         else:
             self.token_ids = argmax_rows(logits) if logits.device.type == "cpu" else logits.argmax(-1)
-            if self._drawn:
+            if drawn:
                 # Indexing by the list itself would synchronize with the device.
-                drawn = to_device(torch.tensor(self._drawn), logits.device)
-                self.token_ids[drawn], final = draw(logits[drawn], self._rows)
+                indices = to_device(torch.tensor(drawn), logits.device)
+                self.token_ids[indices] = draw(logits[indices], rows)
         self._on_host = self.token_ids.to("cpu", non_blocking=True)
-        self._final = None if final is None else final.to("cpu", non_blocking=True)
         self._arrived: torch.cuda.Event | None = None
         if logits.device.type == "cuda":
             self._arrived = torch.cuda.Event()
             self._arrived.record(torch.cuda.current_stream(logits.device))
 
-    def fetch(self) -> tuple[list[int], frozenset[int]]:
-        """The tokens; and the rows whose token differs from ``token_ids``, because it took more candidates to draw it."""
+    def fetch(self) -> list[int]:
+        """The tokens."""
         if self._arrived is not None:
             self._arrived.synchronize()
         token_ids: list[int] = self._on_host.tolist()
-        if self._final is None or bool(self._final.all()):
-            return token_ids, frozenset()
-        first = list(token_ids)
-        pending = [
-            (i, row) for i, row, done in zip(self._drawn, self._rows, self._final.tolist(), strict=True) if not done
-        ]
-        num_candidates = FIRST_NUM_CANDIDATES
-        while pending:
-            num_candidates = min(8 * num_candidates, self._logits.shape[1])
-            again, final = draw(self._logits[[i for i, _ in pending]], [row for _, row in pending], num_candidates)
-            for (i, _), token_id in zip(pending, again.tolist(), strict=True):
-                token_ids[i] = int(token_id)
-            pending = [part for part, done in zip(pending, final.tolist(), strict=True) if not done]
-        return token_ids, frozenset(i for i, token_id in enumerate(token_ids) if token_id != first[i])
+        return token_ids
