@@ -17,7 +17,7 @@ from radixkv_kernels.online_softmax import (
     log_sum_exp,
     tile_config,
 )
-from radixkv_kernels.target import COMPILE_OPTIONS, can_launch_dependents, compute_type
+from radixkv_kernels.target import COMPILE_OPTIONS, compute_type
 
 
 @triton.jit
@@ -97,7 +97,6 @@ def attention_constants(
     sinks: torch.Tensor | None,
     config: TileConfig | None,
     beside_narrow: bool = False,
-    launch_dependents: bool = False,
 ) -> dict[str, Any]:
     """What the kernels are compiled for; arguments as in `attend_items`."""
     block_size, num_kv_heads, key_dim = key_cache.shape[1:]
@@ -113,5 +112,4 @@ def attention_constants(
         "WINDOW": window is not None, "SOFTCAP": softcap is not None, "SINKS": sinks is not None,
         "QUANTISED": key_cache.dtype == torch.float8_e4m3fn, "COMPUTE": compute_type(query.dtype, key_cache.dtype),
         "KEYS": config.keys, "num_warps": config.warps, "num_stages": config.stages, **COMPILE_OPTIONS,
-        "LAUNCH_DEPENDENTS": launch_dependents and can_launch_dependents(),
     }  # fmt: skip

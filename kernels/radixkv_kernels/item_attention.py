@@ -43,14 +43,12 @@ def _attend_items(
     HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, QUANTISED: tl.constexpr,
-    COMPUTE: tl.constexpr, FIELDS: tl.constexpr, NO_PARTIAL: tl.constexpr, LAUNCH_DEPENDENTS: tl.constexpr,
+    COMPUTE: tl.constexpr, FIELDS: tl.constexpr, NO_PARTIAL: tl.constexpr,
 ):  # fmt: skip
     """One program: one item and one key-value head. Heads run fastest, so that the heads of a token are read together.
 
     Shapes and types as in `attend_items`. Strides in elements; the last of each tensor is 1.
     """
-    if LAUNCH_DEPENDENTS:
-        tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(0) % HEADS
     fields = items + (tl.program_id(0) // HEADS).to(tl.int64) * FIELDS
     num_rows = tl.load(fields + 1)
@@ -110,7 +108,6 @@ def attend_items(
     value_scales: torch.Tensor | None = None,
     config: TileConfig | None = None,
     beside_narrow: bool = False,
-    launch_dependents: bool = False,
 ) -> Launch | None:
     """Attend the items of one tile class.
 
@@ -137,7 +134,6 @@ def attend_items(
         value_scales: float32 ``[kv heads]``, likewise.
         config: None: what `tile_config` says.
         beside_narrow: with tiles of 64 rows, and no ``config``: leave room for programs of 16 rows that run at the same time.
-        launch_dependents: a ``dependent`` merge comes next, whose programs may begin once all of these have.
 
     Returns:
         As of `write_cache`.
@@ -168,6 +164,6 @@ def attend_items(
         HEADS=num_kv_heads, FIELDS=ITEM_FIELDS, NO_PARTIAL=NO_PARTIAL,
         **attention_constants(
             query, key_cache, value_cache, tile_rows, softcap=softcap, window=window, sinks=sinks, config=config,
-            beside_narrow=beside_narrow, launch_dependents=launch_dependents,
+            beside_narrow=beside_narrow,
         ),
     )  # fmt: skip

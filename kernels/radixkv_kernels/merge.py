@@ -6,11 +6,6 @@ alone (Flash-Decoding, Dao et al. 2023; cascade merge, FlashInfer, Ye et al. 202
 Bytes moved: ``partials * query heads * (value dim + 1) * 4`` read, ``rows * query heads * value dim`` elements written; the
 floor on a GPU of B bytes/s is their sum over B. With 256 sequences in two parts each, 32 heads of 128 in bfloat16: 8 MB and
 2 MB, 2.4 us at 4.3 TB/s, so that the launch counts for as much.
-
-A ``dependent`` merge is launched before what it merges is there (programmatic dependent launch, CUDA programming guide): its
-programs begin once all of the kernel before have, read how many partial results they merge, and wait for that kernel to end.
-What they read until then it must not write. *Every* program waits, one with nothing to merge, too: the next kernel waits for
-the merge alone, which must not end before attention does.
 """
 
 from __future__ import annotations
@@ -30,7 +25,7 @@ from radixkv_kernels.checks import (
 )
 from radixkv_kernels.launch import Launch, launch
 from radixkv_kernels.online_softmax import add_sink
-from radixkv_kernels.target import COMPILE_OPTIONS, can_launch_dependents
+from radixkv_kernels.target import COMPILE_OPTIONS
 
 _PARTIALS = 4
 
@@ -40,7 +35,7 @@ def _merge(
     partial_output, partial_lse, starts, partials, positions, output, sinks, num_splits,
     partial_row_stride, partial_head_stride, lse_row_stride, output_row_stride, output_head_stride,
     LISTED: tl.constexpr, PARTIALS: tl.constexpr,
-    VALUE_DIM: tl.constexpr, VALUE_TILE: tl.constexpr, SINKS: tl.constexpr, DEPENDENT: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_TILE: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """One program: one row and head; grid (rows, heads).
 
@@ -54,8 +49,6 @@ def _merge(
     if LISTED:
         start = tl.load(starts + row)
         count = tl.load(starts + row + 1) - start
-        if DEPENDENT:
-            tl.extra.cuda.gdc_wait()
         if count == 0:
             # Written already by its only item, or padding: then 0, for what comes after must not meet a NaN.
             if tl.load(positions + row) < 0:
@@ -64,8 +57,6 @@ def _merge(
     else:
         start = row.to(tl.int64) * num_splits
         count = num_splits
-        if DEPENDENT:
-            tl.extra.cuda.gdc_wait()
     total = tl.zeros([VALUE_TILE], tl.float32)
     row_max = tl.full([1], float("-inf"), tl.float32)
     row_sum = tl.zeros([1], tl.float32)
@@ -103,7 +94,6 @@ def merge_partials(
     output: torch.Tensor,
     *,
     sinks: torch.Tensor | None = None,
-    dependent: bool = False,
 ) -> Launch | None:
     """Merge the results of `attend_items`.
 
@@ -119,9 +109,6 @@ def merge_partials(
         positions: int32 ``[rows]``; a row without partial results at a negative position is padding and becomes 0.
         output: ``[rows, query heads, value dim]``, float32, float16 or bfloat16.
         sinks: ``[query heads]``, any of these types.
-        dependent: on sm_90 and later, begin before the kernel that was launched last on this stream has ended; elsewhere
-            nothing changes. That kernel must have written none of the lists, nor may one on another stream be waited for in
-            between.
 
     Returns:
         As of `write_cache`.
@@ -131,7 +118,7 @@ def merge_partials(
     """
     _check(partial_output, partial_lse, output, sinks)
     _check_lists(starts, partials, positions, output.shape[0], output.device)
-    return _launch(partial_output, partial_lse, starts, partials, positions, output, sinks, 0, dependent)
+    return _launch(partial_output, partial_lse, starts, partials, positions, output, sinks, 0)
 
 
 def merge_splits(
@@ -141,7 +128,6 @@ def merge_splits(
     *,
     num_splits: int,
     sinks: torch.Tensor | None = None,
-    dependent: bool = False,
 ) -> Launch | None:
     """Merge the results of `attend_split`: row i's are the partial results ``i * num_splits ..``; otherwise as above.
 
@@ -157,7 +143,7 @@ def merge_splits(
             f"num_splits: expected 1 to as many as {partial_output.shape[0]} partial results allow for each of "
             f"{output.shape[0]} rows, got {num_splits}"
         )
-    return _launch(partial_output, partial_lse, None, None, None, output, sinks, num_splits, dependent)
+    return _launch(partial_output, partial_lse, None, None, None, output, sinks, num_splits)
 
 
 @checked_once
@@ -197,17 +183,15 @@ def _launch(
     output: torch.Tensor,
     sinks: torch.Tensor | None,
     num_splits: int,
-    dependent: bool,
 ) -> Launch | None:
     num_rows, num_heads, value_dim = output.shape
     if num_rows == 0:
         return None
-    dependent = dependent and can_launch_dependents()
     return launch(
         _merge, (num_rows, num_heads),
         partial_output, partial_lse, starts, partials, positions, output, sinks, num_splits,
         partial_output.stride(0), partial_output.stride(1), partial_lse.stride(0), output.stride(0), output.stride(1),
         LISTED=starts is not None, PARTIALS=_PARTIALS,
-        VALUE_DIM=value_dim, VALUE_TILE=triton.next_power_of_2(value_dim), SINKS=sinks is not None, DEPENDENT=dependent,
-        num_warps=2, launch_pdl=dependent, **COMPILE_OPTIONS,
+        VALUE_DIM=value_dim, VALUE_TILE=triton.next_power_of_2(value_dim), SINKS=sinks is not None,
+        num_warps=2, **COMPILE_OPTIONS,
     )  # fmt: skip

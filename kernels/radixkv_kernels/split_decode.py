@@ -37,14 +37,11 @@ def _attend_split(
     GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, QUANTISED: tl.constexpr, COMPUTE: tl.constexpr,
-    LAUNCH_DEPENDENTS: tl.constexpr,
 ):  # fmt: skip
     """One program: one part of one sequence's keys for one key-value head; grid (kv heads, parts, rows).
 
     Shapes and types as in `attend_split`. Strides in elements; the last of each tensor is 1.
     """
-    if LAUNCH_DEPENDENTS:
-        tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(0)
     part = tl.program_id(1)
     row = tl.program_id(2)
@@ -100,7 +97,6 @@ def attend_split(
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
     config: TileConfig | None = None,
-    launch_dependents: bool = False,
 ) -> Launch | None:
     """Attend one row of each sequence to all its keys, in ``num_splits`` parts that `merge_splits` merges.
 
@@ -123,7 +119,6 @@ def attend_split(
         key_scales: as in `attend_items`.
         value_scales: as in `attend_items`.
         config: as in `attend_items`.
-        launch_dependents: as in `attend_items`.
         sinks: ``[query heads]``; with several parts `merge_splits` adds them.
 
     Returns:
@@ -158,7 +153,6 @@ def attend_split(
         kernel_scale, cap, kernel_window(window), num_splits, tables.stride(0),
         *attention_strides(query, output, partial_output, partial_lse, key_cache, value_cache),
         **attention_constants(
-            query, key_cache, value_cache, tile_rows, softcap=softcap, window=window, sinks=sinks, config=config,
-            launch_dependents=launch_dependents,
+            query, key_cache, value_cache, tile_rows, softcap=softcap, window=window, sinks=sinks, config=config
         ),
     )  # fmt: skip

@@ -62,11 +62,6 @@ def current_target() -> Target:
     return _INTERPRETED if interpreted() else _target_of(driver.active.get_current_device())
 
 
-def can_launch_dependents() -> bool:
-    """Whether a kernel can begin while the one before it ends: programmatic dependent launch, from sm_90 on."""
-    return not interpreted() and current_target().architecture >= 90
-
-
 @functools.cache
 def _target_of(device: int) -> Target:
     # The number that Triton itself compares a kernel's need with when it loads it.

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 import triton
-from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
 
 from radixkv_kernels import (
     TILE_ROWS,
@@ -30,7 +28,7 @@ from radixkv_kernels.target import interpreted
 if interpreted():
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
-from support.compiled_kernels import SHARED_MEMORY, Compiled, NoGpu, compile_only, grids_only
+from support.compiled_kernels import SHARED_MEMORY, Compiled, compile_only, grids_only
 
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 
@@ -157,7 +155,7 @@ def test_every_configuration_compiles(case: Case) -> None:
 
 @pytest.mark.parametrize(("dim", "tile_rows"), [(64, 16), (256, 64)])
 def test_options_cost_no_more_than_fits(dim: int, tile_rows: int) -> None:
-    check_compiles(Case(90, BF16, tile_rows, dim, dim), window=100, softcap=30.0, launch_dependents=True)
+    check_compiles(Case(90, BF16, tile_rows, dim, dim), window=100, softcap=30.0)
 
 
 def test_a_wide_program_fits_beside_two_narrow_ones() -> None:
@@ -200,11 +198,10 @@ def test_the_other_kernels(arch: int, cache_dtype: torch.dtype, monkeypatch: pyt
             *partials,
             num_splits=2,
             scale=1.0,
-            launch_dependents=True,
             **scales,
         )
-        merge_splits(*partials, query, num_splits=2, dependent=True)
-        merge_partials(*partials, ints, ints, ints[:8], query, sinks=torch.zeros(32), dependent=True)
+        merge_splits(*partials, query, num_splits=2)
+        merge_partials(*partials, ints, ints, ints[:8], query, sinks=torch.zeros(32))
         write_cache(new, new, cache, cache, torch.zeros(16, dtype=torch.int64), **scales)
         new_query, slots = torch.zeros(16, 32, 128, dtype=BF16), torch.zeros(16, dtype=torch.int64)
         for rotary_dim, rotated in ((128, None), (32, new_query.clone())):
@@ -217,24 +214,6 @@ def test_the_other_kernels(arch: int, cache_dtype: torch.dtype, monkeypatch: pyt
     for kernel in compiled:
         check_spills(kernel)
         assert kernel.fp_fusion
-    # Programmatic dependent launch is from sm_90 on.
-    early = arch >= 90
-    attention, *merges = compiled[:3]
-    assert ("griddepcontrol.launch_dependents" in attention.operations) == early
-    assert [(merge.waits, merge.early) for merge in merges] == [(early, early)] * 2
-    assert not any(kernel.early for kernel in compiled[3:])
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_merges_are_launched_early_from_sm_90_on(arch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[tuple[bool, ...]] = []
-    monkeypatch.setattr(
-        JITFunction, "run", lambda *args, **options: given.append((options["DEPENDENT"], options["launch_pdl"]))
-    )
-    monkeypatch.setattr(driver, "_active", NoGpu(arch))
-    for dependent in (True, False):
-        merge_splits(torch.zeros(2, 1, 8), torch.zeros(2, 1), torch.zeros(1, 1, 8), num_splits=2, dependent=dependent)
-    assert given == [(arch >= 90,) * 2, (False, False)]
 
 
 def test_draws_of_any_number_of_rows_begin_on_16_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

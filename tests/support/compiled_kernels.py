@@ -33,8 +33,6 @@ class Compiled:
         spills: loads and stores of registers that did not fit.
         spills_in_loops: those that are paid for again and again.
         under_way: of each loop, how many groups of copies into shared memory a turn begins without waiting for.
-        early: whether it is launched before the kernel in front of it has ended.
-        waits: whether every program, before it branches or ends, waits for that kernel to end.
         fp_fusion: whether a product and the sum that it goes into may become one instruction.
         operations: PTX instructions, by the first two parts of their names.
         multiplied: element types of the matrices that are multiplied, where an instruction's name tells.
@@ -45,8 +43,6 @@ class Compiled:
     spills: int
     spills_in_loops: int
     under_way: list[int]
-    early: bool
-    waits: bool
     fp_fusion: bool
     operations: set[str]
     multiplied: set[str]
@@ -138,8 +134,6 @@ def _examine(kernel: Any) -> Compiled:
         spills,
         in_loops,
         [int(wait[1]) for loop in loops if (wait := re.search(r"async_wait .*num = (\d+)", loop))],
-        kernel.metadata.launch_pdl,
-        re.match(r"(?:(?!\bbra\b|\bret\b).)*griddepcontrol\.wait\b", kernel.asm["ptx"], re.DOTALL) is not None,
         kernel.metadata.enable_fp_fusion,
         set(re.findall(r"^\s+(?:@!?%\w+\s+)?([a-z0-9_]+\.[a-z0-9_]+)", kernel.asm["ptx"], re.MULTILINE)),
         set(re.findall(r"mma\S*\.([a-z0-9]+)\.\1", kernel.asm["ptx"])),

@@ -19,7 +19,6 @@ from radixkv.attention.query_batch import QueryBatch
 from radixkv.attention.sharing_rule import SharingRule
 from radixkv.attention.triton.buffers import BatchBuffers, DeviceRows
 from radixkv.attention.triton.cost_model import (
-    DEPENDENT_MERGE,
     SIDE_BY_SIDE,
     Placement,
     num_pieces,
@@ -54,7 +53,6 @@ class TritonBackend:
         sharing: when sharing pays; None: what the cost model says.
         multiprocessors: among which work is divided; None: those of the pool's device.
         side_by_side: whether tile classes of a decoding batch run at the same time; None: what the cost model says.
-        dependent_merge: whether merges are launched before attention has ended; None: what the cost model says.
         max_draft_rows: rows of drafts that a decoding batch may have beside its sequences' own.
 
     Attributes:
@@ -80,7 +78,6 @@ class TritonBackend:
         sharing: SharingRule | None = None,
         multiprocessors: int | None = None,
         side_by_side: bool | None = None,
-        dependent_merge: bool | None = None,
         max_draft_rows: int = 0,
     ) -> None:
         if pool.block_size not in BLOCK_SIZES:
@@ -97,7 +94,6 @@ class TritonBackend:
             multiprocessors or _multiprocessors(device),
             SIDE_BY_SIDE if side_by_side is None else side_by_side,
             widest_tile(pool.layers, current_target()) if device.type == "cuda" else TILE_ROWS[-1],
-            DEPENDENT_MERGE if dependent_merge is None else dependent_merge,
         )
         self._copier = BlockCopier([*pool.keys, *pool.values])
         max_blocks = -(-max_model_len // pool.block_size)
@@ -191,24 +187,9 @@ class TritonAttention:
     def _stages(self, tensors: LayerTensors, options: AttentionOptions) -> Stages:
         shape, tables = HeadShape.of(tensors.query, tensors.key), self.buffers.tables
         if self.plan.is_flat:
-            return flat_stages(
-                tensors,
-                options,
-                self.rows,
-                tables,
-                self.num_splits(shape),
-                self._partials,
-                self.placement.dependent_merge,
-            )
+            return flat_stages(tensors, options, self.rows, tables, self.num_splits(shape), self._partials)
         return shared_stages(
-            tensors,
-            options,
-            self.rows,
-            tables,
-            self.items(shape),
-            self._partials,
-            self.placement.side_by_side,
-            self.placement.dependent_merge,
+            tensors, options, self.rows, tables, self.items(shape), self._partials, self.placement.side_by_side
         )
 
     def host_items(self, shape: HeadShape) -> HostItems:

@@ -33,9 +33,6 @@ _TILE_ROWS = np.array(TILE_ROWS)
 # 256 sequences share keeps the matrix units busy for 40 us while their tails keep the memory busy for 165.
 SIDE_BY_SIDE = True
 
-# Whether merges are launched before attention has ended (programmatic dependent launch, from sm_90 on). Still to be measured.
-DEPENDENT_MERGE = False
-
 # A piece writes partial results of about a kilobyte per head and waits for its keys' latency before the first is done.
 MIN_PIECE_KEYS = 256
 
@@ -89,13 +86,11 @@ class Placement:
             private tails, which the memory does (PAT, Yi et al. 2025; POD-Attention, Kamath et al. 2024). Otherwise one after
             the other, shared prefixes in tiles of up to 128 rows.
         widest_tile: rows, see `widest_tile`.
-        dependent_merge: a merge is launched before attention has ended, where that is one launch.
     """
 
     multiprocessors: int
     side_by_side: bool = False
     widest_tile: int = TILE_ROWS[-1]
-    dependent_merge: bool = False
 
     @property
     def widest_in_decoding(self) -> int:

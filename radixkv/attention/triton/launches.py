@@ -6,10 +6,6 @@ Where the model leaves rotation to it, `rotate_and_write` stands in for `write_c
 
     shared    write    -> attend_items per tile class, one after the other or side by side -> merge_partials
     flat      write    -> attend_split                -> merge_splits, where keys are split
-
-A merge may be launched before attention has ended (see `radixkv_kernels.merge`) where the launch before it is all that it
-waits for: after one tile class, or the last of several in turn. After classes side by side it waits for other streams, too,
-and begins when all have ended.
 """
 
 from __future__ import annotations
@@ -105,7 +101,6 @@ def shared_stages(
     items: DeviceItems,
     partial_results: PartialResults,
     side_by_side: bool = False,
-    dependent_merge: bool = False,
 ) -> Stages:
     """One layer over work items.
 
@@ -117,13 +112,10 @@ def shared_stages(
         items: for layers of this shape.
         partial_results: memory for them.
         side_by_side: tile classes run at the same time.
-        dependent_merge: the merge is launched before attention has ended, unless several classes run at the same time.
     """
     output, caches = tensors.output, (tensors.key_cache, tensors.value_cache)
     partials = partial_results.of(items.num_partials, output)
     several = side_by_side and len(items.by_tile) > 1
-    dependent = dependent_merge and not several and items.num_partials > 0
-    narrowest = min(items.by_tile)
     # Wide tiles first: a program of theirs finds no room once the multiprocessors are full of narrow ones.
     attend: list[Launcher] = [
         partial(
@@ -131,21 +123,14 @@ def shared_stages(
             tensors.query, *caches, tables, rows.positions, own, output, *partials,
             tile_rows=tile_rows, scale=options.scale, softcap=options.softcap, window=options.sliding_window,
             sinks=options.sinks, key_scales=tensors.key_scales, value_scales=tensors.value_scales,
-            beside_narrow=several, launch_dependents=dependent and tile_rows == narrowest,
+            beside_narrow=several,
         )
         for tile_rows, own in sorted(items.by_tile.items(), reverse=True)
     ]  # fmt: skip
     stages = [[_write(tensors, rows.slots)], *([attend] if several else ([launcher] for launcher in attend))]
     if items.num_partials:
         merge = partial(
-            merge_partials,
-            *partials,
-            items.starts,
-            items.partials,
-            rows.positions,
-            output,
-            sinks=options.sinks,
-            dependent=dependent,
+            merge_partials, *partials, items.starts, items.partials, rows.positions, output, sinks=options.sinks
         )
         stages.append([merge])
     return stages
@@ -158,25 +143,19 @@ def flat_stages(
     tables: torch.Tensor,
     num_splits: int,
     partial_results: PartialResults,
-    dependent_merge: bool = False,
 ) -> Stages:
     """One layer, each of the decoding rows over all its keys in ``num_splits`` parts; otherwise as `shared_stages`."""
     output = tensors.output
     partials = partial_results.of(len(output) * num_splits if num_splits > 1 else 0, output)
-    dependent = dependent_merge and num_splits > 1
     attend = partial(
         attend_split,
         tensors.query, tensors.key_cache, tensors.value_cache, tables, rows.row_tables, rows.positions, output, *partials,
         num_splits=num_splits, scale=options.scale, softcap=options.softcap, window=options.sliding_window,
         sinks=options.sinks, key_scales=tensors.key_scales, value_scales=tensors.value_scales,
-        launch_dependents=dependent,
     )  # fmt: skip
     stages: Stages = [[_write(tensors, rows.slots)], [attend]]
     if num_splits > 1:
-        merge = partial(
-            merge_splits, *partials, output, num_splits=num_splits, sinks=options.sinks, dependent=dependent
-        )
-        stages.append([merge])
+        stages.append([partial(merge_splits, *partials, output, num_splits=num_splits, sinks=options.sinks)])
     return stages
 
 

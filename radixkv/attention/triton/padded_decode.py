@@ -148,9 +148,8 @@ class PaddedDecode:
     def _stages(self, tensors: LayerTensors, options: AttentionOptions) -> Stages:
         backend, items = self._backend, self.items(HeadShape.of(tensors.query, tensors.key))
         return shared_stages(
-            tensors, options, self.rows, backend.buffers.tables, items, self._partials,
-            backend.placement.side_by_side, backend.placement.dependent_merge,
-        )  # fmt: skip
+            tensors, options, self.rows, backend.buffers.tables, items, self._partials, backend.placement.side_by_side
+        )
 
     def items(self, shape: HeadShape) -> DeviceItems:
         """The items for layers of this shape; their buffer is allocated when first asked for, outside any graph.

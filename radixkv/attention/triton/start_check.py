@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from radixkv.attention.options import AttentionOptions
-from radixkv.attention.triton.cost_model import DEPENDENT_MERGE, SIDE_BY_SIDE, Placement, max_tiles, widest_tile
+from radixkv.attention.triton.cost_model import SIDE_BY_SIDE, Placement, max_tiles, widest_tile
 from radixkv.memory import LayerShape
 from radixkv_kernels import (
     NO_PARTIAL,
@@ -191,13 +191,6 @@ class _Problem:
         if SIDE_BY_SIDE and len(tiles) > 1 and 64 in tiles:
             yield "attend_items with tiles of 64 rows beside narrow ones", partial(self._items, 64, beside_narrow=True)
         yield "attend_split", self._split
-        if DEPENDENT_MERGE:
-            narrowest = min(tiles)
-            yield (
-                f"attend_items with tiles of {narrowest} rows and a dependent merge",
-                partial(self._items, narrowest, dependent=True),
-            )
-            yield "attend_split and a dependent merge", partial(self._split, dependent=True)
         yield "draw_tokens", self._draw
 
     def _random(self, *size: int) -> torch.Tensor:
@@ -271,7 +264,7 @@ class _Problem:
             for size in ((count, heads, self._layer.shape.value_dim), (count, heads))
         ]
 
-    def _items(self, tile_rows: int, beside_narrow: bool = False, dependent: bool = False) -> Pairs:
+    def _items(self, tile_rows: int, beside_narrow: bool = False) -> Pairs:
         """A tile of neighbouring rows over all their keys at once, and one over two pieces that are merged."""
         group = self._layer.num_query_heads // self._layer.shape.num_kv_heads
         count = min(tile_rows // group, _TABLES.numel() * self._block_size - _PREFIX)
@@ -297,8 +290,6 @@ class _Problem:
         )
         (ours,), ours_partials = self._to_device(output), self._to_device(*self._partials(2 * count))
         options = self._on_device(self._options)
-        # Before: a dependent merge may begin while what was launched last still writes.
-        lists = self._to_device(starts, partials, positions)
         _call(
             attend_items,
             *self._to_device(*arguments),
@@ -306,20 +297,14 @@ class _Problem:
             *ours_partials,
             tile_rows=tile_rows,
             beside_narrow=beside_narrow,
-            launch_dependents=dependent,
             **options,
         )
         _call(
-            merge_partials,
-            *ours_partials,
-            *lists,
-            ours,
-            sinks=options["sinks"],
-            dependent=dependent,
+            merge_partials, *ours_partials, *self._to_device(starts, partials, positions), ours, sinks=options["sinks"]
         )
         return [(ours, truth)]
 
-    def _split(self, dependent: bool = False) -> Pairs:
+    def _split(self) -> Pairs:
         query, output, positions = self._rows(2)
         row_tables = torch.zeros_like(positions)
         items = torch.tensor([[i, 1, 0, 0, OPEN_END, NO_PARTIAL] for i in range(2)], dtype=torch.int32)
@@ -328,9 +313,10 @@ class _Problem:
         _call(reference.attend_items, *arguments, positions, items, truth, *unused, **self._options)
         (ours,), partials = self._to_device(output), self._to_device(*self._partials(4))
         options = self._on_device(self._options)
-        there = self._to_device(*arguments, row_tables, positions)
-        _call(attend_split, *there, ours, *partials, num_splits=2, launch_dependents=dependent, **options)
-        _call(merge_splits, *partials, ours, num_splits=2, sinks=options["sinks"], dependent=dependent)
+        _call(
+            attend_split, *self._to_device(*arguments, row_tables, positions), ours, *partials, num_splits=2, **options
+        )
+        _call(merge_splits, *partials, ours, num_splits=2, sinks=options["sinks"])
         return [(ours, truth)]
 
     def _draw(self) -> Pairs:

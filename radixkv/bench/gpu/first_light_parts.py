@@ -51,7 +51,6 @@ def first_light_parts() -> list[Part]:
         _bench("tiles-sharing", 240, "tiles", "sharing"),
         _bench("tiles-classes", 120, "tiles", "tile classes"),
         _bench("tiles-splitting", 240, "tiles", "splitting"),
-        _bench("tiles-merges", 120, "tiles", "merges"),
         *(_bench(f"tiles-{rows}", 480, "tiles", f"{rows} rows") for rows in (16, 64, 128)),
         _bench("decode-drafts", 300, "decode", "drafts: "),
         _bench("decode-transformers", 480, "decode", "transformers: "),

@@ -56,9 +56,8 @@ def next_steps(reports: Mapping[str, Report]) -> list[str]:
     lines += _drafting(rows)
     lines += _tiles(rows)
     lines += _sharing(rows)
-    lines += _either(rows, "SIDE_BY_SIDE", "tile classes", "side by side", "in turn")
+    lines += _side_by_side(rows)
     lines += _splitting(rows)
-    lines += _either(rows, "DEPENDENT_MERGE", "merges", "dependent", "after")
     return lines
 
 
@@ -130,15 +129,14 @@ def _sharing(rows: Rows) -> Iterator[str]:
         yield _threshold("MIN_SAVED_BYTES in triton.cost_model: sharing", "tokens saved", saved)
 
 
-def _either(rows: Rows, constant: str, work: str, how: str, instead: str) -> Iterator[str]:
-    """What decides a constant of the cost model: a line for each work that was measured both ways."""
+def _side_by_side(rows: Rows) -> Iterator[str]:
     for name, row in rows.items():
-        measured = re.fullmatch(rf"({work}: .+), {how}", name)
-        other = rows.get(f"{measured[1]}, {instead}") if measured else None
-        if measured and other:
+        tree = re.fullmatch(r"(tile classes: .+), side by side", name)
+        in_turn = rows.get(f"{tree[1]}, in turn") if tree else None
+        if tree and in_turn:
             yield (
-                f"{constant} in triton.cost_model: {measured[1]}: {row['median_us']:.1f} us {how}, "
-                f"{other['median_us']:.1f} {instead}"
+                f"SIDE_BY_SIDE in triton.cost_model: {tree[1]}: {row['median_us']:.1f} us side by side, "
+                f"{in_turn['median_us']:.1f} in turn"
             )
 
 

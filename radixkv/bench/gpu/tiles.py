@@ -2,8 +2,7 @@
 
 The constants of `radixkv_kernels.tile_config` and of attention's `triton.cost_model` come from here. The tables are: batches
 that share a prefix, alone and together, around the point where that begins to pay; tile classes in turn and side by side;
-small batches cut into more and more pieces; merges launched after attention and before it has ended; and configurations of
-every tile class on work of its kind.
+small batches cut into more and more pieces; and configurations of every tile class on work of its kind.
 """
 
 from __future__ import annotations
@@ -103,9 +102,7 @@ class Problem:
         return torch.empty(count, HEADS, DIM, device=device), torch.empty(count, HEADS, device=device)
 
 
-def flat_work(
-    problem: Problem, num_splits: int = 1, config: TileConfig | None = None, dependent_merge: bool = False
-) -> Work:
+def flat_work(problem: Problem, num_splits: int = 1, config: TileConfig | None = None) -> Work:
     """Each row alone over all its keys, in so many parts, and the parts merged."""
     from radixkv_kernels import attend_split, merge_splits
 
@@ -117,10 +114,9 @@ def flat_work(
         attend_split(
             problem.query, problem.pool.keys[0], problem.pool.values[0], problem.tables, row_tables, problem.positions,
             problem.output, *partials, num_splits=num_splits, scale=SCALE, config=config,
-            launch_dependents=dependent_merge,
         )  # fmt: skip
         if num_splits > 1:
-            merge_splits(*partials, problem.output, num_splits=num_splits, dependent=dependent_merge)
+            merge_splits(*partials, problem.output, num_splits=num_splits)
 
     return work
 
@@ -238,18 +234,11 @@ def _sharing(count: int, tokens: int, shared: bool) -> Timed:
     return _timed(layer_work(planned(batch, make_pool(num_blocks, torch.bfloat16, "cuda"), shared), count))
 
 
-def planned(
-    batch: QueryBatch,
-    pool: KVPool,
-    shared: bool,
-    side_by_side: bool | None = None,
-    dependent_merge: bool | None = None,
-) -> TritonAttention:
+def planned(batch: QueryBatch, pool: KVPool, shared: bool, side_by_side: bool | None = None) -> TritonAttention:
     """A decoding batch as it is planned where any sharing pays (``shared``), or none.
 
     Args:
         side_by_side: whether tile classes run at the same time; None: as backends do.
-        dependent_merge: whether merges are launched before attention has ended; None: as backends do.
     """
     from radixkv.attention.triton import TritonBackend
     from radixkv.attention.triton.cost_model import sharing_rule
@@ -257,10 +246,7 @@ def planned(
     rule = sharing_rule(GROUP, pool.dtype, pool.dtype, TOKEN_BYTES)
     rule = replace(rule, min_saved_tokens=1 if shared else 2**40)
     size = len(batch.tables), max_tokens(batch)
-    backend = TritonBackend(
-        pool, pool.dtype, HEADS, *size, sharing=rule, side_by_side=side_by_side, dependent_merge=dependent_merge
-    )
-    return backend.prepare(batch)
+    return TritonBackend(pool, pool.dtype, HEADS, *size, sharing=rule, side_by_side=side_by_side).prepare(batch)
 
 
 def _side_by_side_table(report: GpuReport) -> Table:
@@ -274,30 +260,10 @@ def _side_by_side_table(report: GpuReport) -> Table:
     return table
 
 
-def _placed(levels: list[Level], side_by_side: bool, dependent_merge: bool = False) -> Timed:
+def _placed(levels: list[Level], side_by_side: bool) -> Timed:
     batch, num_blocks, _ = tree_batch(256, levels, 1)
     pool = make_pool(num_blocks, torch.bfloat16, "cuda")
-    attention = planned(batch, pool, shared=True, side_by_side=side_by_side, dependent_merge=dependent_merge)
-    return _timed(layer_work(attention, 256))
-
-
-def _dependent_table(report: GpuReport) -> Table:
-    """Of merges of parts, and of tile classes in turn: after classes side by side no merge is launched early."""
-    table = Table("merges", "after us", "dependent us")
-    works = {
-        **{f"merges: {batch} x {SPLIT_LENGTH:,} in 8": partial(_splitting, batch, 8) for batch in SPLIT_BATCHES},
-        **{
-            name.replace("tile classes", "merges"): partial(_placed, levels, False)
-            for name, levels in SHARED_TREES.items()
-        },
-    }
-    for name, work in works.items():
-        rows = [
-            report.measure(f"{name}, {how}", partial(work, dependent_merge=dependent))
-            for how, dependent in (("after", False), ("dependent", True))
-        ]
-        table.add_row(name, *("" if row is None else f"{row.median_us:.1f}" for row in rows))
-    return table
+    return _timed(layer_work(planned(batch, pool, shared=True, side_by_side=side_by_side), 256))
 
 
 def _splitting_table(report: GpuReport) -> Table:
@@ -312,9 +278,9 @@ def _splitting_table(report: GpuReport) -> Table:
     return table
 
 
-def _splitting(batch: int, splits: int, dependent_merge: bool = False) -> Timed:
+def _splitting(batch: int, splits: int) -> Timed:
     problem = Problem.of(batch, [Level(batch, SPLIT_LENGTH - 1)], 1, torch.bfloat16, "cuda")
-    return _timed(flat_work(problem, splits, dependent_merge=dependent_merge))
+    return _timed(flat_work(problem, splits))
 
 
 def run_tiles(console: Console, json_path: Path | None, only: str | None = None, resume: bool = False) -> bool:
@@ -334,7 +300,7 @@ def run_tiles(console: Console, json_path: Path | None, only: str | None = None,
     """
     report = GpuReport.begin(console, json_path, only, resume)
     # Printed last, all at once: configurations that do not fit have said so at length.
-    tables = _sharing_table(report), _side_by_side_table(report), _splitting_table(report), _dependent_table(report)
+    tables = _sharing_table(report), _side_by_side_table(report), _splitting_table(report)
     for table in [*tables, *_tile_tables(report)]:
         console.print(table)
     return report.num_rows > 0

@@ -64,9 +64,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     return launches
 
 
-def make_backend(dtype: torch.dtype = torch.bfloat16, max_model_len: int = 160, **options: Any) -> TritonBackend:
-    pool = KVPool(LAYERS, 40, 16, dtype)
-    return TritonBackend(pool, torch.bfloat16, 16, 8, max_model_len, multiprocessors=132, **options)
+def make_backend(dtype: torch.dtype = torch.bfloat16) -> TritonBackend:
+    return TritonBackend(KVPool(LAYERS, 40, 16, dtype), torch.bfloat16, 16, 8, 160, multiprocessors=132)
 
 
 def chunks(shared_blocks: int, num_new: int) -> list[Chunk]:
@@ -116,36 +115,6 @@ def test_a_repeated_launch_is_what_a_checked_one_would_have_been(
         for noted in (launches.repeated, launches.checked)
     )
     assert again == expected
-
-
-@pytest.mark.parametrize(
-    ("shared_blocks", "options", "expected"),
-    [
-        (4, {"side_by_side": False}, [("_attend_items", False), ("_attend_items", True), ("_merge", True)]),
-        # A merge that waits for several streams.
-        (4, {"side_by_side": True}, [("_attend_items", False), ("_attend_items", False), ("_merge", False)]),
-        (0, {"max_model_len": 2000}, [("_attend_split", True), ("_merge", True)]),
-        (0, {}, [("_attend_split", False)]),
-        (4, {"side_by_side": False, "dependent_merge": False}, None),
-        (0, {"max_model_len": 2000, "dependent_merge": None}, None),  # until it is measured
-    ],
-    ids=["in turn", "side by side", "flat", "nothing to merge", "told not to", "not told"],
-)
-@torch.inference_mode()
-def test_a_merge_is_launched_early_where_it_waits_for_the_launch_before_it_alone(
-    shared_blocks: int, options: dict[str, Any], expected: list[tuple[str, bool]] | None, launches: Launches
-) -> None:
-    backend = make_backend(**{"dependent_merge": True, **options})
-    context = 16 * shared_blocks + 3 if "max_model_len" not in options else 1900
-    tables = [Table([*range(shared_blocks), *[20 + own] * 120]) for own in range(3)]
-    attention = backend.prepare(query_batch([Chunk(table, context, 1) for table in tables]))
-    attention.attend(0, *new_tensors(3), OPTIONS)
-    found = [
-        (name, arguments["DEPENDENT" if name == "_merge" else "LAUNCH_DEPENDENTS"])
-        for name, _, arguments in launches.checked
-        if name != "_write_cache"
-    ]
-    assert (found == expected) if expected else not any(early for _, early in found)
 
 
 @torch.inference_mode()

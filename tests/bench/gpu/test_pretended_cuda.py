@@ -125,16 +125,14 @@ def test_attention_and_what_follows(launches: list[str], tmp_path: Path) -> None
             assert f": {name}, as graphs decode: " in steps
 
 
-@pytest.mark.parametrize(
-    ("part", "expected"), [("tiles-sharing", 32), ("tiles-classes", 4), ("tiles-splitting", 18), ("tiles-merges", 10)]
-)
+@pytest.mark.parametrize(("part", "expected"), [("tiles-sharing", 32), ("tiles-classes", 4), ("tiles-splitting", 18)])
 def test_tiles(part: str, expected: int, launches: list[str], tmp_path: Path) -> None:
     path = tmp_path / "tiles.json"
     report = run_part(part, path)
     assert not report["failed"]
     assert len(report["rows"]) == expected
     assert any(
-        line.split()[0] in ("MIN_SAVED_BYTES", "SIDE_BY_SIDE", "MIN_PIECE_KEYS", "DEPENDENT_MERGE")
+        line.split()[0] in ("MIN_SAVED_BYTES", "SIDE_BY_SIDE", "MIN_PIECE_KEYS")
         for line in next_steps({"tiles": report})
     )
     # Cut short after some rows, it goes on.

@@ -28,11 +28,6 @@ def test_all_kernels_run_once_for_layers_that_differ() -> None:
     assert check_kernels([OTHERS], 16, torch.bfloat16, torch.float8_e4m3fn, "cpu", 5000) == 9
 
 
-def test_dependent_merges_are_checked_where_they_are_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_check, "DEPENDENT_MERGE", True)
-    assert check_kernels([PLAIN], 16, torch.float32, torch.float32, "cpu", 5000) == 8
-
-
 def test_a_models_layers_are_checked_with_their_options_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[tuple[list[LayerKernels], object]] = []
     monkeypatch.setattr(start_check, "check_kernels", lambda layers, *rest: checked.append((layers, rest)))
@@ -48,9 +43,7 @@ def test_a_models_layers_are_checked_with_their_options_and_once(monkeypatch: py
 
 @pytest.mark.parametrize("failure", ["raises", "is wrong"])
 def test_the_kernel_that_fails_is_named(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(
-        *args: torch.Tensor, tile_rows: int, beside_narrow: bool, launch_dependents: bool, **options: object
-    ) -> None:
+    def fails(*args: torch.Tensor, tile_rows: int, beside_narrow: bool, **options: object) -> None:
         if tile_rows == 64 and failure == "raises":
             raise ValueError("out of resource: shared memory")
         reference.attend_items(*args, **options)

@@ -192,7 +192,6 @@ def test_a_plan_is_made_anew_when_a_sequence_leaves_joins_or_changes_a_block() -
     check(batch, backend, 2)
 
 
-# A merge that is launched early is launched after attention here.
 @pytest.mark.parametrize("side_by_side", [False, True])
 def test_tile_classes_side_by_side_give_what_they_give_in_turn(
     side_by_side: bool, monkeypatch: pytest.MonkeyPatch
@@ -211,7 +210,7 @@ def test_tile_classes_side_by_side_give_what_they_give_in_turn(
         slots = torch.from_numpy(chunk.table.block_ids).repeat_interleave(16)[:69] * 16 + torch.arange(69) % 16
         pool.keys[0].view(-1, 1, 8)[slots], pool.values[0].view(-1, 1, 8)[slots] = key[:69], value[:69]
     # By the type of queries that the backend is told, which are float32 all the same, wide tiles are taken.
-    backend = TritonBackend(pool, torch.float16, 16, 5, 80, side_by_side=side_by_side, dependent_merge=True)
+    backend = TritonBackend(pool, torch.float16, 16, 5, 80, side_by_side=side_by_side)
     batch = Batch(chunks, all_keys, all_values, pool)
     assert list(backend.prepare(query_batch(chunks)).items(HeadShape(1, 16)).by_tile) == [
         16,
