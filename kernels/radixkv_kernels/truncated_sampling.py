@@ -1,7 +1,7 @@
 """One token per row, drawn from what min_p, top_k and top_p leave of a vocabulary; nothing is sorted.
 
-A token is left if its weight, ``exp(logit / temperature - the largest)``, is above a cut, or equal to it and one of the lowest
-ids of those that are. A cut is found by bisection: how many weights, or how much of them, are at or above a pivot. Each pass
+A token is left if its weight, ``exp(logit / temperature - the largest)``, is above a cut, or equal to it and its id one of
+the lowest of those. A cut is found by bisection: how many weights, or how much of them, are at or above a pivot. Each pass
 also sees the next weights on either side of its pivot, so that the search ends at a weight that there is, exactly.
 
 Passes over a whole vocabulary would take a hundred microseconds together. So the first kernel reads it twice and writes down
@@ -32,7 +32,7 @@ from radixkv_kernels.target import COMPILE_OPTIONS
 
 _LANES = 4096
 # Of candidates at a time; mostly there are fewer.
-_CANDIDATES = 2048
+_CANDIDATES = 1024
 # Halvings, in logarithms, of the lanes' largest weights: a bound need not be exact.
 _BOUND_STEPS = 14
 
@@ -52,7 +52,8 @@ def _find_candidates(
     """One program: one row. Ascending ids."""
     row = tl.program_id(0)
     own = logits + row.to(tl.int64) * logits_row_stride
-    out = row.to(tl.int64) * row_stride
+    ids += row.to(tl.int64) * row_stride
+    weights += row.to(tl.int64) * row_stride
     temperature = tl.load(temperatures + row)
     lane = tl.arange(0, LANES)
 
@@ -98,7 +99,7 @@ def _find_candidates(
         logit = tl.load(own + token_id, mask=exists, other=float("-inf"))
         weight = tl.exp(scale_logit(logit, temperature) - top)
         found = ((weight >= bound) & exists).to(tl.int32)
-        at = out + count + tl.cumsum(found, 0) - found
+        at = count + tl.cumsum(found, 0) - found
         tl.store(ids + at, token_id, mask=found > 0)
         tl.store(weights + at, weight, mask=found > 0)
         count += tl.sum(found, 0)
@@ -206,7 +207,7 @@ def _draw_candidate(
         drawn = tl.where(ratio > best, winner, drawn)
         best = tl.maximum(best, ratio)
         seen += tl.sum(equal, 0)
-    tl.store(token_ids + row, drawn.to(tl.int64))
+    tl.store(token_ids + row, drawn)
 
 
 def draw_truncated(

@@ -197,6 +197,8 @@ class Engine:
                     self._in_flight = batch
                 else:
                     touched += self._process(batch)
+                    if self._speculator is not None:
+                        self._speculator.settle(batch)
             if not batch.chunks and in_flight is None and not self._wait_for_loads():
                 touched = self._requests.fail_deferred()
             touched += self._requests.finish_ended_elsewhere()
@@ -237,14 +239,14 @@ class Engine:
 
     def _process_in_flight(self, in_flight: Batch | None, following: Batch) -> list[Request]:
         """Process the batch before, if it is in flight, while ``following`` is computed."""
-        touched = [] if in_flight is None else self._process(in_flight, following)
+        touched = [] if in_flight is None else self._process(in_flight)
         if self._speculator is not None:
             self._speculator.landed(in_flight, following)
         return touched
 
-    def _process(self, batch: Batch, following: Batch | None = None) -> list[Request]:
+    def _process(self, batch: Batch) -> list[Request]:
         """Append a batch's tokens, and remove the requests that it ended."""
-        touched, changed = self._output_processor.process(batch, following)
+        touched, changed = self._output_processor.process(batch)
         self._compute_timer.landed(batch)
         for request in dict.fromkeys(changed):
             if request.failure is not None:
@@ -252,8 +254,6 @@ class Engine:
             elif all(sequence.finish_reason is not None for sequence in request.sequences):
                 self._requests.finish(request)
                 self.pins.restore(request, self.tenant_pins.keep)
-        if following is None and self._speculator is not None:
-            self._speculator.settle(batch)
         return touched
 
     def _wait_for_loads(self) -> bool:

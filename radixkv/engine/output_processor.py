@@ -51,14 +51,10 @@ class OutputProcessor:
         """What follows is computed, and processed if it needs the host, in one step."""
         self._step_began = self._clock()
 
-    def process(self, batch: Batch, following: Batch | None = None) -> Processed:
-        """Append the tokens of a batch, and end or fork sequences.
-
-        Args:
-            following: the batch that was launched from the tokens of this one.
-        """
+    def process(self, batch: Batch) -> Processed:
+        """Append the tokens of a batch, and end or fork sequences."""
         processed = Processed([], [])
-        num_right = self._append_tokens(batch, following, processed) if batch.sampled else 0
+        num_right = self._append_tokens(batch, processed) if batch.sampled else 0
         for group, rows in batch.beam_steps:
             processed.touched.append(group.request)
             self._advance_beams(group, batch.logits[rows])
@@ -97,9 +93,8 @@ class OutputProcessor:
                 processed.touched.append(request)
                 processed.changed.append(request)
 
-    def _append_tokens(self, batch: Batch, following: Batch | None, processed: Processed) -> int:
+    def _append_tokens(self, batch: Batch, processed: Processed) -> int:
         """Give sequences their tokens, and close those that have ended; returns how many drafted tokens were right."""
-        redrawn: frozenset[int] = frozenset()
         host_tokens: list[SampledToken] | None = None
         if batch.tokens is None:
             host_tokens = sample(
@@ -107,14 +102,14 @@ class OutputProcessor:
             )
             token_ids = [token.token_id for token in host_tokens]
         else:
-            token_ids, redrawn = batch.tokens.fetch()
+            token_ids = batch.tokens.fetch()
         now = time.monotonic()
         row = total_right = 0
-        for index, (group, sequence, _) in enumerate(batch.sampled):
+        for group, sequence, _ in batch.sampled:
             draft = batch.drafts.get(sequence, ()) if batch.drafts else ()
             drawn = range(row, row + 1 + len(draft))
             row = drawn.stop
-            if sequence.table is None or sequence in batch.void:
+            if sequence.table is None:
                 continue  # it had ended, or was aborted, when this batch was already launched
             request = sequence.request
             processed.touched.append(request)
@@ -122,11 +117,6 @@ class OutputProcessor:
                 total_right += self._append_drawn(sequence, host_tokens[drawn.start : drawn.stop], draft)
             else:
                 append_token(sequence, token_ids[drawn.start])
-            if index in redrawn and following is not None and following.computes(sequence):
-                # The following batch computed another token at this position, which has to be computed again.
-                following.void.add(sequence)
-                sequence.drop_placeholders()
-                sequence.num_computed -= 1
             if sequence.num_placeholders:
                 # The following batch computed this token, which was not known then.
                 self._blocks.publish_at_block_boundary(sequence)

@@ -6,8 +6,8 @@ the answer and the candidate's token id (`radixkv.sampling.variates`).
 
 Where top_k, top_p or min_p leave few candidates, these are drawn from directly. Otherwise a block of 256 neighbouring token
 ids is drawn first, by the total probability of each block, and then a token id within it: a vocabulary of 49,152 takes 448
-variates and little more time than its softmax. On a GPU, `radixkv_kernels.draw_tokens` does so in one kernel; on
-a CPU, all draws are those of `radixkv.sampling.host_draw`.
+variates and little more time than its softmax. On a GPU, this is `radixkv_kernels.draw_truncated` and
+`radixkv_kernels.draw_tokens`; on a CPU, `radixkv.sampling.host_draw`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ import torch
 
 from radixkv.memory.upload import to_device
 from radixkv.sampling import host_draw
-from radixkv.sampling.variates import SamplingRow, exponential_variates, rng_states
+from radixkv.sampling.variates import SamplingRow, rng_states
 from radixkv.sampling_params import SamplingParams
 
 
 def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """One token per row of float32 ``logits`` ``[rows, vocabulary]``, int64 ``[rows]``, without synchronizing with the device.
+    """One token per row of float32 ``logits`` ``[rows, vocabulary]``, int64 ``[rows]``; the device is not waited for.
 
     Logits are divided by the temperature, then truncated by min_p, top_k and top_p, in that order.
     """
     device = logits.device
     truncated = [i for i, row in enumerate(rows) if row.truncates]
+    if not rows:
+        return torch.empty(0, dtype=torch.int64, device=device)
     if not truncated:
         return _draw_from_vocabulary(logits, rows)
     if len(truncated) == len(rows):
@@ -45,7 +47,7 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
 def draw_in_every_way(logits: torch.Tensor) -> None:
     """Draw one token per row of ``logits`` with and without truncation: compiles every kernel, and needs the most memory.
 
-    Truncation takes several times the memory of the logits, drawing from the whole vocabulary none.
+    Truncation takes twice the memory of the logits, drawing from the whole vocabulary none.
     """
     for params in (SamplingParams(), SamplingParams(top_p=0.9)):
         draw(logits, [SamplingRow(params, seed=0, sample_index=0, token_index=0)] * len(logits))

@@ -46,33 +46,28 @@ def rng_states(rows: Sequence[SamplingRow], device: torch.device) -> torch.Tenso
     """The state from which each row's variates are counted, int64 ``[rows]``."""
     keys = [(row.seed & (2**63 - 1), row.sample_index, row.token_index) for row in rows]
     seed, sample, index = np.array(keys, dtype=np.uint64).T
-    states = _mix_on_host(seed + np.uint64(_GOLDEN))
+    states = _mix(seed + np.uint64(_GOLDEN))
     for number in (sample, index):
-        states = _mix_on_host(states + (number + np.uint64(1)) * np.uint64(_GOLDEN))
+        states = _mix(states + (number + np.uint64(1)) * np.uint64(_GOLDEN))
     return to_device(torch.from_numpy(states.view(np.int64)), device)
 
 
 def exponential_variates(states: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Variates of mean 1, float32; never 0 or infinite.
+    """Variates of mean 1, float32, on the host; never 0 or infinite.
 
     Args:
         states: RNG states, see `rng_states`.
         token_ids: int64, of a shape that fits that of ``states``; block b of a vocabulary counts as ``-2 - b``.
     """
-    counters = states + (token_ids + 1).mul_(_signed(_GOLDEN))
-    if counters.device.type == "cpu":
-        # numpy has unsigned integers; torch only signed ones, whose shifts need a mask.
-        bits = _mix_on_host(counters.numpy().view(np.uint64))
-        bits >>= np.uint64(11)
-        whole = torch.from_numpy(bits.view(np.int64))
-    else:
-        whole = _shift(_mix(counters), 11)
+    steps = (token_ids.numpy() + 1).view(np.uint64)
+    bits = _mix(states.numpy().view(np.uint64) + steps * np.uint64(_GOLDEN))
+    bits >>= np.uint64(11)
     # Rounded to float32 last: small variates decide the draw, and keep their relative precision this way.
-    uniform = whole.double().mul_(2**-53).float()
+    uniform = torch.from_numpy(bits.view(np.int64)).double().mul_(2**-53).float()
     return uniform.clamp_(2**-60, 1 - 2**-24).neg_().log1p_().neg_()
 
 
-def _mix_on_host(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     mixed = x >> np.uint64(30)
     mixed ^= x
     mixed *= np.uint64(_MIX_1)
@@ -82,18 +77,3 @@ def _mix_on_host(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     np.right_shift(mixed, np.uint64(31), out=shifted)
     mixed ^= shifted
     return mixed
-
-
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    x = (x ^ _shift(x, 30)).mul_(_signed(_MIX_1))
-    x = x.bitwise_xor_(_shift(x, 27)).mul_(_signed(_MIX_2))
-    return x.bitwise_xor_(_shift(x, 31))
-
-
-def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical shift to the right: torch has no arithmetic on unsigned 64-bit integers."""
-    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
-
-
-def _signed(number: int) -> int:
-    return number - 2**64

@@ -12,9 +12,9 @@ device. So with asynchronous scheduling the next batch is launched before the to
     device   | batch 1     | batch 2     | batch 3     |
     host     execute 1, execute 2, process 1, execute 3, process 2, ...
 
-What the host learns late can make part of a launched batch useless: a sequence had ended, or its draw needed more candidates
-and came out differently. That part is void and ignored when the batch is processed. Keys and values that it wrote lie beyond
-what was published, and the next owner of those slots writes them later in the device's order.
+What the host learns late can make part of a launched batch useless: a sequence had ended. That part is ignored when the batch
+is processed. Keys and values that it wrote lie beyond what was published, and the next owner of those slots writes them later
+in the device's order.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class Batch:
         sampled: the sequences that get a token.
         beam_steps: the beam searches that advance.
         tokens: those of ``sampled``, in that order, sampled on the device; None: sampling them needs the host.
-        void: sequences whose part of the batch is ignored.
     """
 
     chunks: list[ScheduledChunk]
@@ -75,7 +74,6 @@ class Batch:
     sampled: list[SampledRow] = field(default_factory=list)
     beam_steps: list[BeamStep] = field(default_factory=list)
     tokens: InFlightTokens | None = None
-    void: set[TokenSequence] = field(default_factory=set)
 
     @property
     def requests(self) -> list[Request]:
@@ -111,10 +109,6 @@ class Batch:
     def sampled_drafts(self) -> list[Sequence[int]]:
         """Those of the sequences in ``sampled``, in that order."""
         return [self.drafts.get(row.sequence, ()) for row in self.sampled]
-
-    def computes(self, sequence: TokenSequence) -> bool:
-        """Whether some of the sequence's tokens are computed."""
-        return any(chunk.sequence is sequence for chunk in self.chunks)
 
     def append_placeholders(self) -> None:
         """Let the sequences go on before their tokens are fetched."""

@@ -189,7 +189,7 @@ class TokenSequence:
         self.num_placeholders -= 1
 
     def drop_placeholders(self) -> None:
-        """Ignore tokens in flight: the sequence has ended, or they follow from a token that came out differently."""
+        """Ignore tokens in flight: the sequence has ended."""
         del self.token_ids[self.num_known_tokens :]
         self.num_placeholders = 0
 

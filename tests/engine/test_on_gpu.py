@@ -159,7 +159,7 @@ def test_what_was_launched_later_is_waited_for_neither_by_tokens_nor_by_uploads(
         sampled = InFlightTokens(logits, states, [0] * 4)
         if number == 1:
             torch.cuda._sleep(2_000_000_000)  # cycles: a second
-        tokens, _ = sampled.fetch()
+        tokens = sampled.fetch()
         there = to_device(torch.arange(100_000), logits.device)
         assert number == 0 or not torch.cuda.current_stream().query()
         torch.cuda.synchronize()

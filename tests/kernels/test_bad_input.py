@@ -13,6 +13,7 @@ from radixkv_kernels import (
     attend_items,
     attend_split,
     draw_tokens,
+    draw_truncated,
     merge_partials,
     merge_splits,
     write_cache,
@@ -334,3 +335,13 @@ def test_drawing_refuses() -> None:
         draw_tokens(torch.zeros(2, 0), temperatures, rng_states)
     with pytest.raises(ValueError, match=r"rng_states: expected shape \[2\], got \[1\]"):
         draw_tokens(torch.zeros(2, 9), temperatures, rng_states[:1])
+    left: dict[str, Any] = {"min_p": temperatures, "top_k": torch.ones(2, dtype=torch.int32), "top_p": temperatures}
+    for changed, message in (
+        ({"min_p": rng_states}, "min_p: expected float32, got int64"),
+        ({"top_k": rng_states}, "top_k: expected int32, got int64"),
+        ({"top_p": temperatures[:1]}, r"top_p: expected shape \[2\], got \[1\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            draw_truncated(torch.zeros(2, 9), temperatures, rng_states, **{**left, **changed})
+    with pytest.raises(ValueError, match=r"logits: expected at least one token, got \[2, 0\]"):
+        draw_truncated(torch.zeros(2, 0), temperatures, rng_states, **left)

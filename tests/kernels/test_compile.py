@@ -17,6 +17,7 @@ from radixkv_kernels import (
     attend_items,
     attend_split,
     draw_tokens,
+    draw_truncated,
     exponential_sampling,
     merge_partials,
     merge_splits,
@@ -209,8 +210,10 @@ def test_the_other_kernels(arch: int, cache_dtype: torch.dtype, monkeypatch: pyt
             rotate_and_write(new_query, new, new, angles, angles, cache, cache, slots, rotated=rotated, **scales)
         BlockCopier([cache]).copy([(0, 1, 16)])
         advance_rows(ints[:8], torch.zeros(8, dtype=torch.int64), ints.view(1, 9), ints[:8], block_size=16)
-        draw_tokens(torch.zeros(2, 5000), torch.ones(2), torch.zeros(2, dtype=torch.int64))
-    assert len(compiled) == 10
+        drawn = torch.zeros(2, 5000), torch.ones(2), torch.zeros(2, dtype=torch.int64)
+        draw_tokens(*drawn)
+        draw_truncated(*drawn, min_p=torch.zeros(2), top_k=torch.ones(2, dtype=torch.int32), top_p=torch.ones(2))
+    assert len(compiled) == 12
     for kernel in compiled:
         check_spills(kernel)
         assert kernel.fp_fusion

@@ -214,4 +214,14 @@ def test_tokens_are_drawn_as_on_a_cpu() -> None:
     temperatures = torch.tensor([row.params.temperature for row in rows])
     drawn = draw_tokens(logits.cuda(), temperatures.cuda(), rng_states(rows, torch.device("cuda"))).cpu()
     # Rounding differs: of two as good as equal either may win.
-    assert int((drawn != draw(logits, rows)[0]).sum()) <= 1
+    assert int((drawn != draw(logits, rows)).sum()) <= 1
+
+
+@pytest.mark.parametrize("spread", [0.02, 3.0, 10.0])
+def test_tokens_left_by_truncation_are_drawn_as_on_a_cpu(spread: float) -> None:
+    """Nearly all of a vocabulary as likely as another; a few; one or two."""
+    logits = torch.randn(256, 128_256) * spread
+    kinds: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.05}, {"top_k": 20, "top_p": 0.8}]
+    rows = [SamplingRow(SamplingParams(temperature=(0.6, 1.0)[i % 2], **kinds[i % 4]), i, 0, i) for i in range(256)]
+    drawn = draw(logits.cuda(), rows).cpu()
+    assert int((drawn != draw(logits, rows)).sum()) <= 2

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv.sampling import exponential
-from radixkv.sampling import sampler as sampler_module
 from radixkv.sampling.sampler import SamplingState, sample
 from radixkv.sampling.variates import SamplingRow, exponential_variates, rng_states
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -72,7 +71,6 @@ def variates(row: SamplingRow, ids: torch.Tensor) -> torch.Tensor:
     min_tokens=st.sampled_from([0, 9]),
     allowed=st.sampled_from([None, [2, 3, 4, 5, 11, 40, 79]]),
     bad_words=st.sampled_from([[], [[3]], [[2, 5, 11], [7, 5, 40], [5, 3], [2, 5, 11, 7]]]),
-    first_num_candidates=st.sampled_from([None, 1, 4, 1024]),
 )
 def test_the_draw_wins_the_race_of_the_reference_distribution(
     seed: int,
@@ -85,7 +83,6 @@ def test_the_draw_wins_the_race_of_the_reference_distribution(
     min_tokens: int,
     allowed: list[int] | None,
     bad_words: list[list[int]],
-    first_num_candidates: int | None,
 ) -> None:
     logits = torch.randn(80, generator=torch.Generator().manual_seed(seed)) * 3
     presence, frequency, repetition = penalties
@@ -108,15 +105,7 @@ def test_the_draw_wins_the_race_of_the_reference_distribution(
         forbidden_token_ids=frozenset({4}),
         bad_words=bad_words,
     )
-    with pytest.MonkeyPatch.context() as patch:
-        if first_num_candidates is not None:  # as on a GPU
-            patch.setattr(sampler_module, "FIRST_NUM_CANDIDATES", first_num_candidates)
-            patch.setattr(
-                sampler_module,
-                "draw",
-                lambda logits, rows, count=first_num_candidates: exponential.draw(logits, rows, count),
-            )
-        (token,) = sample(logits.unsqueeze(0), [state])
+    (token,) = sample(logits.unsqueeze(0), [state])
     ratios = reference_probs(logits, state) / variates(state.row(), torch.arange(80))
     assert float(ratios[token.token_id]) >= float(ratios.max()) * (1 - 1e-4)
 
@@ -171,8 +160,7 @@ def test_draws_follow_the_distribution() -> None:
 def test_blocks_race_first_and_then_the_ids_of_the_one_that_won(vocab_size: int) -> None:
     logits = torch.randn(40, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 3
     rows = [SamplingRow(SamplingParams(temperature=(0.5, 2.0)[i % 2]), i, 0, i) for i in range(40)]
-    token_ids, final = exponential.draw(logits, rows)
-    assert final.all()
+    token_ids = exponential.draw(logits, rows)
     for row_logits, row, token_id in zip(logits, rows, token_ids.tolist(), strict=True):
         blocks = (row_logits.double() / row.params.temperature).softmax(-1).split(256)
         masses = torch.stack([block.sum() for block in blocks])
@@ -189,10 +177,10 @@ def test_blocks_race_first_and_then_the_ids_of_the_one_that_won(vocab_size: int)
     spacing=st.sampled_from([None, 0.5, 4.0]),
     data=st.data(),
 )
-def test_a_cpu_draws_what_a_gpu_draws(
+def test_of_what_is_left_the_winner_of_the_race_is_drawn(
     seed: int, num_rows: int, vocab_size: int, spacing: float | None, data: st.DataObject
 ) -> None:
-    """Of logits with ties, a CPU leaves the lower ids, and a GPU some: the same number, of the same probability."""
+    """With ties, those of the lower ids are left."""
     logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
     if spacing is not None:
         logits = (logits / spacing).round() * spacing
@@ -205,13 +193,7 @@ def test_a_cpu_draws_what_a_gpu_draws(
         }
     )
     rows = [SamplingRow(SamplingParams(**data.draw(kinds)), seed + i, i % 2, i) for i in range(num_rows)]
-    on_host, final = exponential.draw(logits, rows)
-    assert final.all()
-    as_on_gpu, final = exponential.draw(logits, rows, num_candidates=vocab_size)
-    assert final.all()
-    if spacing is None:
-        assert on_host.tolist() == as_on_gpu.tolist()
-    for i, (row, token_id) in enumerate(zip(rows, on_host.tolist(), strict=True)):
+    for i, (row, token_id) in enumerate(zip(rows, exponential.draw(logits, rows).tolist(), strict=True)):
         if not row.truncates:
             continue
         probs = (logits[i] / row.params.temperature).softmax(-1)
@@ -241,9 +223,9 @@ def test_however_small_top_p_is_the_likeliest_token_is_left() -> None:
 def test_a_row_that_is_no_numbers_disturbs_no_other(params: SamplingParams) -> None:
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))
     rows = [SamplingRow(params, i, 0, 0) for i in range(5)]
-    expected = exponential.draw(logits, rows)[0].tolist()
+    expected = exponential.draw(logits, rows).tolist()
     logits[2] = float("nan")
-    found = exponential.draw(logits, rows)[0].tolist()
+    found = exponential.draw(logits, rows).tolist()
     assert [*found[:2], *found[3:]] == [*expected[:2], *expected[3:]]
     assert 0 <= found[2] < 300
 
@@ -255,7 +237,7 @@ def test_draws_from_many_blocks_follow_the_distribution() -> None:
     logits[likely] = torch.tensor([1.0, 0.0, 2.0, -1.0, 1.5, 0.5, 0.0, 1.0])
     num_draws = 20_000
     rows = [SamplingRow(SamplingParams(), 7, 0, number) for number in range(num_draws)]
-    token_ids, _ = exponential.draw(logits.expand(num_draws, -1), rows)
+    token_ids = exponential.draw(logits.expand(num_draws, -1), rows)
     # Each likely token is a class of its own, the rest of a block another.
     classes = torch.arange(700) // 256 + len(likely)
     classes[likely] = torch.arange(len(likely))

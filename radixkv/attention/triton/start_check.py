@@ -26,6 +26,7 @@ from radixkv_kernels import (
     attend_items,
     attend_split,
     draw_tokens,
+    draw_truncated,
     merge_partials,
     merge_splits,
     reference,
@@ -192,6 +193,7 @@ class _Problem:
             yield "attend_items with tiles of 64 rows beside narrow ones", partial(self._items, 64, beside_narrow=True)
         yield "attend_split", self._split
         yield "draw_tokens", self._draw
+        yield "draw_truncated", partial(self._draw, truncated=True)
 
     def _random(self, *size: int) -> torch.Tensor:
         return torch.randn(size, generator=self._generator).to(self._dtype)
@@ -319,12 +321,17 @@ class _Problem:
         _call(merge_splits, *partials, ours, num_splits=2, sinks=options["sinks"])
         return [(ours, truth)]
 
-    def _draw(self) -> Pairs:
+    def _draw(self, truncated: bool = False) -> Pairs:
         """Of each row one id alone can be drawn."""
         drawn = torch.tensor([self._vocab_size - 1, 0, self._vocab_size * 3 // 5])
         logits = torch.full((3, self._vocab_size), float("-inf"), dtype=torch.float32)
         logits[torch.arange(3), drawn] = 2.0
-        return [(draw_tokens(*self._to_device(logits, torch.ones(3, dtype=torch.float32), torch.arange(3))), drawn)]
+        ones = torch.ones(3, dtype=torch.float32)
+        given = self._to_device(logits, ones, torch.arange(3))
+        if not truncated:
+            return [(draw_tokens(*given), drawn)]
+        min_p, top_k, top_p = self._to_device(0.1 * ones, torch.full((3,), 2, dtype=torch.int32), 0.9 * ones)
+        return [(draw_truncated(*given, min_p=min_p, top_k=top_k, top_p=top_p), drawn)]
 
     def _on_device(self, options: dict[str, Any]) -> dict[str, Any]:
         return {
