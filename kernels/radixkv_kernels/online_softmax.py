@@ -233,6 +233,7 @@ def tile_config(
     case                          keys  warps  why
     ============================  ====  =====  ===================================================================
     the halves, 16 or 64 rows     64    4      128 rows take 8 warps: each computes 16 rows, a tensor core's tile
+    128 rows, heads of 128        128   8      on sm_90, in 16 bits: prompts take 12 % less time than with 64 on an H100
     64 rows, no warp groups       32           operands live in registers, and 64 keys spill: 52 times on sm_120
     heads of 256                  32           in float8 more spill: 92 times in a loop with 128 rows on sm_90
     64 rows, heads of 256               8      so that the output does not spill; 128 rows do, without warp groups
@@ -266,6 +267,9 @@ def _tile_config(
     warp_groups = target.has_warp_groups and tile_rows >= 64 and query_dtype != torch.float32
     wider_keys = warp_groups and tile_rows == 64 and key_tile > value_tile
     halves = cache_dtype.itemsize == 2
+    if target.architecture == 90 and tile_rows == 128 and halves and key_tile == value_tile == 128:
+        # The only program on its multiprocessor: 32 KiB of queries, and three tiles of 64 KiB.
+        return TileConfig(128, 8, 3)
     most_keys, most_stages = 64, 3 if wider_keys and halves else 4
     if query_dtype == torch.float32:
         most_keys = 16
