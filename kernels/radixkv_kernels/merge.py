@@ -28,38 +28,44 @@ from radixkv_kernels.online_softmax import add_sink
 from radixkv_kernels.target import COMPILE_OPTIONS
 
 _PARTIALS = 4
+# Of partial results that a program of one warp holds. So 256 rows of 32 heads are 2,048 programs, which all run at once:
+# one program per head took twice the time on an H100, in four waves of which each waited for four loads in turn.
+_NUMBERS = 2048
 
 
 @triton.jit(do_not_specialize=["num_splits"])
 def _merge(
     partial_output, partial_lse, starts, partials, positions, output, sinks, num_splits,
     partial_row_stride, partial_head_stride, lse_row_stride, output_row_stride, output_head_stride,
-    LISTED: tl.constexpr, PARTIALS: tl.constexpr,
+    NUM_HEADS: tl.constexpr, HEADS: tl.constexpr, LISTED: tl.constexpr, PARTIALS: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_TILE: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """One program: one row and head; grid (rows, heads).
+    """One program: one row and ``HEADS`` of its heads; grid (rows, parts of the heads).
 
     Row i's partials are those ``LISTED`` for it, or the i-th ``num_splits``. Shapes and types as in `merge_partials`. Strides
     in elements; the last of each tensor is 1.
     """
     row = tl.program_id(0)
-    head = tl.program_id(1).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    is_head = head < NUM_HEADS
     dim = tl.arange(0, VALUE_TILE)
-    target = output + row.to(tl.int64) * output_row_stride + head * output_head_stride + dim
+    wanted = is_head[:, None] & (dim < VALUE_DIM)[None, :]
+    head_64 = head.to(tl.int64)
+    target = output + row.to(tl.int64) * output_row_stride + head_64[:, None] * output_head_stride + dim[None, :]
     if LISTED:
         start = tl.load(starts + row)
         count = tl.load(starts + row + 1) - start
         if count == 0:
             # Written already by its only item, or padding: then 0, for what comes after must not meet a NaN.
             if tl.load(positions + row) < 0:
-                tl.store(target, tl.zeros([VALUE_TILE], tl.float32).to(output.dtype.element_ty), mask=dim < VALUE_DIM)
+                tl.store(target, tl.zeros([HEADS, VALUE_TILE], tl.float32).to(output.dtype.element_ty), mask=wanted)
             return
     else:
         start = row.to(tl.int64) * num_splits
         count = num_splits
-    total = tl.zeros([VALUE_TILE], tl.float32)
-    row_max = tl.full([1], float("-inf"), tl.float32)
-    row_sum = tl.zeros([1], tl.float32)
+    total = tl.zeros([HEADS, VALUE_TILE], tl.float32)
+    row_max = tl.full([HEADS], float("-inf"), tl.float32)
+    row_sum = tl.zeros([HEADS], tl.float32)
     for first in tl.range(0, count, PARTIALS):
         index = first + tl.arange(0, PARTIALS)
         exists = index < count
@@ -67,22 +73,26 @@ def _merge(
             partial = tl.load(partials + start + index, mask=exists, other=0).to(tl.int64)
         else:
             partial = start + index
-        lse = tl.load(partial_lse + partial * lse_row_stride + head, mask=exists, other=float("-inf"))
+        lse = tl.load(
+            partial_lse + partial[:, None] * lse_row_stride + head_64[None, :],
+            mask=exists[:, None] & is_head[None, :],
+            other=float("-inf"),
+        )
         new_max = tl.maximum(row_max, tl.max(lse, 0))
         base = tl.where(new_max == float("-inf"), 0.0, new_max)
         shrink = tl.exp2(row_max - base)
-        weight = tl.exp2(lse - base)
+        weight = tl.exp2(lse - base[None, :])
         # What saw no key weighs nothing, and may never have been written.
-        mask = (weight > 0.0)[:, None] & (dim < VALUE_DIM)[None, :]
-        offset = partial * partial_row_stride + head * partial_head_stride
-        part = tl.load(partial_output + offset[:, None] + dim[None, :], mask=mask, other=0.0)
-        total = total * shrink + tl.sum(part * weight[:, None], 0)
+        mask = (weight > 0.0)[:, :, None] & (dim < VALUE_DIM)[None, None, :]
+        offset = partial[:, None] * partial_row_stride + head_64[None, :] * partial_head_stride
+        part = tl.load(partial_output + offset[:, :, None] + dim[None, None, :], mask=mask, other=0.0)
+        total = total * shrink[:, None] + tl.sum(part * weight[:, :, None], 0)
         row_sum = row_sum * shrink + tl.sum(weight, 0)
         row_max = new_max
     if SINKS:
-        row_sum = add_sink(row_max, row_sum, tl.load(sinks + head))
-    result = total / tl.where(row_sum == 0.0, 1.0, row_sum)
-    tl.store(target, result.to(output.dtype.element_ty), mask=dim < VALUE_DIM)
+        row_sum = add_sink(row_max, row_sum, tl.load(sinks + head, mask=is_head, other=0.0))
+    result = total / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    tl.store(target, result.to(output.dtype.element_ty), mask=wanted)
 
 
 def merge_partials(
@@ -187,11 +197,13 @@ def _launch(
     num_rows, num_heads, value_dim = output.shape
     if num_rows == 0:
         return None
+    value_tile = triton.next_power_of_2(value_dim)
+    heads = min(triton.next_power_of_2(num_heads), max(1, _NUMBERS // (_PARTIALS * value_tile)))
     return launch(
-        _merge, (num_rows, num_heads),
+        _merge, (num_rows, triton.cdiv(num_heads, heads)),
         partial_output, partial_lse, starts, partials, positions, output, sinks, num_splits,
         partial_output.stride(0), partial_output.stride(1), partial_lse.stride(0), output.stride(0), output.stride(1),
-        LISTED=starts is not None, PARTIALS=_PARTIALS,
-        VALUE_DIM=value_dim, VALUE_TILE=triton.next_power_of_2(value_dim), SINKS=sinks is not None,
-        num_warps=2, **COMPILE_OPTIONS,
+        NUM_HEADS=num_heads, HEADS=heads, LISTED=starts is not None, PARTIALS=_PARTIALS,
+        VALUE_DIM=value_dim, VALUE_TILE=value_tile, SINKS=sinks is not None,
+        num_warps=1, **COMPILE_OPTIONS,
     )  # fmt: skip
