@@ -12,7 +12,6 @@ from radixkv_kernels.online_softmax import (
     TileConfig,
     add_sink,
     attend_range,
-    config_beside_narrow,
     divide,
     log_sum_exp,
     tile_config,
@@ -96,7 +95,6 @@ def attention_constants(
     window: int | None,
     sinks: torch.Tensor | None,
     config: TileConfig | None,
-    beside_narrow: bool = False,
 ) -> dict[str, Any]:
     """What the kernels are compiled for; arguments as in `attend_items`."""
     block_size, num_kv_heads, key_dim = key_cache.shape[1:]
@@ -104,8 +102,6 @@ def attention_constants(
     key_tile, value_tile = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
     if config is None:
         config = tile_config(tile_rows, key_tile, value_tile, query.dtype, key_cache.dtype)
-        if beside_narrow and tile_rows == 64:
-            config = config_beside_narrow(config)
     return {
         "GROUP": query.shape[1] // num_kv_heads, "ROWS": tile_rows, "BLOCK_SIZE": block_size,
         "KEY_DIM": key_dim, "VALUE_DIM": value_dim, "KEY_TILE": max(16, key_tile), "VALUE_TILE": max(16, value_tile),

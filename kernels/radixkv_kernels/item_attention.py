@@ -3,7 +3,7 @@
 Three shapes of work, one kernel::
 
     shared prefix    rows of many sequences, all of whose positions are beyond the keys      64 or 128 rows per tile
-    private tail     one decoding row over its own keys, open at the end                     16 rows per tile
+    private tail     one decoding row over its own keys, open at the end                     16 or 64 rows per tile
     prompt           neighbouring rows of one sequence; the last keys are their own          64 or 128 rows per tile
 
 The heads of a group are packed into a tile's rows, query row first: tile row ``m`` is query row ``m // group``, head
@@ -107,7 +107,6 @@ def attend_items(
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
     config: TileConfig | None = None,
-    beside_narrow: bool = False,
 ) -> Launch | None:
     """Attend the items of one tile class.
 
@@ -133,7 +132,6 @@ def attend_items(
         key_scales: float32 ``[kv heads]``; a key is ``stored * scale``. Exactly for a float8 cache.
         value_scales: float32 ``[kv heads]``, likewise.
         config: None: what `tile_config` says.
-        beside_narrow: with tiles of 64 rows, and no ``config``: leave room for programs of 16 rows that run at the same time.
 
     Returns:
         As of `write_cache`.
@@ -164,6 +162,5 @@ def attend_items(
         HEADS=num_kv_heads, FIELDS=ITEM_FIELDS, NO_PARTIAL=NO_PARTIAL,
         **attention_constants(
             query, key_cache, value_cache, tile_rows, softcap=softcap, window=window, sinks=sinks, config=config,
-            beside_narrow=beside_narrow,
         ),
     )  # fmt: skip

@@ -206,15 +206,6 @@ class TileConfig(NamedTuple):
     stages: int
 
 
-def config_beside_narrow(config: TileConfig) -> TileConfig:
-    """Of 64 rows, for a program that leaves room for two of 16 rows on its multiprocessor.
-
-    On sm_90 with bfloat16 and heads of 128 it takes 181 registers x 128 threads in place of 246, and 64 KiB in place of 112;
-    two of 16 rows take 157 x 128 and 70 KiB each. Together: 63,360 of 65,536 registers, and 204 of 227 KiB.
-    """
-    return config._replace(keys=min(32, config.keys), stages=min(3, config.stages))
-
-
 # What the tiles of a program take at most: so two programs of 64 rows fit a multiprocessor of sm_90, 112 KiB each of 227
 # with their queries, and three of 16 rows, 70 KiB each.
 _TILES_NBYTES = 96 * 1024

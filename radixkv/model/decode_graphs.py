@@ -1,16 +1,15 @@
 """Decoding steps as CUDA graphs, captured when the engine starts.
 
-There is a graph for each padded number of rows and set of tile classes that a batch may have, so that none is launched empty;
-and, where batches that share nothing are so large that no row's keys are split, one without a merge. Drafts are rows like
-others; with them there are a few larger sizes. What changes between steps lies in the buffers of a `PaddedDecode`. All graphs
-write their logits into one buffer, and use one another's memory.
+There are two graphs for each padded number of rows, one with wide tiles for batches that share prefixes and one with narrow
+ones; and, where batches that share nothing are so large that no row's keys are split, one without a merge. Drafts are rows
+like others; with them there are a few larger sizes. What changes between steps lies in the buffers of a `PaddedDecode`. All
+graphs write their logits into one buffer, and use one another's memory.
 Without a GPU, as in tests, the model runs eagerly over the same buffers.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -44,13 +43,13 @@ class GraphKind(NamedTuple):
 
     Attributes:
         size: rows, padding included.
-        wide: tile classes that it launches beside the narrowest one; none: for batches that share nothing, or among few only,
-            and for any batch so small, or of such a type, that it has no other.
+        wide: by the widest tiles that so many rows may need, in which any batch runs; otherwise by the narrowest, for batches
+            that share nothing, or among few only, and for any batch so small, or of such a type, that there are no others.
         whole: only for batches that share nothing, and none of whose rows is split.
     """
 
     size: int
-    wide: tuple[int, ...] = ()
+    wide: bool = False
     whole: bool = False
 
 
@@ -86,11 +85,11 @@ class DecodeGraphs:
             capture = GraphCapture(device) if device.type == "cuda" else _run_eagerly
         fewest_heads = min(layer.num_kv_heads for layer in backend.pool.layers)
         chosen = frozenset(backend.groups if groups is None else groups)
-        self._wide = functools.cache(
-            partial(wide_classes, groups=chosen, dtype=backend.dtype, placement=backend.placement)
+        self._has_wide = functools.cache(
+            partial(has_wide_tiles, groups=chosen, dtype=backend.dtype, placement=backend.placement)
         )
         self.kinds = kinds_in_order(
-            max_num_seqs, max_draft_rows, self._wide, whole_from(fewest_heads, backend.placement)
+            max_num_seqs, max_draft_rows, self._has_wide, whole_from(fewest_heads, backend.placement)
         )
         self._backend = backend
         self._forward = forward
@@ -122,7 +121,7 @@ class DecodeGraphs:
             self._captured.clear()
             self._logits = None
             self._partials = PartialResults(self._backend.pool.keys[0].device)
-        self._for_batch = _choices(self._captured, self._wide)
+        self._for_batch = _choices(self._captured, self._has_wide)
 
     def _capture_all(self, kinds: Sequence[GraphKind]) -> None:
         end = self._clock() + MAX_CAPTURE_SECONDS
@@ -162,21 +161,19 @@ class DecodeGraphs:
         self._logits[: padded.num_rows].copy_(logits)
 
 
-def wide_classes(num_rows: int, groups: Iterable[int], dtype: torch.dtype, placement: Placement) -> tuple[int, ...]:
-    """Tile classes that a layer of a batch of up to so many rows may have beside its narrowest one.
+def has_wide_tiles(num_rows: int, groups: Iterable[int], dtype: torch.dtype, placement: Placement) -> bool:
+    """Whether a layer of a batch of up to so many rows may take wider tiles than its narrowest.
 
     Args:
         groups: query heads per key-value head, of the layers.
         dtype: of queries.
         placement: on the GPU.
     """
-    return tuple(
-        sorted({rows for group in groups for rows in sorted(max_tiles(num_rows, group, dtype, placement))[1:]})
-    )
+    return any(len(max_tiles(num_rows, group, dtype, placement)) > 1 for group in groups)
 
 
 def kinds_in_order(
-    max_num_seqs: int, max_draft_rows: int, wide: Callable[[int], tuple[int, ...]], whole_from: int
+    max_num_seqs: int, max_draft_rows: int, has_wide: Callable[[int], bool], whole_from: int
 ) -> list[GraphKind]:
     """The graphs for batches of up to ``max_num_seqs``, those first that are of most use if time is up before the last.
 
@@ -185,40 +182,32 @@ def kinds_in_order(
 
     Args:
         max_draft_rows: rows of drafts that a batch may have beside its sequences' own.
-        wide: tile classes beside the narrowest one that batches of up to so many rows may have.
+        has_wide: whether batches of up to so many rows may have wide tiles.
         whole_from: from this size on, there is also one for batches none of whose rows is split.
     """
     sizes, with_drafts = padded_sizes(max_num_seqs), drafting_sizes(max_num_seqs, max_draft_rows)
     order = sorted(sizes, key=lambda size: (size != sizes[-1], size & (size - 1) != 0, -size))
-    kinds = [GraphKind(size, tiles) for size in order for tiles in dict.fromkeys((wide(size), ()))]
-    drafting = [GraphKind(size, wide(size)) for size in reversed(with_drafts)]
+    kinds = [GraphKind(size, wide) for size in order for wide in dict.fromkeys((has_wide(size), False))]
+    drafting = [GraphKind(size, has_wide(size)) for size in reversed(with_drafts)]
     return [
         *drafting[:1],
         *kinds,
         *drafting[1:],
-        *(GraphKind(size, (), whole=True) for size in order if size >= whole_from),
-        *(
-            GraphKind(size, tiles)
-            for size in order
-            for count in range(1, len(wide(size)))
-            for tiles in itertools.combinations(wide(size), count)
-        ),
+        *(GraphKind(size, whole=True) for size in order if size >= whole_from),
     ]
 
 
-def _choices(
-    captured: Iterable[GraphKind], wide: Callable[[int], tuple[int, ...]]
-) -> dict[tuple[int, bool], list[GraphKind]]:
-    """For each number of rows, flat or not, the smallest graphs that take them, fewest launches first.
+def _choices(captured: Iterable[GraphKind], has_wide: Callable[[int], bool]) -> dict[tuple[int, bool], list[GraphKind]]:
+    """For each number of rows, flat or not, the smallest graphs that take them, those with the least work first.
 
-    Up to the first that takes any: one with all tile classes, or for batches that share nothing one that merges.
+    Up to the first that takes any: one with the widest tiles, or for batches that share nothing one that merges.
     """
     chosen: dict[tuple[int, bool], list[GraphKind]] = {}
-    for kind in sorted(captured, key=lambda kind: (kind.size, not kind.whole, len(kind.wide), kind.wide)):
+    for kind in sorted(captured, key=lambda kind: (kind.size, not kind.whole, kind.wide)):
         for num_rows in range(1, kind.size + 1):
             for is_flat in (True, False) if not kind.whole else (True,):
                 kinds = chosen.setdefault((num_rows, is_flat), [])
-                if not any(not known.whole and (is_flat or known.wide == wide(known.size)) for known in kinds):
+                if not any(not known.whole and (is_flat or known.wide == has_wide(known.size)) for known in kinds):
                     kinds.append(kind)
     return chosen
 

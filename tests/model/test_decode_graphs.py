@@ -94,7 +94,7 @@ def test_all_graphs_are_captured_at_the_start_and_write_into_one_buffer() -> Non
 
 
 def test_logits_stay_valid_when_the_next_batch_is_launched() -> None:
-    """Where a draw needs more candidates, it is repeated after that."""
+    """They are drawn from after that."""
     backend = make_backend(4)
     graphs = DecodeGraphs(backend, Model(), 4, capture=Capture())
     graphs.capture()
@@ -106,34 +106,30 @@ def test_logits_stay_valid_when_the_next_batch_is_launched() -> None:
     assert [first.argmax(), second.argmax()] == [11, 12]
 
 
-def from_2(*tiles: int) -> Callable[[int], tuple[int, ...]]:
-    """Wide tile classes of batches of two rows or more."""
-    return lambda size: tiles if size > 1 else ()
+def from_2(size: int) -> bool:
+    """Batches of two rows or more may have wide tiles."""
+    return size > 1
 
 
 def test_sizes_of_most_use_come_first() -> None:
-    sizes = list(dict.fromkeys(kind.size for kind in kinds_in_order(200, 0, from_2(64), 1000)))
+    sizes = list(dict.fromkeys(kind.size for kind in kinds_in_order(200, 0, from_2, 1000)))
     assert sizes[:9] == [224, 128, 64, 32, 16, 8, 4, 2, 1]
     assert sizes[9:12] == [192, 160, 112]
-    assert kinds_in_order(1, 0, from_2(64), 2) == [GraphKind(1)]
-    kinds = kinds_in_order(200, 0, from_2(64), 150)
-    assert [kind for kind in kinds if kind.size < 3] == [GraphKind(2, (64,)), GraphKind(2), GraphKind(1)]
+    assert kinds_in_order(1, 0, from_2, 2) == [GraphKind(1)]
+    kinds = kinds_in_order(200, 0, from_2, 150)
+    assert [kind for kind in kinds if kind.size < 3] == [GraphKind(2, wide=True), GraphKind(2), GraphKind(1)]
     # Last, for the others can stand in for them.
     assert kinds[-2:] == [GraphKind(192, whole=True), GraphKind(160, whole=True)]
-    assert kinds[:2] == [GraphKind(224, (64,)), GraphKind(224)]
-    # As many for each size as there are sets of tile classes, those that can do with fewer launches last.
-    in_turn = kinds_in_order(200, 0, from_2(64, 128), 1000)
-    assert [kind.wide for kind in in_turn if kind.size == 96] == [(64, 128), (), (64,), (128,)]
-    assert in_turn[-1] == GraphKind(10, (128,))
+    assert kinds[:2] == [GraphKind(224, wide=True), GraphKind(224)]
 
 
 def test_with_drafts_there_are_a_few_larger_sizes() -> None:
     """The largest is the first."""
-    kinds = kinds_in_order(64, 256, from_2(64), 1000)
-    assert kinds[0] == GraphKind(320, (64,))
-    assert kinds[1:3] == [GraphKind(64, (64,)), GraphKind(64)]
+    kinds = kinds_in_order(64, 256, from_2, 1000)
+    assert kinds[0] == GraphKind(320, wide=True)
+    assert kinds[1:3] == [GraphKind(64, wide=True), GraphKind(64)]
     assert [kind.size for kind in kinds if kind.size > 64] == [320, 304, 240, 192, 144, 112, 80]
-    assert max(kinds_in_order(64, 36, from_2(64), 1000)).size == 112
+    assert max(kinds_in_order(64, 36, from_2, 1000)).size == 112
 
 
 def test_a_batch_none_of_whose_rows_is_split_runs_without_a_merge() -> None:
@@ -155,24 +151,21 @@ def test_a_batch_none_of_whose_rows_is_split_runs_without_a_merge() -> None:
 
 
 @pytest.mark.parametrize(
-    ("side_by_side", "nodes", "expected"),
+    ("nodes", "expected"),
     [
-        (True, [(32, 16)], ()),  # each of two rows, whose eight heads fit the narrowest tile
-        (True, [(4, 16)], (64,)),
-        (False, [(32, 16)], ()),
-        (False, [(8, 16)], (64,)),
-        (False, [(1, 16)], (128,)),
-        (False, [(1, 16), (8, 16)], (64, 128)),
-        (False, [], ()),
+        ([(32, 16)], 16),  # each of two rows, whose eight heads fit the narrowest tile
+        ([(4, 16)], 64),
+        ([(1, 16), (8, 16)], 64),
+        ([], 16),
     ],
 )
-def test_tile_classes_that_a_batch_does_not_have_are_not_launched(
-    side_by_side: bool, nodes: list[tuple[int, int]], expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+def test_tiles_are_as_wide_as_the_batch_needs(
+    nodes: list[tuple[int, int]], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 64 sequences below nodes of so many blocks, each with 32 heads in groups of 4."""
     monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 0)
     pool = KVPool([LayerShape(8, 4, 4)], 1, 16, torch.bfloat16)
-    backend = TritonBackend(pool, torch.bfloat16, 32, 64, 1600, multiprocessors=132, side_by_side=side_by_side)
+    backend = TritonBackend(pool, torch.bfloat16, 32, 64, 1600, multiprocessors=132)
     launched: list[tuple[int, ...]] = []
 
     def forward(padded: PaddedDecode) -> torch.Tensor:
@@ -184,39 +177,54 @@ def test_tile_classes_that_a_batch_does_not_have_are_not_launched(
     launched.clear()
     batch = backend.prepare(query_batch(shared_chunks(64, nodes)))
     assert graphs.run(torch.zeros(64, dtype=torch.int64), batch) is not None
-    assert launched == [(16, *expected)]
+    assert launched == [(expected,)]
     # There are few of them, and each size has the one that takes any batch.
-    assert len(graphs.kinds) <= len({kind.size for kind in graphs.kinds}) * (2 if side_by_side else 4) + 1
+    assert len(graphs.kinds) <= len({kind.size for kind in graphs.kinds}) * 2 + 1
+
+
+def test_where_only_graphs_of_wide_tiles_were_captured_all_batches_run_in_them() -> None:
+    pool = KVPool([LayerShape(8, 4, 4)], 1, 16, torch.bfloat16)
+    backend = TritonBackend(pool, torch.bfloat16, 32, 64, 1600, multiprocessors=132)
+    graphs = DecodeGraphs(
+        backend,
+        lambda padded: padded.items(HeadShape(8, 4)).starts.new_zeros(padded.num_rows, VOCABULARY),
+        64,
+        capture=Capture(),
+    )
+    graphs.capture(graphs.kinds[:1])
+    assert graphs.kinds[0] == GraphKind(64, wide=True)
+    for count in (1, 5, 64):
+        batch = backend.prepare(query_batch(shared_chunks(count, [])))
+        assert batch.plan.is_flat
+        assert graphs.run(torch.zeros(count, dtype=torch.int64), batch) is not None
 
 
 @pytest.mark.parametrize(
-    ("dtype", "heads", "kv_heads", "side_by_side", "classes"),
+    ("dtype", "heads", "kv_heads", "classes"),
     [
-        (torch.float32, 32, 8, False, {1: [(16,)], 64: [(16,)]}),
-        (torch.bfloat16, 32, 8, True, {4: [(16,)], 5: [(16, 64), (16,)], 64: [(16, 64), (16,)]}),
-        (torch.bfloat16, 32, 8, False, {16: [(16, 64), (16,)], 64: [(16, 64, 128), (16,), (16, 64), (16, 128)]}),
+        (torch.float32, 32, 8, {1: [16], 64: [16]}),
+        (torch.bfloat16, 32, 8, {4: [16], 5: [64, 16], 64: [64, 16]}),
         # A group of 32 fills more than the narrowest tile.
-        (torch.bfloat16, 32, 1, True, {64: [(64,)]}),
-        (torch.bfloat16, 32, 1, False, {2: [(64,)], 3: [(64, 128), (64,)]}),
+        (torch.bfloat16, 32, 1, {64: [64]}),
     ],
 )
 def test_no_two_graphs_launch_the_same(
     dtype: torch.dtype,
     heads: int,
     kv_heads: int,
-    side_by_side: bool,
-    classes: dict[int, list[tuple[int, ...]]],
+    classes: dict[int, list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And each batch, shared prefixes or none, has one that takes it."""
     monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 0)
     pool = KVPool([LayerShape(kv_heads, 4, 4)], 1, 16, dtype)
-    backend = TritonBackend(pool, dtype, heads, 64, 128, multiprocessors=8, side_by_side=side_by_side)
-    launched: list[tuple[object, ...]] = []
+    backend = TritonBackend(pool, dtype, heads, 64, 128, multiprocessors=8)
+    launched: list[tuple[int, bool, int]] = []
 
     def forward(padded: PaddedDecode) -> torch.Tensor:
         items = padded.items(HeadShape(kv_heads, heads // kv_heads))
-        launched.append((padded.num_rows, items.num_partials > 0, tuple(items.by_tile)))
+        (tile_rows,) = items.by_tile
+        launched.append((padded.num_rows, items.num_partials > 0, tile_rows))
         return torch.zeros(padded.num_rows, VOCABULARY)
 
     graphs = DecodeGraphs(backend, forward, 64, groups=[heads // kv_heads], capture=Capture())
@@ -228,7 +236,7 @@ def test_no_two_graphs_launch_the_same(
     assert len(launched) == len(set(launched))
     for num_rows, expected in classes.items():
         size = padded_size(num_rows)
-        assert [tiles for rows, merges, tiles in launched if (rows, merges) == (size, True)] == expected
+        assert [tile for rows, merges, tile in launched if (rows, merges) == (size, True)] == expected
 
 
 def test_rows_of_drafts_run_in_graphs_and_come_in_the_order_of_the_sequences() -> None:
@@ -250,15 +258,10 @@ def test_rows_of_drafts_run_in_graphs_and_come_in_the_order_of_the_sequences() -
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (16, 16), (9, 3)])
-@pytest.mark.parametrize("side_by_side", [True, False])
-def test_partial_results_of_all_graphs_lie_where_the_largest_has_its_own(
-    heads: int, kv_heads: int, side_by_side: bool
-) -> None:
+def test_partial_results_of_all_graphs_lie_where_the_largest_has_its_own(heads: int, kv_heads: int) -> None:
     """What a graph takes is measured on a few: one that took new memory for them would count as often as there are graphs."""
     pool = KVPool([LayerShape(kv_heads, 4, 4)], 1, 16, torch.bfloat16)
-    backend = TritonBackend(
-        pool, torch.bfloat16, heads, 256, 64, multiprocessors=132, side_by_side=side_by_side, max_draft_rows=1024
-    )
+    backend = TritonBackend(pool, torch.bfloat16, heads, 256, 64, multiprocessors=132, max_draft_rows=1024)
     addresses = []
 
     def forward(padded: PaddedDecode) -> torch.Tensor:

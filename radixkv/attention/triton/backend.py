@@ -19,14 +19,19 @@ from radixkv.attention.query_batch import QueryBatch
 from radixkv.attention.sharing_rule import SharingRule
 from radixkv.attention.triton.buffers import BatchBuffers, DeviceRows
 from radixkv.attention.triton.cost_model import (
-    SIDE_BY_SIDE,
     Placement,
     num_pieces,
     sharing_rule,
     tile_classes,
     widest_tile,
 )
-from radixkv.attention.triton.launches import LayerTensors, PartialResults, Stages, flat_stages, shared_stages
+from radixkv.attention.triton.launches import (
+    Launcher,
+    LayerTensors,
+    PartialResults,
+    flat_launchers,
+    shared_launchers,
+)
 from radixkv.attention.triton.layer_launches import LayerLaunches, PoolLayers
 from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems, lower
 from radixkv.cache import BlockCopy
@@ -52,7 +57,6 @@ class TritonBackend:
         max_model_len: tokens of a sequence at most.
         sharing: when sharing pays; None: what the cost model says.
         multiprocessors: among which work is divided; None: those of the pool's device.
-        side_by_side: whether tile classes of a decoding batch run at the same time; None: what the cost model says.
         max_draft_rows: rows of drafts that a decoding batch may have beside its sequences' own.
 
     Attributes:
@@ -77,7 +81,6 @@ class TritonBackend:
         *,
         sharing: SharingRule | None = None,
         multiprocessors: int | None = None,
-        side_by_side: bool | None = None,
         max_draft_rows: int = 0,
     ) -> None:
         if pool.block_size not in BLOCK_SIZES:
@@ -92,8 +95,8 @@ class TritonBackend:
         device = pool.keys[0].device
         self.placement = Placement(
             multiprocessors or _multiprocessors(device),
-            SIDE_BY_SIDE if side_by_side is None else side_by_side,
-            widest_tile(pool.layers, current_target()) if device.type == "cuda" else TILE_ROWS[-1],
+            one_class=True,
+            widest_tile=widest_tile(pool.layers, current_target()) if device.type == "cuda" else TILE_ROWS[-1],
         )
         self._copier = BlockCopier([*pool.keys, *pool.values])
         max_blocks = -(-max_model_len // pool.block_size)
@@ -140,8 +143,8 @@ class TritonAttention:
         rows: on the device.
         buffers: the tables, and the rows of a decoding batch, padding included.
         dtype: of queries.
-        placement: how tile classes share the GPU. Those of a batch with a prompt of more than 32 new tokens, whose wide tiles
-            fill it, run one after the other; those of other batches, with drafts of any length, as configured.
+        placement: how the batch is cut. With a prompt of more than 32 new tokens it takes several tile classes, one after the
+            other: the prompt's wide tiles fill the GPU. Others, with drafts of any length, take one.
     """
 
     def __init__(
@@ -161,7 +164,7 @@ class TritonAttention:
         self.buffers = buffers
         self.dtype = dtype
         narrow = decodes or int(np.diff(plan.row_starts).max(initial=0)) <= _MOST_DECODING_ROWS
-        self.placement = placement if narrow else replace(placement, side_by_side=False)
+        self.placement = placement if narrow else replace(placement, one_class=False)
         self._layers = LayerLaunches(pool_layers)
         self._partials = PartialResults(rows.positions.device)
         self._host_items: dict[HeadShape, HostItems] = {}
@@ -182,15 +185,13 @@ class TritonAttention:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
-        return self._layers.attend(layer, query, key, value, options, self._stages)
+        return self._layers.attend(layer, query, key, value, options, self._launchers)
 
-    def _stages(self, tensors: LayerTensors, options: AttentionOptions) -> Stages:
+    def _launchers(self, tensors: LayerTensors, options: AttentionOptions) -> list[Launcher]:
         shape, tables = HeadShape.of(tensors.query, tensors.key), self.buffers.tables
         if self.plan.is_flat:
-            return flat_stages(tensors, options, self.rows, tables, self.num_splits(shape), self._partials)
-        return shared_stages(
-            tensors, options, self.rows, tables, self.items(shape), self._partials, self.placement.side_by_side
-        )
+            return flat_launchers(tensors, options, self.rows, tables, self.num_splits(shape), self._partials)
+        return shared_launchers(tensors, options, self.rows, tables, self.items(shape), self._partials)
 
     def host_items(self, shape: HeadShape) -> HostItems:
         """The work items for layers of this shape, made when first asked for."""

@@ -1,13 +1,13 @@
 """When sharing and splitting pay on a GPU.
 
-Reading keys and values is what decoding costs, so every rule weighs bytes. Still to be measured on a GPU: what two more
-launches cost (`MIN_SAVED_BYTES`) and from which length a split pays (`MIN_PIECE_KEYS`). The others follow from counts.
+Reading keys and values is what decoding costs, so every rule weighs bytes. What was measured was measured on an H100, with
+bfloat16, 32 query and 8 key-value heads of 128.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,17 +23,13 @@ from radixkv_kernels.target import Target
 # 217. Of shared memory they take 70, 112 and 128 KiB of 227.
 PROGRAMS_PER_MULTIPROCESSOR = {16: 3, 64: 2, 128: 1}
 
-# The same where tile classes run side by side: one program of 64 rows, cut for that, leaves room for two of 16 rows
-# (`radixkv_kernels.online_softmax.config_beside_narrow`). One of 128 rows leaves none.
-PROGRAMS_SIDE_BY_SIDE = {16: 2, 64: 1, 128: 1}
-
 _TILE_ROWS = np.array(TILE_ROWS)
 
-# Whether they do in decoding batches, unless a backend is told otherwise. Still to be measured, too: by counts, a prefix that
-# 256 sequences share keeps the matrix units busy for 40 us while their tails keep the memory busy for 165.
-SIDE_BY_SIDE = True
+# Of a decoding batch, unless a group has more heads. Two programs of 128 rows do not fit a multiprocessor.
+_WIDEST_IN_DECODING = 64
 
-# A piece writes partial results of about a kilobyte per head and waits for its keys' latency before the first is done.
+# A piece writes partial results of about a kilobyte per head and waits for its keys' latency before the first is done. One
+# sequence of 4,096 tokens took 22.5 us in pieces of 512, 19.2 of 256 and 21.4 of 128.
 MIN_PIECE_KEYS = 256
 
 # What each item takes beside its keys: one latency of the memory, in which a program that shares a multiprocessor with two
@@ -47,9 +43,9 @@ MAX_WAVES = 4
 # for which there must be room.
 MAX_LEVELS = 4
 
-# Sharing takes a launch for the shared tiles and one for the merge that a flat batch does without; in some 8 us a GPU
-# reads this much.
-MIN_SAVED_BYTES = 32 * 2**20
+# Sharing takes a merge that a flat batch does without, writes each row's tail as a partial result, and reads tails in wider
+# tiles. Where 60 MiB were saved, 16 sequences gained 2 us and 64 lost 5; where 240 MiB were, all gained, a tenth to a half.
+MIN_SAVED_BYTES = 64 * 2**20
 
 
 def sharing_rule(group: int, query_dtype: torch.dtype, cache_dtype: torch.dtype, bytes_per_token: int) -> SharingRule:
@@ -78,29 +74,23 @@ def sharing_rule(group: int, query_dtype: torch.dtype, cache_dtype: torch.dtype,
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How a batch's tile classes share the GPU.
+    """How a batch is cut into tiles for the GPU.
 
     Attributes:
         multiprocessors: of the device.
-        side_by_side: they run at the same time: shared prefixes in tiles of 64 rows, which the matrix units bound, beside
-            private tails, which the memory does (PAT, Yi et al. 2025; POD-Attention, Kamath et al. 2024). Otherwise one after
-            the other, shared prefixes in tiles of up to 128 rows.
+        one_class: all of a batch's ranges are attended in one launch, by tiles of 16 rows, or of 64 where a shared range has
+            more: a tail that fills a sixteenth of its tile is read hardly more slowly, for the memory is what bounds it. As
+            decoding batches are. Otherwise one tile class after the other, of up to 128 rows, each range by what fits it.
         widest_tile: rows, see `widest_tile`.
     """
 
     multiprocessors: int
-    side_by_side: bool = False
+    one_class: bool = False
     widest_tile: int = TILE_ROWS[-1]
 
-    @property
-    def widest_in_decoding(self) -> int:
-        """Rows of the widest tile that a decoding batch takes, unless a group has more heads."""
-        return 64 if self.side_by_side else self.widest_tile
-
-    def num_concurrent(self, tile_rows: int, alone: bool) -> int:
-        """Programs of a tile class that run at once, ``alone`` or beside another class."""
-        programs = PROGRAMS_SIDE_BY_SIDE if self.side_by_side and not alone else PROGRAMS_PER_MULTIPROCESSOR
-        return self.multiprocessors * programs[tile_rows]
+    def num_concurrent(self, tile_rows: int) -> int:
+        """Programs of a tile class that run at once."""
+        return self.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR[tile_rows]
 
 
 def widest_tile(layers: Sequence[LayerShape], target: Target) -> int:
@@ -116,16 +106,17 @@ def widest_tile(layers: Sequence[LayerShape], target: Target) -> int:
 def tile_classes(
     num_rows: NDArray[np.int64], group: int, dtype: torch.dtype, placement: Placement
 ) -> NDArray[np.int64]:
-    """Indices into `TILE_ROWS` for so many query rows with ``group`` heads each: the narrowest that holds them, or the last.
+    """Indices into `TILE_ROWS` for the ranges of a batch, with so many query rows and ``group`` heads each.
 
-    float32 is multiplied without tensor cores, from registers; wider tiles than a group needs would only spill.
+    The narrowest that holds a range, or the last. float32 is multiplied without tensor cores, from registers; tiles that are
+    wider than a group needs would only spill.
     """
     if dtype == torch.float32:
         most = np.full(len(num_rows), group)
+    elif placement.one_class:
+        most = np.full(len(num_rows), min(int(num_rows.max(initial=1)) * group, max(group, _WIDEST_IN_DECODING)))
     else:
-        most = num_rows * group
-        if placement.widest_in_decoding < TILE_ROWS[-1]:
-            most = np.minimum(most, max(group, placement.widest_in_decoding))
+        most = np.minimum(num_rows * group, max(group, placement.widest_tile))
     return _TILE_ROWS[:-1].searchsorted(most)
 
 
@@ -145,15 +136,11 @@ def num_pieces(
         work: keys that the tiles over each range see in all; a prompt's first ones see fewer.
         tile_class: of each range, see `tile_classes`.
     """
-    classes = np.flatnonzero(np.bincount(tile_class)).tolist()
     num_programs, head_work = num_tiles * num_kv_heads, work * num_kv_heads
-    if len(classes) == 1:
-        num_concurrent = placement.num_concurrent(TILE_ROWS[classes[0]], alone=True)
-        return _pieces_of_class(num_keys, num_programs, head_work, num_concurrent)
     pieces = np.empty_like(num_keys)
-    for index in classes:
+    for index in np.flatnonzero(np.bincount(tile_class)).tolist():
         own = tile_class == index
-        num_concurrent = placement.num_concurrent(TILE_ROWS[index], alone=False)
+        num_concurrent = placement.num_concurrent(TILE_ROWS[index])
         pieces[own] = _pieces_of_class(num_keys[own], num_programs[own], head_work[own], num_concurrent)
     return pieces
 
@@ -200,7 +187,7 @@ def _pieces_of_class(
 
 def max_pieces(tile_rows: int, num_tiles: int, num_kv_heads: int, placement: Placement) -> int:
     """How many items of a tile class `num_pieces` makes at most, beyond one for each of so many tiles over ranges."""
-    num_concurrent = placement.num_concurrent(tile_rows, alone=True)  # at least as many as beside others
+    num_concurrent = placement.num_concurrent(tile_rows)
     return -(-_most_waves(num_tiles * num_kv_heads, num_concurrent) * num_concurrent // num_kv_heads)
 
 
@@ -210,7 +197,7 @@ def whole_from(num_kv_heads: int, placement: Placement) -> int:
     Args:
         num_kv_heads: of the layers that have the fewest.
     """
-    return -(-MAX_WAVES * placement.num_concurrent(TILE_ROWS[0], alone=True) // num_kv_heads)
+    return -(-MAX_WAVES * placement.num_concurrent(TILE_ROWS[0]) // num_kv_heads)
 
 
 def _most_waves(num_programs: int, num_concurrent: int) -> int:
@@ -233,11 +220,17 @@ def max_partials(num_rows: int, num_tiles: dict[int, int], group: int, num_kv_he
 
 
 def max_tiles(num_rows: int, group: int, dtype: torch.dtype, placement: Placement) -> dict[int, int]:
-    """By tile rows, tiles over the ranges of any batch of so many rows at most, in whatever tree its sequences stand."""
-    classes = np.unique(tile_classes(np.arange(1, num_rows + 1), group, dtype, placement)).tolist()
+    """By tile rows, tiles over the ranges of any batch of so many rows at most, in whatever tree its sequences stand.
+
+    With one class a batch has those of one of the entries.
+    """
+    apart = replace(placement, one_class=False, widest_tile=_WIDEST_IN_DECODING) if placement.one_class else placement
+    classes = np.unique(tile_classes(np.arange(1, num_rows + 1), group, dtype, apart)).tolist()
     tiles, fewest_rows = {}, 1
     for index in classes:
         tile_rows = TILE_ROWS[index]
+        if placement.one_class:
+            fewest_rows = 1
         # Ranges of a level have no row in common. One takes this tile if it has too many rows for the narrower one, and one
         # that is shared has two. Only in the widest one there can be several.
         shared, private = num_rows // max(2, fewest_rows), num_rows // fewest_rows

@@ -4,13 +4,13 @@ Where the model leaves rotation to it, `rotate_and_write` stands in for `write_c
 
 ::
 
-    shared    write    -> attend_items per tile class, one after the other or side by side -> merge_partials
-    flat      write    -> attend_split                -> merge_splits, where keys are split
+    shared    write    -> attend_items per tile class    -> merge_partials
+    flat      write    -> attend_split                   -> merge_splits, where keys are split
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -31,8 +31,6 @@ from radixkv_kernels import (
 
 # Launches a kernel, and returns the launch where it can be repeated.
 Launcher = Callable[[], Launch | None]
-# What is launched one after the other; several in one stage run side by side.
-Stages = list[list[Launcher]]
 
 
 class LayerTensors(NamedTuple):
@@ -93,16 +91,15 @@ class PartialResults:
         return partials[:num_partials], sums[:num_partials]
 
 
-def shared_stages(
+def shared_launchers(
     tensors: LayerTensors,
     options: AttentionOptions,
     rows: DeviceRows,
     tables: torch.Tensor,
     items: DeviceItems,
     partial_results: PartialResults,
-    side_by_side: bool = False,
-) -> Stages:
-    """One layer over work items.
+) -> list[Launcher]:
+    """One layer over work items: what is launched, one after the other.
 
     Args:
         tensors: the layer's.
@@ -111,40 +108,36 @@ def shared_stages(
         tables: the block tables, see `BatchBuffers`.
         items: for layers of this shape.
         partial_results: memory for them.
-        side_by_side: tile classes run at the same time.
     """
     output, caches = tensors.output, (tensors.key_cache, tensors.value_cache)
     partials = partial_results.of(items.num_partials, output)
-    several = side_by_side and len(items.by_tile) > 1
-    # Wide tiles first: a program of theirs finds no room once the multiprocessors are full of narrow ones.
-    attend: list[Launcher] = [
+    launchers = [_write(tensors, rows.slots)]
+    launchers += (
         partial(
             attend_items,
             tensors.query, *caches, tables, rows.positions, own, output, *partials,
             tile_rows=tile_rows, scale=options.scale, softcap=options.softcap, window=options.sliding_window,
             sinks=options.sinks, key_scales=tensors.key_scales, value_scales=tensors.value_scales,
-            beside_narrow=several,
         )
         for tile_rows, own in sorted(items.by_tile.items(), reverse=True)
-    ]  # fmt: skip
-    stages = [[_write(tensors, rows.slots)], *([attend] if several else ([launcher] for launcher in attend))]
+    )  # fmt: skip
     if items.num_partials:
         merge = partial(
             merge_partials, *partials, items.starts, items.partials, rows.positions, output, sinks=options.sinks
         )
-        stages.append([merge])
-    return stages
+        launchers.append(merge)
+    return launchers
 
 
-def flat_stages(
+def flat_launchers(
     tensors: LayerTensors,
     options: AttentionOptions,
     rows: DeviceRows,
     tables: torch.Tensor,
     num_splits: int,
     partial_results: PartialResults,
-) -> Stages:
-    """One layer, each of the decoding rows over all its keys in ``num_splits`` parts; otherwise as `shared_stages`."""
+) -> list[Launcher]:
+    """One layer, each of the decoding rows over all its keys in ``num_splits`` parts; otherwise as `shared_launchers`."""
     output = tensors.output
     partials = partial_results.of(len(output) * num_splits if num_splits > 1 else 0, output)
     attend = partial(
@@ -153,10 +146,10 @@ def flat_stages(
         num_splits=num_splits, scale=options.scale, softcap=options.softcap, window=options.sliding_window,
         sinks=options.sinks, key_scales=tensors.key_scales, value_scales=tensors.value_scales,
     )  # fmt: skip
-    stages: Stages = [[_write(tensors, rows.slots)], [attend]]
+    launchers: list[Launcher] = [_write(tensors, rows.slots), attend]
     if num_splits > 1:
-        stages.append([partial(merge_splits, *partials, output, num_splits=num_splits, sinks=options.sinks)])
-    return stages
+        launchers.append(partial(merge_splits, *partials, output, num_splits=num_splits, sinks=options.sinks))
+    return launchers
 
 
 def _write(tensors: LayerTensors, slots: torch.Tensor) -> Launcher:
@@ -169,37 +162,3 @@ def _write(tensors: LayerTensors, slots: torch.Tensor) -> Launcher:
         rotate_and_write, tensors.unrotated, tensors.key, tensors.value, tensors.cosines, tensors.sines, *caches, slots,
         key_scales=scales[0], value_scales=scales[1], rotated=tensors.query,
     )  # fmt: skip
-
-
-def run_stages(stages: Stages, device: torch.device) -> list[list[Launch | None]]:
-    """Launch one stage after the other; what each launcher returned."""
-    return [
-        [launcher() for launcher in stage]
-        if len(stage) == 1 or device.type != "cuda"
-        else run_side_by_side(stage, device)
-        for stage in stages
-    ]
-
-
-def run_side_by_side(launchers: Sequence[Launcher], device: torch.device) -> list[Launch | None]:
-    """Launch on streams that fork from the current one and join it again, so that a CUDA graph captures them as branches.
-
-    What they write must lie apart, and be allocated before.
-    """
-    current = torch.cuda.current_stream(device)
-    *others, last = launchers
-    sides: list[torch.cuda.Stream] = []
-    while len(sides) < len(others):
-        # torch keeps 32, and hands them out in turn: the current one, on which graphs are captured, is one of them.
-        side = torch.cuda.Stream(device)
-        if side != current and side not in sides:
-            sides.append(side)
-    launches = []
-    for side, launcher in zip(sides, others, strict=True):
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            launches.append(launcher())
-    launches.append(last())
-    for side in sides:
-        current.wait_stream(side)
-    return launches

@@ -7,20 +7,19 @@ launches of a layer that takes longer than many a GPU needs to run them. From la
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
 from radixkv.attention.options import AttentionOptions
-from radixkv.attention.triton.launches import LayerTensors, Stages, run_stages
+from radixkv.attention.triton.launches import Launcher, LayerTensors
 from radixkv.memory import KVPool
 from radixkv_kernels import RepeatedLaunch
 
 # What decides whether a checked and compiled launch fits another tensor. Triton compiles for whole 16 bytes.
 _Layout = tuple[object, ...]
 _Layer = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-# A layer's stages, when it cannot repeat another's.
-StagesOf = Callable[[LayerTensors, AttentionOptions], Stages]
+# What a layer launches, when it cannot repeat another's launches.
+LaunchersOf = Callable[[LayerTensors, AttentionOptions], list[Launcher]]
 
 
 class PoolLayers:
@@ -49,7 +48,7 @@ class LayerLaunches:
 
     def __init__(self, layers: PoolLayers) -> None:
         self._layers = layers
-        self._repeated: dict[_Layout, list[list[RepeatedLaunch]]] = {}
+        self._repeated: dict[_Layout, list[RepeatedLaunch]] = {}
 
     def attend(
         self,
@@ -58,12 +57,13 @@ class LayerLaunches:
         key: torch.Tensor,
         value: torch.Tensor,
         options: AttentionOptions,
-        stages_of: StagesOf,
+        launchers_of: LaunchersOf,
     ) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`.
 
         Args:
-            stages_of: what a layer launches. It must give the same, but for the layer's tensors, whenever layers are alike.
+            launchers_of: what a layer launches, in this order. It must give the same, but for the layer's tensors, whenever
+                layers are alike.
         """
         (keys, values, *scales), own_layout = self._layers[layer]
         key_scales, value_scales = scales
@@ -85,7 +85,8 @@ class LayerLaunches:
         if repeated is not None:
             # Tensors of the same layout need no view of the kernels' shape: only their addresses are passed.
             changing = tensors._asdict()
-            run_stages([[partial(launch, changing) for launch in stage] for stage in repeated], device)
+            for launch in repeated:
+                launch(changing)
             return output
         viewed = tensors._replace(
             query=_rows(query),
@@ -94,12 +95,9 @@ class LayerLaunches:
             output=output[0],
             unrotated=None if unrotated is None else _rows(unrotated),
         )
-        stages = [
-            [RepeatedLaunch(launch, LayerTensors._fields) for launch in stage if launch is not None]
-            for stage in run_stages(stages_of(viewed, options), device)
-        ]
-        if all(stages):  # otherwise kernels are interpreted
-            self._repeated[alike] = stages
+        launches = [launcher() for launcher in launchers_of(viewed, options)]
+        if None not in launches:  # otherwise kernels are interpreted
+            self._repeated[alike] = [RepeatedLaunch(launch, LayerTensors._fields) for launch in launches if launch]
         return output
 
 

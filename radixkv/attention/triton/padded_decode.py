@@ -1,9 +1,8 @@
 """A decoding batch in buffers of fixed size and address, as CUDA graphs need them.
 
-A graph repeats its launches with the same addresses and grids. So rows are padded to the graph's size, and each of its tile
-classes has memory for as many items as a batch of that size is ever cut into; items behind a batch's own have no rows, and
-their programs return at once. There are graphs for each set of tile classes, so that one that a batch does not have is not
-launched. Results are merged, for some rows are split in most batches; only a whole batch, none of whose rows is, has a graph
+A graph repeats its launches with the same addresses and grids. So rows are padded to the graph's size, and there is memory
+for as many items as a batch of that size is ever cut into; items behind a batch's own have no rows, and their programs return
+at once. Results are merged, for some rows are split in most batches; only a whole batch, none of whose rows is, has a graph
 without a merge::
 
     rows            | sequences ...               | position -1, slot -1 |
@@ -13,15 +12,13 @@ without a merge::
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 import torch
 
 from radixkv.attention.options import AttentionOptions
 from radixkv.attention.triton.backend import TritonAttention, TritonBackend
 from radixkv.attention.triton.cost_model import max_partials, max_pieces, max_tiles
-from radixkv.attention.triton.launches import LayerTensors, PartialResults, Stages, shared_stages
+from radixkv.attention.triton.launches import Launcher, LayerTensors, PartialResults, shared_launchers
 from radixkv.attention.triton.layer_launches import LayerLaunches
 from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems
 from radixkv.memory.upload import aligned_starts, upload_into
@@ -32,7 +29,8 @@ class _ItemBuffer:
     """Items of one `HeadShape` in one buffer, loaded with one copy.
 
     Args:
-        max_items: by tile rows.
+        tile_rows: of the items' tiles.
+        max_items: how many there may be.
         num_rows: whose partial results are listed.
         max_partials: of all of them.
         device: of the buffer.
@@ -43,45 +41,42 @@ class _ItemBuffer:
     """
 
     def __init__(
-        self, max_items: dict[int, int], num_rows: int, max_partials: int, device: torch.device, whole: bool
+        self, tile_rows: int, max_items: int, num_rows: int, max_partials: int, device: torch.device, whole: bool
     ) -> None:
         # The partial results come last, so that a copy ends where those in use do.
-        sizes = [*(count * ITEM_FIELDS for count in max_items.values()), num_rows + 1, max_partials]
+        sizes = [max_items * ITEM_FIELDS, num_rows + 1, max_partials]
         *starts, total = aligned_starts(sizes)
         self._buffer = torch.zeros(total, dtype=torch.int32, device=device)
-        *by_tile, starts_part, partials = (
+        items, starts_part, partials = (
             self._buffer[start : start + size] for start, size in zip(starts, sizes, strict=True)
         )
-        self.items = DeviceItems(
-            {tile: part.view(-1, ITEM_FIELDS) for tile, part in zip(max_items, by_tile, strict=True)},
-            starts_part,
-            partials,
-            max_partials,
-        )
-        self._tile_starts = dict(zip(max_items, starts, strict=False))
-        self._starts_at, self._partials_at = starts[-2:]
+        self.items = DeviceItems({tile_rows: items.view(-1, ITEM_FIELDS)}, starts_part, partials, max_partials)
+        self._tile_rows = tile_rows
+        self._max_items = max_items
+        _, self._starts_at, self._partials_at = starts
         self._whole_rows = num_rows if whole else 0
         if whole:  # nothing but padding
             self.load(HostItems({}, np.zeros(1, dtype=np.int32), np.zeros(0, dtype=np.int32)))
 
     def holds(self, items: HostItems) -> bool:
-        """Whether a batch's items, of every tile class, and their partial results fit."""
-        by_tile = self.items.by_tile
-        return items.num_partials <= self.items.num_partials and all(
-            tile in by_tile and len(own) <= len(by_tile[tile]) for tile, own in items.by_tile.items()
+        """Whether a batch's items, in tiles that are no wider, and their partial results fit."""
+        return (
+            items.num_partials <= self.items.num_partials
+            and max(items.by_tile, default=0) <= self._tile_rows
+            and sum(map(len, items.by_tile.values())) <= self._max_items
         )
 
     def load(self, items: HostItems) -> None:
         """Replace what is there by a batch's items; padding items have no rows, and padding rows no partial results."""
         values = np.zeros(self._partials_at + items.num_partials, dtype=np.int32)
-        for tile, own in items.by_tile.items():
-            start = self._tile_starts[tile]
-            values[start : start + own.size] = own.reshape(-1)
+        stop = 0
+        for own in items.by_tile.values():
+            values[stop : stop + own.size] = own.reshape(-1)
+            stop += own.size
         padding = range(len(items.starts) - 1, self._whole_rows)
         if padding:
-            (start,) = self._tile_starts.values()
             empty = [number for row in padding for number in (row, 1, 0, 0, 0, NO_PARTIAL)]
-            values[start + padding.start * ITEM_FIELDS :][: len(empty)] = empty
+            values[stop : stop + len(empty)] = empty
         values[self._starts_at : self._partials_at] = items.num_partials
         values[self._starts_at : self._starts_at + len(items.starts)] = items.starts
         values[self._partials_at :] = items.partials
@@ -94,8 +89,8 @@ class PaddedDecode:
     Args:
         num_rows: padding included; as many as sequences, where none has drafts.
         backend: whose batches are loaded.
-        wide: tile classes that are launched beside the narrowest one, as far as so many rows can take them; none: for
-            batches that share nothing, or among few only; for any, where layers have no other classes.
+        wide: by the widest tiles that so many decoding rows may need; otherwise by the narrowest, for batches that share
+            nothing, or among few only.
         partial_results: memory that may be shared with other sizes, of which one runs at a time.
         whole: for batches that share nothing, and none of whose rows is split; then nothing is merged.
 
@@ -109,7 +104,7 @@ class PaddedDecode:
         self,
         num_rows: int,
         backend: TritonBackend,
-        wide: Collection[int],
+        wide: bool,
         partial_results: PartialResults,
         whole: bool = False,
     ) -> None:
@@ -143,13 +138,11 @@ class PaddedDecode:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
-        return self._layers.attend(layer, query, key, value, options, self._stages)
+        return self._layers.attend(layer, query, key, value, options, self._launchers)
 
-    def _stages(self, tensors: LayerTensors, options: AttentionOptions) -> Stages:
-        backend, items = self._backend, self.items(HeadShape.of(tensors.query, tensors.key))
-        return shared_stages(
-            tensors, options, self.rows, backend.buffers.tables, items, self._partials, backend.placement.side_by_side
-        )
+    def _launchers(self, tensors: LayerTensors, options: AttentionOptions) -> list[Launcher]:
+        items = self.items(HeadShape.of(tensors.query, tensors.key))
+        return shared_launchers(tensors, options, self.rows, self._backend.buffers.tables, items, self._partials)
 
     def items(self, shape: HeadShape) -> DeviceItems:
         """The items for layers of this shape; their buffer is allocated when first asked for, outside any graph.
@@ -162,25 +155,21 @@ class PaddedDecode:
             return buffer.items
         backend, num_rows = self._backend, self.num_rows
         counts = max_tiles(num_rows, shape.group, backend.dtype, backend.placement)
-        narrowest = min(counts)
-        tiles = {rows: count for rows, count in counts.items() if rows == narrowest or rows in self.wide}
-        if not self.wide and len(counts) > 1:
-            # Where nothing is shared, each row is a range of its own; what is left for pieces is enough for what few share.
-            tiles[narrowest] = num_rows
+        tile_rows = max(counts) if self.wide else min(counts)
+        # Where nothing is shared, each row is a range of its own; what is left for pieces is enough for what few share.
+        tiles = counts[tile_rows] if self.wide or len(counts) == 1 else num_rows
+        num_items = tiles + max_pieces(tile_rows, tiles, shape.num_kv_heads, backend.placement)
+        num_partials = max_partials(num_rows, {tile_rows: tiles}, shape.group, shape.num_kv_heads, backend.placement)
         first = None if self._batch is None else self._batch.host_items(shape)
-        max_items = {
-            rows: count + max_pieces(rows, count, shape.num_kv_heads, backend.placement)
-            for rows, count in tiles.items()
-        }
-        num_partials = max_partials(num_rows, tiles, shape.group, shape.num_kv_heads, backend.placement)
         if first is not None:
+            assert max(first.by_tile) <= tile_rows, "the batch needs wider tiles"
             num_partials = max(num_partials, first.num_partials)
-            max_items = {rows: max(count, len(first.by_tile.get(rows, ()))) for rows, count in max_items.items()}
+            num_items = max(num_items, sum(map(len, first.by_tile.values())))
         if self.whole:
             assert first is None or not first.num_partials, "rows of the batch are split"
-            max_items, num_partials = dict.fromkeys(tiles, num_rows), 0
+            num_items, num_partials = num_rows, 0
         buffer = self._item_buffers[shape] = _ItemBuffer(
-            max_items, num_rows, num_partials, self.token_ids.device, self.whole
+            tile_rows, num_items, num_rows, num_partials, self.token_ids.device, self.whole
         )
         if first is not None:
             buffer.load(first)

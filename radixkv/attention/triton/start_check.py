@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from radixkv.attention.options import AttentionOptions
-from radixkv.attention.triton.cost_model import SIDE_BY_SIDE, Placement, max_tiles, widest_tile
+from radixkv.attention.triton.cost_model import Placement, max_tiles, widest_tile
 from radixkv.memory import LayerShape
 from radixkv_kernels import (
     NO_PARTIAL,
@@ -188,9 +188,6 @@ class _Problem:
         tiles = max_tiles(TILE_ROWS[-1], group, self._dtype, placement)
         for tile_rows in tiles:
             yield f"attend_items with tiles of {tile_rows} rows", partial(self._items, tile_rows)
-        # Decoding batches launch these, and batches with prompts the same rows cut in another way.
-        if SIDE_BY_SIDE and len(tiles) > 1 and 64 in tiles:
-            yield "attend_items with tiles of 64 rows beside narrow ones", partial(self._items, 64, beside_narrow=True)
         yield "attend_split", self._split
         yield "draw_tokens", self._draw
         yield "draw_truncated", partial(self._draw, truncated=True)
@@ -266,7 +263,7 @@ class _Problem:
             for size in ((count, heads, self._layer.shape.value_dim), (count, heads))
         ]
 
-    def _items(self, tile_rows: int, beside_narrow: bool = False) -> Pairs:
+    def _items(self, tile_rows: int) -> Pairs:
         """A tile of neighbouring rows over all their keys at once, and one over two pieces that are merged."""
         group = self._layer.num_query_heads // self._layer.shape.num_kv_heads
         count = min(tile_rows // group, _TABLES.numel() * self._block_size - _PREFIX)
@@ -298,7 +295,6 @@ class _Problem:
             ours,
             *ours_partials,
             tile_rows=tile_rows,
-            beside_narrow=beside_narrow,
             **options,
         )
         _call(

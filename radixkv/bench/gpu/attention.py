@@ -42,6 +42,7 @@ from radixkv.memory.fp8_kv_pool import FP8
 
 PREFILLS, NEW, CACHED = 4, 2048, 6144
 BLOCKS = 4096
+DRAWN, VOCABULARY = 256, 128_256
 BLOCKS_NBYTES = BLOCKS * BLOCK_SIZE * TOKEN_BYTES
 
 
@@ -95,7 +96,6 @@ def _attend(batch: QueryBatch, pool: KVPool, rows: int, in_graphs: bool = False)
     from radixkv.attention.triton.cost_model import whole_from
     from radixkv.attention.triton.launches import PartialResults
     from radixkv.attention.triton.padded_decode import PaddedDecode
-    from radixkv.attention.triton.work_items import HeadShape
 
     backend = TritonBackend(pool, torch.bfloat16, HEADS, len(batch.tables), max_tokens(batch))
     prepared = backend.prepare(batch)
@@ -103,8 +103,7 @@ def _attend(batch: QueryBatch, pool: KVPool, rows: int, in_graphs: bool = False)
         return layer_work(prepared, rows, len(pool.layers))
     flat = prepared.plan.is_flat
     whole = flat and rows >= whole_from(KV_HEADS, backend.placement)
-    wide = () if flat else tuple(prepared.host_items(HeadShape(KV_HEADS, HEADS // KV_HEADS)).by_tile)
-    padded = PaddedDecode(rows, backend, wide, PartialResults(pool.keys[0].device), whole)
+    padded = PaddedDecode(rows, backend, not flat, PartialResults(pool.keys[0].device), whole)
     assert padded.load(prepared)
     return layer_work(padded, rows, len(pool.layers))
 
@@ -193,10 +192,20 @@ def draw_row(limits: Limits) -> Row:
     """Sampling a token for each of 256 sequences from Llama 3's whole vocabulary."""
     from radixkv_kernels import draw_tokens
 
-    rows, vocabulary = 256, 128_256
-    logits = torch.randn(rows, vocabulary, device="cuda")
-    temperatures, rng_states = torch.ones(rows, device="cuda"), torch.arange(rows, device="cuda")
+    logits = torch.randn(DRAWN, VOCABULARY, device="cuda")
+    temperatures, rng_states = torch.ones(DRAWN, device="cuda"), torch.arange(DRAWN, device="cuda")
     seconds = median_seconds(lambda: draw_tokens(logits, temperatures, rng_states))
+    return make_row(logits.nbytes, logits.nbytes / limits.bytes_per_s, seconds)
+
+
+def truncated_draw_row(spread: float, limits: Limits, *, top_k: int, top_p: float) -> Row:
+    """The same from what truncation leaves of normal logits of a given spread."""
+    from radixkv_kernels import draw_truncated
+
+    logits = torch.randn(DRAWN, VOCABULARY, device="cuda") * spread
+    ones, rng_states = torch.ones(DRAWN, device="cuda"), torch.arange(DRAWN, device="cuda")
+    left = {"min_p": 0.0 * ones, "top_k": (top_k * ones).int(), "top_p": top_p * ones}
+    seconds = median_seconds(lambda: draw_truncated(logits, ones, rng_states, **left))
     return make_row(logits.nbytes, logits.nbytes / limits.bytes_per_s, seconds)
 
 
@@ -242,6 +251,8 @@ def run_attention(console: Console, json_path: Path | None, only: str | None = N
         "copy 4,096 blocks": copy_row,
         "write 65,536 tokens": write_row,
         "draw 256 tokens of 128,256": draw_row,
+        "the same, of 20 at most that make up 0.8": partial(truncated_draw_row, 3.0, top_k=20, top_p=0.8),
+        "the same, of a flat distribution's 0.9": partial(truncated_draw_row, 0.02, top_k=VOCABULARY, top_p=0.9),
     }
     table = Table("work", "MB", "floor us", "median us", "floor / time")
     for name, measure in work.items():

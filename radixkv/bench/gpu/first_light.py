@@ -11,7 +11,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,11 +23,9 @@ from typing import IO, Any, Self
 
 from rich.console import Console
 
-import radixkv
+from radixkv.bench.common.folders import without_folders
 from radixkv.bench.common.whole_file import write_whole
 from radixkv.bench.gpu.targets import next_steps
-
-_ROOT = Path(radixkv.__file__).parents[1]
 
 # With less left of the time for all, no part is begun.
 MIN_SECONDS = 30.0
@@ -161,7 +158,7 @@ class FirstLight:
             command = [part_json.as_posix() if argument == "{json}" else argument for argument in part.command]
             result = self.results[part.name] = {
                 "status": CUT_SHORT,
-                "command": [_without_folders(argument) for argument in part.command],
+                "command": [without_folders(argument) for argument in part.command],
                 "seconds": 0.0,
             }
             if before is not None:
@@ -179,7 +176,7 @@ class FirstLight:
                     start_new_session=True,
                 )
             except OSError as error:  # there is no such program: the other parts have theirs
-                result.update(status=FAILED, exit_status=None, last_lines=[_without_folders(str(error))])
+                result.update(status=FAILED, exit_status=None, last_lines=[without_folders(str(error))])
                 self._write()
                 self.termination.allow()
                 return
@@ -198,7 +195,7 @@ class FirstLight:
             reader.join(timeout=_LAST_WORDS_SECONDS)
             result["exit_status"] = exit_status
             if exit_status != 0:
-                result["last_lines"] = [_without_folders(line) for line in last_lines]
+                result["last_lines"] = [without_folders(line) for line in last_lines]
             if exit_status is not None:
                 result["status"] = DONE if exit_status == 0 else FAILED
             elif limit == part.seconds:
@@ -325,8 +322,3 @@ def run_first_light(
     if json_path is not None:
         console.print(f"all of it is in {json_path}", markup=False)
     return complete and all(light.results[part.name]["status"] in (DONE, SKIPPED) for part in wanted)
-
-
-def _without_folders(text: str) -> str:
-    """Nothing of where on this machine Python and the checkout are."""
-    return text.replace(sys.executable, "python").replace(f"{_ROOT}{os.sep}", "")

@@ -27,7 +27,6 @@ from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.timing import Timing, frozen_garbage
 from radixkv.bench.gpu.layer import FixedTable
 from radixkv.memory import KVPool, LayerShape
-from radixkv_kernels import TILE_ROWS
 
 BATCH, LENGTH, BLOCK_SIZE = 256, 4096, 16
 ROUNDS = 7
@@ -139,7 +138,7 @@ def _plan_all(steps: Sequence[list[Decoding]], count: int) -> list[float]:
     backend = TritonBackend(pool, torch.bfloat16, num_query_heads, BATCH, LENGTH + count + 1, multiprocessors=132)
     first, *others = steps
     prepared = backend.prepare(_query_batch(*_columns(first)))
-    padded = PaddedDecode(BATCH, backend, () if prepared.plan.is_flat else TILE_ROWS[1:], PartialResults(CPU))
+    padded = PaddedDecode(BATCH, backend, not prepared.plan.is_flat, PartialResults(CPU))
     padded.load(prepared)
     padded.items(SHAPE)
     times = []

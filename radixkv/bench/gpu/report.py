@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from rich.console import Console, RenderableType
 
+from radixkv.bench.common.folders import without_folders
 from radixkv.bench.common.whole_file import write_whole
 from radixkv.bench.gpu.timing import Limits, describe_gpu, measure_limits, require_gpu
 
@@ -131,7 +132,7 @@ class GpuReport:
     def note_failure(self, name: str, error: Exception) -> None:
         """Keep what a row, or the preparation of some, failed with."""
         self.failed[name] = f"{type(error).__name__}: {error}"
-        self.tracebacks[name] = "".join(traceback.format_exception(error))
+        self.tracebacks[name] = without_folders("".join(traceback.format_exception(error)))
         self._console.print(self.tracebacks[name], markup=False, highlight=False)
         self._console.print(f"{name} failed: {self.failed[name]}", style="red", markup=False)
         self.write()

@@ -56,7 +56,7 @@ def next_steps(reports: Mapping[str, Report]) -> list[str]:
     lines += _drafting(rows)
     lines += _tiles(rows)
     lines += _sharing(rows)
-    lines += _side_by_side(rows)
+    lines += _tile_classes(rows)
     lines += _splitting(rows)
     return lines
 
@@ -129,14 +129,14 @@ def _sharing(rows: Rows) -> Iterator[str]:
         yield _threshold("MIN_SAVED_BYTES in triton.cost_model: sharing", "tokens saved", saved)
 
 
-def _side_by_side(rows: Rows) -> Iterator[str]:
+def _tile_classes(rows: Rows) -> Iterator[str]:
     for name, row in rows.items():
-        tree = re.fullmatch(r"(tile classes: .+), side by side", name)
-        in_turn = rows.get(f"{tree[1]}, in turn") if tree else None
+        tree = re.fullmatch(r"(tile classes: .+), one", name)
+        in_turn = rows.get(f"{tree[1]}, several in turn") if tree else None
         if tree and in_turn:
             yield (
-                f"SIDE_BY_SIDE in triton.cost_model: {tree[1]}: {row['median_us']:.1f} us side by side, "
-                f"{in_turn['median_us']:.1f} in turn"
+                f"one_class in triton.backend: {tree[1]}: {row['median_us']:.1f} us with one, "
+                f"{in_turn['median_us']:.1f} with several in turn"
             )
 
 

@@ -1,7 +1,7 @@
 """Which tile configuration is fastest on a GPU, and from when on sharing and splitting pay.
 
 The constants of `radixkv_kernels.tile_config` and of attention's `triton.cost_model` come from here. The tables are: batches
-that share a prefix, alone and together, around the point where that begins to pay; tile classes in turn and side by side;
+that share a prefix, alone and together, around the point where that begins to pay; tiles of one class and of several;
 small batches cut into more and more pieces; and configurations of every tile class on work of its kind.
 """
 
@@ -30,7 +30,7 @@ from radixkv.bench.gpu.layer import (
     max_tokens,
     tree_batch,
 )
-from radixkv.bench.gpu.report import GpuReport
+from radixkv.bench.gpu.report import GpuReport, UnavailableError
 from radixkv.bench.gpu.timing import median_seconds
 from radixkv.memory import KVPool
 
@@ -213,7 +213,12 @@ def candidates(tile_rows: int) -> list[TileConfig]:
 
 
 def _configured(make: Callable[..., Work], config: TileConfig) -> Timed:
-    return _timed(make(config=config))
+    from triton.runtime.errors import OutOfResources
+
+    try:
+        return _timed(make(config=config))
+    except OutOfResources as error:
+        raise UnavailableError(str(error)) from error
 
 
 def _sharing_table(report: GpuReport) -> Table:
@@ -234,36 +239,33 @@ def _sharing(count: int, tokens: int, shared: bool) -> Timed:
     return _timed(layer_work(planned(batch, make_pool(num_blocks, torch.bfloat16, "cuda"), shared), count))
 
 
-def planned(batch: QueryBatch, pool: KVPool, shared: bool, side_by_side: bool | None = None) -> TritonAttention:
-    """A decoding batch as it is planned where any sharing pays (``shared``), or none.
-
-    Args:
-        side_by_side: whether tile classes run at the same time; None: as backends do.
-    """
+def planned(batch: QueryBatch, pool: KVPool, shared: bool) -> TritonAttention:
+    """A decoding batch as it is planned where any sharing pays (``shared``), or none."""
     from radixkv.attention.triton import TritonBackend
     from radixkv.attention.triton.cost_model import sharing_rule
 
     rule = sharing_rule(GROUP, pool.dtype, pool.dtype, TOKEN_BYTES)
     rule = replace(rule, min_saved_tokens=1 if shared else 2**40)
     size = len(batch.tables), max_tokens(batch)
-    return TritonBackend(pool, pool.dtype, HEADS, *size, sharing=rule, side_by_side=side_by_side).prepare(batch)
+    return TritonBackend(pool, pool.dtype, HEADS, *size, sharing=rule).prepare(batch)
 
 
-def _side_by_side_table(report: GpuReport) -> Table:
-    table = Table("tile classes", "in turn us", "side by side us")
+def _tile_classes_table(report: GpuReport) -> Table:
+    table = Table("tile classes", "several in turn us", "one us")
     for name, levels in SHARED_TREES.items():
         rows = [
-            report.measure(f"{name}, {how}", partial(_placed, levels, side_by_side))
-            for how, side_by_side in (("in turn", False), ("side by side", True))
+            report.measure(f"{name}, {how}", partial(_placed, levels, one_class))
+            for how, one_class in (("several in turn", False), ("one", True))
         ]
         table.add_row(name, *("" if row is None else f"{row.median_us:.1f}" for row in rows))
     return table
 
 
-def _placed(levels: list[Level], side_by_side: bool) -> Timed:
+def _placed(levels: list[Level], one_class: bool) -> Timed:
     batch, num_blocks, _ = tree_batch(256, levels, 1)
-    pool = make_pool(num_blocks, torch.bfloat16, "cuda")
-    return _timed(layer_work(planned(batch, pool, shared=True, side_by_side=side_by_side), 256))
+    attention = planned(batch, make_pool(num_blocks, torch.bfloat16, "cuda"), shared=True)
+    attention.placement = replace(attention.placement, one_class=one_class)
+    return _timed(layer_work(attention, 256))
 
 
 def _splitting_table(report: GpuReport) -> Table:
@@ -286,7 +288,7 @@ def _splitting(batch: int, splits: int) -> Timed:
 def run_tiles(console: Console, json_path: Path | None, only: str | None = None, resume: bool = False) -> bool:
     """Measure, print the tables, and write the rows.
 
-    A configuration that does not fit the GPU fails, and is noted; the others are measured all the same.
+    A configuration that does not fit the GPU is noted as unavailable; the others are measured all the same.
 
     Args:
         only: rows whose name contains this.
@@ -300,7 +302,7 @@ def run_tiles(console: Console, json_path: Path | None, only: str | None = None,
     """
     report = GpuReport.begin(console, json_path, only, resume)
     # Printed last, all at once: configurations that do not fit have said so at length.
-    tables = _sharing_table(report), _side_by_side_table(report), _splitting_table(report)
+    tables = _sharing_table(report), _tile_classes_table(report), _splitting_table(report)
     for table in [*tables, *_tile_tables(report)]:
         console.print(table)
     return report.num_rows > 0

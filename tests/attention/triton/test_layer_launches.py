@@ -81,7 +81,7 @@ def new_tensors(rows: int, heads: tuple[int, int, int] = (16, 2, 2)) -> list[tor
 @pytest.mark.parametrize(
     ("shared_blocks", "num_new", "kernels"),
     [
-        (4, 1, ["_write_cache", "_attend_items", "_attend_items", "_merge"]),
+        (4, 1, ["_write_cache", "_attend_items", "_merge"]),
         (0, 1, ["_write_cache", "_attend_split"]),
         (2, 30, ["_write_cache", "_attend_items"]),
     ],

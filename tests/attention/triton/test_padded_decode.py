@@ -13,11 +13,10 @@ from radixkv.attention.triton.launches import PartialResults
 from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.attention.triton.work_items import HeadShape
 from radixkv.memory import KVPool, LayerShape
-from radixkv_kernels import NO_PARTIAL, TILE_ROWS
+from radixkv_kernels import NO_PARTIAL
 
 SHAPE = HeadShape(8, 4)
 CPU = torch.device("cpu")
-WIDE = TILE_ROWS[1:]
 
 
 def make_backend(num_rows: int, max_blocks: int, dtype: torch.dtype) -> TritonBackend:
@@ -42,7 +41,7 @@ def test_a_padded_batch_holds_other_trees_than_the_first(num_rows: int) -> None:
     for levels in ([(1, 2000)], [(1, 8000)], [(1, 500), (4, 300), (num_rows // 2, 200)]):
         batch = backend.prepare(query_batch(shared_chunks(num_rows, levels)))
         if padded is None:
-            padded = PaddedDecode(num_rows, backend, WIDE, PartialResults(CPU))
+            padded = PaddedDecode(num_rows, backend, True, PartialResults(CPU))
             assert padded.load(batch)
             padded.items(SHAPE)
         assert padded.load(batch)
@@ -61,11 +60,11 @@ def test_few_sizes_of_batches_are_padded_by_few_rows() -> None:
         assert padded_size(padded_size(num_rows)) == padded_size(num_rows)
 
 
-def test_only_tiles_that_a_batch_can_take_are_launched() -> None:
-    for num_rows, dtype, tiles in ((4, torch.bfloat16, [16]), (8, torch.bfloat16, [16, 64]), (64, torch.float32, [16])):
+def test_tiles_are_no_wider_than_a_batch_of_its_size_needs() -> None:
+    for num_rows, dtype, tiles in ((4, torch.bfloat16, [16]), (8, torch.bfloat16, [64]), (64, torch.float32, [16])):
         backend = make_backend(num_rows, 8001, dtype)
         batch = backend.prepare(query_batch(shared_chunks(num_rows, [(1, 8000)])))
-        padded = PaddedDecode(num_rows, backend, WIDE, PartialResults(CPU))
+        padded = PaddedDecode(num_rows, backend, True, PartialResults(CPU))
         assert padded.load(batch)
         assert list(padded.items(SHAPE).by_tile) == tiles
 
@@ -74,7 +73,7 @@ def test_fixed_buffers_hold_the_plan_and_padding_behind_it() -> None:
     """Also of a plan that is smaller than the one before it, of which nothing may be left."""
     backend = make_backend(40, 600, torch.bfloat16)
     batch = backend.prepare(query_batch(shared_chunks(40, [(1, 500), (4, 20)])))
-    padded = PaddedDecode(40, backend, WIDE, PartialResults(CPU))
+    padded = PaddedDecode(40, backend, True, PartialResults(CPU))
     assert padded.load(batch)
     fixed_items = padded.items(SHAPE)
     where = [
@@ -101,7 +100,7 @@ def test_fixed_buffers_hold_the_plan_and_padding_behind_it() -> None:
 
 def test_each_row_of_a_whole_batch_has_an_item_and_padding_sees_nothing() -> None:
     backend = make_backend(6, 10, torch.bfloat16)
-    padded = PaddedDecode(6, backend, (), PartialResults(CPU), whole=True)
+    padded = PaddedDecode(6, backend, False, PartialResults(CPU), whole=True)
     (items,) = padded.items(SHAPE).by_tile.values()
     nothing = [[row, 1, 0, 0, 0, NO_PARTIAL] for row in range(6)]
     assert items.tolist() == nothing

@@ -63,5 +63,5 @@ def test_a_planned_batch_is_read_shared_or_flat(shared: bool) -> None:
 
 def test_candidates_are_what_is_used_and_others_each_once() -> None:
     configs = candidates(128)
-    assert configs[0] == TileConfig(64, 8, 3)
+    assert configs[0] == TileConfig(128, 8, 3)
     assert len(set(configs)) == len(configs) == 11

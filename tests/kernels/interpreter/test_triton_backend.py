@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,11 +28,10 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from radixkv.attention import AttentionOptions
 from radixkv.attention.triton import TritonBackend, cost_model
-from radixkv.attention.triton.launches import PartialResults, run_side_by_side
+from radixkv.attention.triton.launches import PartialResults
 from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.attention.triton.work_items import HeadShape
 from radixkv.memory import LayerShape
-from radixkv_kernels import TILE_ROWS
 
 
 class Repeatable:
@@ -192,11 +190,11 @@ def test_a_plan_is_made_anew_when_a_sequence_leaves_joins_or_changes_a_block() -
     check(batch, backend, 2)
 
 
-@pytest.mark.parametrize("side_by_side", [False, True])
-def test_tile_classes_side_by_side_give_what_they_give_in_turn(
-    side_by_side: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("one_class", [False, True])
+def test_tails_in_wide_tiles_give_what_they_give_in_narrow_ones(
+    one_class: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut for that, too: shared prefixes in tiles of 64 rows rather than 128."""
+    """All ranges of a decoding batch in tiles of 64 rows, or each in what fits it."""
     monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 0)
     pool = make_pool(LayerShape(1, 8, 8), 40, 16, False)
     keys, values = random_tokens(pool, 64)
@@ -210,46 +208,12 @@ def test_tile_classes_side_by_side_give_what_they_give_in_turn(
         slots = torch.from_numpy(chunk.table.block_ids).repeat_interleave(16)[:69] * 16 + torch.arange(69) % 16
         pool.keys[0].view(-1, 1, 8)[slots], pool.values[0].view(-1, 1, 8)[slots] = key[:69], value[:69]
     # By the type of queries that the backend is told, which are float32 all the same, wide tiles are taken.
-    backend = TritonBackend(pool, torch.float16, 16, 5, 80, side_by_side=side_by_side)
+    backend = TritonBackend(pool, torch.float16, 16, 5, 80)
+    backend.placement = replace(backend.placement, one_class=one_class)
     batch = Batch(chunks, all_keys, all_values, pool)
-    assert list(backend.prepare(query_batch(chunks)).items(HeadShape(1, 16)).by_tile) == [
-        16,
-        64 if side_by_side else 128,
-    ]
+    classes = list(backend.prepare(query_batch(chunks)).items(HeadShape(1, 16)).by_tile)
+    assert classes == ([64] if one_class else [16, 128])
     check(batch, backend, 16)
-
-
-def test_tile_classes_fork_from_the_current_stream_and_join_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On streams of their own: of the 32 that torch hands out in turn, the current one may be the next."""
-    events: list[str] = []
-
-    class Stream:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def wait_stream(self, other: Stream) -> None:
-            events.append(f"{self.name} waits for {other.name}")
-
-    current, first, second, on = Stream("current"), Stream("a"), Stream("b"), ["current"]
-    handed_out = iter([first, current, first, second])
-
-    @contextmanager
-    def stream(side: Stream) -> Iterator[None]:
-        on.append(side.name)
-        yield
-        on.pop()
-
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: next(handed_out))
-    monkeypatch.setattr(torch.cuda, "stream", stream)
-    launches = [partial(lambda rows: events.append(f"{rows} on {on[-1]}"), rows) for rows in (128, 64, 16)]
-    run_side_by_side(launches, torch.device("cuda"))
-    assert events == [
-        "a waits for current", "128 on a",
-        "b waits for current", "64 on b",
-        "16 on current",
-        "current waits for a", "current waits for b",
-    ]  # fmt: skip
 
 
 def test_more_sequences_or_blocks_than_there_is_capacity_for() -> None:
@@ -279,7 +243,7 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
     batch = make_batch(random.Random(6), LayerShape(2, 8, 8), 16, 5, 40, fp8)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
-    padded = PaddedDecode(5 + padding, backend, () if flat else TILE_ROWS, PartialResults(torch.device("cpu")), whole)
+    padded = PaddedDecode(5 + padding, backend, not flat, PartialResults(torch.device("cpu")), whole)
     everyone = batch = grow(batch)
     for number in range(4):
         if number == 2:
@@ -310,7 +274,7 @@ def test_a_padded_batch_with_drafts_gives_what_the_plain_one_gives(monkeypatch: 
     batch = make_batch(random.Random(6), LayerShape(1, 8, 8), 16, 3, 30)
     backend = TritonBackend(batch.pool, torch.float32, 8, 3, 2000, max_draft_rows=12)
     check(batch, backend, 8)  # which stores the new tokens
-    padded = PaddedDecode(11, backend, TILE_ROWS, PartialResults(torch.device("cpu")))
+    padded = PaddedDecode(11, backend, True, PartialResults(torch.device("cpu")))
     batch = grow(batch, (3, 1, 5))
     plain = backend.prepare(query_batch(batch.chunks))
     new = [torch.randn(1, heads, 9, 8) for heads in (8, 1, 1)]
@@ -326,7 +290,7 @@ def test_a_batch_cut_into_more_items_than_fit_is_refused(monkeypatch: pytest.Mon
     batch = make_batch(random.Random(7), LayerShape(2, 8, 8), 16, 2, 150)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
-    padded = PaddedDecode(2, backend, (), PartialResults(torch.device("cpu")))
+    padded = PaddedDecode(2, backend, False, PartialResults(torch.device("cpu")))
     batch = grow(batch)
     plain = backend.prepare(query_batch(batch.chunks))
     assert padded.load(plain)
