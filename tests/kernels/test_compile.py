@@ -22,6 +22,7 @@ from radixkv_kernels import (
     merge_partials,
     merge_splits,
     rotate_and_write,
+    truncated_sampling,
     write_cache,
 )
 from radixkv_kernels.target import interpreted
@@ -204,7 +205,7 @@ def test_the_other_kernels(arch: int, cache_dtype: torch.dtype, monkeypatch: pyt
         drawn = torch.zeros(2, 5000), torch.ones(2), torch.zeros(2, dtype=torch.int64)
         draw_tokens(*drawn)
         draw_truncated(*drawn, min_p=torch.zeros(2), top_k=torch.ones(2, dtype=torch.int32), top_p=torch.ones(2))
-    assert len(compiled) == 12
+    assert len(compiled) == 15
     for kernel in compiled:
         check_spills(kernel)
         assert kernel.fp_fusion
@@ -218,12 +219,22 @@ def test_draws_of_any_number_of_rows_begin_on_16_bytes(monkeypatch: pytest.Monke
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return lambda *args, **options: given.extend(args)
 
-    monkeypatch.setattr(exponential_sampling, "_draw_block", Launches())
-    monkeypatch.setattr(exponential_sampling, "_draw_id", Launches())
+    for module, names in (
+        (exponential_sampling, ("_draw_block", "_draw_id")),
+        (
+            truncated_sampling,
+            ("_weigh_blocks", "_find_bound", "_count_candidates", "_write_candidates", "_draw_candidate"),
+        ),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, Launches())
     for num_rows in (1, 2, 3):
-        draw_tokens(torch.zeros(num_rows, 9000), torch.ones(num_rows), torch.zeros(num_rows, dtype=torch.int64))
+        row = torch.ones(num_rows)
+        drawn = torch.zeros(num_rows, 9000), row, torch.zeros(num_rows, dtype=torch.int64)
+        draw_tokens(*drawn)
+        draw_truncated(*drawn, min_p=row, top_k=torch.ones(num_rows, dtype=torch.int32), top_p=row)
     addresses = [argument.data_ptr() for argument in given if isinstance(argument, torch.Tensor)]
-    assert len(addresses) == 3 * 13
+    assert len(addresses) == 3 * (13 + 34)
     assert all(address % 16 == 0 for address in addresses)
 
 
