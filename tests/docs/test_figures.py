@@ -328,6 +328,58 @@ def arrivals() -> str:
     return table(("below the pool", "reused", "first token p50, s", "p99, s"), rows)
 
 
+def gpu_rows() -> dict[str, dict[str, Any]]:
+    """Of all parts of the first light."""
+    parts = results("first-light-h100")["parts"].values()
+    return {row["name"]: row for part in parts for row in part.get("report", {}).get("rows", ())}
+
+
+def gpu_layer() -> str:
+    rows = [
+        (
+            name,
+            f"{row['bytes'] / 1e6:,.0f}",
+            f"{row['floor_us']:,.0f}",
+            f"{row['median_us']:,.0f}",
+            f"{row['ratio']:.2f}",
+        )
+        for name, row in gpu_rows().items()
+        if "ratio" in row
+    ]
+    return table(("one layer", "MB", "floor, us", "taken, us", "floor / taken"), rows)
+
+
+def gpu_steps() -> str:
+    rows = []
+    for shared, name in ((0, "nothing"), (3500, "3,500 tokens")):
+        prefix = f"default: 64 x 4,096, {shared:,} shared"
+        step, drawn, answers = (gpu_rows()[f"{prefix}, {what}"] for what in ("step", "top-p step", "answers"))
+        ratio = step["median_us"] / step["floor_us"]
+        rows.append(
+            (
+                name,
+                f"{step['bytes'] / 1e9:.1f}",
+                f"{step['floor_us'] / 1e3:.1f}",
+                f"{step['median_us'] / 1e3:.1f}",
+                f"{ratio:.2f}",
+                f"{drawn['median_us'] / 1e3:.1f}",
+                f"{step['tokens_per_s']:,.0f}",
+                f"{answers['seconds']:.1f}",
+            )
+        )
+    header = (
+        "64 sequences of 4,096 share",
+        "GB",
+        "floor, ms",
+        "step, ms",
+        "step / floor",
+        "with top-p, ms",
+        "tokens/s",
+        "answers, s",
+    )
+    return table(header, rows)
+
+
 def reserved_memory() -> str:
     rows = []
     for lengths, reserved in (((800, 2300, 3900), 4096), ((600, 900, 1300, 1700), 2048)):
@@ -367,6 +419,8 @@ def reserved_memory() -> str:
         (BENCHMARKS, routers),
         (CLUSTER, cluster),
         (BENCHMARKS, reserved_memory),
+        (GPU, gpu_layer),
+        (GPU, gpu_steps),
         (DRAFTS, drafts),
         (TIERS, after_a_restart),
         (TIERS, working_set),
@@ -402,6 +456,9 @@ def _sentences() -> list[tuple[Path, str]]:
     )
     routed = {(row["router"], row["num_replicas"]): row for row in results("replicas")["rows"]}
     prefix, least = routed["prefix", 4], [f"{routed['one-cache', count]['least_imbalance']:.2f}" for count in (4, 16)]
+    steps = [gpu_rows()[f"default: 64 x 4,096, {shared} shared, step"] for shared in ("0", "3,500")]
+    answers = [gpu_rows()[f"default: 64 x 4,096, {shared} shared, answers"] for shared in ("0", "3,500")]
+    flat, together = (step["median_us"] / 1e3 for step in steps)
     asked, tempered, penalized, reseeded = (f"{row['ratio']:.2f}" for row in results("drafts-f32")["rows"][:4])
     written = {way: 1 - writing[way] / writing["without_tiers"] for way in ("write_back", "write_through")}
     return [
@@ -433,6 +490,9 @@ def _sentences() -> list[tuple[Path, str]]:
         (CLUSTER, f"the {chaos['ingress_errors']} connections"),
         (CLUSTER, f"knew what replicas hold, after {chaos['seconds_until_known']:.0f} seconds"),
         (DRAFTS, f"was {asked}, {tempered} and {penalized} times as fast, another seed {reseeded} times"),
+        (README, f"takes {flat:.1f} ms, and {together:.1f} ms where they share 3,500"),
+        (GPU, f"{flat / together:.1f} times as many tokens a second"),
+        (GPU, f"take {answers[1]['seconds'] / answers[0]['seconds']:.2f} of the time".replace(" 0.", " .")),
         (README, f"asked again: {results('drafts-cpu')['rows'][0]['ratio']:.1f} times as fast"),
         (TIERS, f"{written['write_back']:.1%} of their tokens a second".replace("%", " %")),
         (TIERS, f"{written['write_through']:.1%} with `write-through`".replace("%", " %")),
