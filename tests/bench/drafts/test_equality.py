@@ -92,7 +92,7 @@ def test_the_gap_of_a_draw_from_the_whole_vocabulary_is_that_of_the_blocks() -> 
     params = SamplingParams(temperature=0.9, seed=1, max_tokens=1)
     logits = torch.randn(2, 1000, generator=torch.Generator().manual_seed(0))
     comparison = Comparison(lambda: lambda input_ids: SimpleNamespace(logits=logits[:1][None]))
-    drawn, _ = draw(logits[:1], [SamplingRow(params, 1, 0, 0)])
+    drawn = draw(logits[:1], [SamplingRow(params, 1, 0, 0)])
     others = [token_id for token_id in range(0, 1000, 7) if token_id // 256 != drawn.item() // 256]
     differences = [next(comparison.differences(*_answers(params, int(drawn), other))) for other in others]
     assert all(each.gap is not None and each.gap > 0 and each.cut is None for each in differences)
