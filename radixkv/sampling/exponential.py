@@ -74,15 +74,21 @@ def _draw_truncated(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.
         return host_draw.draw_truncated(logits, rows)
     from radixkv_kernels import draw_truncated
 
+    with torch.cuda.device(device):
+        return draw_truncated(logits, rng_states=rng_states(rows, device), **_parameters(rows, vocab_size, device))
+
+
+def _parameters(rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Columns of `draw_truncated`, under its names for them."""
     params = [row.params for row in rows]
     top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
-    min_p, top_p = to_device(torch.tensor([[p.min_p for p in params], [p.top_p for p in params]]), device).unbind()
-    with torch.cuda.device(device):
-        return draw_truncated(
-            logits,
-            _temperatures(rows, device),
-            rng_states(rows, device),
-            min_p=min_p,
-            top_k=to_device(torch.tensor(top_k, dtype=torch.int32), device),
-            top_p=top_p,
-        )
+    # In one copy; each begins on 16 bytes whatever the number of rows, or kernels would be compiled anew.
+    numbers = torch.zeros(3, -(-len(rows) // 4) * 4, dtype=torch.float32)
+    numbers[:, : len(rows)] = torch.tensor([(p.temperature, p.min_p, p.top_p) for p in params]).T
+    temperatures, min_p, top_p = to_device(numbers, device)[:, : len(rows)]
+    return {
+        "temperatures": temperatures,
+        "min_p": min_p,
+        "top_p": top_p,
+        "top_k": to_device(torch.tensor(top_k, dtype=torch.int32), device),
+    }

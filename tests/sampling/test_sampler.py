@@ -214,6 +214,22 @@ def test_of_what_is_left_the_winner_of_the_race_is_drawn(
         assert float(ratios[order == token_id]) >= float(ratios[sure].max()) * (1 - 1e-4)
 
 
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5])
+def test_columns_for_a_gpu_begin_on_16_bytes(num_rows: int) -> None:
+    """A kernel is compiled anew for a pointer that does not, and whoever met that number of rows first would wait for it."""
+    rows = [
+        SamplingRow(SamplingParams(temperature=0.5, top_p=0.9, top_k=i, min_p=0.1), i, 0, 0) for i in range(num_rows)
+    ]
+    columns = exponential._parameters(rows, 4, torch.device("cpu"))
+    assert all(column.data_ptr() % 16 == 0 for column in columns.values())
+    assert {name: column.tolist() for name, column in columns.items()} == {
+        "temperatures": [0.5] * num_rows,
+        "min_p": pytest.approx([0.1] * num_rows),
+        "top_p": pytest.approx([0.9] * num_rows),
+        "top_k": [4, 1, 2, 3, 4][:num_rows],
+    }
+
+
 def test_however_small_top_p_is_the_likeliest_token_is_left() -> None:
     """In float32 the smallest ones are 0."""
     assert 0.0 < torch.tensor(SamplingParams(top_p=1e-46).top_p, dtype=torch.float32).item() < 1e-20

@@ -19,7 +19,7 @@ from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.attention.triton.start_check import LayerKernels, check_kernels
 from radixkv.bench.gpu.layer import Attends
 from radixkv.memory import KVPool, LayerShape
-from radixkv_kernels import draw_tokens
+from radixkv_kernels import draw_tokens, draw_truncated
 
 BLOCK_SIZE, BLOCKS_EACH, VOCAB_SIZE = 16, 40, 128_256
 
@@ -97,9 +97,13 @@ def test_what_an_engine_launches_has_been_checked(
         for wide in (False, True):
             padded = PaddedDecode(rows, backend, wide, PartialResults(torch.device("cpu")))
             attend(padded, rows, shape, num_query_heads, rotates)
-    draw_tokens(torch.zeros(7, VOCAB_SIZE), torch.ones(7), torch.zeros(7, dtype=torch.int64))
+    drawn = torch.zeros(7, VOCAB_SIZE), torch.ones(7), torch.zeros(7, dtype=torch.int64)
+    draw_tokens(*drawn)
+    draw_truncated(*drawn, min_p=torch.zeros(7), top_k=torch.ones(7, dtype=torch.int32), top_p=torch.ones(7))
     write = "_rotate_and_write" if rotates else "_write_cache"
-    assert {*launched} == {write, "_attend_items", "_attend_split", "_merge", "_draw_block", "_draw_id"}
+    draws = {"_draw_block", "_draw_id", "_draw_candidate"}
+    draws |= {"_weigh_blocks", "_find_bound", "_count_candidates", "_write_candidates"}
+    assert {*launched} == {write, "_attend_items", "_attend_split", "_merge", *draws}
     assert len(launched["_attend_items"]) == 3  # of 16, 64 and 128 rows
     for name, found in launched.items():
         assert found <= checked[name], name
