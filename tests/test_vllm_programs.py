@@ -48,6 +48,16 @@ def test_token_ids_are_prompts_where_conversations_are_too(worded: LLM) -> None:
         worded.explain(b"text")  # type: ignore[arg-type]
 
 
+def test_what_other_prompts_have_is_nothing_where_it_is_empty(worded: LLM) -> None:
+    expected = tokens(worded, ["The sea", IDS])
+    empty: dict[str, Any] = {"multi_modal_data": None, "mm_processor_kwargs": {}, "multi_modal_uuids": None}
+    given = [
+        {"prompt": "The sea", "prompt_token_ids": None, **empty},
+        {"prompt_token_ids": IDS, "prompt": None, **empty},
+    ]
+    assert tokens(worded, given) == expected
+
+
 def test_tokens_keep_the_text_that_comes_with_them(tiny: LLM, worded: LLM) -> None:
     (output,) = tiny.generate(TokensPrompt(prompt_token_ids=IDS, prompt="what they say"), GREEDY, use_tqdm=False)
     assert (output.prompt, output.prompt_token_ids) == ("what they say", IDS)

@@ -49,6 +49,8 @@ class TokensPrompt(_PromptOptions):
 
 PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
 _PROMPT_KEYS = frozenset({*TextPrompt.__annotations__, *TokensPrompt.__annotations__, *_PromptOptions.__annotations__})
+# Of vLLM's prompts: empty, as programs pass them with every prompt, they ask for nothing.
+_NOTHING_IF_EMPTY = frozenset({"multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,7 @@ def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> d
 
 
 def _as_prompt(prompt: Any, loaded: TextInterface, add_special_tokens: bool) -> Prompt:
-    prompt = as_mapping(prompt)
+    prompt = {key: value for key, value in as_mapping(prompt).items() if key not in _NOTHING_IF_EMPTY or value}
     if not set(prompt) <= _PROMPT_KEYS or not {"prompt", "prompt_token_ids"} & set(prompt):
         raise ValueError(
             f"prompts: expected 'prompt' or 'prompt_token_ids', and no keys but {sorted(_PROMPT_KEYS)}, got {sorted(prompt)}"
@@ -205,8 +207,9 @@ def _as_prompt(prompt: Any, loaded: TextInterface, add_special_tokens: bool) -> 
     if prediction:
         options["prediction"] = encode("prediction", prediction, loaded, add_special_tokens=False)
     text = prompt.get("prompt")
-    if "prompt_token_ids" in prompt and isinstance(text, str | None):
-        return Prompt(prompt["prompt_token_ids"], text, **options, resume=resume)
+    token_ids = prompt.get("prompt_token_ids")
+    if token_ids is not None and isinstance(text, str | None):
+        return Prompt(token_ids, text, **options, resume=resume)
     if not isinstance(text, str):
         raise TypeError(f"prompts: 'prompt' must be a string, got {text!r:.80}")
     ids = encode("prompts", text, loaded, add_special_tokens=add_special_tokens)
