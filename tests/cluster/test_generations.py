@@ -163,11 +163,12 @@ def test_within_a_generation_answers_move_at_once(default_tokenizer: Any, tmp_pa
         async with local_replicas(tmp_path, *llms) as (replicas, servers):
             expected = await answer(replicas)
             here = next(name for name in "01" if servers[int(name)].llm.stats.num_evictable_blocks)
-            steps = await servers[int(here)].llm.call(HeldSteps)
+            steps, steps_there = [await servers[i].llm.call(HeldSteps) for i in (int(here), 1 - int(here))]
             async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
                 task = await begun_on(replicas, servers[int(here)], steps, here)
                 await replicas.remove(here)
                 assert not task.done()
+                steps_there.allow_all()
                 assert await task == expected
                 steps.allow_all()
                 await replicas.remove("new")
