@@ -259,7 +259,8 @@ def _tile_config(
     wider_keys = warp_groups and tile_rows == 64 and key_tile > value_tile
     halves = cache_dtype.itemsize == 2
     if target.architecture == 90 and tile_rows == 128 and halves and key_tile == value_tile == 128:
-        # The only program on its multiprocessor: 32 KiB of queries, and three tiles of 64 KiB.
+        # The only program on its multiprocessor: 32 KiB of queries, and three tiles of 64 KiB. Warp groups have weights in
+        # registers.
         return TileConfig(128, 8, 3)
     most_keys, most_stages = 64, 3 if wider_keys and halves else 4
     if query_dtype == torch.float32:

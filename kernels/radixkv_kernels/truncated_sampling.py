@@ -38,7 +38,8 @@ from radixkv_kernels.checks import MAX_PROGRAMS_ACROSS, check_at_most, check_dev
 from radixkv_kernels.exponential_sampling import exponential, random_bits, scale_logit
 from radixkv_kernels.target import COMPILE_OPTIONS
 
-# A part: what one program reads, as in `exponential_sampling`. Half a warp reads a block in one instruction.
+# A part: what one program reads, as in `exponential_sampling`. Half a warp reads a block in one instruction, 16 bytes a
+# thread, where 16 divides the vocabulary: the compiler has to know that, so kernels are specialised on it.
 _BLOCKS = 64
 _BLOCK_IDS = 64
 # Blocks that the bound of top_k tells apart: all, up to 262,144 ids. Of more, several share a lane.
@@ -64,7 +65,7 @@ def _scaled_logits(logits, temperatures, row, token_id, exists, row_stride):
     return scale_logit(logit, tl.load(temperatures + row))
 
 
-@triton.jit(do_not_specialize=["vocab_size"])
+@triton.jit
 def _weigh_blocks(
     logits, temperatures, block_largest, block_sums, vocab_size, logits_row_stride, num_parts,
     BLOCKS: tl.constexpr, IDS: tl.constexpr,
@@ -82,7 +83,7 @@ def _weigh_blocks(
     tl.store(block_sums + out, tl.sum(tl.exp(scaled - base[:, None]), 1))
 
 
-@triton.jit(do_not_specialize=["vocab_size"])
+@triton.jit
 def _find_bound(
     min_p, top_k, top_p, block_largest, block_sums, tops, sums, bounds, vocab_size, num_parts,
     LANES: tl.constexpr, BLOCKS: tl.constexpr, STEPS: tl.constexpr,
@@ -145,7 +146,7 @@ def _find_candidates(
     return token_id, scaled, exists & (scaled >= bound)
 
 
-@triton.jit(do_not_specialize=["vocab_size"])
+@triton.jit
 def _count_candidates(
     logits, temperatures, block_largest, bounds, counts, vocab_size, logits_row_stride, num_parts,
     BLOCKS: tl.constexpr, IDS: tl.constexpr,
@@ -159,7 +160,7 @@ def _count_candidates(
     tl.store(counts + row.to(tl.int64) * num_parts + part, tl.sum(tl.sum(found.to(tl.int32), 1), 0))
 
 
-@triton.jit(do_not_specialize=["vocab_size"])
+@triton.jit
 def _write_candidates(
     logits, temperatures, block_largest, bounds, tops, counts, ids, weights, vocab_size, logits_row_stride, num_parts,
     row_stride, PARTS: tl.constexpr, BLOCKS: tl.constexpr, IDS: tl.constexpr,

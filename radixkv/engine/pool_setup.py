@@ -16,7 +16,7 @@ from radixkv.model.loader import LoadedModel
 from radixkv.model.longrope import choose_factors
 from radixkv.model.pool_sizing import choose_num_blocks, free_memory
 from radixkv.model.runner import ModelRunner
-from radixkv.sampling.exponential import draw_in_every_way
+from radixkv.sampling.sampler import sample_in_every_way
 from radixkv.scheduling.logit_rows import PROMPT_LOGIT_ROWS
 from radixkv.sizes import parse_size
 
@@ -68,7 +68,7 @@ def set_up_pool(
             measure_activations=lambda: runner.measure_activations(
                 config.max_num_batched_tokens,
                 max(limits.max_num_seqs + limits.max_draft_rows, PROMPT_LOGIT_ROWS),
-                draw_in_every_way,
+                sample_in_every_way,
             ),
             measure_graphs=measure_graphs,
         )

@@ -337,9 +337,12 @@ class ModelRunner:
         # Only here: it imports Triton, which a CPU need not have.
         from radixkv.attention.triton.cost_model import Placement, partials_nbytes
 
-        placement = Placement(torch.cuda.get_device_properties(self._device).multi_processor_count)
+        multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count
         heads = {(layer.num_query_heads, layer.shape) for layer in self._layers.values()}
-        return partials_nbytes(num_tokens, heads, self._dtype, placement)
+        return max(
+            partials_nbytes(num_tokens, heads, self._dtype, Placement(multiprocessors, one_class))
+            for one_class in (False, True)
+        )
 
     @torch.inference_mode()
     def _probe(self, name: str, vocab_size: int) -> None:

@@ -19,7 +19,6 @@ import torch
 from radixkv.memory.upload import to_device
 from radixkv.sampling import host_draw
 from radixkv.sampling.variates import SamplingRow, rng_states
-from radixkv.sampling_params import SamplingParams
 
 
 def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
@@ -42,15 +41,6 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         there = to_device(torch.tensor(indices), device)
         token_ids[there] = draw_part(logits[there], [rows[i] for i in indices])
     return token_ids
-
-
-def draw_in_every_way(logits: torch.Tensor) -> None:
-    """Draw one token per row of ``logits`` with and without truncation: compiles every kernel, and needs the most memory.
-
-    Truncation takes twice the memory of the logits, drawing from the whole vocabulary none.
-    """
-    for params in (SamplingParams(), SamplingParams(top_p=0.9)):
-        draw(logits, [SamplingRow(params, seed=0, sample_index=0, token_index=0)] * len(logits))
 
 
 def _temperatures(rows: Sequence[SamplingRow], device: torch.device) -> torch.Tensor:

@@ -190,3 +190,18 @@ class InFlightTokens:
             self._arrived.synchronize()
         token_ids: list[int] = self._on_host.tolist()
         return token_ids
+
+
+def sample_in_every_way(logits: torch.Tensor) -> None:
+    """Sample a token per row of ``logits`` in every way, alone and mixed: compiles every kernel, and needs the most memory.
+
+    Truncation takes twice the memory of the logits. Of a mixed batch, rows are copied twice before that: as those that are
+    drawn, and as those that are truncated.
+    """
+    greedy, drawn, truncated = (
+        SamplingState(params, 0, 0, ())
+        for params in (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_p=0.9))
+    )
+    count = len(logits)
+    for states in ([drawn] * count, [truncated] * count, [greedy, drawn, *[truncated] * count][:count]):
+        InFlightTokens(logits, states, [0] * count)

@@ -17,7 +17,7 @@ from radixkv.memory import KVPool, LayerShape
 from radixkv.model.loader import load_model
 from radixkv.model.pool_sizing import choose_num_blocks
 from radixkv.model.runner import ModelRunner
-from radixkv.sampling.exponential import draw_in_every_way
+from radixkv.sampling.sampler import sample_in_every_way
 
 CUDA = torch.device("cuda")
 
@@ -101,7 +101,7 @@ def test_the_largest_step_has_room_for_a_partial_result_of_each_level_of_a_tree(
         return tensor
 
     monkeypatch.setattr(torch, "empty", note)
-    runner.measure_activations(100, 4, draw_in_every_way)
+    runner.measure_activations(100, 4, sample_in_every_way)
     config = loaded.model.config
     row = 4 * config.num_attention_heads * (config.head_dim + 1)  # results and log-sum-exps in float32
     assert max(allocated) >= 100 * (MAX_LEVELS + 1) * row
@@ -114,7 +114,7 @@ def test_the_largest_step_may_have_more_tokens_than_a_model_has_positions(
 ) -> None:
     """biogpt looks positions up in a table; reading beyond its end is a fatal error on a GPU."""
     loaded = load_model(build_supported(name))
-    assert ModelRunner(loaded).measure_activations(2 * loaded.max_model_len + 1, 4, draw_in_every_way) == 900
+    assert ModelRunner(loaded).measure_activations(2 * loaded.max_model_len + 1, 4, sample_in_every_way) == 900
 
 
 def test_graphs_are_measured_over_a_single_block_before_the_pool_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ from radixkv_kernels import TILE_ROWS
 from radixkv_kernels.target import Target
 
 # Programs of a tile class that run on one multiprocessor at once. From the compilers' reports for sm_90, bfloat16 and heads
-# of 128: Triton 3.6 takes 150 registers x 128 threads, 206 x 128 and 202 x 256 of 65,536; Triton 3.9 takes 157, 246 and
-# 217. Of shared memory they take 70, 112 and 128 KiB of 227.
+# of 128: Triton 3.6 takes 150 registers x 128 threads, 206 x 128 and 255 x 256 of 65,536, and of shared memory 70, 112 and
+# 225 KiB of 227.
 PROGRAMS_PER_MULTIPROCESSOR = {16: 3, 64: 2, 128: 1}
 
 _TILE_ROWS = np.array(TILE_ROWS)
@@ -56,7 +56,7 @@ def sharing_rule(group: int, query_dtype: torch.dtype, cache_dtype: torch.dtype,
     group * dim`` numbers of 4 bytes: as much as ``4 * group / element bytes`` keys. So the rows of a prompt, whose tiles
     are full, hardly ever gain by sharing what is before them, and decoding rows nearly always.
 
-    A decoding batch has any shared prefixes only where all of them save more than the additional launches cost.
+    A decoding batch has any shared prefixes only where all of them save more than a merge and wider tiles cost.
 
     Args:
         group: query heads per key-value head, of most layers.
@@ -79,9 +79,9 @@ class Placement:
 
     Attributes:
         multiprocessors: of the device.
-        one_class: all of a batch's ranges are attended in one launch, by tiles of 16 rows, or of 64 where a shared range has
-            more: a tail that fills a sixteenth of its tile is read hardly more slowly, for the memory is what bounds it. As
-            decoding batches are. Otherwise one tile class after the other, of up to 128 rows, each range by what fits it.
+        one_class: as decoding batches are: all ranges are attended in one launch, by tiles of 16 rows, or of 64 where a
+            shared range has more: a tail that fills a sixteenth of its tile is read hardly more slowly, for the memory is
+            what bounds it. Otherwise one tile class after the other, of up to 128 rows, each range by what fits it.
         widest_tile: rows, see `widest_tile`.
     """
 

@@ -156,10 +156,18 @@ class PaddedDecode:
         backend, num_rows = self._backend, self.num_rows
         counts = max_tiles(num_rows, shape.group, backend.dtype, backend.placement)
         tile_rows = max(counts) if self.wide else min(counts)
-        # Where nothing is shared, each row is a range of its own; what is left for pieces is enough for what few share.
-        tiles = counts[tile_rows] if self.wide or len(counts) == 1 else num_rows
-        num_items = tiles + max_pieces(tile_rows, tiles, shape.num_kv_heads, backend.placement)
-        num_partials = max_partials(num_rows, {tile_rows: tiles}, shape.group, shape.num_kv_heads, backend.placement)
+        if not self.wide and len(counts) > 1:
+            # Where nothing is shared, each row is a range of its own; what is left for pieces is enough for most of what few
+            # share, and the wide graph takes the rest.
+            counts = {tile_rows: num_rows}
+        # A batch takes tiles of one of the classes, and is cut into more pieces in narrow ones, of which more run at once.
+        num_items = max(
+            count + max_pieces(rows, count, shape.num_kv_heads, backend.placement) for rows, count in counts.items()
+        )
+        num_partials = max(
+            max_partials(num_rows, {rows: count}, shape.group, shape.num_kv_heads, backend.placement)
+            for rows, count in counts.items()
+        )
         first = None if self._batch is None else self._batch.host_items(shape)
         if first is not None:
             assert max(first.by_tile) <= tile_rows, "the batch needs wider tiles"

@@ -99,7 +99,7 @@ def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, placement: Pl
 
     Args:
         dtype: of queries.
-        placement: how tile classes share the device.
+        placement: how the batch is cut.
     """
     cuts = _cut(ranges, shape, dtype, placement)
     # The range of each item: one for each of its tiles x pieces.

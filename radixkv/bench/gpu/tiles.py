@@ -301,7 +301,7 @@ def run_tiles(console: Console, json_path: Path | None, only: str | None = None,
         ValueError: there is no GPU.
     """
     report = GpuReport.begin(console, json_path, only, resume)
-    # Printed last, all at once: configurations that do not fit have said so at length.
+    # Printed last, all at once, behind the lines of the rows.
     tables = _sharing_table(report), _tile_classes_table(report), _splitting_table(report)
     for table in [*tables, *_tile_tables(report)]:
         console.print(table)

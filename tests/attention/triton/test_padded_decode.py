@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from support.attention_batches import query_batch, shared_chunks
 
 from radixkv.attention.triton import TritonBackend
@@ -45,6 +49,35 @@ def test_a_padded_batch_holds_other_trees_than_the_first(num_rows: int) -> None:
             assert padded.load(batch)
             padded.items(SHAPE)
         assert padded.load(batch)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    num_rows=st.integers(1, 40),
+    levels=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 500)), max_size=4),
+    shape=st.sampled_from([HeadShape(8, 4), HeadShape(4, 7), HeadShape(8, 1), HeadShape(1, 12), HeadShape(2, 20)]),
+    multiprocessors=st.sampled_from([20, 84, 108, 132]),
+)
+# Two samples of each of six long prompts: narrow tiles, of which more run at once than of wide ones, in more pieces.
+@example(12, [(6, 448), (12, 3)], HeadShape(8, 4), 132)
+def test_a_wide_graph_holds_any_batch_of_its_size(
+    num_rows: int, levels: list[tuple[int, int]], shape: HeadShape, multiprocessors: int
+) -> None:
+    """And the narrow one any that shares nothing."""
+    heads, blocks = shape.num_kv_heads, sum(blocks for _, blocks in levels) + 1
+    pool = KVPool([LayerShape(heads, 4, 4)], 1, 16, torch.bfloat16)
+    backend = TritonBackend(
+        pool, torch.bfloat16, heads * shape.group, num_rows, 16 * blocks,
+        sharing=replace(sharing_rule(shape.group, torch.bfloat16, torch.bfloat16, 4096), min_saved_tokens=0),
+        multiprocessors=multiprocessors,
+    )  # fmt: skip
+    wide, narrow = (
+        PaddedDecode(padded_size(num_rows), backend, is_wide, PartialResults(CPU)) for is_wide in (True, False)
+    )
+    wide.items(shape), narrow.items(shape)
+    batch = backend.prepare(query_batch(shared_chunks(num_rows, levels)))
+    assert wide.load(batch)
+    assert narrow.load(batch) or not batch.plan.is_flat
 
 
 def test_few_sizes_of_batches_are_padded_by_few_rows() -> None:
