@@ -6,6 +6,7 @@ Of 30 minutes those about correctness can take no more than 19, so that somethin
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -18,6 +19,10 @@ _TESTS = Path(radixkv.__file__).parents[1] / "tests"
 _CUDA_TOOLS = "/usr/local/cuda/bin"
 # Graphs cannot be captured without torch's cache of memory, and what real sizes take a checker takes forever.
 _NOT_CHECKED = "not captured and not real_sizes"
+# Looks at the memory of the whole GPU, which other tests would use at the same time.
+_ALONE = "test_the_pool_takes_what_memory_is_left"
+# Tests spend their time compiling kernels, each on one core; so many processes share the GPU's memory easily.
+_MAX_WORKERS = 12
 
 
 def first_light_parts() -> list[Part]:
@@ -36,7 +41,7 @@ def first_light_parts() -> list[Part]:
             "memory-checked-kernels", 180,
             # Libraries probe for what a driver lacks; such calls, reported as errors, would end every run with 77.
             [sanitizer or "", "--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "77",
-             *_pytest("kernels/test_on_gpu.py", "-x", "-k", _NOT_CHECKED)],
+             *_pytest("kernels/test_on_gpu.py", "-x", "-p", "no:xdist", "-k", _NOT_CHECKED)],
             # So that each tensor is an allocation of its own, whose end the checker knows.
             environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
             missing=_tests_missing() or ("" if sanitizer else "there is no compute-sanitizer here"),
@@ -44,7 +49,8 @@ def first_light_parts() -> list[Part]:
         ),
         _tests("bfloat16-model", 300, "engine/test_bfloat16_on_gpu.py"),
         _tests("kernel-tests", 220, "kernels/test_on_gpu.py"),
-        _tests("engine-tests", 230, "engine/test_on_gpu.py"),
+        _tests("engine-tests", 230, "engine/test_on_gpu.py", "-k", f"not {_ALONE}"),
+        _tests("pool-test", 60, "engine/test_on_gpu.py", "-k", _ALONE),
         _bench("attention", 480, "attention"),
         _bench("decode-default", 480, "decode", "default: "),
         _bench("decode-neither", 420, "decode", "neither: "),
@@ -60,9 +66,10 @@ def first_light_parts() -> list[Part]:
     ]  # fmt: skip
 
 
-def _tests(name: str, seconds: float, path: str) -> Part:
+def _tests(name: str, seconds: float, path: str, *arguments: str) -> Part:
     return Part(
-        name, seconds, _pytest(path), missing=_tests_missing(),
+        name, seconds, _pytest(path, *_workers(), *arguments), missing=_tests_missing(),
+        environment={"OMP_NUM_THREADS": "1"},
         advice=f"correct before fast: run tests/{path} alone, with enforce_eager first, and CUDA_LAUNCH_BLOCKING=1",
     )  # fmt: skip
 
@@ -80,12 +87,15 @@ def _radixkv(*arguments: str) -> list[str]:
 
 
 def _pytest(path: str, *arguments: str) -> list[str]:
-    # One process: the GPU is one, too. After an illegal access all later tests fail in it, and would push the first one out
-    # of the lines that are kept.
-    options = [
-        "-m", "gpu", "--tb=short", "--maxfail=8", "--durations=5", "-p", "no:cacheprovider", "-p", "no:xdist",
-    ]  # fmt: skip
+    # After an illegal access all later tests of a process fail, and would push the first one out of the lines that are kept.
+    options = ["-m", "gpu", "--tb=short", "--maxfail=8", "--durations=5", "-p", "no:cacheprovider"]
     return [sys.executable, "-m", "pytest", *options, *arguments, str(_TESTS / path)]
+
+
+def _workers() -> list[str]:
+    """Of the machine's cores, where pytest-xdist is there: 70 tests took 76 seconds with 14 of them."""
+    count = min(_MAX_WORKERS, os.cpu_count() or 1)
+    return ["-n", str(count), "--dist", "worksteal"] if count > 1 and importlib.util.find_spec("xdist") else []
 
 
 def _tests_missing() -> str:
