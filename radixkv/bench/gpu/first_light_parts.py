@@ -47,10 +47,10 @@ def first_light_parts() -> list[Part]:
             missing=_tests_missing() or ("" if sanitizer else "there is no compute-sanitizer here"),
             advice="exit status 77: a kernel reads or writes out of bounds; before all else, see which in its last lines",
         ),
-        _tests("bfloat16-model", 300, "engine/test_bfloat16_on_gpu.py"),
-        _tests("kernel-tests", 220, "kernels/test_on_gpu.py"),
-        _tests("engine-tests", 230, "engine/test_on_gpu.py", "-k", f"not {_ALONE}"),
-        _tests("pool-test", 60, "engine/test_on_gpu.py", "-k", _ALONE),
+        _tests("bfloat16-model", 300, "engine/test_bfloat16_on_gpu.py", *_workers()),
+        _tests("kernel-tests", 220, "kernels/test_on_gpu.py", *_workers()),
+        _tests("engine-tests", 230, "engine/test_on_gpu.py", *_workers(), "-k", f"not {_ALONE}"),
+        _tests("pool-test", 60, "engine/test_on_gpu.py", "-p", "no:xdist", "-k", _ALONE),
         _bench("attention", 480, "attention"),
         _bench("decode-default", 480, "decode", "default: "),
         _bench("decode-neither", 420, "decode", "neither: "),
@@ -68,7 +68,7 @@ def first_light_parts() -> list[Part]:
 
 def _tests(name: str, seconds: float, path: str, *arguments: str) -> Part:
     return Part(
-        name, seconds, _pytest(path, *_workers(), *arguments), missing=_tests_missing(),
+        name, seconds, _pytest(path, *arguments), missing=_tests_missing(),
         environment={"OMP_NUM_THREADS": "1"},
         advice=f"correct before fast: run tests/{path} alone, with enforce_eager first, and CUDA_LAUNCH_BLOCKING=1",
     )  # fmt: skip
