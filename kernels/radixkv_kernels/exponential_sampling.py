@@ -27,6 +27,8 @@ from radixkv_kernels.target import COMPILE_OPTIONS
 
 BLOCK_IDS = 256
 _BLOCKS = 16
+PART_IDS = _BLOCKS * BLOCK_IDS
+"""What one program reads of a row."""
 
 
 @triton.jit
@@ -53,9 +55,10 @@ def exponential(bits):
 
 
 @triton.jit
-def scale_logit(logit, temperature):
-    """Logits by their temperature; what is not finite is barred."""
-    scaled = logit * (1.0 / temperature)
+def load_scaled(logits, temperatures, row, token_id, exists, row_stride):
+    """A row's logits by its temperature; what does not exist, or is not finite, is barred."""
+    logit = tl.load(logits + row.to(tl.int64) * row_stride + token_id, mask=exists, other=float("-inf"))
+    scaled = logit * (1.0 / tl.load(temperatures + row))
     # NaN is neither more nor less than anything: beside it an id could be drawn that does not exist.
     return tl.where(scaled < float("inf"), scaled, float("-inf"))
 
@@ -70,9 +73,7 @@ def _draw_block(
     part = tl.program_id(1)
     block = part * BLOCKS + tl.arange(0, BLOCKS)
     token_id = block[:, None] * IDS + tl.arange(0, IDS)[None, :]
-    exists = token_id < vocab_size
-    logit = tl.load(logits + row.to(tl.int64) * logits_row_stride + token_id, mask=exists, other=float("-inf"))
-    scaled = scale_logit(logit, tl.load(temperatures + row))
+    scaled = load_scaled(logits, temperatures, row, token_id, token_id < vocab_size, logits_row_stride)
     top = tl.max(tl.max(scaled, 1), 0)
     # Barred ids have no probability; where all of them are barred, what they are compared with may be anything finite.
     mass = tl.sum(tl.exp(scaled - tl.where(top == float("-inf"), 0.0, top)), 1)
@@ -102,8 +103,7 @@ def _draw_id(
 
     token_id = tl.load(drawn_blocks + row * num_parts + first) * IDS + tl.arange(0, IDS)
     exists = token_id < vocab_size
-    logit = tl.load(logits + row.to(tl.int64) * logits_row_stride + token_id, mask=exists, other=float("-inf"))
-    scaled = scale_logit(logit, tl.load(temperatures + row))
+    scaled = load_scaled(logits, temperatures, row, token_id, exists, logits_row_stride)
     top = tl.max(scaled, 0)
     state = tl.load(rng_states + row).to(tl.uint64, bitcast=True)
     weight = tl.exp(scaled - tl.where(top == float("-inf"), 0.0, top))
@@ -127,19 +127,13 @@ def draw_tokens(logits: torch.Tensor, temperatures: torch.Tensor, rng_states: to
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take.
     """
+    check_draw(logits, temperatures, rng_states)
     device = logits.device
-    check_device("logits", device)
-    check_tensor("logits", logits, (None, None), (torch.float32,), device)
     num_rows, vocab_size = logits.shape
-    check_tensor("temperatures", temperatures, (num_rows,), (torch.float32,), device)
-    check_tensor("rng_states", rng_states, (num_rows,), (torch.int64,), device)
-    check_at_most("logits", "tokens", vocab_size, BLOCK_IDS * _BLOCKS * MAX_PROGRAMS_ACROSS)
-    if vocab_size == 0:
-        raise ValueError(f"logits: expected at least one token, got {list(logits.shape)}")
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
     if num_rows == 0:
         return token_ids
-    num_parts = triton.cdiv(vocab_size, BLOCK_IDS * _BLOCKS)
+    num_parts = triton.cdiv(vocab_size, PART_IDS)
     # Apart, so that each begins on 16 bytes whatever the number of rows.
     largest, ratios = (torch.empty(num_rows, num_parts, dtype=torch.float32, device=device) for _ in range(2))
     drawn_blocks = torch.empty(num_rows, num_parts, dtype=torch.int32, device=device)
@@ -149,3 +143,20 @@ def draw_tokens(logits: torch.Tensor, temperatures: torch.Tensor, rng_states: to
     parts = triton.next_power_of_2(num_parts)
     _draw_id[(num_rows,)](*given, token_ids, *shape, PARTS=parts, IDS=BLOCK_IDS, **COMPILE_OPTIONS)
     return token_ids
+
+
+def check_draw(logits: torch.Tensor, temperatures: torch.Tensor, rng_states: torch.Tensor) -> None:
+    """Refuse what no kernel that draws can take; see `draw_tokens`.
+
+    Raises:
+        ValueError: names the tensor, what is expected and what was given.
+    """
+    device = logits.device
+    check_device("logits", device)
+    check_tensor("logits", logits, (None, None), (torch.float32,), device)
+    num_rows, vocab_size = logits.shape
+    check_tensor("temperatures", temperatures, (num_rows,), (torch.float32,), device)
+    check_tensor("rng_states", rng_states, (num_rows,), (torch.int64,), device)
+    check_at_most("logits", "tokens", vocab_size, PART_IDS * MAX_PROGRAMS_ACROSS)
+    if vocab_size == 0:
+        raise ValueError(f"logits: expected at least one token, got {list(logits.shape)}")

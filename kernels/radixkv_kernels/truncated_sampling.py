@@ -34,14 +34,14 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.checks import MAX_PROGRAMS_ACROSS, check_at_most, check_device, check_tensor
-from radixkv_kernels.exponential_sampling import exponential, random_bits, scale_logit
+from radixkv_kernels.checks import check_tensor
+from radixkv_kernels.exponential_sampling import PART_IDS, check_draw, exponential, load_scaled, random_bits
 from radixkv_kernels.target import COMPILE_OPTIONS
 
-# A part: what one program reads, as in `exponential_sampling`. Half a warp reads a block in one instruction, 16 bytes a
-# thread, where 16 divides the vocabulary: the compiler has to know that, so kernels are specialised on it.
-_BLOCKS = 64
+# Half a warp reads a block in one instruction, 16 bytes a thread, where 16 divides the vocabulary: the compiler has to know
+# that, so kernels are specialised on it.
 _BLOCK_IDS = 64
+_BLOCKS = PART_IDS // _BLOCK_IDS
 # Blocks that the bound of top_k tells apart: all, up to 262,144 ids. Of more, several share a lane.
 _MAX_LANES = 4096
 # Each narrows the bound eightfold, in the end to 2 % of a weight: an exact one would save few candidates.
@@ -60,12 +60,6 @@ _ONE = tl.constexpr(0x3F800000)
 
 
 @triton.jit
-def _scaled_logits(logits, temperatures, row, token_id, exists, row_stride):
-    logit = tl.load(logits + row.to(tl.int64) * row_stride + token_id, mask=exists, other=float("-inf"))
-    return scale_logit(logit, tl.load(temperatures + row))
-
-
-@triton.jit
 def _weigh_blocks(
     logits, temperatures, block_largest, block_sums, vocab_size, logits_row_stride, num_parts,
     BLOCKS: tl.constexpr, IDS: tl.constexpr,
@@ -74,7 +68,7 @@ def _weigh_blocks(
     row = tl.program_id(0)
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     token_id = block[:, None] * IDS + tl.arange(0, IDS)[None, :]
-    scaled = _scaled_logits(logits, temperatures, row, token_id, token_id < vocab_size, logits_row_stride)
+    scaled = load_scaled(logits, temperatures, row, token_id, token_id < vocab_size, logits_row_stride)
     largest = tl.max(scaled, 1)
     # Where all are barred, anything finite will do in place of minus infinity.
     base = tl.where(largest == float("-inf"), 0.0, largest)
@@ -142,7 +136,7 @@ def _find_candidates(
     reaches = tl.load(block_largest + row.to(tl.int64) * (num_parts * BLOCKS) + block) >= bound
     token_id = block[:, None] * IDS + tl.arange(0, IDS)[None, :]
     exists = (token_id < vocab_size) & reaches[:, None]
-    scaled = _scaled_logits(logits, temperatures, row, token_id, exists, logits_row_stride)
+    scaled = load_scaled(logits, temperatures, row, token_id, exists, logits_row_stride)
     return token_id, scaled, exists & (scaled >= bound)
 
 
@@ -352,21 +346,16 @@ def draw_truncated(
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take.
     """
+    check_draw(logits, temperatures, rng_states)
     device = logits.device
-    check_device("logits", device)
-    check_tensor("logits", logits, (None, None), (torch.float32,), device)
     num_rows, vocab_size = logits.shape
-    for name, column in (("temperatures", temperatures), ("min_p", min_p), ("top_p", top_p)):
+    for name, column in (("min_p", min_p), ("top_p", top_p)):
         check_tensor(name, column, (num_rows,), (torch.float32,), device)
-    check_tensor("rng_states", rng_states, (num_rows,), (torch.int64,), device)
     check_tensor("top_k", top_k, (num_rows,), (torch.int32,), device)
-    check_at_most("logits", "tokens", vocab_size, _BLOCKS * _BLOCK_IDS * MAX_PROGRAMS_ACROSS)
-    if vocab_size == 0:
-        raise ValueError(f"logits: expected at least one token, got {list(logits.shape)}")
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
     if num_rows == 0:
         return token_ids
-    num_parts = triton.cdiv(vocab_size, _BLOCKS * _BLOCK_IDS)
+    num_parts = triton.cdiv(vocab_size, PART_IDS)
     # Apart, so that each begins on 16 bytes whatever the number of rows.
     block_largest, block_sums = (
         torch.empty(num_rows, num_parts * _BLOCKS, dtype=torch.float32, device=device) for _ in range(2)

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from radixkv.memory.upload import to_device
+from radixkv.memory.upload import to_device, upload
 from radixkv.sampling import host_draw
 from radixkv.sampling.variates import SamplingRow, rng_states
 
@@ -70,15 +71,9 @@ def _draw_truncated(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.
 
 def _parameters(rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> dict[str, torch.Tensor]:
     """Columns of `draw_truncated`, under its names for them."""
-    params = [row.params for row in rows]
-    top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
-    # In one copy; each begins on 16 bytes whatever the number of rows, or kernels would be compiled anew.
-    numbers = torch.zeros(3, -(-len(rows) // 4) * 4, dtype=torch.float32)
-    numbers[:, : len(rows)] = torch.tensor([(p.temperature, p.min_p, p.top_p) for p in params]).T
-    temperatures, min_p, top_p = to_device(numbers, device)[:, : len(rows)]
-    return {
-        "temperatures": temperatures,
-        "min_p": min_p,
-        "top_p": top_p,
-        "top_k": to_device(torch.tensor(top_k, dtype=torch.int32), device),
-    }
+    temperatures, top_k, top_p, min_p, _ = host_draw.DrawParameters.of(rows, vocab_size)
+    # All in one copy, in which each begins on 16 bytes.
+    floats = (column.view(np.int32) for column in (temperatures, min_p, top_p))
+    *columns, limits = upload([*floats, top_k.astype(np.int32)], device)
+    temperatures_there, min_p_there, top_p_there = (column.view(torch.float32) for column in columns)
+    return {"temperatures": temperatures_there, "min_p": min_p_there, "top_p": top_p_there, "top_k": limits}

@@ -45,8 +45,8 @@ class _Candidates(NamedTuple):
     sizes: Ints
 
 
-class _Parameters(NamedTuple):
-    """How rows are truncated: columns of ``[rows]``.
+class DrawParameters(NamedTuple):
+    """How rows are drawn: columns of ``[rows]``.
 
     Attributes:
         temperature: at least 1e-5.
@@ -60,7 +60,7 @@ class _Parameters(NamedTuple):
     only_top_p: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, rows: Sequence[SamplingRow], vocab_size: int) -> _Parameters:
+    def of(cls, rows: Sequence[SamplingRow], vocab_size: int) -> DrawParameters:
         params = [row.params for row in rows]
         # Bounded as Python's numbers: numpy's end at 2 ** 63.
         top_k = np.array([p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params])
@@ -68,9 +68,9 @@ class _Parameters(NamedTuple):
         temperature, top_p, min_p = np.ascontiguousarray(floats.T)
         return cls(temperature, top_k, top_p, min_p, (min_p == 0.0) & (top_k == vocab_size))
 
-    def part(self, rows: slice) -> _Parameters:
+    def part(self, rows: slice) -> DrawParameters:
         temperature, top_k, top_p, min_p, only_top_p = self
-        return _Parameters(temperature[rows], top_k[rows], top_p[rows], min_p[rows], only_top_p[rows])
+        return DrawParameters(temperature[rows], top_k[rows], top_p[rows], min_p[rows], only_top_p[rows])
 
 
 def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
@@ -101,7 +101,7 @@ def draw_from_vocabulary(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> t
 def draw_truncated(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     """One token per row, of those that min_p, top_k and top_p leave, in that order."""
     num_rows, vocab_size = logits.shape
-    parameters = _Parameters.of(rows, vocab_size)
+    parameters = DrawParameters.of(rows, vocab_size)
     if library() is not None:
         temperatures, top_k, top_p, min_p = (torch.from_numpy(column) for column in parameters[:4])
         return draw_tokens(logits.contiguous(), temperatures, rng_states(rows, _CPU), Truncation(min_p, top_k, top_p))
@@ -118,7 +118,7 @@ def tokens_left(logits: torch.Tensor, row: SamplingRow) -> NDArray[np.bool_]:
     (vocab_size,) = logits.shape
     probs = torch.softmax(logits / row.params.temperature, -1).unsqueeze(0).numpy()
     candidates = _Candidates(probs, np.arange(vocab_size)[None], np.array([vocab_size]))
-    left: NDArray[np.bool_] = _truncate(candidates, _Parameters.of([row], vocab_size))[0]
+    left: NDArray[np.bool_] = _truncate(candidates, DrawParameters.of([row], vocab_size))[0]
     return left
 
 
@@ -164,7 +164,7 @@ def _block_masses(probs: torch.Tensor) -> torch.Tensor:
 
 
 def _all_candidates(
-    logits: torch.Tensor, parameters: _Parameters, scratch: _Scratch
+    logits: torch.Tensor, parameters: DrawParameters, scratch: _Scratch
 ) -> Iterator[tuple[slice, _Candidates]]:
     """The candidates of all rows, as many rows at a time as are handled together; valid until the next."""
     num_rows, vocab_size = logits.shape
@@ -188,7 +188,7 @@ def _all_candidates(
     yield slice(start, num_rows), _padded(likely)
 
 
-def _likely_tokens(probs: Floats, parameters: _Parameters, row: int, scratch: _Scratch) -> Ints:
+def _likely_tokens(probs: Floats, parameters: DrawParameters, row: int, scratch: _Scratch) -> Ints:
     """Ids of the tokens among which is everything that is left of one row."""
     vocab_size, top_k, top_p = len(probs), int(parameters.top_k[row]), float(parameters.top_p[row])
     if not parameters.only_top_p[row]:
@@ -216,7 +216,7 @@ def _padded(rows: list[tuple[Floats, Ints]]) -> _Candidates:
     return _Candidates(probs, token_ids, sizes)
 
 
-def _truncate(candidates: _Candidates, parameters: _Parameters) -> NDArray[np.bool_]:
+def _truncate(candidates: _Candidates, parameters: DrawParameters) -> NDArray[np.bool_]:
     """Which of the candidates are left, ``[rows, width]``: at least one of each row."""
     probs, _, sizes = candidates
     every_row = np.arange(len(probs))

@@ -18,20 +18,8 @@ from radixkv.attention.plan import AttentionPlan, Planner
 from radixkv.attention.query_batch import QueryBatch
 from radixkv.attention.sharing_rule import SharingRule
 from radixkv.attention.triton.buffers import BatchBuffers, DeviceRows
-from radixkv.attention.triton.cost_model import (
-    Placement,
-    num_pieces,
-    sharing_rule,
-    tile_classes,
-    widest_tile,
-)
-from radixkv.attention.triton.launches import (
-    Launcher,
-    LayerTensors,
-    PartialResults,
-    flat_launchers,
-    shared_launchers,
-)
+from radixkv.attention.triton.cost_model import Placement, num_pieces, sharing_rule, tile_classes, widest_tile
+from radixkv.attention.triton.launches import Launcher, LayerTensors, PartialResults, flat_launchers, shared_launchers
 from radixkv.attention.triton.layer_launches import LayerLaunches, PoolLayers
 from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems, lower
 from radixkv.cache import BlockCopy

@@ -63,7 +63,7 @@ class _ItemBuffer:
         return (
             items.num_partials <= self.items.num_partials
             and max(items.by_tile, default=0) <= self._tile_rows
-            and sum(map(len, items.by_tile.values())) <= self._max_items
+            and items.num_items <= self._max_items
         )
 
     def load(self, items: HostItems) -> None:
@@ -172,7 +172,7 @@ class PaddedDecode:
         if first is not None:
             assert max(first.by_tile) <= tile_rows, "the batch needs wider tiles"
             num_partials = max(num_partials, first.num_partials)
-            num_items = max(num_items, sum(map(len, first.by_tile.values())))
+            num_items = max(num_items, first.num_items)
         if self.whole:
             assert first is None or not first.num_partials, "rows of the batch are split"
             num_items, num_partials = num_rows, 0

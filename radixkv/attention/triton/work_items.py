@@ -71,6 +71,11 @@ class HostItems:
     def num_partials(self) -> int:
         return len(self.partials)
 
+    @property
+    def num_items(self) -> int:
+        """Of all tile classes."""
+        return sum(map(len, self.by_tile.values()))
+
     def upload(self, device: torch.device) -> DeviceItems:
         """The items in memory of their own, in one copy."""
         *by_tile, starts, partials = upload([*self.by_tile.values(), self.starts, self.partials], device)
