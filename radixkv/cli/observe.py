@@ -54,7 +54,7 @@ _OF_ONE_CACHE = ("policy", "bytes_per_token", "tier")
 def simulate(
     context: typer.Context,
     trace: Annotated[
-        str, typer.Argument(help="a trace file, or one of chats, agents, documents, long-documents, scans")
+        str, typer.Argument(help="a trace file, or one of chats, agents, documents, long-documents, mixed, scans")
     ],
     blocks: Annotated[
         str | None,

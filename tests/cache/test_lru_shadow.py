@@ -64,28 +64,50 @@ def test_what_is_replaced_is_forgotten_by_both() -> None:
     assert shadow.advantage == 0.0
 
 
-def test_while_lru_does_better_the_oldest_leaf_is_evicted_first() -> None:
+def test_the_oldest_leaf_is_evicted_first_unless_another_promises_much_less() -> None:
     policy = Adaptive()
-    policy._prior = 25_600.0
     random = np.random.default_rng(0)
     leaves = [FakeLeaf(float(second), 1, uses=int(random.integers(1, 200))) for second in range(20)]
     for leaf in leaves:
         policy.on_idle(leaf)
         policy.add(leaf)
-    for leaf in leaves:
+    policy._densities = [[1.0 + 0.7 * (group % 2)] * len(row) for group, row in enumerate(policy._densities)]
+    for leaf in leaves[:10]:
         assert policy.next_leaf() is leaf
         policy.remove(leaf)
+    worst = leaves[15]
+    policy._densities[worst.group] = [0.5] * len(policy._densities[0])
+    policy._candidates = dict.fromkeys(policy._candidates)
+    found = policy.next_leaf()
+    assert isinstance(found, FakeLeaf)
+    assert found.group == worst.group
 
 
-def test_evidence_for_lru_makes_groups_count_less_and_evidence_against_it_more() -> None:
+def test_the_margin_grows_while_lru_is_ahead_and_goes_back_when_it_is_not() -> None:
     policy = Adaptive()
-    first = policy._prior
+    doubt = policy._margin
     for _ in range(9):
         policy._lru.begin(1, 1.0)
         policy._lru.end(1, 1.0, evicted=True)
     policy._refit()
-    assert policy._prior == 4 * first
+    grown = policy._margin
+    assert grown > doubt
+    while policy._lru.advantage > 0.5:  # older evidence counts less each time
+        policy._refit()
+    for _ in range(50):
+        policy._refit()
+    assert policy._margin == pytest.approx(doubt, rel=0.02)
     for _ in range(60):
         policy._lru.end(1, 0.5, evicted=False)
-    policy._refit()
-    assert policy._prior < first
+    for _ in range(50):
+        policy._lru.end(1, 0.5, evicted=False)
+        policy._refit()
+    assert policy._margin == 1.0
+
+
+def test_a_chance_that_groups_do_not_share_costs_nothing_against_lru() -> None:
+    trace = SYNTHETIC["mixed"](1500)
+    for share in (0.02, 0.1, 0.2):
+        num_blocks = int(share * trace.num_distinct_blocks)
+        own, lru = (sum(replay(trace, num_blocks, policy)) for policy in (Adaptive(), LRU()))
+        assert own >= lru - 0.003 * trace.num_asked_blocks

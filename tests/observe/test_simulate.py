@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.observe.simulate.bounds import belady, block_lru, unlimited
 from radixkv.observe.simulate.replay import replay
 from radixkv.observe.simulate.report import Report, advise, load, parse_policies, parse_sizes, simulate
-from radixkv.observe.simulate.synthetic import SYNTHETIC, agents, chats, documents, long_documents, scans
+from radixkv.observe.simulate.synthetic import SYNTHETIC, agents, chats, documents, long_documents, mixed, scans
 from radixkv.observe.simulate.trace import Trace, TracedRequest, read_trace
 
 
@@ -62,7 +63,7 @@ def test_answers_are_cached_but_not_counted_as_requested() -> None:
     assert unlimited(trace) == hit_rate(trace, 9, LRU()) == block_lru(trace, 9) == belady(trace, 9) == 3 / 5
 
 
-@pytest.mark.parametrize("make", [chats, agents, documents, long_documents, scans])
+@pytest.mark.parametrize("make", [chats, agents, documents, long_documents, partial(mixed, seed=2), scans])
 def test_adaptive_is_near_the_best_on_every_synthetic_trace_and_no_policy_beats_the_bound(make: object) -> None:
     trace = make(num_requests=1500)  # type: ignore[operator]
     size = trace.num_distinct_blocks // 20
@@ -233,7 +234,7 @@ def test_the_command_writes_figures_and_a_plot(tmp_path: Path) -> None:
     assert plot.stat().st_size > 1000
     path.write_text(json.dumps({"timestamp": 0, "hash_ids": []}))
     assert "no request in it has a full block" in str(CliRunner().invoke(app, ["simulate", str(path)]).exception)
-    assert set(SYNTHETIC) == {"chats", "agents", "documents", "long-documents", "scans"}
+    assert set(SYNTHETIC) == {"chats", "agents", "documents", "long-documents", "mixed", "scans"}
 
 
 @pytest.mark.parametrize("size", ["0", "-5"])

@@ -62,11 +62,17 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """16 unrelated prompts: tokens generated a second, medians of rounds in turns."""
+    """What writing costs 16 unrelated prompts.
+
+    Attributes:
+        without_tiers: tokens generated a second, the median of rounds.
+        write_back_ratio, write_through_ratio: with a disk, times what there was without in the same round, medians: a
+            machine's speed drifts more from minute to minute than writing costs.
+    """
 
     without_tiers: float
-    write_back: float
-    write_through: float
+    write_back_ratio: float
+    write_through_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +222,12 @@ def measure_writing(model: str | None, folder: Path, rounds: int) -> Writing:
     finally:
         for llm in llms.values():
             llm.shutdown(0.0)
-    median = {way: statistics.median(values) for way, values in rates.items()}
-    return Writing(median["none"], median["write-back"], median["write-through"])
+    without = rates["none"]
+    share = {
+        way: statistics.median(rate / base for rate, base in zip(values, without, strict=True))
+        for way, values in rates.items()
+    }
+    return Writing(statistics.median(without), share["write-back"], share["write-through"])
 
 
 def measure_shared(model: str | None, store: str, folder: Path, rounds: int) -> Shared:
@@ -335,8 +345,7 @@ def _print(
     console.print(table)
     console.print(
         f"16 unrelated prompts: {writing.without_tiers:.1f} tokens/s without tiers, "
-        f"{writing.write_back / writing.without_tiers - 1:+.1%} with write-back, "
-        f"{writing.write_through / writing.without_tiers - 1:+.1%} with write-through"
+        f"{writing.write_back_ratio - 1:+.1%} with write-back, {writing.write_through_ratio - 1:+.1%} with write-through"
     )
     if shared is not None:
         console.print(

@@ -17,12 +17,12 @@ probability of a hit by then to the mean time until then. This is the index of G
 end. The leaf with the lowest density is evicted first. As prospects may grow with age before they fade (a prompt is rarely
 repeated within a second), the lowest of a group is its oldest leaf or its newest.
 
-Where little was observed of a group, the observations of coarser groups, or of all nodes, replace it; in the beginning there
-are none, and the oldest leaf is evicted first. How much is little depends on the work: where groups do not differ, what
-sets them apart is chance, and a small cache loses by it what LRU would keep. So the policy compares its hits with those that
-LRU would have had (`LRUShadow`; experts that are judged by ghosts, as in LeCaR: Vietri et al., HotStorage 2018, and CACHEUS:
-Rodriguez et al., FAST 2021). While LRU does better, coarser groups weigh more and more, and in the end the oldest leaf is
-evicted first; as soon as it does not, they weigh less again. Nothing is tuned to a workload.
+Where little was observed of a group, the observations of coarser groups, or of all nodes, replace it. Where groups do not
+differ, what sets them apart is chance, and a small cache loses by it what LRU would keep. So the oldest leaf of all is
+evicted first unless another one's density is lower by a factor, the margin. The policy compares its hits with those that LRU
+would have had (`LRUShadow`; experts that are judged by ghosts, as in LeCaR: Vietri et al., HotStorage 2018, and CACHEUS:
+Rodriguez et al., FAST 2021). While it is ahead, the margin goes to 1; while LRU is, the margin grows until hardly anything
+but age decides; when in doubt, it returns to where it began. Nothing is tuned to a workload.
 
 What else was tried, and the results of each attempt: ``radixkv/bench/results/policies.md``.
 """
@@ -52,31 +52,35 @@ _SHAPE = (_USES, _PARENT_USES, _LENGTHS * _DEPTHS)
 _NUM_GROUPS = math.prod(_SHAPE)
 # Densities are refitted, which takes milliseconds, after a quarter more idle times than before, within these limits.
 _MIN_NEW_IDLE_TIMES, _MAX_NEW_IDLE_TIMES = 32, 1024
-# Idle times as many as a coarser group weighs: in the beginning, at least, and as many that the policy is LRU instead. Before
-# they become more, LRU has to be ahead by so many standard deviations.
-_FIRST_PRIOR, _MIN_PRIOR, _MAX_PRIOR = 400.0, 120.0, 25_600.0
+# As many idle times does the estimate of a coarser group weigh.
+_PRIOR_IDLE_TIMES = 120.0
+# Who is ahead of whom is in doubt within so many standard deviations.
 _AHEAD = 1.5
-# The density of the group's leaf that would be evicted first, the leaf, and until when it has that density.
-_Candidate = tuple[float, EvictableLeaf | None, float]
-_UNKNOWN: _Candidate = (np.inf, None, -np.inf)
+# The factor by which a density must be below that of the oldest leaf: in doubt, and at most; and how fast it changes.
+_DOUBT, _MAX_MARGIN = 1.75, 16.0
+_STEP, _STEP_BACK = 1.5, 0.9
+
+
+# Of a group: the leaf that it would give up first, the oldest or the newest, and its density; its oldest leaf, that one's
+# density and last use; the time at which one of them reaches the next bin of ages. A bare tuple: one is made at every change.
+_Candidate = tuple[float, EvictableLeaf, float, EvictableLeaf, float, float]
 
 
 class Adaptive:
     """Lowest hit density first. Needs no tuning.
 
-    Without the comparison with LRU it costs 1.4 to 1.8 us more than LRU per requested block, the memory of evicted prefixes
-    included.
+    It costs 1.8 to 2.0 us more than LRU per requested block, the memory of evicted prefixes included.
     """
 
     def __init__(self) -> None:
         self._queues = [LRU() for _ in range(_NUM_GROUPS)]
-        self._candidates: dict[int, _Candidate] = {}  # of the queues that are not empty
+        self._candidates: dict[int, _Candidate | None] = {}  # of the queues that are not empty; None: to be found anew
         self._now = 0.0
         self._reuse_times = ReuseTimes(_SHAPE)
         self._refit_at = _MIN_NEW_IDLE_TIMES
         self._lru = LRUShadow()
-        self._prior = _FIRST_PRIOR
-        self._densities = hit_densities(self._reuse_times.returns(0.0, self._prior)).tolist()
+        self._margin = _DOUBT
+        self._densities = hit_densities(self._reuse_times.returns(0.0, _PRIOR_IDLE_TIMES)).tolist()
 
     # -- learning ------------------------------------------------------------------------------------------------
 
@@ -114,43 +118,49 @@ class Adaptive:
         self._lru.evict(sum(node.num_blocks for node in nodes if node.lock_count == 0))
 
     def _refit(self) -> None:
-        self._weigh_coarser_groups()
-        self._densities = hit_densities(self._reuse_times.returns(self._now, self._prior)).tolist()
+        self._move_margin()
+        self._densities = hit_densities(self._reuse_times.returns(self._now, _PRIOR_IDLE_TIMES)).tolist()
         self._refit_at = max(_MIN_NEW_IDLE_TIMES, min(_MAX_NEW_IDLE_TIMES, int(self._reuse_times.num_idle_times / 4)))
-        self._candidates = dict.fromkeys(self._candidates, _UNKNOWN)
+        self._candidates = dict.fromkeys(self._candidates)
 
-    def _weigh_coarser_groups(self) -> None:
+    def _move_margin(self) -> None:
         advantage = self._lru.advantage
         if advantage > _AHEAD:
-            self._prior = min(_MAX_PRIOR, self._prior * 4)
+            self._margin = min(_MAX_MARGIN, self._margin * _STEP)
             self._lru.fade(0.5)
-        elif advantage < 0:
-            self._prior = max(_MIN_PRIOR, self._prior / (8 if advantage < -_AHEAD else 1.5))
+        elif advantage < -_AHEAD:
+            self._margin = max(1.0, self._margin * _STEP_BACK)
+        else:
+            self._margin += (_DOUBT - self._margin) * (1 - _STEP_BACK)
         self._lru.fade(0.1)
 
     # -- the index -----------------------------------------------------------------------------------------------
 
     def add(self, leaf: EvictableLeaf) -> None:
         self._queues[leaf.group].add(leaf)
-        self._candidates[leaf.group] = _UNKNOWN
+        self._candidates[leaf.group] = None
 
     def remove(self, leaf: EvictableLeaf) -> None:
         queue = self._queues[leaf.group]
         queue.remove(leaf)
         if queue:
-            self._candidates[leaf.group] = _UNKNOWN
+            self._candidates[leaf.group] = None
         else:
             del self._candidates[leaf.group]
 
     def next_leaf(self) -> EvictableLeaf:
         # Only groups that changed or reached another bin of ages are recomputed: few of them since the last call.
-        now, lowest = self._now, np.inf
-        chosen: EvictableLeaf | None = None
-        for group, (density, leaf, until) in self._candidates.items():
-            if until < now:
-                density, leaf, _ = self._candidates[group] = self._candidate(group)
-            if density < lowest:
-                lowest, chosen = density, leaf
+        now, lowest, oldest_use, density_of_oldest = self._now, np.inf, np.inf, np.inf
+        lowest_leaf: EvictableLeaf | None = None
+        oldest: EvictableLeaf | None = None
+        for group, candidate in self._candidates.items():
+            if candidate is None or candidate[-1] < now:
+                candidate = self._candidates[group] = self._candidate(group)
+            if candidate[0] < lowest:
+                lowest, lowest_leaf = candidate[0], candidate[1]
+            if candidate[4] < oldest_use:
+                density_of_oldest, oldest, oldest_use = candidate[2:5]
+        chosen = oldest if density_of_oldest <= self._margin * lowest else lowest_leaf
         assert chosen is not None
         return chosen
 
@@ -158,17 +168,14 @@ class Adaptive:
         return [leaf for group in self._candidates for leaf in self._queues[group].leaves()]
 
     def _candidate(self, group: int) -> _Candidate:
-        """The group's oldest or newest leaf, whichever has the lower density; its oldest, and when that was used, as LRU."""
         queue, densities = self._queues[group], self._densities[group]
         oldest, newest = queue.next_leaf(), queue.newest()
-        if self._prior == _MAX_PRIOR:
-            return oldest.last_use, oldest, np.inf
-        age_bin = bisect_left(AGE_BORDERS, self._now - oldest.last_use)
-        of_oldest = densities[age_bin]
-        until = oldest.last_use + AGE_BORDERS[age_bin]
-        if newest is oldest:
-            return of_oldest, oldest, until
-        age_bin = bisect_left(AGE_BORDERS, self._now - newest.last_use)
-        of_newest = densities[age_bin]
-        until = min(until, newest.last_use + AGE_BORDERS[age_bin])
-        return (of_newest, newest, until) if of_newest < of_oldest else (of_oldest, oldest, until)
+        oldest_use = oldest.last_use
+        age_bin = bisect_left(AGE_BORDERS, self._now - oldest_use)
+        of_oldest, until = densities[age_bin], oldest_use + AGE_BORDERS[age_bin]
+        if newest is not oldest:
+            age_bin = bisect_left(AGE_BORDERS, self._now - newest.last_use)
+            of_newest, until = densities[age_bin], min(until, newest.last_use + AGE_BORDERS[age_bin])
+            if of_newest < of_oldest:
+                return of_newest, newest, of_oldest, oldest, oldest_use, until
+        return of_oldest, oldest, of_oldest, oldest, oldest_use, until

@@ -101,11 +101,45 @@ def long_documents(num_requests: int = 6000, seed: int = 0) -> Trace:
     return _gather(reader, rng, num_requests, 5.0, ids)
 
 
+def mixed(num_requests: int = 4000, seed: int = 0) -> Trace:
+    """Long documents with several questions each, beside short chats; most return late, and whether they do is chance.
+
+    How long and how many documents are, and when they return, differs from seed to seed.
+    """
+    rng = np.random.default_rng(seed)
+    ids = itertools.count()
+    share, mean_questions = float(rng.uniform(0.3, 0.9)), float(rng.uniform(4, 9))
+    mean_length, shape = int(rng.choice([200, 280, 360])), float(rng.choice([0.7, 1.5, 4.0]))
+    mean_pause = float(rng.choice([300.0, 900.0, 2000.0]))
+    count: Callable[[], int] = [
+        lambda: int(rng.geometric(1 / mean_questions)),
+        lambda: 1 + int(rng.poisson(mean_questions - 1)),
+        lambda: 1 if rng.random() < 0.5 else 1 + int(rng.poisson(2 * mean_questions - 2)),
+    ][int(rng.integers(3))]
+
+    def visit(start: float) -> Iterator[_Pieces]:
+        time = start
+        if rng.random() < share:
+            document = _new(ids, 16 + int(rng.gamma(shape, mean_length / shape)))
+            for _ in range(count()):
+                yield time, [*document, *_new(ids, 4)], 2
+                time += float(rng.exponential(mean_pause))
+            return
+        history = _new(ids, 8 * int(1 + rng.geometric(0.4)))
+        for _ in range(int(rng.geometric(0.25))):
+            yield time, list(history), 8
+            time += float(rng.exponential(mean_pause))
+            history = history + [-1] * 8 + _new(ids, 8)
+
+    return _gather(visit, rng, num_requests, mean_questions * share + 4 * (1 - share), ids)
+
+
 SYNTHETIC: dict[str, Callable[[], Trace]] = {
     "chats": chats,
     "agents": agents,
     "documents": documents,
     "long-documents": long_documents,
+    "mixed": mixed,
     "scans": scans,
 }
 

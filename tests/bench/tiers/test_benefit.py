@@ -32,6 +32,6 @@ def test_every_row_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.Mon
     assert arrivals["none"]["cached_share"] <= arrivals["disk"]["cached_share"]
     assert arrivals["disk"]["cached_share"] == pytest.approx(shares["larger pool"], rel=0.05)
     assert all(0 < row["ttft_p50"] <= row["ttft_p99"] for row in arrivals.values())
-    assert set(figures["writing"]) == {"without_tiers", "write_back", "write_through"}
+    assert set(figures["writing"]) == {"without_tiers", "write_back_ratio", "write_through_ratio"}
     assert figures["shared"]["cached_tokens"] == 96
     assert plot.read_text().startswith("<?xml")
