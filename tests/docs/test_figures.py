@@ -460,7 +460,7 @@ def _sentences() -> list[tuple[Path, str]]:
     answers = [gpu_rows()[f"default: 64 x 4,096, {shared} shared, answers"] for shared in ("0", "3,500")]
     flat, together = (step["median_us"] / 1e3 for step in steps)
     asked, tempered, penalized, reseeded = (f"{row['ratio']:.2f}" for row in results("drafts-f32")["rows"][:4])
-    written = {way: 1 - writing[way] / writing["without_tiers"] for way in ("write_back", "write_through")}
+    written = {way: 1 - writing[f"{way}_ratio"] for way in ("write_back", "write_through")}
     return [
         *((path, f"{chats:.1f} times") for path in (README, INDEX)),
         (INDEX, f"{first:.1f} times as fast"),
