@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from radixkv.tools.definitions import ParsedAnswer
 from radixkv.tools.events import AnswerPiece
@@ -16,6 +17,9 @@ class Logprob:
     rank: int
     decoded_token: str | None
 
+
+FinishReason = Literal["stop", "length", "abort"]
+FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 
 SampleLogprobs = list[dict[int, Logprob]]
 PromptLogprobs = list[dict[int, Logprob] | None]
@@ -68,7 +72,7 @@ class CompletionOutput:
         token_ids: all generated tokens, an end token included.
         cumulative_logprob: sum of the chosen tokens' log-probabilities; None unless ``logprobs`` was asked for.
         logprobs: per generated token, log-probabilities of the chosen one, which comes first, and of the likeliest ones.
-        finish_reason: "stop", "length" or "abort"; None while unfinished.
+        finish_reason: why it ended; None while unfinished.
         stop_reason: the stop string or stop token id that ended it; None for the end-of-sequence token.
         answer: of a finished chat: text, reasoning and tool calls apart; None elsewhere.
         pieces: of a streamed chat: what is new, as text, reasoning and tool calls (see `radixkv.tools.events`); None
@@ -80,7 +84,7 @@ class CompletionOutput:
     token_ids: list[int]
     cumulative_logprob: float | None = None
     logprobs: SampleLogprobs | None = None
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     answer: ParsedAnswer | None = None
     pieces: list[AnswerPiece] | None = None
@@ -118,7 +122,7 @@ class BeamSearchSequence:
     logprobs: SampleLogprobs
     cum_logprob: float
     text: str | None
-    finish_reason: str
+    finish_reason: FinishReason
     stop_reason: int | str | None = None
 
 

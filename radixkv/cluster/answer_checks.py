@@ -8,6 +8,7 @@ from typing import Any
 
 from radixkv.cache.arguments import is_number, is_unicode
 from radixkv.outputs import (
+    FINISH_REASONS,
     BeamSearchOutput,
     BeamSearchSequence,
     CompletionOutput,
@@ -17,7 +18,8 @@ from radixkv.outputs import (
 )
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
-_ENDS = ("stop", "length")
+# Beams are whole when they are sent.
+_ENDS_OF_BEAMS = ("stop", "length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class AnswerChecks:
             and self._are_tokens(part.token_ids)
             and (is_number(total) or (total is None and params.logprobs is None))
             and (params.logprobs is None or self._are_of(part.token_ids, part.logprobs))
-            and part.finish_reason in (None, "abort", *_ENDS)
+            and part.finish_reason in (None, *FINISH_REASONS)
             and _is_stop_reason(part.stop_reason)
         )
 
@@ -92,7 +94,7 @@ class AnswerChecks:
             and self._are_of(beam.tokens[num_prompt_tokens:], beam.logprobs)
             and is_number(beam.cum_logprob)
             and (beam.text is None or _is_text(beam.text))
-            and beam.finish_reason in _ENDS
+            and beam.finish_reason in _ENDS_OF_BEAMS
             and _is_stop_reason(beam.stop_reason)
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 from radixkv.cache.arguments import is_number
 from radixkv.engine.completion import append_token, prepare_sampling
 from radixkv.engine.resumable import check_resumable
-from radixkv.outputs import CompletionOutput
+from radixkv.outputs import FINISH_REASONS, CompletionOutput
 from radixkv.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request, TokenSequence
 
@@ -60,9 +60,9 @@ def _validate(output: CompletionOutput, request: Request, params: SamplingParams
         raise ValueError(f"{name}: expected its cumulative_logprob, since logprobs are asked for")
     if total is not None and not is_number(total):
         raise ValueError(f"{name}: expected a number as cumulative_logprob, got {total!r:.80}")
-    if output.finish_reason not in (None, "stop", "length", "abort"):
+    if output.finish_reason not in (None, *FINISH_REASONS):
         raise ValueError(
-            f"{name}: expected stop, length, abort or None as finish_reason, got {output.finish_reason!r:.80}"
+            f"{name}: expected {', '.join(FINISH_REASONS)} or None as finish_reason, got {output.finish_reason!r:.80}"
         )
 
 

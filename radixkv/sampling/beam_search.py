@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from radixkv.outputs import FinishReason
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
 from radixkv.sampling.grammar_mask import apply_grammar_bitmask
 from radixkv.sampling.structured_output import GrammarState
@@ -50,7 +51,7 @@ class FinishedBeam:
 
     history: tuple[Continuation, ...]
     penalized_score: float
-    finish_reason: str
+    finish_reason: FinishReason
     stop_reason: int | str | None
 
     @property
@@ -193,7 +194,7 @@ class BeamSearch:
 
     def _finish_of(
         self, history: tuple[Continuation, ...], stop_string: str | None
-    ) -> tuple[str, int | str | None] | None:
+    ) -> tuple[FinishReason, int | str | None] | None:
         if history[-1].token_id in self._end_token_ids:
             return "stop", None
         if stop_string is not None:

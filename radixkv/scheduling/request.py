@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from radixkv.cache import BlockTable
 from radixkv.drafting import DraftContext
-from radixkv.outputs import PromptLogprobs, RequestMetrics, SampleLogprobs
+from radixkv.outputs import FinishReason, PromptLogprobs, RequestMetrics, SampleLogprobs
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
 from radixkv.sampling.sampler import SamplingState
 from radixkv.sampling.structured_output import GrammarState
@@ -156,7 +156,7 @@ class TokenSequence:
     num_resumed_characters: int = 0
     cumulative_logprob: float = 0.0
     logprobs: SampleLogprobs = field(default_factory=list)
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
     @property

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field, SerializeAsAny
 
 from radixkv.model.text_interface import TextInterface
-from radixkv.outputs import CompletionOutput, Logprob
+from radixkv.outputs import CompletionOutput, FinishReason, Logprob
 from radixkv.prompts import Prompt, PromptInput, as_prompts
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.cache_insight import CacheExplanation
@@ -28,7 +28,14 @@ from radixkv.server.logprobs import (
     encode_prompt_logprobs,
 )
 from radixkv.server.not_supported import NotSupportedInCompletions
-from radixkv.server.protocol import MAX_LOGPROBS, FinishReason, GenerationRequest, ResponseHead, Usage, finish_reason
+from radixkv.server.protocol import (
+    MAX_LOGPROBS,
+    GenerationRequest,
+    ResponseHead,
+    TextFinishReason,
+    Usage,
+    finish_reason,
+)
 from radixkv.server.response_size import check_response_size
 from radixkv.server.service import Service, new_id, response_id
 from radixkv.server.tenants import Tenant
@@ -68,7 +75,7 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: SerializeAsAny[CompletionLogprobs] | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: TextFinishReason | None = None
     stop_reason: int | str | None = None
     # Only where they were asked for; the prompt's in the first chunk of a choice.
     token_ids: list[int] | None = None
@@ -238,7 +245,7 @@ class _CompletionResponseWriter:
 
 def _without_tokens(output: CompletionOutput) -> CompletionOutput:
     """An answer of a token that was not asked for as one of none: it ended because it may have no more."""
-    reason = None if output.finish_reason is None else "length"
+    reason: FinishReason | None = None if output.finish_reason is None else "length"
     return replace(output, text="", token_ids=[], logprobs=None, finish_reason=reason, stop_reason=None)
 
 

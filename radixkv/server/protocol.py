@@ -297,10 +297,10 @@ class Usage(BaseModel):
     completion_tokens_details: CompletionTokensDetails
 
 
-FinishReason = Literal["stop", "length"]
+TextFinishReason = Literal["stop", "length"]
 
 
-def finish_reason(output: CompletionOutput) -> FinishReason | None:
+def finish_reason(output: CompletionOutput) -> TextFinishReason | None:
     """Why an answer ended; None while it has not."""
     if output.finish_reason is None:
         return None

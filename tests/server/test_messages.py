@@ -345,7 +345,7 @@ def test_thinking_effort_and_schema() -> None:
     output = {"effort": "max", "format": {"type": "json_schema", "schema": schema}}
     chat = chat_of(thinking={"type": "enabled", "budget_tokens": 2000}, output_config=output, top_k=5)
     assert chat["chat_template_kwargs"] == {"enable_thinking": True}
-    assert chat["reasoning_effort"] == "xhigh"
+    assert chat["reasoning_effort"] == "max"
     assert chat["response_format"]["json_schema"]["schema"] == schema
     assert chat["top_k"] == 5
     assert chat_of(thinking={"type": "disabled"})["chat_template_kwargs"] == {"enable_thinking": False}

@@ -60,11 +60,13 @@ def sharing_rule(group: int, query_dtype: torch.dtype, cache_dtype: torch.dtype,
 
     Args:
         group: query heads per key-value head, of most layers.
-        query_dtype: by which the widest tile is chosen.
+        query_dtype: by which the widest tile of a decoding batch is chosen.
         cache_dtype: of stored keys and values.
         bytes_per_token: of a token's keys and values in one layer.
     """
-    widest = TILE_ROWS[int(tile_classes(np.array([TILE_ROWS[-1]]), group, query_dtype, Placement(1))[0])]
+    widest = TILE_ROWS[
+        int(tile_classes(np.array([TILE_ROWS[-1]]), group, query_dtype, Placement(1, one_class=True))[0])
+    ]
     return SharingRule(
         cost_per_row=4 * group / cache_dtype.itemsize,
         rows_per_reading=widest // group,

@@ -90,8 +90,7 @@ def as_chat_request(body: CountTokensRequest) -> tuple[dict[str, Any], list[Brea
         chat["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
     if body.output_config is not None:
         if body.output_config.effort is not None:
-            effort = body.output_config.effort
-            chat["reasoning_effort"] = "xhigh" if effort == "max" else effort
+            chat["reasoning_effort"] = body.output_config.effort
         if body.output_config.format is not None:
             schema = {"name": "output", "schema": body.output_config.format.json_schema}
             chat["response_format"] = {"type": "json_schema", "json_schema": schema}
