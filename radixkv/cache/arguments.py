@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,17 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def check_count(name: str, value: int, least: int) -> None:
-    """Refuse what is not a whole number of at least ``least``.
+def check_count(name: str, value: int, least: int) -> int:
+    """A whole number of at least ``least``, of Python or numpy, as one of Python.
 
     Raises:
-        InvalidArgumentError: naming the argument.
+        InvalidArgumentError: it is none; naming the argument.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    # The exact type first: this runs for every block that is allocated.
+    is_whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+    if not is_whole or value < least:
         raise InvalidArgumentError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+    return int(value)
 
 
 def check_seconds(name: str, value: float) -> None:
@@ -80,7 +83,7 @@ def check_retention(priority: int, owner: str) -> None:
     Raises:
         InvalidArgumentError: naming the argument.
     """
-    if not isinstance(priority, int):
+    if not isinstance(priority, Integral) or isinstance(priority, bool):
         raise InvalidArgumentError(f"priority: expected a whole number, got {priority!r}")
     if not isinstance(owner, str):
         raise InvalidArgumentError(f"owner: expected a string, got {owner!r}")

@@ -42,7 +42,7 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        check_count("num_blocks", num_blocks, 1)
+        num_blocks = check_count("num_blocks", num_blocks, 1)
         if num_blocks > _MAX_BLOCKS:
             raise InvalidArgumentError(f"num_blocks: expected at most {_MAX_BLOCKS:,}, got {num_blocks}")
         self.num_blocks = num_blocks
@@ -75,7 +75,7 @@ class BlockPool:
             InvalidArgumentError: ``count`` is not a whole number of at least 0.
             OutOfBlocks: fewer are free; none is allocated.
         """
-        check_count("count", count, 0)
+        count = check_count("count", count, 0)
         if count > self.num_free:
             raise OutOfBlocks(count, self.num_free, 0)
         if count == 1:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from radixkv.cache.arguments import check_count, check_namespace
+from radixkv.cache.arguments import check_count, check_namespace, is_number
 from radixkv.cache.cache_view import CacheView
 from radixkv.cache.errors import InvalidArgumentError
-from radixkv.cache.observer import TreeObserver
+from radixkv.cache.observer import TreeObserver, check_observer
 from radixkv.cache.pin import Pin
 from radixkv.cache.tokens import TokenIds, encode
 
@@ -23,7 +23,7 @@ class CacheControl(CacheView):
             PinQuotaExceeded: more than ``max_pinned_blocks`` would be pinned; nothing is.
         """
         check_namespace(namespace)
-        if ttl is not None and not (isinstance(ttl, int | float) and ttl > 0):
+        if ttl is not None and not (is_number(ttl) and ttl > 0):
             raise InvalidArgumentError(f"ttl: expected seconds above 0 or None, got {ttl!r}")
         match = self._tree.match(encode(tokens), namespace)
         if match is None or match.num_tokens < self.block_size:
@@ -79,14 +79,20 @@ class CacheControl(CacheView):
         """
         if not isinstance(limits, Mapping):
             raise InvalidArgumentError(f"limits: expected numbers of blocks by owner, got {limits!r:.80}")
+        checked = {}
         for owner, limit in limits.items():
             if not isinstance(owner, str):
                 raise InvalidArgumentError(f"limits: expected owners as strings, got {owner!r}")
-            check_count(f"limits[{owner!r}]", limit, 0)
-        self._tree.limit_owners(limits)
+            checked[owner] = check_count(f"limits[{owner!r}]", limit, 0)
+        self._tree.limit_owners(checked)
 
     def add_observer(self, observer: TreeObserver) -> None:
-        """Notify an observer of changes of the tree from now on; what is cached already, `block_hashes` tells."""
+        """Notify an observer of changes of the tree from now on; `block_hashes` lists what is cached already.
+
+        Raises:
+            InvalidArgumentError: it is no `TreeObserver`.
+        """
+        check_observer("observer", observer)
         self._tree.add_observer(observer)
 
     def remove_observer(self, observer: TreeObserver) -> None:

@@ -73,7 +73,7 @@ class EventLog:
     """
 
     def __init__(self, max_events: int = 100_000, medium: str = "CPU") -> None:
-        check_count("max_events", max_events, 1)
+        max_events = check_count("max_events", max_events, 1)
         self.medium = medium
         self.num_dropped = 0
         self._events: deque[CacheEvent] = deque(maxlen=max_events)

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from radixkv.cache.errors import InvalidArgumentError
+
 if TYPE_CHECKING:
     from radixkv.cache.node import Node
 
@@ -45,6 +47,16 @@ class TreeObserver:
 
     def on_reuse(self, group: int, num_blocks: int, idle_since: float, now: float, evicted: bool) -> None:
         """Idle blocks are in use again, or evicted ones are about to be recomputed: see `LearningPolicy.on_reuse`."""
+
+
+def check_observer(name: str, observer: TreeObserver) -> None:
+    """Refuse what is no `TreeObserver`.
+
+    Raises:
+        InvalidArgumentError: naming the argument.
+    """
+    if not isinstance(observer, TreeObserver):
+        raise InvalidArgumentError(f"{name}: expected a TreeObserver, got {observer!r:.80}")
 
 
 def handlers(observers: Iterable[object], call: str) -> tuple[Callable[..., Any], ...]:

@@ -17,8 +17,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from radixkv.cache.arguments import check_count, check_namespace, check_retention
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.block_store import BlockCopy, BlockStore
@@ -30,7 +28,7 @@ from radixkv.cache.events import EventLog
 from radixkv.cache.evicted import EvictedPrefixes
 from radixkv.cache.eviction import LRU, ClockedPolicy, EvictionPolicy, LearningPolicy
 from radixkv.cache.match import Match
-from radixkv.cache.observer import TreeObserver
+from radixkv.cache.observer import TreeObserver, check_observer
 from radixkv.cache.pin import Pins
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode, encode_prompt
@@ -70,7 +68,7 @@ class PrefixCache(CacheControl):
         observers: Sequence[TreeObserver] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        check_count("block_size", block_size, 1)
+        block_size = check_count("block_size", block_size, 1)
         pool = BlockPool(num_blocks)
         if policy is not None and (isinstance(policy, type) or not isinstance(policy, EvictionPolicy)):
             raise InvalidArgumentError(f"policy: expected an eviction policy such as LRU(), got {policy!r:.80}")
@@ -78,16 +76,18 @@ class PrefixCache(CacheControl):
             raise InvalidArgumentError("policy: expected one for each cache, got one that is another cache's")
         if not isinstance(events, EventLog | None):
             raise InvalidArgumentError(f"events: expected an EventLog, got {events!r:.80}")
+        if not isinstance(observers, Sequence):
+            raise InvalidArgumentError(f"observers: expected a sequence of TreeObservers, got {observers!r:.80}")
+        for number, observer in enumerate(observers):
+            check_observer(f"observers[{number}]", observer)
         learner = policy if isinstance(policy, LearningPolicy) else None
         if max_pinned_blocks is None:
-            max_pinned_blocks = num_blocks // 2
+            max_pinned_blocks = pool.num_blocks // 2
         if remembered_blocks is None:
-            remembered_blocks = 0 if learner is None else 4 * num_blocks
-        check_count("max_pinned_blocks", max_pinned_blocks, 0)
-        check_count("remembered_blocks", remembered_blocks, 0)
+            remembered_blocks = 0 if learner is None else 4 * pool.num_blocks
+        max_pinned_blocks = check_count("max_pinned_blocks", max_pinned_blocks, 0)
+        remembered_blocks = check_count("remembered_blocks", remembered_blocks, 0)
         self.events = events
-        if hasattr(policy, "__dict__"):
-            vars(policy)["_has_cache"] = True  # its leaves are those of one tree
         if isinstance(policy, ClockedPolicy):
             policy.use_clock(clock)
         notified: list[TreeObserver | LearningPolicy] = [] if learner is None else [learner]
@@ -101,6 +101,8 @@ class PrefixCache(CacheControl):
         tree = RadixTree(pool, block_size, LRU() if policy is None else policy, clock, notified)
         store = BlockStore(pool, tree, Pins(tree, max_pinned_blocks, clock), block_size)
         super().__init__(store, evicted, clock)
+        if hasattr(policy, "__dict__"):
+            vars(policy)["_has_cache"] = True  # its leaves are those of one tree
 
     def open(
         self,
@@ -179,8 +181,7 @@ class PrefixCache(CacheControl):
             InvalidArgumentError: ``num_blocks`` is not a whole number of at least 0.
             OutOfBlocks: fewer are free or evictable.
         """
-        check_count("num_blocks", num_blocks, 0)
-        self._store.require(num_blocks)
+        self._store.require(check_count("num_blocks", num_blocks, 0))
 
     def reserve(self, table: BlockTable, num_tokens: int) -> None:
         """Make the slots of positions ``table.num_tokens .. num_tokens`` the table's own and writable.
@@ -191,8 +192,7 @@ class PrefixCache(CacheControl):
             ClosedError: the table is closed or of another cache.
         """
         self._check_open(table)
-        if not isinstance(num_tokens, int | np.integer) or isinstance(num_tokens, bool) or num_tokens < 0:
-            raise InvalidArgumentError(f"num_tokens: expected a whole number of at least 0, got {num_tokens!r}")
+        num_tokens = check_count("num_tokens", num_tokens, 0)
         if num_tokens > table.num_writable and num_tokens > table.num_tokens:
             table.reserve(num_tokens)
 
@@ -211,15 +211,9 @@ class PrefixCache(CacheControl):
         if not self._tables.issuperset(tables):
             for table in tables:
                 self._check_open(table)
-        try:
-            short = [
-                (table, total) for table, total in zip(tables, num_tokens, strict=True) if total > table.num_writable
-            ]
-        except TypeError as error:
-            raise InvalidArgumentError(f"num_tokens: expected whole numbers, got {num_tokens!r}") from error
-        for _, total in short:
-            if not isinstance(total, int | np.integer):
-                raise InvalidArgumentError(f"num_tokens: expected whole numbers, got {total!r}")
+        if not {*map(type, num_tokens)} <= {int}:  # numpy's, or none
+            num_tokens = [check_count("num_tokens", total, 0) for total in num_tokens]
+        short = [(table, total) for table, total in zip(tables, num_tokens, strict=True) if total > table.num_writable]
         if len({id(table) for table, _ in short}) < len(short):
             raise InvalidArgumentError("tables: expected distinct tables, got one twice")
         if short:
@@ -233,8 +227,7 @@ class PrefixCache(CacheControl):
             ClosedError: the table is closed or of another cache.
         """
         self._check_open(table)
-        check_count("num_tokens", num_tokens, 0)
-        table.trim(num_tokens)
+        table.trim(check_count("num_tokens", num_tokens, 0))
 
     def append(self, table: BlockTable, tokens: TokenIds) -> None:
         """Record that the next tokens' keys and values have been written, and publish the blocks that are whole.
@@ -256,8 +249,7 @@ class PrefixCache(CacheControl):
             ClosedError: the table is closed or of another cache.
         """
         self._check_open(table)
-        check_count("count", count, 1)
-        children = table.fork(count)
+        children = table.fork(check_count("count", count, 1))
         self._tables.update(children)
         self._stats.forked_tables += count
         return children

@@ -18,7 +18,7 @@ REALIGNED, NEAR_TOKEN, NEAR_PAIR = 0, 1, 3
 _NEAR = 16
 # So many tokens may differ before a position in the text is given up.
 _MAX_DIFFERING = 8
-# Of each table. With so many a token, seven of eight older runs are still there when the text is full.
+# Of each table, at least. With so many a token, seven of eight older runs are still there.
 _ENTRIES_PER_TOKEN = 8
 # Fewer tokens are indexed one by one.
 _FEW_TOKENS = 16
@@ -30,14 +30,13 @@ class Document:
 
     Args:
         tokens: the text; may grow in place.
-        capacity: tokens that it may grow to.
         begins: whether a sequence that has generated nothing is expected to begin with it.
     """
 
-    def __init__(self, tokens: Sequence[int], capacity: int, begins: bool = False) -> None:
+    def __init__(self, tokens: Sequence[int], begins: bool = False) -> None:
         self._tokens = tokens
-        num_entries = min(max(_ENTRIES_PER_TOKEN * max(capacity, len(tokens)), _MIN_ENTRIES), _MAX_ENTRIES)
-        self._tables = {k: KGramTable(num_entries) for k in RUNS}
+        self._num_entries = 0  # of each table
+        self._tables: dict[int, KGramTable] = {}
         self._num_indexed = 0
         # Where in the text the sequence is thought to be; None: nowhere.
         self._position: int | None = 0 if begins else None
@@ -108,6 +107,7 @@ class Document:
 
     def _index(self, stop: int) -> None:
         """Note the runs that end before ``stop``."""
+        self._make_room(stop)
         start = self._num_indexed
         if stop <= start:
             return
@@ -122,3 +122,11 @@ class Document:
             first = max(start - k + 1, 0)
             hashes = kgram_hashes(np.array(tokens[first:stop], dtype=np.int32), k)
             table.put_all(hashes, np.arange(first + k, stop + 1, dtype=np.int32))
+
+    def _make_room(self, num_tokens: int) -> None:
+        """Have tables for so many tokens. They double with the text, which is then noted anew."""
+        num_entries = min(max(_ENTRIES_PER_TOKEN * num_tokens, _MIN_ENTRIES), _MAX_ENTRIES)
+        if num_entries > self._num_entries:
+            self._num_entries = 1 << (num_entries - 1).bit_length()
+            self._tables = {k: KGramTable(self._num_entries) for k in RUNS}
+            self._num_indexed = 0

@@ -86,7 +86,7 @@ class AnswerDrafter(Drafter):
             answer = self._cache.continuation(context.table, context.token_ids, _MAX_ANSWER)
             if not answer:
                 return NO_DRAFT
-            context.answered = Document(answer, len(answer), begins=True)
+            context.answered = Document(answer, begins=True)
         return context.answered.draft(context.token_ids, max_tokens)
 
 
@@ -118,7 +118,7 @@ class SuffixDrafter(Drafter):
 
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
         if context.own is None:
-            context.own = Document(context.token_ids, len(context.token_ids) + max_tokens)
+            context.own = Document(context.token_ids)
         return context.own.draft(context.token_ids, max_tokens)
 
 
@@ -131,7 +131,7 @@ class PredictionDrafter(Drafter):
         if not context.prediction:
             return NO_DRAFT
         if context.predicted is None:
-            context.predicted = Document(list(context.prediction), len(context.prediction), begins=True)
+            context.predicted = Document(list(context.prediction), begins=True)
         return context.predicted.draft(context.token_ids, max_tokens)
 
 

@@ -185,11 +185,13 @@ class Engine:
 
         Raises:
             Exception: whatever the model or sampling raised; the requests of that batch have then failed with it
-                (`Request.failure`), their blocks are released, and all others continue with the next step.
+                (`Request.failure`), their blocks are released, and all others continue with the next step. What scheduling
+                raised is no request's fault: none has failed.
         """
         with self._deferring_aborts():
-            in_flight, self._in_flight = self._in_flight, None
-            batch = self._schedule(in_flight)
+            in_flight = self._in_flight
+            batch = self._schedule(in_flight)  # if it raises, the batch in flight is processed by the next step
+            self._in_flight = None
             with self._failing_only(batch, in_flight):
                 stays_in_flight = self._execute(batch, in_flight)
                 touched = self._process_in_flight(in_flight, following=batch)

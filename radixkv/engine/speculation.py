@@ -137,6 +137,8 @@ class Speculator:
                 continue
             if len(request.sequences) < request.num_seqs or request.lacks_prompt_logprobs:
                 continue  # its samples are about to fork, or its rows are the prompt's
+            if state.grammar is not None and state.grammar.budget.in_debt:
+                continue
             self._num_unasked = 0
             most = min(self._max_tokens, request.max_new_tokens - len(state.output_token_ids) - 1)
             context = self._context(sequence)

@@ -31,6 +31,11 @@ class GrammarBudget:
         """How long everything else waited for this request in the present step."""
         return self._stalled_seconds
 
+    @property
+    def in_debt(self) -> bool:
+        """Whether the request has taken more than its shares: masks for drafts, which nobody needs, must not add to that."""
+        return self._debt_seconds > 0
+
     def spend(self, seconds: float, stalled: float | None = None) -> None:
         """Note processor time that was taken in the present step.
 

@@ -119,7 +119,8 @@ class RateLimits:
         self._limit_answer(tenant, params)
         most = max_model_len if params.max_tokens is None else params.max_tokens
         num_seqs = params.n if isinstance(params, SamplingParams) else params.beam_width
-        num_tokens = sum(length + num_seqs * min(most, max_model_len - length) for length in prompt_lengths)
+        # A prompt that is too long is refused elsewhere.
+        num_tokens = sum(length + num_seqs * max(0, min(most, max_model_len - length)) for length in prompt_lengths)
         requests, tokens = self._bucket(tenant, "requests"), self._bucket(tenant, "tokens")
         if tokens is not None:
             num_tokens = min(num_tokens, tokens.per_minute)

@@ -203,3 +203,24 @@ def test_tables_are_refused_once_closed_and_by_other_caches() -> None:
     leave(cache, [1, 2, 3])
     with pytest.raises(ClosedError, match=r"^pin: it belongs to another cache$"):
         other.release(cache.pin([1, 2]))
+
+
+def test_an_observer_that_is_none_is_named_and_leaves_the_policy_free() -> None:
+    policy = LRU()
+    with pytest.raises(InvalidArgumentError, match=r"^observers: expected a sequence"):
+        PrefixCache(4, 4, policy, observers=3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"^observers\[0\]: expected a TreeObserver"):
+        PrefixCache(4, 4, policy, observers=["no"])  # type: ignore[list-item]
+    cache = PrefixCache(4, 4, policy)
+    with pytest.raises(InvalidArgumentError, match=r"^observer: expected a TreeObserver"):
+        cache.add_observer(None)  # type: ignore[arg-type]
+
+
+def test_booleans_are_no_numbers_of_a_pin_or_a_priority() -> None:
+    cache = PrefixCache(4, 1)
+    with pytest.raises(InvalidArgumentError, match=r"^ttl: "):
+        cache.pin([1], ttl=True)
+    with pytest.raises(InvalidArgumentError, match=r"^priority: "):
+        cache.open([1], priority=True)
+    leave(cache, [1])
+    assert cache.pin([1], ttl=np.int64(5)).num_tokens == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from support.cache_driver import compute, leave, leave_unchecked
 
@@ -175,13 +176,27 @@ def test_many_tables_are_reserved_all_or_none() -> None:
         cache.reserve_many(tables, [4, 6])
     with pytest.raises(InvalidArgumentError, match=r"^tables: expected distinct tables"):
         cache.reserve_many([stem, stem], [5, 5])
-    for impossible in ([None], [7.5], ["7"]):
-        with pytest.raises(InvalidArgumentError, match="whole numbers"):
+    for impossible in ([None], [7.5], ["7"], [4.0], [True]):
+        with pytest.raises(InvalidArgumentError, match=r"^num_tokens: expected a whole number"):
             cache.reserve_many([stem], impossible)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="BlockTable"):
         cache.reserve_many([None], [5])  # type: ignore[list-item]
     with pytest.raises(ClosedError, match="another cache"):
         cache.reserve_many([PrefixCache(2, 2).open([1])], [2])
+
+
+def test_numbers_of_numpy_are_whole_numbers() -> None:
+    """They were refused as another argument, when blocks had been evicted for them and other tables had got theirs."""
+    cache = PrefixCache(np.int64(6), np.int32(2))
+    tables = [cache.open([token]) for token in (1, 2)]
+    cache.reserve_many(tables, np.array([2, 4]))
+    assert [table.num_blocks for table in tables] == [1, 2]
+    cache.reserve(tables[0], np.int16(6))
+    cache.trim(tables[0], np.int64(0))
+    assert tables[0].num_blocks == 0
+    cache.require(np.int64(4))
+    assert len(cache.fork(tables[1], np.int8(2))) == 2
+    cache.check()
 
 
 def test_blocks_that_are_begun_count_whole() -> None:

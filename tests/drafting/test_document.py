@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,7 +32,7 @@ def test_a_table_holds_the_last_place_of_a_run_in_bounded_memory() -> None:
 def test_a_draft_is_what_followed_the_longest_run_that_is_found(text: list[int], max_tokens: int) -> None:
     """Token by token, as a sequence grows; the runs are checked against a search through all of it."""
     tokens: list[int] = []
-    document = Document(tokens, len(text))
+    document = Document(tokens)
     for token in text:
         tokens.append(token)
         draft = document.draft(tokens, max_tokens)
@@ -48,12 +47,12 @@ def test_a_draft_is_what_followed_the_longest_run_that_is_found(text: list[int],
 
 def test_a_run_of_two_is_enough_and_the_last_one_counts() -> None:
     tokens = [1, 2, 3, 9, 1, 2, 4, 9, 1, 2]
-    assert Document(tokens, 10).draft(tokens, 3) == ([4, 9, 1], 2)
+    assert Document(tokens).draft(tokens, 3) == ([4, 9, 1], 2)
 
 
 def test_a_prediction_begins_at_its_beginning_and_goes_on_behind_a_changed_token() -> None:
     prediction = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
-    document = Document(prediction, 10, begins=True)
+    document = Document(prediction, begins=True)
     tokens = [1, 2, 3]
     assert document.draft(tokens, 4).token_ids == [10, 11, 12, 13]
     tokens += [10, 11, 12, 99]  # instead of 13
@@ -65,7 +64,7 @@ def test_a_prediction_begins_at_its_beginning_and_goes_on_behind_a_changed_token
 def test_where_tokens_were_inserted_or_left_out_the_text_goes_on_behind_the_last_one_near_there() -> None:
     """And not where its last two tokens, or its last one, occur far away."""
     prediction = [*range(10, 30), 99, 14, 80, 81, 19, 20, 82]
-    document = Document(prediction, len(prediction), begins=True)
+    document = Document(prediction, begins=True)
     tokens = [1]
     document.draft(tokens, 4)
     tokens += [10, 11, 12, 13]
@@ -81,7 +80,7 @@ def test_where_tokens_were_inserted_or_left_out_the_text_goes_on_behind_the_last
 
 
 def test_a_place_is_given_up_where_nothing_matches_any_more() -> None:
-    document = Document([10, 11, 12, 13, 14, 15, 16, 17, 18, 19], 10, begins=True)
+    document = Document([10, 11, 12, 13, 14, 15, 16, 17, 18, 19], begins=True)
     tokens = [1]
     document.draft(tokens, 4)
     for token in range(50, 60):
@@ -92,6 +91,20 @@ def test_a_place_is_given_up_where_nothing_matches_any_more() -> None:
 
 def test_a_long_text_is_indexed_at_once_and_bounded() -> None:
     text = np.random.default_rng(0).integers(0, 50_000, 200_000).tolist()
-    document = Document(text, len(text))
-    assert document.nbytes == pytest.approx(3 * 4 * 131_072)
+    document = Document(text)
     assert document.draft([*text[150_000:150_008]], 5) == (text[150_008:150_013], 8)
+    assert document.nbytes == 3 * 4 * 131_072
+
+
+def test_an_answer_that_grows_far_beyond_its_prompt_stays_indexed() -> None:
+    """The index had room for the prompt and one draft: of an answer of 4,000 tokens, it found a quarter of the runs."""
+    text = np.random.default_rng(0).integers(0, 50_000, 4000).tolist()
+    tokens = text[:10]
+    document = Document(tokens)
+    for token in text[10:]:
+        tokens.append(token)
+        document.draft(tokens, 4)
+    starts = range(0, 3900, 13)
+    found = sum(document.draft(text[start : start + 8], 4) == (text[start + 8 : start + 12], 8) for start in starts)
+    assert found > 0.9 * len(starts)
+    assert document.nbytes <= 200 * len(text)

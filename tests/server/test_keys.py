@@ -256,6 +256,14 @@ def test_keys_that_are_read_anew_fill_no_bucket() -> None:
     assert limits.headers(new)["x-ratelimit-remaining-tokens"] == "850"
 
 
+def test_a_prompt_that_is_too_long_takes_no_more_than_it_has() -> None:
+    """It was counted with fewer than no tokens for each of its answers, and when it was refused, they were taken."""
+    limits = RateLimits(lambda: 0.0)
+    ann = Tenant("ann", b"", "ann", entry("a", tokens_per_minute=1000))
+    limits.admit(ann, SamplingParams(n=4, max_tokens=40), [3001], 256).cancel()
+    assert limits.headers(ann)["x-ratelimit-remaining-tokens"] == "1000"
+
+
 def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
     now = [0.0]
     keys = {
