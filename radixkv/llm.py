@@ -188,9 +188,9 @@ class LLM:
             if options is not None or chat_template_kwargs is not None:
                 raise ValueError("tools and chat_template_kwargs: expected a conversation, got a prompt")
             single = as_single_prompt(prompt, self.engine.loaded)
-            return self._stream(self._make_request(*self._with_params(single, sampling_params)))
+            return self._stream(self._make_request(single, self._or_defaults(sampling_params)))
         single = as_single_prompt(prompt, self.engine.loaded, tools=options, chat_template_kwargs=chat_template_kwargs)
-        return self.stream_prompt(*self._with_params(single, sampling_params))
+        return self.stream_prompt(single, self._or_defaults(sampling_params))
 
     def stream_prompt(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[RequestOutput]:
         """Answer a conversation that has been tokenized already; otherwise like `stream`.
@@ -337,7 +337,7 @@ class LLM:
     ) -> list[RequestOutput]:
         priority = 0 if priority is None else priority
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            sampling_params = [self._with_params(prompt, sampling_params)[1] for prompt in prompts]
+            sampling_params = [self._or_defaults(sampling_params) for _ in prompts]
         if not isinstance(sampling_params, Sequence):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(sampling_params).__name__}")
         if len(sampling_params) != len(prompts):
@@ -351,11 +351,8 @@ class LLM:
         self._run(requests, use_tqdm)
         return [request_output(request) for request in requests]
 
-    def _with_params(self, prompt: Prompt, params: SamplingParams | None) -> tuple[Prompt, SamplingParams]:
-        """With the defaults, where there are none."""
-        if params is None:
-            params = self.get_default_sampling_params()
-        return prompt, params
+    def _or_defaults(self, params: SamplingParams | None) -> SamplingParams:
+        return self.get_default_sampling_params() if params is None else params
 
     def _make_request(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int = 0) -> Request:
         if not isinstance(params, SamplingParams | BeamSearchParams):

@@ -22,7 +22,7 @@ class Member:
         description: when it was last reached; None: never.
         client: that it is up with; None: it is down.
         load: what it reported last.
-        told: what it was told last that each tenant may have; None: nothing.
+        sent_shares: what each tenant may have, as it was sent last; None: nothing was.
         leaving: it was removed, and is followed until its streams have ended.
         task: follows it.
     """
@@ -33,7 +33,7 @@ class Member:
     description: ReplicaDescription | None = None
     client: httpx.AsyncClient | None = None
     load: Mapping[str, Any] = field(default_factory=dict)
-    told: Mapping[str, TenantShare] | None = None
+    sent_shares: Mapping[str, TenantShare] | None = None
     leaving: bool = False
     task: asyncio.Task[None] | None = None
 

@@ -44,7 +44,7 @@ _MAX_RECORD_BYTES = 16 << 20
 
 
 class Kind(IntEnum):
-    """What a record tells."""
+    """Kinds of records."""
 
     HELD = 0
     STORED = 1

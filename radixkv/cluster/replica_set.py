@@ -190,7 +190,7 @@ class ReplicaSet:
         self._tenants = tenants
         for name, answer in (await self.ask_all("PUT", "/tenants", encode_shares(tenants))).items():
             if answer is not None and answer.is_success and name in self._members:
-                self._members[name].told = tenants
+                self._members[name].sent_shares = tenants
 
     async def ask(self, name: str, method: str, path: str, content: bytes = b"") -> httpx.Response | None:
         """Ask one replica; None: it is down, or does not answer."""
@@ -302,7 +302,7 @@ class ReplicaSet:
                 await self._mark_down(member)  # it was started anew meanwhile
                 client = self._connect(member.url)
             member.description = description
-            await self._tell_tenants(member, client)
+            await self._send_shares(member, client)
             silence = httpx.Timeout(_SECONDS_OF_SILENCE)
             async with client.stream("GET", "/events", headers=self._headers, timeout=silence) as response:
                 response.raise_for_status()
@@ -313,7 +313,7 @@ class ReplicaSet:
                         self._note(member, client, kind, payload)
                     if not was_up and member.client is client:
                         # Again: until now it was not among those that are told.
-                        await self._tell_tenants(member, client)
+                        await self._send_shares(member, client)
             if member.client is not client:
                 raise ConnectionError(f"{member}: expected events, and they ended")
         except httpx.HTTPError as error:
@@ -325,22 +325,22 @@ class ReplicaSet:
             if member.client is not client:
                 await client.aclose()
 
-    async def _tell_tenants(self, member: Member, client: httpx.AsyncClient) -> None:
+    async def _send_shares(self, member: Member, client: httpx.AsyncClient) -> None:
         """What each tenant may have, unless the replica knows."""
         tenants = self._tenants
-        if member.told is not tenants and (tenants or member.told):
+        if member.sent_shares is not tenants and (tenants or member.sent_shares):
             shares = encode_shares(tenants)
             answer = await client.put("/tenants", content=shares, headers=self._headers, timeout=_SECONDS_TO_DESCRIBE)
             answer.raise_for_status()
-            member.told = tenants
+            member.sent_shares = tenants
 
-    def _patience(self, member: Member, client: httpx.AsyncClient) -> float:
+    def _answer_timeout(self, member: Member, client: httpx.AsyncClient) -> float:
         """Seconds for an answer: one that is up has been described, and is not busy with that."""
         return _SECONDS_OF_SILENCE if member.client is client else _SECONDS_TO_DESCRIBE
 
     async def _describe(self, member: Member, client: httpx.AsyncClient) -> ReplicaDescription:
         try:
-            timeout = self._patience(member, client)
+            timeout = self._answer_timeout(member, client)
             answer = await client.get("/description", headers=self._headers, timeout=timeout)
             answer.raise_for_status()
             description = ReplicaDescription.from_json(answer.json())
@@ -425,7 +425,7 @@ class ReplicaSet:
     async def _mark_down(self, member: Member) -> None:
         """A replica is gone: its streams go on elsewhere."""
         self._take_out(member)
-        client, member.client, member.load, member.told = member.client, None, {}, None
+        client, member.client, member.load, member.sent_shares = member.client, None, {}, None
         assert client is not None and self._streams is not None
         _log.warning("replica %r is down", member.name)
         self._streams.abandon(client)

@@ -1,4 +1,4 @@
-"""The cache that a configuration asks for, the tiers below it, and what is told of its changes."""
+"""The cache that a configuration asks for, the tiers below it, and the publisher of its events."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ class Admission:
             sequence.table = cache.open(
                 tokens,
                 request.namespace,
-                read=_reads_cache(request),
+                read=request.reads_cache,
                 write=request.write_cache,
                 priority=-request.priority,
                 owner=request.tenant,
@@ -312,7 +312,7 @@ class Admission:
         """
         (sequence,) = group.sequences
         request = group.request
-        demand = self._cache.demand(group.prompt, request.namespace, read=_reads_cache(request))
+        demand = self._cache.demand(group.prompt, request.namespace, read=request.reads_cache)
         sequence.num_computed = demand.num_cached_tokens
         self._check_decode_growth(group, demand.num_blocks)
 
@@ -325,8 +325,3 @@ class Admission:
         growth = self._decode_growth()
         growth.add(group)
         self._cache.require(num_more_blocks + (growth.num_blocks if self._running else 0))
-
-
-def _reads_cache(request: Request) -> bool:
-    """Whether its prompt is looked up. Reused tokens have no logits, which the log-probabilities of a prompt need."""
-    return request.read_cache and not request.lacks_prompt_logprobs

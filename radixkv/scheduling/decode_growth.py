@@ -63,7 +63,7 @@ class DecodeGrowth:
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks that are."""
+        """Blocks that the groups added so far may still take."""
         # Decoding is scheduled first; prompts get the rest of each step.
         prefill_tokens_per_step = max(1, self._max_num_batched_tokens - self.num_seqs)
         num_steps = 2 * -(-self._num_pending // prefill_tokens_per_step) + self._block_size

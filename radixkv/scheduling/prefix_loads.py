@@ -74,7 +74,7 @@ class PrefixLoads:
         self._not_sent: list[LookUp] = []
         self._stopped = False
         self._claims = LoadClaims()
-        self._patient = True  # look-ups are answered quickly
+        self._waits_for_look_ups = True  # look-ups are answered quickly
         self._unanswered: LookUp | None = None  # that was given up
         self.num_loads = 0
         self.num_given_up = 0
@@ -88,7 +88,7 @@ class PrefixLoads:
     @property
     def in_progress(self) -> bool:
         """Whether a group waits for a look-up, a load, or others' blocks."""
-        # One that yields waits for nothing if it is not looked at any more.
+        # A group that left blocks to others is not in progress unless it was looked at in this step.
         return bool(self._active) or any(
             wait.waits and (not wait.claim.yields or wait.claim.step == self._claims.step)
             for wait in self._waits.values()
@@ -102,7 +102,7 @@ class PrefixLoads:
     def expect(self, group: SequenceGroup) -> None:
         """Begin to look for a group's prefix, so that it is known when the group could be admitted."""
         request = group.request
-        if self._stopped or not request.read_cache or request.lacks_prompt_logprobs:
+        if self._stopped or not request.reads_cache:
             return
         wait = self._waits[group] = WaitingPrefix()
         self._look_up(group, wait)
@@ -240,9 +240,9 @@ class PrefixLoads:
     def _answer(self, look_up: LookUp) -> list[Span] | None:
         """Where the prefix is; None: it is not known yet."""
         if look_up.done.is_set():
-            self._patient = True
-        elif self._patient and look_up not in self._not_sent:
-            self._patient = look_up.done.wait(_LOOK_UP_SECONDS)
+            self._waits_for_look_ups = True
+        elif self._waits_for_look_ups and look_up not in self._not_sent:
+            self._waits_for_look_ups = look_up.done.wait(_LOOK_UP_SECONDS)
         return look_up.spans
 
     def _allowed_seconds(self, num_blocks: int) -> float:

@@ -117,6 +117,11 @@ class Request:
         """Whether the log-probabilities of its prompt are wanted and not complete."""
         return self.wants_prompt_logprobs and self.metrics.first_token_time is None
 
+    @property
+    def reads_cache(self) -> bool:
+        """Whether cached prefixes are reused. They have no logits, which the log-probabilities of a prompt need."""
+        return self.read_cache and not self.lacks_prompt_logprobs
+
 
 @dataclass(eq=False)
 class TokenSequence:

@@ -162,8 +162,7 @@ class WaitingQueue:
 
     def _look_up(self, entry: _Entry) -> None:
         version, group, request = self._cache.version, entry.group, entry.group.request
-        # Where log-probabilities of the prompt are wanted, nothing of it is reused.
-        if entry.looked_up_at == version or not request.read_cache or request.lacks_prompt_logprobs:
+        if entry.looked_up_at == version or not request.reads_cache:
             return
         num_cached = self._cache.match(group.prompt, request.namespace)
         entry.looked_up_at = version

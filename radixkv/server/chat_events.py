@@ -24,6 +24,7 @@ from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import Generation, extend_choice
 from radixkv.server.protocol import Usage, finish_reason
+from radixkv.server.rate_limits import default_max_tokens
 from radixkv.server.response_size import check_response_size
 from radixkv.server.service import Service
 from radixkv.server.tenants import Tenant
@@ -91,8 +92,8 @@ async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tena
         defaults = service.llm.loaded.sampling_defaults
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         prompt = body.truncated(prompt, max_tokens, service.llm.loaded.max_model_len)
-        if max_tokens is None:
-            max_tokens = defaults.get("max_tokens")
+        if max_tokens is None and "max_tokens" in defaults:
+            max_tokens = default_max_tokens(defaults["max_tokens"], body.min_tokens or 0, tenant)
         remaining = service.remaining_tokens([prompt])
         top_logprobs = body.top_logprobs or 0 if body.logprobs else None
         params = body.params(max_tokens, top_logprobs, body.prompt_logprobs, remaining, defaults)

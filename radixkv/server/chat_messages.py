@@ -73,6 +73,7 @@ class ChatMessage(StrictModel):
     type: Literal["message"] | None = None
     audio: None = None
     function_call: None = None
+    parsed: Any = Field(default=None, exclude=True)  # what OpenAI's client made of the content
 
     def as_message(self) -> Message:
         """The message in the form of `radixkv.prompts`: without what is null or empty."""

@@ -36,6 +36,7 @@ from radixkv.server.protocol import (
     Usage,
     finish_reason,
 )
+from radixkv.server.rate_limits import default_max_tokens
 from radixkv.server.response_size import check_response_size
 from radixkv.server.service import Service, new_id, response_id
 from radixkv.server.tenants import Tenant
@@ -120,7 +121,9 @@ def completion_routes(service: Service) -> APIRouter:
                 prompts += await service.llm.run_tokenizer(encode, tenant=tenant.name, num_prompts=len(sent))
             prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
             max_model_len = service.llm.loaded.max_model_len
-            max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+            max_tokens = body.max_tokens
+            if max_tokens is None:
+                max_tokens = default_max_tokens(_DEFAULT_MAX_TOKENS, body.min_tokens or 0, tenant)
             prompts = [body.truncated(prompt, max_tokens, max_model_len) for prompt in prompts]
             # max_tokens=0 with echo scores the prompt only. The engine still generates one token, which is not returned.
             score_only = bool(body.echo) and max_tokens == 0

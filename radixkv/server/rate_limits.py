@@ -182,6 +182,19 @@ class RateLimits:
             params.max_tokens = limit
 
 
+def default_max_tokens(default: int, min_tokens: int, tenant: Tenant) -> int:
+    """How many tokens an answer may have where its request does not say.
+
+    Args:
+        default: the endpoint's or the model's.
+        min_tokens: that the request asks for at least.
+        tenant: whose key may limit it.
+    """
+    limit = None if tenant.key is None else tenant.key.max_tokens
+    wanted = max(default, min_tokens)
+    return wanted if limit is None else min(wanted, limit)
+
+
 class RateLimitHeaders:
     """ASGI middleware, inside of authentication: adds what is left of a tenant's limits to each of its responses."""
 

@@ -82,10 +82,17 @@ class AssistantToolCall(StrictModel):
     function: FunctionCall
 
 
+class EarlierFunctionCall(FunctionCall):
+    """That of an earlier answer, with what OpenAI's client made of its arguments."""
+
+    parsed_arguments: Any = Field(default=None, exclude=True)
+
+
 class EarlierToolCall(AssistantToolCall):
     """A call of an earlier answer, as clients send it back."""
 
     index: int | None = None
+    function: EarlierFunctionCall
 
 
 class FunctionCallDelta(TypedDict, total=False):

@@ -183,6 +183,7 @@ class FolderLock:
         self._file.close()
 
 
+# Mutable, because a fork reaches no object: `os.register_at_fork` takes a function of the module.
 _locks: WeakSet[FolderLock] = WeakSet()
 
 

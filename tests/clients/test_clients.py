@@ -91,6 +91,24 @@ def test_openai_chat_parse(openai_client: Any) -> None:
         model=MODEL, messages=QUESTION, response_format=Person, max_tokens=60, temperature=0
     )
     assert isinstance(parsed.choices[0].message.parsed, Person)
+    # What the client made of the answer is part of the message that it sends back.
+    history = [*QUESTION, parsed.choices[0].message, {"role": "user", "content": "Thanks."}]
+    openai_client.chat.completions.create(model=MODEL, messages=history, max_tokens=2)
+
+
+def test_openai_calls_that_were_parsed_are_sent_back(openai_client: Any) -> None:
+    openai = pytest.importorskip("openai")
+    options: Any = {
+        "model": MODEL,
+        "tools": [openai.pydantic_function_tool(Person)],
+        "max_tokens": 60,
+        "temperature": 0,
+    }
+    answer = openai_client.chat.completions.parse(messages=QUESTION, tool_choice="required", **options)
+    message = answer.choices[0].message
+    assert isinstance(message.tool_calls[0].function.parsed_arguments, Person)
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "Stored."} for call in message.tool_calls]
+    openai_client.chat.completions.create(messages=[*QUESTION, message, *results], tool_choice="none", **options)
 
 
 def test_openai_responses(openai_client: Any) -> None:

@@ -113,6 +113,33 @@ def test_abort_between_launch_and_take(engines: tuple[LLM, LLM]) -> None:
         assert llm.reset_prefix_cache()
 
 
+def test_a_batch_in_flight_is_not_lost_when_scheduling_fails(
+    engines: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens were never fetched: what stood for them was computed with, and another request failed."""
+    prompt = {"prompt_token_ids": [5, 6, 7, 8, 9]}
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    expected = engines[0].generate(prompt, params)[0].outputs[0].token_ids
+    engine = engines[1].engine
+    request = engine.request_factory.make("one", Prompt(prompt["prompt_token_ids"]), params)
+    engine.add(request)
+    for _ in range(3):
+        engine.step()
+
+    def fail() -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scheduler, "schedule", fail)
+        with pytest.raises(MemoryError):
+            engine.step()
+    while engine.has_unfinished_requests:
+        engine.step()
+    assert request.failure is None
+    assert request.sequences[0].output_token_ids == expected
+    engine.cache.check()
+
+
 def test_beams_and_samples_side_by_side(engines: tuple[LLM, LLM]) -> None:
     results = []
     for llm in engines:

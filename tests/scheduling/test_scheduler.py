@@ -135,6 +135,34 @@ def test_of_waiting_prompts_what_is_cached_does_not_count_as_queued() -> None:
     assert waiting.num_uncached_tokens == 0
 
 
+def test_a_prompt_that_reads_nothing_does_not_wait_for_one_that_computes_its_prefix() -> None:
+    """It waited until all of the other was computed, and then computed everything itself."""
+    driver = SchedulerDriver(budget=24, max_num_seqs=4, num_blocks=200)
+    long = [token for stem in range(4) for token in range(1000 * stem, 1000 * stem + 40)]
+    driver.add(long)
+    for _ in range(6):  # its last 16 tokens leave 8 of a step to others
+        driver.step()
+    waits = driver.add([*long, 1])
+    reads_nothing = driver.add([*long, 2], prompt_logprobs=0)
+    driver.step()
+    assert reads_nothing in driver.admitted
+    assert waits not in driver.admitted
+    driver.run()
+
+
+@pytest.mark.parametrize("max_new", [1, 3])
+def test_the_tokens_of_all_samples_are_charged(max_new: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first ones, which the prompt's last chunk brings, one was."""
+    driver = SchedulerDriver(max_num_seqs=8)
+    charged: list[int] = []
+    monkeypatch.setattr(
+        driver.scheduler.shares, "charge", lambda tenant, generated=0, **others: charged.append(generated)
+    )
+    driver.add(tail(0, 8), n=5, max_new=max_new)
+    driver.run()
+    assert sum(charged) == 5 * max_new
+
+
 def test_of_a_preempted_answer_what_is_still_cached_does_not_count_as_queued() -> None:
     driver = SchedulerDriver(num_blocks=16, block_size=4, max_num_seqs=2)
     for number in range(2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,29 @@ def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
             chat = {"messages": [{"role": "user", "content": "Count."}], "ignore_eos": True}
             answer = await client.post("/v1/chat/completions", json=chat, headers=bearer("a"))
             assert answer.json()["usage"]["completion_tokens"] == 10
+
+    asyncio.run(main())
+
+
+def test_a_default_number_of_tokens_stays_within_a_keys_limit(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who had not said how much they wanted were refused for what the endpoint or the model says instead."""
+    loaded = replace(llm.engine.loaded, sampling_defaults={**llm.engine.loaded.sampling_defaults, "max_tokens": 64})
+    monkeypatch.setattr(llm.engine, "loaded", loaded)
+
+    async def main() -> None:
+        tenants = Tenants(keys={"ann": entry("a", max_tokens=8), "bob": entry("b")})
+        async with (
+            AsyncLLM(llm, tenants=tenants.shares) as engine,
+            make_client(engine, tenants=tenants) as client,
+        ):
+            chat = {"messages": [{"role": "user", "content": "Count."}], "ignore_eos": True}
+            for path, body in (("completions", {"prompt": "x", "ignore_eos": True}), ("chat/completions", chat)):
+                answer = await client.post(f"/v1/{path}", json=body, headers=bearer("a"))
+                assert answer.json()["usage"]["completion_tokens"] == 8, answer.text
+            answer = await client.post("/v1/chat/completions", json=chat | {"min_tokens": 70}, headers=bearer("b"))
+            assert answer.json()["usage"]["completion_tokens"] == 70, answer.text
+            refused = await client.post("/v1/chat/completions", json=chat | {"min_tokens": 9}, headers=bearer("a"))
+            assert refused.json()["error"]["param"] == "min_tokens"
 
     asyncio.run(main())
 

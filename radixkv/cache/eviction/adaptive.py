@@ -52,9 +52,9 @@ _SHAPE = (_USES, _PARENT_USES, _LENGTHS * _DEPTHS)
 _NUM_GROUPS = math.prod(_SHAPE)
 # Densities are refitted, which takes milliseconds, after a quarter more idle times than before, within these limits.
 _MIN_NEW_IDLE_TIMES, _MAX_NEW_IDLE_TIMES = 32, 1024
-# As many idle times does the estimate of a coarser group weigh.
+# The estimate of a coarser group weighs as much as this many idle times.
 _PRIOR_IDLE_TIMES = 120.0
-# Who is ahead of whom is in doubt within so many standard deviations.
+# Within this many standard deviations, neither policy counts as ahead.
 _AHEAD = 1.5
 # The factor by which a density must be below that of the oldest leaf: in doubt, and at most; and how fast it changes.
 _DOUBT, _MAX_MARGIN = 1.75, 16.0
@@ -114,7 +114,7 @@ class Adaptive:
 
     def on_clear(self, namespace: str | None, nodes: Sequence[Node]) -> None:
         """See `TreeObserver.on_clear`."""
-        # LRU gives up its oldest instead: which ones were cleared is forgotten with them.
+        # Which of LRU's blocks were cleared is not known; the oldest stand in for them.
         self._lru.evict(sum(node.num_blocks for node in nodes if node.lock_count == 0))
 
     def _refit(self) -> None:

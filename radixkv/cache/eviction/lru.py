@@ -19,7 +19,7 @@ class LRU:
 
     def __init__(self) -> None:
         self._queue: OrderedDict[EvictableLeaf, None] = OrderedDict()
-        self._newest = 0.0  # last use of the queue's last leaf
+        self._newest = 0.0  # no leaf of the queue was used later; stays when the last one is removed
         self._late = LeafHeap()
         self._num_late = 0  # length of the heap, without a call
 

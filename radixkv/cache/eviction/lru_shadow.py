@@ -35,6 +35,7 @@ class LRUShadow:
 
     def begin(self, num_blocks: int, now: float) -> None:
         """Blocks fall idle."""
+        self._forget_excess()
         self._num_cached += num_blocks
         self._num_idle += num_blocks
         self._idle[now] = self._idle.get(now, 0) + num_blocks
@@ -50,21 +51,25 @@ class LRUShadow:
             self._squares += difference * difference
 
     def replace(self, num_blocks: int, idle_since: float) -> None:
-        """Idle blocks make way for fuller ones, under every policy."""
+        """Fuller blocks replace idle ones, under every policy."""
         self._num_cached -= num_blocks
         self._take(num_blocks, idle_since)
 
     def evict(self, num_blocks: int) -> None:
         """The cache gives up idle blocks; LRU gives up the oldest."""
         self._num_cached -= num_blocks
-        excess = self._num_idle - self._num_cached
-        while excess > 0:
-            excess -= self._take(excess, next(iter(self._idle)))
+        self._forget_excess()
 
     def fade(self, share: float) -> None:
         """Let what was compared so far count that much less."""
         self._difference *= 1 - share
         self._squares *= 1 - share
+
+    def _forget_excess(self) -> None:
+        """Not as blocks are used again: those of one request count before any of them makes others too many."""
+        excess = self._num_idle - self._num_cached
+        while excess > 0:
+            excess -= self._take(excess, next(iter(self._idle)))
 
     def _take(self, num_blocks: int, idle_since: float) -> int:
         """Blocks that LRU holds no longer as idle: at most as many as it held."""

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 Table = NDArray[np.float64]
 
 # Bins of ages, two per octave, from a 64th of a second to six days; by their upper borders, in seconds.
-AGE_BORDERS: list[float] = [*(2.0 ** np.arange(-6, 19, 0.5)).tolist(), np.inf]
+AGE_BORDERS: tuple[float, ...] = (*(2.0 ** np.arange(-6, 19, 0.5)).tolist(), np.inf)
 _NUM_BINS = len(AGE_BORDERS)
 _WIDTHS = np.diff([0.0, *AGE_BORDERS[:-1], 2 * AGE_BORDERS[-2]])
-_PRIOR_OF_ALL = 5.0  # as many observed idle times does the prior of all groups together weigh, which says nothing
+_PRIOR_OF_ALL = 5.0  # the uniform prior of all groups together weighs as much as this many observed idle times
 _MAX_RETURN = 0.98  # no reuse is certain
 _HALF_LIFE = 50_000  # an observation counts half after this many newer idle times
 _MAX_EPOCHS = 128
