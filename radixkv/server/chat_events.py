@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ class ChatEvents:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far. Those of reasoning are counted as they come: with the last of them, others may."""
+        """Tokens so far. Those of reasoning are counted as their text comes: with the last of them, others may."""
         usage = self._generation.usage
         usage.completion_tokens_details.reasoning_tokens = self._num_reasoning_tokens
         return usage
@@ -161,6 +162,9 @@ class ChatEvents:
         reader = PieceReader(self._form)
         # By choice: the arguments of its last call so far.
         arguments: dict[int, list[str]] = {}
+        # By choice: tokens whose text is held back, as it may be whitespace before a marker, or part of one. The next piece
+        # says whether they were reasoning.
+        num_held: Counter[int] = Counter()
         async with aclosing(aiter(self._generation)) as deltas:
             async for delta in deltas:
                 output = delta.output
@@ -170,8 +174,11 @@ class ChatEvents:
                         arguments[delta.choice] = []
                     elif isinstance(piece, ToolCallArguments):
                         arguments[delta.choice].append(piece.text)
+                num_held[delta.choice] += len(output.token_ids)
                 if any(isinstance(piece, ReasoningPiece) for piece in pieces):
-                    self._num_reasoning_tokens += len(output.token_ids)
+                    self._num_reasoning_tokens += num_held[delta.choice]
+                if pieces:
+                    num_held[delta.choice] = 0
                 reason = _finish_reason(output, arguments.get(delta.choice, []))
                 yield ChatEvent(delta.choice, pieces, output, reason, output.stop_reason)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -14,6 +15,10 @@ from support.in_process_server import make_client
 from support.model_zoo import build
 
 from radixkv import LLM, AsyncLLM, Chat, SamplingParams, StructuredOutputsParams
+from radixkv.outputs import CompletionOutput
+from radixkv.server.chat_events import ChatEvents
+from radixkv.server.generation import ChoiceDelta
+from radixkv.server.protocol import CompletionTokensDetails, PromptTokensDetails, Usage
 from radixkv.tools.chat_format import ChatFormat
 from radixkv.tools.definitions import ParsedAnswer, parsed_answer
 
@@ -152,6 +157,43 @@ def test_the_usage_counts_thoughts(thinker: LLM) -> None:
             num_reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
             assert (num_reasoning > 0) == bool(reasoning)
             assert num_reasoning <= usage["completion_tokens"]
+
+
+class GenerationOfCharacters:
+    """Stands for a `Generation`: two choices take turns, and each character is a token."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=1,
+            completion_tokens=0,
+            total_tokens=1,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=0),
+            completion_tokens_details=CompletionTokensDetails(
+                accepted_prediction_tokens=0, rejected_prediction_tokens=0
+            ),
+        )
+
+    async def __aiter__(self) -> AsyncGenerator[ChoiceDelta, None]:
+        last = len(self._text) - 1
+        for position, character in enumerate(self._text):
+            for choice in range(2):
+                reason: Any = "stop" if position == last else None
+                yield ChoiceDelta(choice, 0, CompletionOutput(choice, character, [position], finish_reason=reason))
+
+
+@pytest.mark.parametrize("rest", ["", " ", "\n</think>\n\nYes."])
+def test_thoughts_count_with_the_tokens_whose_text_was_held_back(rest: str) -> None:
+    thought = "a\n\nb <c\n\n</d"
+    generation: Any = GenerationOfCharacters(thought + rest)
+    events = ChatEvents(generation, format_of("think_open").answer_form("<think>\n", None))
+    for choice in asyncio.run(events.collect()):
+        assert (choice.answer.reasoning or "").strip() == thought
+    # Whitespace is part of a thought that ends with it, and neither that before the end tag nor the tag is.
+    assert events.usage.completion_tokens_details.reasoning_tokens == 2 * len(thought + rest.split("\n")[0])
 
 
 def test_an_async_chat_ends_with_its_answer(thinker: LLM) -> None:
