@@ -28,7 +28,7 @@ from radixkv.tools.events import ReasoningPiece, TextPiece, ToolCallArguments, T
 
 
 class AssistantMessage(BaseModel):
-    """The answer; ``content`` is null where there are only tool calls.
+    """The answer; ``content`` is null where there are only tool calls, or nothing of the calls that had to be.
 
     What was thought has two names: ``reasoning`` is vLLM's today, ``reasoning_content`` was vLLM's before and is DeepSeek's.
     """
@@ -40,13 +40,17 @@ class AssistantMessage(BaseModel):
     tool_calls: list[AssistantToolCall] | None = None
 
     @classmethod
-    def of(cls, answer: ParsedAnswer) -> AssistantMessage:
-        """The message in OpenAI's form."""
+    def of(cls, answer: ParsedAnswer, calls_required: bool) -> AssistantMessage:
+        """The message in OpenAI's form.
+
+        Args:
+            calls_required: whether it had to be calls.
+        """
         calls = [
             AssistantToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
             for call in answer.tool_calls
         ]
-        content = answer.text or None if calls else answer.text
+        content = answer.text or None if calls or calls_required else answer.text
         thought = answer.reasoning
         return cls(content=content, reasoning=thought, reasoning_content=thought, tool_calls=calls or None)
 
@@ -135,7 +139,7 @@ class _ChatResponseWriter:
         self._head = ResponseHead(id=response_id(request_id, body), created=int(time.time()), model=service.model_name)
 
     async def full_response(self, events: ChatEvents) -> ChatCompletion:
-        choices = [await self._choice(answer) for answer in await events.collect()]
+        choices = [await self._choice(answer, events.calls_required) for answer in await events.collect()]
         return ChatCompletion(
             **self._head,
             choices=choices,
@@ -176,10 +180,10 @@ class _ChatResponseWriter:
         if self._body.includes_usage:
             yield ChatCompletionChunk(**self._head, choices=[], usage=events.usage)
 
-    async def _choice(self, answer: ChatAnswer) -> ChatChoice:
+    async def _choice(self, answer: ChatAnswer, calls_required: bool) -> ChatChoice:
         return ChatChoice(
             index=answer.choice,
-            message=AssistantMessage.of(answer.answer),
+            message=AssistantMessage.of(answer.answer, calls_required),
             logprobs=await self._logprobs(answer.output),
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,

@@ -112,6 +112,11 @@ class ChatEvents:
         self._num_reasoning_tokens = 0
 
     @property
+    def calls_required(self) -> bool:
+        """Whether each answer, after its reasoning, is calls and no text."""
+        return self._form is not None and self._form.calls_required
+
+    @property
     def usage(self) -> Usage:
         """Tokens so far. Those of reasoning are counted as their text comes: with the last of them, others may."""
         usage = self._generation.usage

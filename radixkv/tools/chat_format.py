@@ -145,6 +145,11 @@ class AnswerForm:
     options: ToolOptions | None
 
     @property
+    def calls_required(self) -> bool:
+        """Whether the answer, after its reasoning, is calls and no text."""
+        return self.options is not None and self.options.mode == "required"
+
+    @property
     def needs_special_tokens(self) -> bool:
         """Whether parts of the answer are only known by special tokens in its text."""
         tags = self.format.reasoning
@@ -183,7 +188,8 @@ class AnswerForm:
     def parser(self) -> AnswerParser:
         """A parser for one answer."""
         tools = self.options.tools if self.options is not None and self._may_call else {}
-        return AnswerParser(AnswerSource(tools, self.format.calls.new_id), self._parse)
+        source = AnswerSource(tools, self.format.calls.new_id, calls_required=self.calls_required)
+        return AnswerParser(source, self._parse)
 
     def parse(self, text: str) -> ParsedAnswer:
         """A whole answer in its parts."""

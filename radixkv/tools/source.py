@@ -40,19 +40,31 @@ class AnswerSource:
     Args:
         tools: those that may be called, by name.
         new_id: makes the ids of calls.
+        calls_required: whether the answer holds calls and no text.
 
     Attributes:
         rest: the text.
         ended: whether no more follows.
     """
 
-    def __init__(self, tools: Mapping[str, Tool], new_id: Callable[[], str] = new_call_id) -> None:
+    def __init__(
+        self, tools: Mapping[str, Tool], new_id: Callable[[], str] = new_call_id, *, calls_required: bool = False
+    ) -> None:
         self.tools = tools
         self.rest = ""
         self.ended = False
         self.num_calls = 0
         self._new_id = new_id
+        self._calls_required = calls_required
         self._taken: list[str] = []
+
+    @property
+    def cut_in_calls(self) -> bool:
+        """Whether the answer has ended where only calls could follow: what is still held back is part of their syntax.
+
+        What is malformed is found as soon as it is there; held back is only what more text could have completed.
+        """
+        return self.ended and (self._calls_required or self.num_calls > 0)
 
     def take(self, length: int) -> str:
         """Remove and return the first characters."""
@@ -122,6 +134,8 @@ def text_until(
 ) -> Parsing[str | None]:
     """Yield text up to one of the markers, without whitespace before it, and take the marker.
 
+    What is left of an answer that was cut in its calls is no text, and is dropped.
+
     Returns:
         The marker; None: the text ended.
     """
@@ -136,6 +150,8 @@ def text_until(
             source.mark()
             source.take(len(marker))
             return marker
+        if source.cut_in_calls and piece is TextPiece:
+            source.rest = ""
         length = len(source.rest) if source.ended else _unambiguous(source.rest, markers)
         if length:
             yield piece(source.take(length))

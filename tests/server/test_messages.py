@@ -121,6 +121,11 @@ def test_a_tool_is_used_and_its_result_read(llm: LLM) -> None:
         assert use["input"]["city"] in ("Bonn", "Rome")
         cut = await create(client, **fields, tool_choice={"type": "any"}, stop_sequences=['"city"'])
         assert (cut["stop_reason"], cut["stop_sequence"]) == ("stop_sequence", '"city"')
+        nothing: dict[str, Any] = {**fields, "max_tokens": 5, "tool_choice": {"type": "any"}}
+        assert (await create(client, **nothing))["content"] == []
+        nothing_streamed = await client.post("/v1/messages", json={**BODY, **nothing, "stream": True})
+        kinds = [event["type"] for event in events_of(nothing_streamed.text)]
+        assert kinds == ["message_start", "message_delta", "message_stop"]
         streamed = await client.post(
             "/v1/messages", json={**BODY, **fields, "tool_choice": {"type": "any"}, "stream": True}
         )

@@ -151,6 +151,14 @@ def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:
         assert kinds[-3:] == ["function_call_arguments.done", "output_item.done", "completed"]
         assert set(kinds[3:-3]) == {"function_call_arguments.delta"}
         assert "".join(event["delta"] for event in events[3:-3]) == events[-3]["arguments"] == call["arguments"]
+        nothing: dict[str, Any] = {"tools": tools, "max_output_tokens": 5, "tool_choice": choice}
+        cut = await create(client, input="What is the weather in Rome?", **nothing)
+        assert (cut["status"], cut["output"]) == ("incomplete", [])
+        streamed = await client.post("/v1/responses", json={**BODY, **nothing, "stream": True})
+        kinds = [event["type"].removeprefix("response.") for event in events_of(streamed.text)]
+        assert kinds == ["created", "in_progress", "incomplete"]
+        again = await create(client, input="Well?", previous_response_id=cut["id"], tool_choice="none", **fields)
+        assert again["output"][0]["type"] == "message"
         result = {"type": "function_call_output", "call_id": call["call_id"], "output": "It rains."}
         final = await create(client, input=[result], previous_response_id=called["id"], tool_choice="none", **fields)
         assert final["output"][0]["type"] == "message"

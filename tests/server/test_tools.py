@@ -93,6 +93,23 @@ def test_a_call_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
     assert answer.message.tool_calls[0].function.name == "add"
 
 
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+@pytest.mark.parametrize(
+    ("cut", "reason"),
+    [({"max_completion_tokens": 5}, "length"), ({"stop": ["name"]}, "stop")],
+    ids=["max_tokens", "stop"],
+)
+def test_the_syntax_of_a_required_call_that_is_cut_is_no_content(
+    client: openai.OpenAI, choice: Any, cut: dict[str, Any], reason: str
+) -> None:
+    options = {"tool_choice": choice, "parallel_tool_calls": False, **cut}
+    answer = chat(client, **options).choices[0]
+    assert (answer.finish_reason, answer.message.content, answer.message.tool_calls) == (reason, None, None)
+    chunks = [chunk.choices[0] for chunk in chat(client, **options, stream=True)]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == ""
+    assert chunks[-1].finish_reason == reason
+
+
 def test_a_call_that_a_stop_string_has_cut_is_no_call_to_execute(client: openai.OpenAI) -> None:
     options = {"tool_choice": NAMED, "stop": '"b"'}
     cut = chat(client, **options).choices[0]

@@ -115,6 +115,37 @@ def test_what_is_no_call_is_text(name: str, text: str) -> None:
     assert without_ids(read(form_of(name), text)) == (text, None, [])
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_where_calls_are_required_what_is_cut_is_no_text(name: str) -> None:
+    form, calls = form_of(name, "required"), CALL_FORMATS[name]
+    whole = calls.lead + (written(name) if name == "harmony" else calls.write_calls(CALLS))
+    for length in range(len(whole)):
+        assert read(form, [whole[:length]]).text == read(form, whole[:length]).text == ""
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if name != "harmony"])
+def test_after_a_call_what_is_cut_is_no_text(name: str) -> None:
+    form, calls = form_of(name), CALL_FORMATS[name]
+    one, two = calls.write_calls(CALLS[:1]), calls.write_calls(CALLS)
+    for length in range(len(one.removesuffix(calls.end)), len(two)):
+        assert read(form, [two[:length]]).text == ""
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_is_malformed_is_text_even_where_calls_are_required(name: str) -> None:
+    malformed = CALL_FORMATS[name].write_calls([("get_wether", {"city": "Rome"})])
+    assert "get_wether" in read(form_of(name, "required"), [malformed]).text
+    assert read(form_of(name, "required"), ["Plain text."]).text == "Plain text."
+
+
+def test_thoughts_that_are_cut_stay_thoughts_where_calls_are_required() -> None:
+    form = form_of("think_open", "required", prompt="<think>\n")
+    assert without_ids(read(form, ["Is 1 </thi"])) == ("", "Is 1 </thi", [])
+    assert without_ids(read(form, ["Well.</think>\n\n<tool_c"])) == ("", "Well.", [])
+    thought = "<|channel|>analysis<|message|>Is 1 <|en"
+    assert without_ids(read(form_of("harmony", "required"), [thought])) == ("", "Is 1 <|en", [])
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -36,6 +36,8 @@ class MessageWriter:
             async for event in stream:
                 if isinstance(event, MessageDelta):
                     stop = event.delta
+        if not content.blocks and not events.calls_required:
+            content.blocks.append(TextContent(text=""))
         return self._message(content, stop.stop_reason, stop.stop_sequence, self._usage(events))
 
     async def chunks(self, events: ChatEvents) -> AsyncGenerator[BaseModel, None]:
@@ -71,13 +73,10 @@ class MessageWriter:
     def _message(
         self, content: MessageContent, stop_reason: StopReason | None, stop_sequence: str | None, usage: MessageUsage
     ) -> MessageObject:
-        blocks = content.blocks
-        if stop_reason is not None and not blocks:
-            blocks = [TextContent(text="")]
         return MessageObject(
             id=self._id,
             model=self._model_name,
-            content=blocks,
+            content=content.blocks,
             stop_reason=stop_reason,
             stop_sequence=stop_sequence,
             usage=usage,

@@ -69,9 +69,13 @@ class Output:
                     sequence_number=self.next_number(), item_id=call.id, output_index=self._index, delta=text
                 )
 
-    def end(self, status: Status) -> Iterator[StreamEvent]:
-        """End the output; what is open gets this status. An answer without any piece is an empty message."""
-        if not self.items:
+    def end(self, status: Status, calls_required: bool = False) -> Iterator[StreamEvent]:
+        """End the output; what is open gets this status. An answer without any piece is an empty message.
+
+        Args:
+            calls_required: it had to be calls, so that without any piece there is no message.
+        """
+        if not self.items and not calls_required:
             yield from self._add_text("")
         yield from self._end_item(status)
 

@@ -99,7 +99,7 @@ class ResponsesWriter:
                 for piece in part.pieces:
                     for event in output.add(piece):
                         yield event
-        for event in output.end("incomplete" if truncated else "completed"):
+        for event in output.end("incomplete" if truncated else "completed", events.calls_required):
             yield event
         response = self._response
         response.status = "incomplete" if truncated else "completed"

@@ -118,7 +118,7 @@ class CallFormat(ABC):
 
 
 def guarded_call(source: AnswerSource, call: Parsing[None]) -> Parsing[bool]:
-    """Read a call; what turns out not to be one is text, from the source's mark on.
+    """Read a call; what turns out not to be one is text, from the source's mark on, unless it is one that was cut.
 
     Returns:
         Whether it was a call, whole or at least in its beginning.
@@ -128,7 +128,8 @@ def guarded_call(source: AnswerSource, call: Parsing[None]) -> Parsing[bool]:
         yield from call
     except MalformedCallError:
         if source.num_calls == before:
-            yield TextPiece(source.since_mark())
+            if not source.cut_in_calls:
+                yield TextPiece(source.since_mark())
             return False
     return True
 
