@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterable, Sequence
@@ -121,6 +122,15 @@ def test_where_calls_are_required_what_is_cut_is_no_text(name: str) -> None:
     whole = calls.lead + (written(name) if name == "harmony" else calls.write_calls(CALLS))
     for length in range(len(whole)):
         assert read(form, [whole[:length]]).text == read(form, whole[:length]).text == ""
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_call_that_is_cut_does_not_look_complete(name: str) -> None:
+    form, whole = form_of(name), CALL_FORMATS[name].write_calls(CALLS[:1])
+    for length in range(len(whole)):
+        for call in read(form, [whole[:length]]).tool_calls:
+            with contextlib.suppress(ValueError):
+                assert json.loads(call.arguments) == CALLS[0][1]
 
 
 @pytest.mark.parametrize("name", [name for name in FORMS if name != "harmony"])

@@ -15,6 +15,7 @@ from radixkv.tools.formats.base import CallFormat, guarded_call, json_text
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.source import (
     AnswerSource,
+    MalformedCallError,
     Parsing,
     collect_until,
     expect,
@@ -97,6 +98,8 @@ def _call(source: AnswerSource) -> Parsing[None]:
         yield ToolCallArguments(begun.index, f"{separator}{json.dumps(key, ensure_ascii=False)}: {value}")
         separator = ", "
         yield from skip_whitespace(source)
+    if source.ended:  # before the end of the function: its arguments are not to look complete
+        raise MalformedCallError
     yield ToolCallArguments(begun.index, "{}" if separator == "{" else "}")
     yield from expect(source, _FUNCTION_END)
     yield from skip_whitespace(source)
