@@ -108,6 +108,26 @@ def test_stop_sequences_prefilled_answers_and_ends(llm: LLM) -> None:
     serve(llm, scenario)
 
 
+def test_an_empty_last_answer_is_no_prefill(llm: LLM) -> None:
+    """As a text it was refused, as a list of no blocks it was not."""
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        expected = (await create(client))["content"]
+        for content in ("", [], [{"type": "text", "text": ""}]):
+            answer = await create(client, messages=[QUESTION, {"role": "assistant", "content": content}])
+            assert answer["content"] == expected
+
+    serve(llm, scenario)
+
+
+def test_an_empty_last_answer_is_part_of_no_prefix_that_stays_cached() -> None:
+    messages = [QUESTION, {"role": "assistant", "content": ""}]
+    body = MessagesRequest.model_validate({**BODY, "messages": messages, "cache_control": {"type": "ephemeral"}})
+    chat, (breakpoint,) = as_chat_request(body)
+    assert chat["messages"] == breakpoint.messages
+    assert chat["messages"][-1]["role"] == "user"
+
+
 def test_a_tool_is_used_and_its_result_read(llm: LLM) -> None:
     city = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Rome"]}}, "required": ["city"]}
     tools = [{"name": "weather", "description": "Tells the weather.", "input_schema": city}]
@@ -174,7 +194,7 @@ def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:
             ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
             ({"messages": [{"role": "user", "content": []}]}, "at least one with content"),
             ({"messages": [{"role": "user", "content": "a " * 9000}]}, "prompt is too long: messages: "),
-            ({"messages": [QUESTION, {"role": "assistant", "content": ""}]}, "messages: the last message has no text"),
+            ({"messages": [{"role": "assistant", "content": ""}]}, "at least one with content"),
             (
                 {"messages": [{"role": "user", "content": [{**RESULT, "content": [{"type": "image", "source": {}}]}]}]},
                 "messages.0.content.0.content.0: content blocks of type 'image' are not supported, only text",

@@ -132,9 +132,19 @@ def _as_messages(body: CountTokensRequest) -> tuple[list[dict[str, Any]], list[B
             if index == last and number == len(blocks) - 1 and block.cache_control is None:
                 marks.add(body.cache_control, turns)
     messages = turns.messages()
+    _drop_empty_answer(messages, marks.breakpoints)
     if not any(message["role"] != "system" for message in messages):
         raise ValueError("messages: expected at least one with content")
     return messages, marks.breakpoints
+
+
+def _drop_empty_answer(messages: list[dict[str, Any]], breakpoints: list[Breakpoint]) -> None:
+    """Leave out a last message of the assistant without anything in it, which a list of no blocks makes none of either."""
+    if messages and messages[-1] == {"role": "assistant", "content": ""}:
+        for point in breakpoints:
+            if len(point.messages) == len(messages):
+                del point.messages[-1]
+        del messages[-1]
 
 
 def _blocks(message: MessageParam) -> list[Block]:
