@@ -29,13 +29,40 @@ _MAX_TOKEN_TEXTS = 1 << 18
 
 
 def token_decoder(tokenizer: Any) -> Callable[[int], str | None]:
-    """The text of single tokens, each decoded once; None where there is no tokenizer."""
+    """`decode_token`, each token decoded once; None where there is no tokenizer."""
 
     @lru_cache(maxsize=_MAX_TOKEN_TEXTS)
     def decode(token_id: int) -> str | None:
-        return None if tokenizer is None else str(tokenizer.decode([token_id]))
+        return None if tokenizer is None else decode_token(tokenizer, token_id)
 
     return decode
+
+
+def decode_token(tokenizer: Any, token_id: int) -> str:
+    """The text of a single token as it is within a text.
+
+    SentencePiece-style tokenizers drop the leading space of a text, and with it that of a token which is decoded alone.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        token_id: special ones have a text too.
+    """
+    alone: str = tokenizer.decode([token_id])
+    if is_byte_level(tokenizer):
+        return alone
+    # The second time, it does not begin the text.
+    once, twice = (
+        tokenizer.decode([token_id] * count, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        for count in (1, 2)
+    )
+    return str(twice[len(once) :]) if twice.startswith(once) else alone
+
+
+@lru_cache(maxsize=8)  # of the tokenizers in use: they do not change
+def is_byte_level(tokenizer: Any) -> bool:
+    """Whether the characters of its tokens' names stand for bytes, as GPT-2's and derivatives' do."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return "ByteLevel(" in repr(getattr(backend, "decoder", None))
 
 
 @lru_cache(maxsize=8)  # of the tokenizers in use: they do not change

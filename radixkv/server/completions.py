@@ -194,12 +194,20 @@ class _CompletionResponseWriter:
         text = output.text
         entries: list[tuple[int, dict[int, Logprob] | None]] = []
         prompt = self._prompts[delta.prompt]
-        if echo:
-            text = await self._prompt_text(delta.prompt) + text
+        echoed = await self._prompt_text(delta.prompt) if echo else None
+        if echoed is not None:
+            text = echoed + text
             entries += zip(prompt.token_ids, generation.prompt_logprobs[delta.prompt] or [], strict=False)
         entries += zip(output.token_ids, output.logprobs or [], strict=False)
         is_first = delta.choice not in self._lengths
-        length = self._lengths.setdefault(delta.choice, TextLength())
+        if is_first:
+            self._lengths[delta.choice] = TextLength(
+                self._texts,
+                prompt.token_ids,
+                echoed=echoed,
+                skip_special_tokens=self._body.skip_special_tokens is not False,
+            )
+        length = self._lengths[delta.choice]
         logprobs = None
         if self._body.logprobs is not None:
             write = partial(encode_completion_logprobs, entries, self._body.logprobs, length, self._texts)

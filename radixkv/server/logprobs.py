@@ -68,15 +68,77 @@ class TextLength:
 
     Attributes:
         characters: that are complete.
+
+    Args:
+        texts: of the tokens.
+        prompt_token_ids: what the answer follows.
+        echoed: the prompt's text, with which the text begins; its tokens are then added first. None: it does not.
+        skip_special_tokens: whether special tokens are left out of the answer's text.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        texts: TokenTexts,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        echoed: str | None = None,
+        skip_special_tokens: bool = True,
+    ) -> None:
         self.characters = 0
+        self._texts = texts
+        self._prompt_token_ids = prompt_token_ids
+        self._echoed = echoed or ""
+        self._num_echoed = 0 if echoed is None else len(prompt_token_ids)
+        self._skip_special_tokens = skip_special_tokens
+        self._num_added = 0
+        # Tokenizers may add one to each text between special tokens.
+        self._space_may_be_added = True
+        self._answer_has_text = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def add(self, part: bytes) -> None:
-        """Append the bytes of a token."""
+    def add(self, token_id: int) -> None:
+        """Append a token."""
+        is_echoed = self._num_added < self._num_echoed
+        part = self._echoed_part(self._num_added) if is_echoed else self._answer_part(token_id)
+        self._num_added += 1
         self.characters += len(self._decoder.decode(part))
+
+    def _echoed_part(self, index: int) -> bytes:
+        """A prompt's token as it is in the prompt's text, to which special tokens and spaces may have been added."""
+        token_id = self._prompt_token_ids[index]
+        part = bytes(self._texts.bytes_of(token_id))
+        if self._texts.is_left_out(token_id):
+            self._space_may_be_added = True
+            return part if self._echoed.startswith(part.decode(errors="ignore"), self.characters) else b""
+        added = self._space_may_be_added and part.startswith(b" ") and self._is_space_added(index)
+        self._space_may_be_added = False
+        return part[1:] if added else part
+
+    def _is_space_added(self, index: int) -> bool:
+        """Whether the text from a token on has a space less than the tokens, up to the first that is more than spaces."""
+        parts = []
+        for following in range(index, self._num_echoed):
+            token_id = self._prompt_token_ids[following]
+            if self._texts.is_left_out(token_id):
+                break
+            parts.append(bytes(self._texts.bytes_of(token_id)))
+            if parts[-1].strip(b" "):
+                break
+        text = b"".join(parts).decode(errors="ignore")
+        here = self.characters
+        return not self._echoed.startswith(text, here) and self._echoed.startswith(text[1:], here)
+
+    def _answer_part(self, token_id: int) -> bytes:
+        if self._skip_special_tokens and self._texts.is_left_out(token_id):
+            return b""
+        part = bytes(self._texts.bytes_of(token_id))
+        if part.startswith(b" ") and not self._answer_has_text:
+            shown = self._texts.begins_with_space(
+                token_id, self._prompt_token_ids, skip_special_tokens=self._skip_special_tokens
+            )
+            part = part if shown else part[1:]
+        self._answer_has_text = True
+        return part
 
 
 def encode_completion_logprobs(
@@ -100,7 +162,7 @@ def encode_completion_logprobs(
             shown = dict(_likeliest(logprobs, num_top)) | {token_id: logprobs[token_id]}
             top = {texts.quoted(top_id): _number(top.logprob) for top_id, top in shown.items()}
             likeliest.append(f"{{{','.join([f'{text}:{logprob}' for text, logprob in top.items()])}}}")
-        length.add(bytes(texts.bytes_of(token_id)))
+        length.add(token_id)
     encoded = (
         f'{{"text_offset":[{",".join(offsets)}],"tokens":[{",".join(tokens)}],'
         f'"token_logprobs":[{",".join(chosen)}],"top_logprobs":[{",".join(likeliest)}]}}'

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
+
+from radixkv.sampling.detokenizer import IncrementalDetokenizer, decode_token, is_byte_level
 
 # Texts of single tokens to keep.
 _MAX_TEXTS = 1 << 16
@@ -21,12 +24,25 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._byte_of = _byte_level_alphabet() if "ByteLevel(" in repr(getattr(backend, "decoder", None)) else {}
+        self._byte_of = _byte_level_alphabet() if is_byte_level(tokenizer) else {}
         self.bytes_of = lru_cache(maxsize=_MAX_TEXTS)(self._bytes_of)
         self.text = lru_cache(maxsize=_MAX_TEXTS)(self._text)
         self.quoted = lru_cache(maxsize=_MAX_TEXTS)(self._quoted)
+        self.is_left_out = lru_cache(maxsize=_MAX_TEXTS)(self._is_left_out)
         self.chat_parts = lru_cache(maxsize=_MAX_TEXTS)(self._chat_parts)
+
+    def begins_with_space(
+        self, token_id: int, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> bool:
+        """Whether the text of an answer that begins with this token begins with a space.
+
+        Args:
+            prompt_token_ids: what the answer follows: the space may be dropped where it has no text.
+            skip_special_tokens: whether special tokens are left out of the text.
+        """
+        answer = IncrementalDetokenizer(self._tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens)
+        answer.append([token_id])
+        return answer.text.startswith(" ")
 
     def _bytes_of(self, token_id: int) -> list[int]:
         """The token's bytes in UTF-8 text."""
@@ -35,11 +51,11 @@ class TokenTexts:
             return [self._byte_of[character] for character in name]
         if name and len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
             return [int(name[3:5], 16)]
-        return list(self._decode(token_id).encode())
+        return list(decode_token(self._tokenizer, token_id).encode())
 
     def _text(self, token_id: int) -> str:
         """The token's text, or its bytes as OpenAI writes them, "bytes:\\xe2\\x80", where it is part of a character."""
-        text = self._decode(token_id)
+        text = decode_token(self._tokenizer, token_id)
         if "\N{REPLACEMENT CHARACTER}" not in text:
             return text
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.bytes_of(token_id))
@@ -53,9 +69,10 @@ class TokenTexts:
         encoded_bytes = json.dumps(self.bytes_of(token_id), separators=(",", ":"))
         return f'{{"token":{self.quoted(token_id)},"logprob":', f',"bytes":{encoded_bytes}}}'
 
-    def _decode(self, token_id: int) -> str:
-        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
-        return text
+    def _is_left_out(self, token_id: int) -> bool:
+        """Whether a text without special tokens is one without this token."""
+        # Twice: alone, the token of a space may have no text.
+        return not self._tokenizer.decode([token_id, token_id], skip_special_tokens=True)
 
 
 def _byte_level_alphabet() -> dict[str, int]:

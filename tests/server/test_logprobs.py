@@ -11,8 +11,9 @@ import random
 import threading
 from typing import Any
 
+import httpx
 import pytest
-from support.in_process_server import make_client
+from support.in_process_server import make_client, serve
 
 from radixkv import LLM, AsyncLLM
 from radixkv.outputs import Logprob
@@ -79,8 +80,8 @@ def test_completion_logprobs_are_what_pydantic_writes(default_tokenizer: Any) ->
     token_ids, logprobs = some_logprobs(1, 5)
     logprobs[3] = {token_ids[3]: Logprob(-math.inf, 9, None), 7: Logprob(-0.5, 1, None)}
     entries = [(5, None), *zip(token_ids, logprobs, strict=True)]
-    length = TextLength()
-    length.add(b"ten before")
+    length = TextLength(texts, skip_special_tokens=False)
+    length.characters = 10
     encoded = encode_completion_logprobs(entries, 4, length, texts)
     shown = [texts.text(token_id) for token_id in (5, *token_ids)]
     written = b"".join(bytes(texts.bytes_of(token_id)) for token_id in (5, *token_ids))
@@ -105,6 +106,24 @@ def test_completion_logprobs_are_what_pydantic_writes(default_tokenizer: Any) ->
     response = Completion(id="x", created=1, model="m", choices=choices)
     assert json.loads(encode(response)) == json.loads(response.model_dump_json())
     assert json.loads(encode(response))["choices"][0]["logprobs"]["tokens"] == shown
+
+
+def test_special_tokens_that_are_left_out_have_no_length(llm: LLM) -> None:
+    """An answer without text had offsets of 0, 10, 20 and 30."""
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0, "logprobs": 0}
+        body |= {"ignore_eos": True, "logit_bias": {"2": 100}}
+        shown = {**body, "skip_special_tokens": False}
+        for fields, text, offsets in [
+            (body, "", [0, 0, 0, 0]),
+            (shown, "<|im_end|>" * 4, [0, 10, 20, 30]),
+            ({**body, "echo": True, "prompt": "One<|im_end|>"}, "One<|im_end|>", [0, 3, 13, 13, 13, 13]),
+        ]:
+            (choice,) = (await client.post("/v1/completions", json=fields)).json()["choices"]
+            assert (choice["text"], choice["logprobs"]["text_offset"]) == (text, offsets)
+
+    serve(llm, scenario)
 
 
 @pytest.mark.parametrize("stream", [False, True])
