@@ -189,12 +189,11 @@ class Chat:
         form = loaded.chat_format.answer_form(rendered, tools)
         prompt = Prompt(prompt_ids, None, **cache_options(self._cache_salt, None), answer_form=form)
         answer_ids: list[int] = []
-        answer = None
+        answer = output = None
         for output in self._llm.stream_prompt(prompt, params):
             (part,) = output.outputs
             answer_ids += part.token_ids
             answer = part.answer
-            self.last_output, self.last_num_tokens = output, len(answer_ids)
             yield from (piece.text for piece in part.pieces or () if isinstance(piece, TextPiece))
         assert answer is not None
         if self._messages is not before:
@@ -202,6 +201,7 @@ class Chat:
                 "another turn joined the conversation since this one began; fork() it for several at a time"
             )
         self.answer = answer
+        self.last_output, self.last_num_tokens = output, len(answer_ids)
         self._messages = [*messages, answer.as_message()]
         self._token_ids = prompt_ids + answer_ids
         self._rendered = rendered + loaded.require_tokenizer().decode(answer_ids, skip_special_tokens=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,6 +81,7 @@ class LLM:
         self._ids = itertools.count()
         # The engine is single-threaded. Reentrant, because the garbage collector may close a stream within another call.
         self._engine_lock = threading.RLock()
+        self._process = os.getpid()
 
     @takes_vllm_options(CALLS)
     def generate(
@@ -319,8 +321,13 @@ class LLM:
         """While no other thread runs the engine, nor gets it from here.
 
         Raises:
-            RuntimeError: an AsyncLLM runs it.
+            RuntimeError: an AsyncLLM runs it, or another process made it.
         """
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"this LLM was made by process {self._process}: a fork has none of its threads and cannot compute; make one in "
+                'each process, with multiprocessing\'s start method "spawn"'
+            )
         with self._engine_lock:
             if self.engine.thread not in (None, threading.current_thread()):
                 raise RuntimeError(

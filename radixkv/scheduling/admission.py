@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from radixkv.cache import OutOfBlocks, PrefixCache
+from radixkv.cache import BlockTable, OutOfBlocks, PrefixCache
 from radixkv.scheduling.decode_growth import DecodeGrowth
 from radixkv.scheduling.fair_shares import FairShares
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.prefix_loads import PrefixLoads
-from radixkv.scheduling.request import Request, SequenceGroup
+from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.sequence_blocks import SequenceBlocks
 from radixkv.scheduling.tenant_usage import TenantUsage
 from radixkv.scheduling.waiting_queue import WaitingQueue
@@ -284,26 +285,37 @@ class Admission:
         Raises:
             OutOfBlocks: some tables may be open then.
         """
-        cache, request = self._cache, group.request
         num_common = group.num_common_tokens
-        for index, sequence in enumerate(group.sequences):
-            tokens = group.prompt if index == 0 else np.array(sequence.token_ids, dtype=np.int32)
-            # A request's lower priority is more urgent; the cache keeps a higher priority longer.
-            sequence.table = cache.open(
-                tokens,
-                request.namespace,
-                read=request.reads_cache,
-                write=request.write_cache,
-                priority=-request.priority,
-                owner=request.tenant,
-            )
-            sequence.num_computed = sequence.table.num_tokens
+        first = group.sequences[0]
+        for sequence in group.sequences:
+            tokens = group.prompt if sequence is first else np.array(sequence.token_ids, dtype=np.int32)
+            table = self._open_table(sequence, tokens)
             if sequence.num_computed < num_common:
-                # Evicted meanwhile. If each sequence computed it again, blocks might not suffice.
+                # Evicted, perhaps for the tables before this one. If each computed it again, blocks might not suffice.
+                if sequence is not first:
+                    for opened in group.sequences:
+                        self._blocks.abort(opened)
+                        opened.num_computed = 0
+                    # No further than what is common, of which at least one token is then left to compute.
+                    table = self._open_table(first, group.prompt[:num_common])
                 group.num_shared_prefill_tokens = num_common
-                cache.reserve(sequence.table, num_common)
+                self._cache.reserve(table, num_common)
                 return
-            cache.reserve(sequence.table, len(sequence.token_ids))
+            self._cache.reserve(table, len(sequence.token_ids))
+
+    def _open_table(self, sequence: TokenSequence, tokens: NDArray[np.int32]) -> BlockTable:
+        request = sequence.request
+        # A request's lower priority is more urgent; the cache keeps a higher priority longer.
+        table = sequence.table = self._cache.open(
+            tokens,
+            request.namespace,
+            read=request.reads_cache,
+            write=request.write_cache,
+            priority=-request.priority,
+            owner=request.tenant,
+        )
+        sequence.num_computed = table.num_tokens
+        return table
 
     def _check_room(self, group: SequenceGroup) -> None:
         """Raise OutOfBlocks unless the group's one sequence can be opened, and `_check_decode_growth` then holds.

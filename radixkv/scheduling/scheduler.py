@@ -183,7 +183,9 @@ class Scheduler:
             return [ScheduledChunk(group, sequence, count, count == pending)] if count else []
         if group.num_shared_prefill_tokens:
             first = group.sequences[0]
-            count = min(group.num_shared_prefill_tokens - first.num_computed, budget)
+            missing = group.num_shared_prefill_tokens - first.num_computed
+            assert missing > 0, "what is common is computed, and not forked"
+            count = min(missing, budget)
             return [ScheduledChunk(group, first, count, False)] if count else []
         if group.num_pending == 1:
             return self._last_tokens_of(group, budget)

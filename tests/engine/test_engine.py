@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,12 +10,27 @@ from typing import Any
 
 import pytest
 import torch
-from support.model_zoo import VOCAB_SIZE, build_supported
+from support.model_zoo import VOCAB_SIZE, build, build_supported
 from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.errors import NoBlocksLeftError, RequestTooLargeError
 from radixkv.prompts import Prompt
+
+# Whose beams differ from the first tokens on.
+_DIVERSE = {
+    "vocab_size": 200,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def tiny(**options: Any) -> LLM:
@@ -101,6 +117,30 @@ def test_beams_that_gave_way_find_room_again_when_their_prompt_is_no_longer_cach
         answers.append([beam.token_ids for beam in request.beam_search.results()])
     assert engine.scheduler.num_preemptions > 0
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(("seed", "answer", "before"), [(84, 213, 142), (5, 199, 115)])
+def test_beams_of_which_some_were_evicted_while_others_were_opened_lose_no_blocks(
+    seed: int, answer: int, before: int
+) -> None:
+    """The tables that were open already were forgotten with their blocks, or fewer tokens than none were computed."""
+    draw = random.Random(seed)
+    older, prompt = ({"prompt_token_ids": [draw.randrange(3, 200) for _ in range(count)]} for count in (8, 20))
+    params = BeamSearchParams(beam_width=4, max_tokens=60, ignore_eos=True)
+    alone, llm = (
+        LLM(build("llama", _DIVERSE), dtype="float32", block_size=8, num_blocks=size, max_num_seqs=16)
+        for size in (400, 35)
+    )
+    (expected,) = alone.beam_search(prompt, params)
+    stream = llm.stream(older, SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True))
+    for _ in range(before):
+        next(stream)
+    (found,) = llm.beam_search(prompt, params)
+    assert [beam.tokens for beam in found.sequences] == [beam.tokens for beam in expected.sequences]
+    for _ in stream:
+        pass
+    assert llm.engine.scheduler.num_preemptions > 0
+    assert_empty(llm)
 
 
 def test_a_cold_burst_of_equal_prefixes_computes_them_once() -> None:
@@ -251,6 +291,25 @@ def test_leaving_a_stream_early_aborts_it() -> None:
     next(stream)
     stream.close()
     assert_empty(llm)
+
+
+def test_an_engine_of_another_process_is_refused_and_does_not_hang() -> None:
+    """A fork has none of OpenMP's threads, and waited for them."""
+    llm = tiny()
+    tokens_of(llm, shared_prefix_prompts(1, 1))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            tokens_of(llm, shared_prefix_prompts(1, 1))
+        except RuntimeError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as said:
+        assert b"made by process %d" % os.getpid() in said.read()
+    os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("method", ["run", "schedule", "process"])

@@ -176,6 +176,7 @@ def test_an_abandoned_turn_leaves_the_chat_unchanged(llm: LLM) -> None:
     chat = Chat(llm, SYSTEM)
     next(chat.stream(QUESTIONS[0]))
     assert [message["role"] for message in chat.history] == ["system"]
+    assert (chat.last_output, chat.last_num_tokens) == (None, 0)
     with pytest.raises(ValueError, match="n=2"):
         chat.send("Hi", SamplingParams(n=2))
     with pytest.raises(ValueError, match="a conversation keeps text, expected detokenize=True, got False"):
