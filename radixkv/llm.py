@@ -325,8 +325,8 @@ class LLM:
         """
         if os.getpid() != self._process:
             raise RuntimeError(
-                f"this LLM was made by process {self._process}: a fork has none of its threads and cannot compute; make one in "
-                'each process, with multiprocessing\'s start method "spawn"'
+                f"this LLM was made by process {self._process}: a fork has none of its threads, and cannot compute; make one "
+                'in each process, with the start method "spawn" of multiprocessing'
             )
         with self._engine_lock:
             if self.engine.thread not in (None, threading.current_thread()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from radixkv.outputs import (
     CompletionOutput,
     Logprob,
     PromptLogprobs,
+    RequestMetrics,
     RequestOutput,
 )
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -46,6 +48,7 @@ class AnswerChecks:
             ValueError: it is none.
         """
         assert isinstance(self.params, SamplingParams)
+        _check_counts(delta.metrics)
         for part in delta.outputs:
             if not self._is_of_a_sample(part, self.params):
                 raise ValueError(f"expected tokens of samples 0 to {self.params.n - 1}, got {part!r:.100}")
@@ -64,6 +67,7 @@ class AnswerChecks:
             ValueError: it is none.
         """
         assert isinstance(self.params, BeamSearchParams)
+        _check_counts(output.metrics)
         if output.num_prompt_tokens != len(self.prompt_token_ids) or not self._are_cached(output.num_cached_tokens):
             raise ValueError(f"expected beams of {len(self.prompt_token_ids)} tokens and more, got {output!r:.100}")
         if not 1 <= len(output.sequences) <= self.params.beam_width:
@@ -128,6 +132,23 @@ class AnswerChecks:
                 for token_id, entries in zip(token_ids, logprobs, strict=True)
             )
         )
+
+
+def _check_counts(metrics: RequestMetrics) -> None:
+    """Refuse what a replica cannot have counted for one request.
+
+    Raises:
+        ValueError: it is none.
+    """
+    numbers = [*metrics.loaded_tokens.values()]
+    numbers += [number for counts in metrics.drafts.values() for number in (counts.drafted, counts.accepted)]
+    if (
+        not all(map(_is_text, (*metrics.loaded_tokens, *metrics.drafts)))
+        or not all(type(number) is int and number >= 0 for number in numbers)
+        or not is_number(metrics.load_seconds)
+        or not 0 <= metrics.load_seconds < math.inf
+    ):
+        raise ValueError(f"expected numbers of loaded and drafted tokens, got {metrics!r:.200}")
 
 
 def _is_logprob(entry: Logprob) -> bool:

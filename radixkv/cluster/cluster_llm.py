@@ -396,12 +396,20 @@ class ClusterLLM:
     ) -> None:
         streams, times = self.replicas.streams, stream.times
         if isinstance(params, BeamSearchParams):
-            stream.put(await streams.beam_search(prompt, params, stream.request_id, **options))
+            result = await streams.beam_search(prompt, params, stream.request_id, **options)
+            self._note_duration(result.metrics)
+            stream.put(result)
             return
         async for delta in streams.generate(prompt, params, stream.request_id, **options):
             if times is not None and times.first_token_time is None:
                 times.scheduled_time = times.first_token_time = delta.metrics.first_token_time
+            if delta.finished:
+                self._note_duration(delta.metrics)
             stream.put(delta)
+
+    def _note_duration(self, metrics: RequestMetrics) -> None:
+        assert metrics.finished_time is not None
+        self._intake.note_duration(metrics.finished_time - metrics.arrival_time)
 
     def _forget(self, tenant: str, stream: RequestStream) -> None:
         del self._streams[stream.request_id]

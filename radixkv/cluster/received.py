@@ -6,26 +6,48 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from radixkv.outputs import CompletionOutput, RequestOutput
+from radixkv.outputs import CompletionOutput, DraftCounts, RequestMetrics, RequestOutput
 
 
 class Received:
-    """What has been received of each sample, so that another replica can go on."""
+    """What has been received of each sample, so that another replica can go on.
 
-    def __init__(self, count: int, resumed: Sequence[CompletionOutput]) -> None:
+    Args:
+        count: of samples.
+        resumed: what was known of them before the first replica.
+        max_tokens: of a sample; None: any number.
+        metrics: get what the replicas count, added up.
+    """
+
+    def __init__(
+        self, count: int, resumed: Sequence[CompletionOutput], max_tokens: int | None, metrics: RequestMetrics
+    ) -> None:
         by_index = {output.index: output for output in resumed}
         samples = (by_index.get(index) or CompletionOutput(index, "", [], 0.0) for index in range(count))
         self._outputs = [replace(output, token_ids=list(output.token_ids)) for output in samples]
         self._num_cached_tokens: int | None = None
         self._prompt_logprobs: Any = None
+        self._max_tokens = max_tokens
+        self._metrics = metrics
+        self._earlier_drafts: dict[str, DraftCounts] = {}  # those of replicas before the present one
 
     @property
     def outputs(self) -> list[CompletionOutput]:
         """Nothing, where nothing has been received: then samples share the computation of their prompt."""
         return self._outputs if any(output.token_ids or output.finish_reason for output in self._outputs) else []
 
+    def begin_attempt(self) -> None:
+        """Another replica goes on; it counts anew."""
+        self._earlier_drafts = dict(self._metrics.drafts)
+
     def add(self, delta: RequestOutput) -> RequestOutput:
-        """Note what is new; returns it as the reader gets it: for the reader, draining a replica ends nothing."""
+        """Note what is new; returns it as the reader gets it: for the reader, draining a replica ends nothing.
+
+        Raises:
+            ValueError: it goes on with a sample that has ended, or beyond what a sample may have; nothing is noted.
+        """
+        for part in delta.outputs:
+            self._check_follows(part)
         parts = []
         for part in delta.outputs:
             if part.finish_reason == "abort":
@@ -39,10 +61,25 @@ class Received:
         finished = delta.finished and all(output.finish_reason is not None for output in self._outputs)
         if self._num_cached_tokens is None and (finished or any(part.token_ids for part in parts)):
             self._num_cached_tokens, self._prompt_logprobs = delta.num_cached_tokens, delta.prompt_logprobs
+            self._metrics.loaded_tokens = delta.metrics.loaded_tokens
+            self._metrics.load_seconds = delta.metrics.load_seconds
+        for source, counts in delta.metrics.drafts.items():
+            before = self._earlier_drafts.get(source, DraftCounts())
+            drafted, accepted = before.drafted + counts.drafted, before.accepted + counts.accepted
+            self._metrics.drafts[source] = DraftCounts(drafted, accepted)
         return replace(
             delta,
+            metrics=self._metrics,
             outputs=parts,
             finished=finished,
             num_cached_tokens=self._num_cached_tokens or 0,
             prompt_logprobs=self._prompt_logprobs,
         )
+
+    def _check_follows(self, part: CompletionOutput) -> None:
+        whole = self._outputs[part.index]
+        if whole.finish_reason is not None and (part.token_ids or part.finish_reason != whole.finish_reason):
+            raise ValueError(f"expected nothing more of sample {part.index}, which has ended, got {part!r:.100}")
+        num_tokens = len(whole.token_ids) + len(part.token_ids)
+        if self._max_tokens is not None and num_tokens > self._max_tokens:
+            raise ValueError(f"expected at most {self._max_tokens} tokens of sample {part.index}, got {num_tokens}")

@@ -107,10 +107,17 @@ def decode_load(payload: bytes) -> dict[str, Any]:
         or not isinstance(load.get("counters"), dict)
     ):
         raise ValueError(f"expected what a replica has to do, got {payload[:80]!r}")
-    rate = load.get("prefill_seconds_per_token")
-    for value in (*(load.get(name) for name in GAUGES), *load["counters"].values(), *([] if rate is None else [rate])):
+    for name in GAUGES:
+        if type(load.get(name)) is not int or load[name] < 0:
+            raise ValueError(
+                f"expected {name} of a replica as a whole number of at least 0, got {load.get(name)!r:.80}"
+            )
+    for value in load["counters"].values():
         if not is_number(value) or not 0 <= value < math.inf:
-            raise ValueError(f"expected finite numbers of at least 0 for what a replica has to do, got {value!r:.80}")
+            raise ValueError(f"expected what a replica counts as finite numbers of at least 0, got {value!r:.80}")
+    rate = load.get("prefill_seconds_per_token")
+    if rate is not None and not (is_number(rate) and 0 < rate < math.inf):
+        raise ValueError(f"expected seconds above 0 for a token of a prompt, got {rate!r:.80}")
     return load
 
 

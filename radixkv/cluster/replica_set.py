@@ -175,7 +175,7 @@ class ReplicaSet:
     @property
     def loads(self) -> dict[str, Mapping[str, Any]]:
         """What each replica that is up reported last of its load, by its name."""
-        return {name: self._members[name].load for name in self.available if name in self._members}
+        return {name: member.load for name, member in self._members.items() if member.client is not None}
 
     def load_of(self, name: str) -> Mapping[str, Any]:
         """What a replica reported last of its load; nothing where it is down."""

@@ -147,10 +147,11 @@ class ReplicaStreams:
             params = replace(params, seed=self._seeds.getrandbits(63))
         metrics = RequestMetrics(arrival_time=time.monotonic())
         known = RequestOutput(request_id, prompt.text, list(prompt.token_ids), None, [], False, 0, metrics)
-        received = Received(params.n, prompt.resume)
+        received = Received(params.n, prompt.resume, params.max_tokens, metrics)
         checks = AnswerChecks(known.prompt_token_ids, params, self._vocab_size)
 
         def body() -> bytes:
+            received.begin_attempt()
             return encode_request(replace(prompt, resume=received.outputs), params, priority, tenant)
 
         def read(line: Mapping[str, Any]) -> RequestOutput:
@@ -201,7 +202,7 @@ class ReplicaStreams:
 
         async with aclosing(self._pieces(request_id, prompt, params, lambda: body, read, on_accepted)) as results:
             async for result in results:
-                metrics.first_token_time = metrics.finished_time = time.monotonic()
+                result.metrics.first_token_time = result.metrics.finished_time = time.monotonic()
                 return result
         raise AssertionError("only its result ends a search")
 

@@ -23,6 +23,7 @@ from radixkv.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
     CompletionOutput,
+    DraftCounts,
     Logprob,
     RequestMetrics,
     RequestOutput,
@@ -150,6 +151,7 @@ def encode_delta(delta: RequestOutput) -> bytes:
         "prompt_logprobs": None
         if prompt_logprobs is None
         else [None if entry is None else _encode_logprobs(entry) for entry in prompt_logprobs],
+        **_encode_counts(delta.metrics),
     }
     return json.dumps(line).encode() + b"\n"
 
@@ -172,17 +174,19 @@ def encode_beams(output: BeamSearchOutput) -> bytes:
         "finished": True,
         "num_prompt_tokens": output.num_prompt_tokens,
         "num_cached_tokens": output.num_cached_tokens,
+        **_encode_counts(output.metrics),
     }
     return json.dumps(line).encode() + b"\n"
 
 
 def decode_beams(line: Mapping[str, Any], metrics: RequestMetrics) -> BeamSearchOutput:
-    """What `encode_beams` wrote, with the times of the request."""
+    """What `encode_beams` wrote, with the times of ``metrics``."""
     sequences = [
         BeamSearchSequence(tokens, _decode_logprobs(logprobs) or [], cumulative, text, finish_reason, stop_reason)
         for tokens, logprobs, cumulative, text, finish_reason, stop_reason in line["beams"]
     ]
-    return BeamSearchOutput(sequences, line["num_prompt_tokens"], line["num_cached_tokens"], metrics)
+    counted = _with_counts(metrics, line)
+    return BeamSearchOutput(sequences, line["num_prompt_tokens"], line["num_cached_tokens"], counted)
 
 
 def encode_error(error: EngineError) -> bytes:
@@ -294,7 +298,7 @@ def decode_shares(body: bytes) -> dict[str, TenantShare]:
 
 
 def decode_delta(line: Mapping[str, Any], known: RequestOutput) -> RequestOutput:
-    """A line as an output of the request that ``known`` is of."""
+    """A line as an output of the request that ``known`` is of, with what the replica has counted for it so far."""
     outputs = [
         CompletionOutput(index, text, token_ids, cumulative, _decode_logprobs(logprobs), finish_reason, stop_reason)
         for index, text, token_ids, cumulative, logprobs, finish_reason, stop_reason in line["outputs"]
@@ -308,7 +312,26 @@ def decode_delta(line: Mapping[str, Any], known: RequestOutput) -> RequestOutput
         prompt_logprobs=None
         if prompt_logprobs is None
         else [None if entry is None else _decode_entry(entry) for entry in prompt_logprobs],
+        metrics=_with_counts(known.metrics, line),
     )
+
+
+def _encode_counts(metrics: RequestMetrics) -> dict[str, Any]:
+    """Nothing, for most requests: there is a line for every few tokens."""
+    counts: dict[str, Any] = {}
+    if metrics.loaded_tokens:
+        counts |= {"loaded_tokens": metrics.loaded_tokens, "load_seconds": metrics.load_seconds}
+    if metrics.drafts:
+        counts["drafts"] = {source: [each.drafted, each.accepted] for source, each in metrics.drafts.items()}
+    return counts
+
+
+def _with_counts(metrics: RequestMetrics, line: Mapping[str, Any]) -> RequestMetrics:
+    """The times of ``metrics``, and what `_encode_counts` wrote."""
+    loaded_tokens, load_seconds = dict(line.get("loaded_tokens", {})), line.get("load_seconds", 0.0)
+    counts = dict(line.get("drafts", {})).items()
+    drafts = {source: DraftCounts(drafted, accepted) for source, (drafted, accepted) in counts}
+    return replace(metrics, loaded_tokens=loaded_tokens, load_seconds=load_seconds, drafts=drafts)
 
 
 def _plain(value: Any) -> Any:

@@ -14,7 +14,7 @@ import pytest
 from support.in_process_server import make_client
 from support.replica_servers import SECRET, ingress_client, local_replicas, tiny_llm
 
-from radixkv import AsyncLLM, SamplingParams
+from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cache import InvariantViolation
 from radixkv.cluster import ReplicaSet, create_ingress, replica_set
 from radixkv.config import ModelConfig
@@ -91,6 +91,49 @@ def test_it_answers_as_one_engine_does(default_tokenizer: Any, tmp_path: Path) -
             assert (await several.get("/ready")).status_code == 200
             assert (await several.get("/live")).json()["tokens"]["computed"] > 0
         await alone.shutdown()
+
+    asyncio.run(main())
+
+
+def test_usage_counts_drafts_and_loaded_tokens_as_one_engine_does(default_tokenizer: Any, tmp_path: Path) -> None:
+    """They stayed on the replica."""
+    prompts = [f"{word} {TEXT * 12}" for word in ("First", "Second", "Third", "First", "First")]
+
+    def make() -> LLM:
+        return tiny_llm(
+            default_tokenizer,
+            num_blocks=64,
+            host_cache_size="64MiB",
+            cache_write_policy="write-through",
+            speculative_config={"method": "tree"},
+        )
+
+    async def usages(client: httpx.AsyncClient, engine: AsyncLLM) -> list[Any]:
+        found = []
+        for prompt in prompts:
+            answer = (
+                await client.post("/v1/completions", json={**COMPLETION, "prompt": prompt, "max_tokens": 30})
+            ).json()
+            assert await engine.call(lambda engine: engine.tiers is None or engine.tiers.flush(10.0))
+            found.append(answer["usage"])
+        return found
+
+    async def main() -> None:
+        engine = AsyncLLM(make(), max_seqs_per_request=32)
+        async with (
+            make_client(engine) as one,
+            local_replicas(tmp_path, make()) as (replicas, (behind,)),
+            ingress_client(replicas, default_tokenizer, served_model_name=("model",)) as several,
+        ):
+            expected = await usages(one, engine)
+            assert expected[3]["prompt_tokens_details"]["loaded_tokens"]["host"] > 0
+            found = await usages(several, behind.llm)
+            assert [usage["prompt_tokens_details"] for usage in found] == [
+                usage["prompt_tokens_details"] for usage in expected
+            ]
+            for usage in (expected[4], found[4]):  # how many are drafted depends on how long steps take
+                assert usage["completion_tokens_details"]["accepted_prediction_tokens"] > 0
+        await engine.shutdown()
 
     asyncio.run(main())
 

@@ -92,6 +92,11 @@ LIES = {
     "cached tokens as text": line(TOKEN, num_cached_tokens="none"),
     "more cached tokens than there are": line(TOKEN, num_cached_tokens=len(PROMPT) + 1),
     "the prompt's log-probabilities of other tokens": line(TOKEN, prompt_logprobs=[None, *[[[9, -1.0, 1, "a"]]] * 39]),
+    "more tokens than were asked for": line([0, "a", [9] * 7, -1.0, [[[9, -1.0, 1, "a"]]] * 7, None, None]),
+    "loaded tokens of no whole number": line(TOKEN, loaded_tokens={"disk": 1.5}),
+    "a time that is none": line(TOKEN, loaded_tokens={"disk": 16}, load_seconds=-1),
+    "drafts of a source without numbers": line(TOKEN, drafts={"tree": [1]}),
+    "fewer drafts than none": line(TOKEN, drafts={"tree": [1, -1]}),
     "those of a part of the prompt": line(TOKEN, prompt_logprobs=[None, [[6, -1.0, 1, "a"]]]),
 }
 BEAMS = {

@@ -26,7 +26,7 @@ from radixkv import (
 from radixkv.cluster import ReplicaStreams, replica_app
 from radixkv.cluster.received import Received
 from radixkv.errors import ReplicasLostError
-from radixkv.outputs import Logprob, RequestMetrics
+from radixkv.outputs import DraftCounts, Logprob, RequestMetrics
 from radixkv.prompts import Prompt, as_prompts
 from radixkv.routing import Router
 
@@ -229,7 +229,7 @@ def test_a_stopped_replica_s_beam_search_is_begun_anew_elsewhere() -> None:
 
 def test_a_replica_drained_before_the_first_token_tells_nothing_of_the_prompt(llm: LLM) -> None:
     known = RequestOutput("one", None, [5, 6], None, [], False, 0, RequestMetrics(0.0))
-    received = Received(1, ())
+    received = Received(1, (), 8, known.metrics)
     drained = replace(known, outputs=[CompletionOutput(0, "", [], 0.0, finish_reason="abort")], finished=True)
     assert not received.add(drained).finished
     begun = replace(
@@ -243,6 +243,35 @@ def test_a_replica_drained_before_the_first_token_tells_nothing_of_the_prompt(ll
     later = received.add(replace(known, outputs=[CompletionOutput(0, "b", [8], 0.0)]))
     assert later.prompt_logprobs == begun.prompt_logprobs
     assert received.outputs[0].token_ids == [7, 8]
+
+
+def test_a_sample_that_has_ended_does_not_go_on() -> None:
+    metrics = RequestMetrics(0.0)
+    known = RequestOutput("one", None, [5, 6], None, [], False, 0, metrics)
+    received = Received(2, (), 8, metrics)
+    ended = CompletionOutput(0, "a", [7], 0.0, finish_reason="stop")
+    received.add(replace(known, outputs=[ended]))
+    for part in (replace(ended, token_ids=[8]), replace(ended, token_ids=[], finish_reason=None)):
+        with pytest.raises(ValueError, match="nothing more of sample 0, which has ended"):
+            received.add(replace(known, outputs=[CompletionOutput(1, "b", [9], 0.0), part]))
+    assert [output.token_ids for output in received.outputs] == [[7], []]
+    assert received.add(replace(known, outputs=[replace(ended, token_ids=[])])).outputs[0].finish_reason == "stop"
+
+
+def test_what_replicas_count_for_one_request_is_added_up() -> None:
+    metrics = RequestMetrics(0.0)
+    known = RequestOutput("one", None, [5, 6], None, [], False, 0, metrics)
+    received = Received(1, (), 8, metrics)
+    for loaded, drafts in ((16, [(4, 2), (6, 3)]), (32, [(5, 5)])):
+        received.begin_attempt()
+        for drafted, accepted in drafts:
+            counted = RequestMetrics(0.0, loaded_tokens={"disk": loaded}, load_seconds=0.5)
+            counted.drafts["tree"] = DraftCounts(drafted, accepted)
+            delta = replace(known, outputs=[CompletionOutput(0, "a", [7], 0.0)], metrics=counted)
+            assert received.add(delta).metrics is metrics
+    assert metrics.drafts == {"tree": DraftCounts(11, 8)}
+    # As for what is cached, the replica counts that had the prompt first.
+    assert (metrics.loaded_tokens, metrics.load_seconds) == ({"disk": 16}, 0.5)
 
 
 def test_what_was_begun_elsewhere_needs_its_seed_and_every_sample(llm: LLM) -> None:
