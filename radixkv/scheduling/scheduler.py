@@ -157,11 +157,11 @@ class Scheduler:
         else:
             chunks = self._last_tokens_with_preemption(decoding, budget)
         self._schedule_prompts(chunks, prompts, budget - len(chunks))
-        generated: Counter[str] = Counter()
+        generated = Counter([chunk.group.request.tenant for chunk in chunks if chunk.completes])
         for group, _, _, completes in chunks:
-            if completes:
-                # The prompt of n samples or beams completes once, and each gets its first token.
-                generated[group.request.tenant] += group.num_seqs if len(group.request.sequences) == 1 else 1
+            # The prompt of n samples or beams completes once, and each of them gets its first token.
+            if completes and group.request.metrics.first_token_time is None and len(group.request.sequences) == 1:
+                generated[group.request.tenant] += group.num_seqs - 1
         for tenant, num_tokens in generated.items():
             self.shares.charge(tenant, generated=num_tokens)
         return chunks

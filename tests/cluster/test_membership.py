@@ -21,6 +21,7 @@ from support.pretended_replicas import (
     SECRET,
     Body,
     Cluster,
+    llm_of,
     tokens,
     until,
 )
@@ -40,6 +41,24 @@ def test_a_list_of_replicas_in_another_encoding_is_named(tmp_path: Path) -> None
     file.write_bytes("a=http://one  # für alle".encode("latin-1"))
     with pytest.raises(ValueError, match=rf"{file}: expected UTF-8: .*0xfc"):
         read_replicas(file)
+
+
+def test_what_a_drained_replica_has_to_do_counts_while_it_works() -> None:
+    """During an update, the load of all replicas looked halved."""
+    cluster = Cluster()
+    drained = encode_load({**LOAD, "num_running": 2, "draining": True})
+    cluster.events["http://a"] = [encode_record(Kind.HELD), drained]
+    cluster.events["http://b"] = [encode_record(Kind.HELD), encode_load({**LOAD, "num_running": 1})]
+
+    async def main() -> None:
+        replicas = cluster.replicas()
+        for name in "ab":
+            await replicas.add(name, f"http://{name}")
+        await until(lambda: replicas.available == ["b"])
+        assert llm_of(replicas).stats.num_running == 3
+        await replicas.close()
+
+    asyncio.run(main())
 
 
 def test_a_changed_url_replaces_the_replica_of_that_name() -> None:

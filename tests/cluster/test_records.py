@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import struct
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.pretended_replicas import LOAD
 
 from radixkv.cluster.records import (
     Kind,
     RecordReader,
     TakenRequest,
     decode_ended,
+    decode_load,
     decode_taken,
     encode_ended,
     encode_taken,
@@ -55,3 +58,18 @@ def test_why_a_request_is_refused() -> None:
             decode_taken(payload, BLOCK)
     with pytest.raises(ValueError, match="expected 9 bytes, got 8"):
         decode_ended(bytes(8))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_running": 1.5}, "num_running of a replica as a whole number of at least 0, got 1.5"),
+        ({"num_free_blocks": -1}, "num_free_blocks of a replica as a whole number of at least 0, got -1"),
+        ({"counters": {"num_steps": -1}}, "what a replica counts as finite numbers of at least 0, got -1"),
+        ({"prefill_seconds_per_token": 0}, "seconds above 0 for a token of a prompt, got 0"),
+    ],
+)
+def test_a_load_that_cannot_be_counted_with_is_refused(fields: dict[str, object], message: str) -> None:
+    assert decode_load(json.dumps(LOAD).encode()) == LOAD
+    with pytest.raises(ValueError, match=message):
+        decode_load(json.dumps({**LOAD, **fields}).encode())

@@ -47,6 +47,26 @@ def test_without_replicas_no_place_in_the_queue_is_lost() -> None:
     asyncio.run(main())
 
 
+def test_how_long_answers_take_is_learned() -> None:
+    """Who finds the queue full is told to come again after that; it was the first guess for ever."""
+
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.answers["/generate"] = answering(line(5, "length"))
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://a")
+        llm = llm_of(replicas)
+        before = llm._intake._mean_seconds
+        for _ in range(3):
+            (stream,) = await llm.submit([Prompt([1, 2])], GREEDY)
+            assert [part.token_ids async for delta in stream for part in delta.outputs] == [[5]]
+        assert llm._intake._mean_seconds < 0.8 * before
+        await llm.shutdown()
+        await replicas.close()
+
+    asyncio.run(main())
+
+
 def test_a_shutdown_ends_what_no_replica_has_accepted_yet() -> None:
     async def main() -> None:
         cluster = Cluster()
