@@ -17,6 +17,7 @@ from radixkv.cache import EventLog
 from radixkv.cache.event_recorder import EventRecorder
 from radixkv.drafting.sources import GrammarDrafter, PrefixDrafter, SuffixDrafter
 from radixkv.prompts import Prompt
+from radixkv.sampling.grammar_budget import GrammarBudget
 from radixkv.scheduling.batch import Batch
 
 
@@ -279,3 +280,25 @@ def test_what_takes_text_holds_inside_a_draft(llm: LLM, monkeypatch: pytest.Monk
     assert run() == expected
     assert drafts.counts["oracle"].accepted > 20
     assert llm.engine.num_steps - steps < 20
+
+
+def test_a_grammar_that_owes_processor_time_gets_no_drafts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks for drafts were charged to it, and failed requests that would have ended well without drafts."""
+    schema = {
+        "type": "object",
+        "properties": {"first_name": {"type": "string", "maxLength": 4}},
+        "required": ["first_name"],
+    }
+    params = SamplingParams(temperature=0.0, max_tokens=16, structured_outputs=StructuredOutputsParams(json=schema))
+    drafts = speculator(llm, [GrammarDrafter()])
+    monkeypatch.setattr(llm.engine, "_speculator", drafts)
+
+    def answer() -> list[int]:
+        return llm.generate("A person as JSON:", params, use_tqdm=False)[0].outputs[0].token_ids
+
+    expected = answer()
+    drafted = drafts.counts["grammar"].drafted
+    assert drafted > 0
+    monkeypatch.setattr(GrammarBudget, "in_debt", True)
+    assert answer() == expected
+    assert drafts.counts["grammar"].drafted == drafted

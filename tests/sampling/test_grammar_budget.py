@@ -124,6 +124,8 @@ def test_what_a_grammar_leaves_of_its_share_reduces_its_debt() -> None:
     for _ in range(1000):  # twice its share, then none of it, again and again
         budgets[0].spend(STEP_SECONDS)
         assert settle(budgets) == [None, None]
+        assert [budget.in_debt for budget in budgets] == [True, False]
         assert settle(budgets) == [None, None]
+        assert not budgets[0].in_debt
     budgets[1].spend(REQUEST_SECONDS + STEP_SECONDS)
     assert [error is None for error in settle(budgets)] == [True, False]
