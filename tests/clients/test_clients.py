@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 MODEL = "SmolLM2-135M-Instruct"
 KEY = "key-of-the-clients"
@@ -29,10 +29,10 @@ PARAMETERS: dict[str, Any] = {
 
 
 class Person(BaseModel):
-    """What structured answers look like."""
+    """What structured answers look like: short enough for each to end."""
 
-    name: str
-    age: int
+    name: str = Field(max_length=12)
+    age: int = Field(ge=0, le=99)
 
 
 @pytest.fixture(scope="session")
