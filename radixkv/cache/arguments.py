@@ -21,8 +21,7 @@ def check_count(name: str, value: int, least: int) -> int:
         InvalidArgumentError: it is none; naming the argument.
     """
     # The exact type first: this runs for every block that is allocated.
-    is_whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
-    if not is_whole or value < least:
+    if not (type(value) is int or _is_whole(value)) or value < least:
         raise InvalidArgumentError(f"{name}: expected a whole number of at least {least}, got {value!r}")
     return int(value)
 
@@ -83,7 +82,11 @@ def check_retention(priority: int, owner: str) -> None:
     Raises:
         InvalidArgumentError: naming the argument.
     """
-    if not isinstance(priority, Integral) or isinstance(priority, bool):
+    if not _is_whole(priority):
         raise InvalidArgumentError(f"priority: expected a whole number, got {priority!r}")
     if not isinstance(owner, str):
         raise InvalidArgumentError(f"owner: expected a string, got {owner!r}")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

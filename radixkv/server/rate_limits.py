@@ -171,7 +171,7 @@ class RateLimits:
 
     @staticmethod
     def _limit_answer(tenant: Tenant, params: SamplingParams | BeamSearchParams) -> None:
-        limit = None if tenant.key is None else tenant.key.max_tokens
+        limit = _answer_limit(tenant)
         if limit is None:
             return
         if params.max_tokens is not None and params.max_tokens > limit:
@@ -190,9 +190,13 @@ def default_max_tokens(default: int, min_tokens: int, tenant: Tenant) -> int:
         min_tokens: that the request asks for at least.
         tenant: whose key may limit it.
     """
-    limit = None if tenant.key is None else tenant.key.max_tokens
+    limit = _answer_limit(tenant)
     wanted = max(default, min_tokens)
     return wanted if limit is None else min(wanted, limit)
+
+
+def _answer_limit(tenant: Tenant) -> int | None:
+    return None if tenant.key is None else tenant.key.max_tokens
 
 
 class RateLimitHeaders:

@@ -10,27 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.model_zoo import VOCAB_SIZE, build, build_supported
+from support.model_zoo import VOCAB_SIZE, build_supported
 from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.errors import NoBlocksLeftError, RequestTooLargeError
 from radixkv.prompts import Prompt
-
-# Whose beams differ from the first tokens on.
-_DIVERSE = {
-    "vocab_size": 200,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 
 
 def tiny(**options: Any) -> LLM:
@@ -125,12 +110,9 @@ def test_beams_of_which_some_were_evicted_while_others_were_opened_lose_no_block
 ) -> None:
     """The tables that were open already were forgotten with their blocks, or fewer tokens than none were computed."""
     draw = random.Random(seed)
-    older, prompt = ({"prompt_token_ids": [draw.randrange(3, 200) for _ in range(count)]} for count in (8, 20))
+    older, prompt = ({"prompt_token_ids": [draw.randrange(3, VOCAB_SIZE) for _ in range(count)]} for count in (8, 20))
     params = BeamSearchParams(beam_width=4, max_tokens=60, ignore_eos=True)
-    alone, llm = (
-        LLM(build("llama", _DIVERSE), dtype="float32", block_size=8, num_blocks=size, max_num_seqs=16)
-        for size in (400, 35)
-    )
+    alone, llm = (tiny(block_size=8, num_blocks=size, max_num_seqs=16) for size in (400, 35))
     (expected,) = alone.beam_search(prompt, params)
     stream = llm.stream(older, SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True))
     for _ in range(before):
