@@ -98,12 +98,10 @@ def test_verify_finds_what_is_not_as_it_was_written(tmp_path: Path, key: bytes |
     assert result.exit_code == 0
     assert "6 right, 0 corrupt, 0 replaced" in result.output
     (path,) = tmp_path.glob("*/blocks-00000")
-    with path.open("r+b") as file:
-        file.seek(2 * SLOT + 60)  # a token, or a zero in its place
-        file.write(b"?")
-        file.seek(4 * SLOT - 1)
-        file.write(b"?")
-        file.truncate(6 * SLOT - 1)
+    content = bytearray(path.read_bytes())
+    content[2 * SLOT + 60] ^= 1  # a token, or a zero in its place
+    content[4 * SLOT - 1] ^= 1
+    path.write_bytes(content[: 6 * SLOT - 1])
     result = CliRunner().invoke(app, verify)
     assert result.exit_code == 1
     assert "3 right, 3 corrupt" in result.output
