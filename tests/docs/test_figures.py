@@ -328,45 +328,74 @@ def arrivals() -> str:
     return table(("below the pool", "reused", "first token p50, s", "p99, s"), rows)
 
 
-def gpu_rows() -> dict[str, dict[str, Any]]:
-    """Of all parts of the first light."""
-    parts = results("first-light-h100")["parts"].values()
-    return {row["name"]: row for part in parts for row in part.get("report", {}).get("rows", ())}
+GPUS = ("h200", "h100")
+# Rows that multiply; what they read is nothing beside it.
+MULTIPLIED = ("prefill", "the same, torch's sdpa")
+
+
+def gpu_rows(gpu: str) -> dict[str, dict[str, Any]]:
+    """Of all parts of a first light, each with the limits that its part measured."""
+    reports = (part.get("report", {}) for part in results(f"first-light-{gpu}")["parts"].values())
+    return {row["name"]: row | report["limits"] for report in reports for row in report.get("rows", ())}
 
 
 def gpu_layer() -> str:
+    measured = [gpu_rows(gpu) for gpu in GPUS]
     rows = [
         (
             name,
             f"{row['bytes'] / 1e6:,.0f}",
-            f"{row['floor_us']:,.0f}",
-            f"{row['median_us']:,.0f}",
-            f"{row['ratio']:.2f}",
+            *(
+                figure
+                for each in measured
+                for figure in (
+                    f"{each[name]['median_us']:,.0f}",
+                    f"{each[name]['bytes'] / each[name]['median_us'] * 1e6 / each[name]['read_bytes_per_s']:.2f}",
+                )
+            ),
         )
-        for name, row in gpu_rows().items()
-        if "ratio" in row
+        for name, row in measured[0].items()
+        if "ratio" in row and not name.startswith(MULTIPLIED)
     ]
-    return table(("one layer", "MB", "floor, us", "taken, us", "floor / taken"), rows)
+    return table(("one layer", "MB", "H200, us", "of reading", "H100, us", "of reading"), rows)
+
+
+def gpu_prompts() -> str:
+    measured = [gpu_rows(gpu) for gpu in GPUS]
+    rows = [
+        (
+            name,
+            *(
+                figure
+                for each in measured
+                for figure in (f"{each[name]['median_us']:,.0f}", f"{each[name]['ratio']:.2f}")
+            ),
+        )
+        for name in measured[0]
+        if name.startswith(MULTIPLIED)
+    ]
+    return table(("one layer", "H200, us", "of a product", "H100, us", "of a product"), rows)
 
 
 def gpu_steps() -> str:
     rows = []
-    for shared, name in ((0, "nothing"), (3500, "3,500 tokens")):
-        prefix = f"default: 64 x 4,096, {shared:,} shared"
-        step, drawn, answers = (gpu_rows()[f"{prefix}, {what}"] for what in ("step", "top-p step", "answers"))
-        ratio = step["median_us"] / step["floor_us"]
-        rows.append(
-            (
-                name,
-                f"{step['bytes'] / 1e9:.1f}",
-                f"{step['floor_us'] / 1e3:.1f}",
-                f"{step['median_us'] / 1e3:.1f}",
-                f"{ratio:.2f}",
-                f"{drawn['median_us'] / 1e3:.1f}",
-                f"{step['tokens_per_s']:,.0f}",
-                f"{answers['seconds']:.1f}",
+    for gpu in GPUS:
+        for shared, name in ((0, "nothing"), (3500, "3,500 tokens")):
+            prefix = f"default: 64 x 4,096, {shared:,} shared"
+            step, drawn, answers = (gpu_rows(gpu)[f"{prefix}, {what}"] for what in ("step", "top-p step", "answers"))
+            floor_us = step["bytes"] / step["read_bytes_per_s"] * 1e6
+            rows.append(
+                (
+                    f"{gpu.upper()}: {name}",
+                    f"{step['bytes'] / 1e9:.1f}",
+                    f"{floor_us / 1e3:.1f}",
+                    f"{step['median_us'] / 1e3:.1f}",
+                    f"{step['median_us'] / floor_us:.2f}",
+                    f"{drawn['median_us'] / 1e3:.1f}",
+                    f"{step['tokens_per_s']:,.0f}",
+                    f"{answers['seconds']:.1f}",
+                )
             )
-        )
     header = (
         "64 sequences of 4,096 share",
         "GB",
@@ -378,6 +407,20 @@ def gpu_steps() -> str:
         "answers, s",
     )
     return table(header, rows)
+
+
+def gpu_drafts() -> str:
+    drafted = [(name, row) for name, row in gpu_rows("h200").items() if name.startswith("drafts: ")]
+    rows = [
+        (
+            name.removeprefix("drafts: 64 x 4,096, 3,500 shared, ").removesuffix(", step"),
+            f"{row['median_us'] / 1e3:.1f}",
+            f"{row['tokens_per_step']:.1f}",
+            f"{row['tokens_per_s']:,.0f}",
+        )
+        for name, row in drafted
+    ]
+    return table(("64 sequences of 4,096 that share 3,500", "step, ms", "tokens a step", "tokens/s"), rows)
 
 
 def reserved_memory() -> str:
@@ -420,6 +463,8 @@ def reserved_memory() -> str:
         (CLUSTER, cluster),
         (BENCHMARKS, reserved_memory),
         (GPU, gpu_layer),
+        (GPU, gpu_prompts),
+        (GPU, gpu_drafts),
         (GPU, gpu_steps),
         (DRAFTS, drafts),
         (TIERS, after_a_restart),
@@ -456,8 +501,10 @@ def _sentences() -> list[tuple[Path, str]]:
     )
     routed = {(row["router"], row["num_replicas"]): row for row in results("replicas")["rows"]}
     prefix, least = routed["prefix", 4], [f"{routed['one-cache', count]['least_imbalance']:.2f}" for count in (4, 16)]
-    steps = [gpu_rows()[f"default: 64 x 4,096, {shared} shared, step"] for shared in ("0", "3,500")]
-    answers = [gpu_rows()[f"default: 64 x 4,096, {shared} shared, answers"] for shared in ("0", "3,500")]
+    h200, shares = gpu_rows("h200"), ("0", "3,500")
+    steps, answers = (
+        [h200[f"default: 64 x 4,096, {n} shared, {what}"] for n in shares] for what in ("step", "answers")
+    )
     flat, together = (step["median_us"] / 1e3 for step in steps)
     asked, tempered, penalized, reseeded = (f"{row['ratio']:.2f}" for row in results("drafts-f32")["rows"][:4])
     written = {way: 1 - writing[f"{way}_ratio"] for way in ("write_back", "write_through")}

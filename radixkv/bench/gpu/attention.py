@@ -1,7 +1,7 @@
 """One layer's attention, cache writes, block copies and draws of tokens on a GPU, against what they must move and multiply.
 
 Every row is timed as a replayed CUDA graph with nothing of it in the L2 cache. Its floor is what the row must move over the
-copy bandwidth that this GPU has just shown, or what it must multiply over its matrix rate; `ratio` is floor over time. A row
+bandwidth that this GPU has just shown in reading or copying, or what it must multiply over its matrix rate; `ratio` is floor over time. A row
 of attention includes writing the batch's new keys and values. Rows "as graphs decode" do what the engine's CUDA graphs do:
 work items also where nothing is shared, and grids that are large enough for other batches than this one.
 """
@@ -87,7 +87,7 @@ def attention_row(
     pool = make_pool(num_blocks, dtype, "cuda", layers)
     seconds = median_seconds(_attend(tree, pool, batch, in_graphs)) / layers
     moved = tokens * pool.block_nbytes // layers // BLOCK_SIZE
-    return make_row(moved, moved / limits.bytes_per_s, seconds)
+    return make_row(moved, moved / limits.read_bytes_per_s, seconds)
 
 
 def _attend(batch: QueryBatch, pool: KVPool, rows: int, in_graphs: bool = False) -> Callable[[], object]:
@@ -195,7 +195,7 @@ def draw_row(limits: Limits) -> Row:
     logits = torch.randn(DRAWN, VOCABULARY, device="cuda")
     temperatures, rng_states = torch.ones(DRAWN, device="cuda"), torch.arange(DRAWN, device="cuda")
     seconds = median_seconds(lambda: draw_tokens(logits, temperatures, rng_states))
-    return make_row(logits.nbytes, logits.nbytes / limits.bytes_per_s, seconds)
+    return make_row(logits.nbytes, logits.nbytes / limits.read_bytes_per_s, seconds)
 
 
 def truncated_draw_row(spread: float, limits: Limits, *, top_k: int, top_p: float) -> Row:
@@ -206,7 +206,7 @@ def truncated_draw_row(spread: float, limits: Limits, *, top_k: int, top_p: floa
     ones, rng_states = torch.ones(DRAWN, device="cuda"), torch.arange(DRAWN, device="cuda")
     left = {"min_p": 0.0 * ones, "top_k": (top_k * ones).int(), "top_p": top_p * ones}
     seconds = median_seconds(lambda: draw_truncated(logits, ones, rng_states, **left))
-    return make_row(logits.nbytes, logits.nbytes / limits.bytes_per_s, seconds)
+    return make_row(logits.nbytes, logits.nbytes / limits.read_bytes_per_s, seconds)
 
 
 # A prefix of 3,500 tokens is shared in whole blocks of 16: 3,488. The rest each sequence has to itself.

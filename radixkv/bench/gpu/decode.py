@@ -1,7 +1,7 @@
 """Whole decoding steps on a GPU, with random weights in the shape of Llama 3 8B, against what must be read for them.
 
-A step reads every weight once and every different key and value once; its floor is their bytes over the copy bandwidth
-that this GPU has just shown. In the same run, on the same weights: steps with decoder layers compiled by torch and not, with
+A step reads every weight once and every different key and value once; its floor is their bytes over the bandwidth
+that this GPU has just shown in reading. In the same run, on the same weights: steps with decoder layers compiled by torch and not, with
 linear layers of the same input merged and not, transformers' continuous batching with the same prompts, which takes longer
 than all the rest, and at the end steps with drafts of which a given share is right.
 """
@@ -148,7 +148,7 @@ def stop_decoding(llm: LLM) -> None:
     llm.engine.step()
 
 
-def measure_steps(llm: LLM, shared: int, bytes_per_s: float) -> Step:
+def measure_steps(llm: LLM, shared: int, read_bytes_per_s: float) -> Step:
     """Time the steps in which all sequences decode."""
     engine = llm.engine
     torch.cuda.synchronize()
@@ -162,7 +162,7 @@ def measure_steps(llm: LLM, shared: int, bytes_per_s: float) -> Step:
     weights = sum(parameter.nbytes for parameter in model.parameters()) - embedding.nbytes
     tokens = shared + BATCH * (LENGTH - shared + WARM_UP_STEPS + TIMED_STEPS // 2)
     moved = weights + tokens * engine.pool.block_nbytes // engine.pool.block_size
-    return Step(moved, moved / bytes_per_s * 1e6, seconds * 1e6, BATCH / seconds)
+    return Step(moved, moved / read_bytes_per_s * 1e6, seconds * 1e6, BATCH / seconds)
 
 
 def measure_idle(llm: LLM) -> Idle:
@@ -256,7 +256,7 @@ def measure_decoding(report: GpuReport, table: Table, llm: LLM, name: str, share
     """The rows about steps; an error before them is noted as theirs."""
     try:
         start_decoding(llm, shared, LONG_GREEDY)
-        step = report.measure(f"{name}, step", partial(measure_steps, llm, shared, report.limits.bytes_per_s))
+        step = report.measure(f"{name}, step", partial(measure_steps, llm, shared, report.limits.read_bytes_per_s))
         idle = report.measure(f"{name}, step, GPU idle", partial(measure_idle, llm))
     except Exception as error:  # whatever it is, it concerns these rows alone
         report.note_failure(f"{name}, step", error)
@@ -271,7 +271,9 @@ def measure_sampling(report: GpuReport, table: Table, llm: LLM, name: str, share
     """The same with every token drawn from the likeliest that make up 0.9."""
     try:
         start_decoding(llm, shared, LONG_TOP_P)
-        step = report.measure(f"{name}, top-p step", partial(measure_steps, llm, shared, report.limits.bytes_per_s))
+        step = report.measure(
+            f"{name}, top-p step", partial(measure_steps, llm, shared, report.limits.read_bytes_per_s)
+        )
     except Exception as error:  # it concerns this row alone
         report.note_failure(f"{name}, top-p step", error)
         return

@@ -28,7 +28,7 @@ def part(name: str, script: str, seconds: float = 60, **options: Any) -> Part:
     return Part(name, seconds, ["sh", "-c", script, "sh", "{json}"], advice=f"advice of {name}", **options)
 
 
-REPORT = {"machine": {"gpu": "X"}, "limits": {"bytes_per_s": 4.3e12}, "rows": [], "failed": {}}
+REPORT = {"machine": {"gpu": "X"}, "limits": {"read_bytes_per_s": 4.46e12}, "rows": [], "failed": {}}
 WRITE = f"echo '{json.dumps(REPORT)}' > $1"
 CRASH = "echo about to crash; kill -SEGV $$"
 # Seconds after which something hangs, on however busy a machine.
@@ -262,7 +262,7 @@ def test_all_parts_leave_their_figures_or_why_not(tmp_path: Path, monkeypatch: p
             assert ("report" in result) == ("{json}" in result["command"])
     content = json.loads(path.read_text())
     assert [line.split(" failed")[0] for line in content["next"][:2]] == list(failed)
-    assert content["next"][2:] == ["met: flat 256 x 4,096: 0.93 of the copy bandwidth, expected 0.9"]
+    assert content["next"][2:] == ["met: flat 256 x 4,096: 0.93 of what reading reaches, expected 0.9"]
 
 
 def test_only_what_kernels_do_wrong_fails_the_part_that_checks_memory() -> None:
@@ -298,11 +298,11 @@ def test_what_to_do_next_follows_from_the_rows() -> None:
         row("splitting: 1 x 4,096 in 1", median_us=9.0),
         row("splitting: 1 x 4,096 in 8", median_us=4.0),
     ]
-    # A GPU that copies half of an H200's bytes may take twice its time.
-    report = {**REPORT, "limits": {"bytes_per_s": 2.15e12}, "rows": rows, "failed": {"draw": "ValueError: no"}}
+    # A GPU that reads half of an H200's bytes may take twice its time.
+    report = {**REPORT, "limits": {"read_bytes_per_s": 2.23e12}, "rows": rows, "failed": {"draw": "ValueError: no"}}
     assert next_steps({"attention": report, "tests": {}}) == [
         "row failed: draw: ValueError: no",
-        "met: flat 256 x 4,096: 0.93 of the copy bandwidth, expected 0.9",
+        "met: flat 256 x 4,096: 0.93 of what reading reaches, expected 0.9",
         "met: 256 x 4,096, 3,500 shared: 250 us, expected 380",
         "met: 256: 2,048 by all, 1,792 by 32 each, 256 private, as graphs decode: 150 us, expected 220",
         "MISSED: compiled: 64 x 4,096, 0 shared, step: 1.20 x what must be read, expected 1.15",
