@@ -1,9 +1,9 @@
 """One layer's attention, cache writes, block copies and draws of tokens on a GPU, against what they must move and multiply.
 
 Every row is timed as a replayed CUDA graph with nothing of it in the L2 cache. Its floor is what the row must move over the
-bandwidth that this GPU has just shown in reading or copying, or what it must multiply over its matrix rate; `ratio` is floor over time. A row
-of attention includes writing the batch's new keys and values. Rows "as graphs decode" do what the engine's CUDA graphs do:
-work items also where nothing is shared, and grids that are large enough for other batches than this one.
+bandwidth that this GPU has just shown in reading or copying, or what it must multiply over its matrix rate; `ratio` is floor
+over time. A row of attention includes writing the batch's new keys and values. Rows "as graphs decode" do what the engine's
+CUDA graphs do: work items also where nothing is shared, and grids that are large enough for other batches than this one.
 """
 
 from __future__ import annotations

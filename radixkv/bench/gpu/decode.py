@@ -1,9 +1,9 @@
 """Whole decoding steps on a GPU, with random weights in the shape of Llama 3 8B, against what must be read for them.
 
 A step reads every weight once and every different key and value once; its floor is their bytes over the bandwidth
-that this GPU has just shown in reading. In the same run, on the same weights: steps with decoder layers compiled by torch and not, with
-linear layers of the same input merged and not, transformers' continuous batching with the same prompts, which takes longer
-than all the rest, and at the end steps with drafts of which a given share is right.
+that this GPU has just shown in reading. In the same run, on the same weights: steps with decoder layers compiled by torch and
+not, with linear layers of the same input merged and not, transformers' continuous batching with the same prompts, which takes
+longer than all the rest, and at the end steps with drafts of which a given share is right.
 """
 
 from __future__ import annotations
