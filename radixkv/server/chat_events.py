@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -24,6 +24,8 @@ from radixkv.server.chat_messages import as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import Generation, extend_choice
+from radixkv.server.prefix_keeper import PrefixKeeper
+from radixkv.server.prompt_caching import Breakpoint
 from radixkv.server.protocol import Usage, finish_reason
 from radixkv.server.rate_limits import default_max_tokens
 from radixkv.server.response_size import check_response_size
@@ -67,11 +69,18 @@ class ChatAnswer:
     stop_reason: int | str | None
 
 
-async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tenant, request_id: str) -> ChatEvents:
+async def start_chat(
+    service: Service,
+    body: ChatCompletionRequest,
+    tenant: Tenant,
+    request_id: str,
+    breakpoints: Sequence[Breakpoint] | None = None,
+) -> ChatEvents:
     """Check a request, write its prompt and submit it.
 
     Args:
         request_id: unique among the unfinished requests; see `new_id`.
+        breakpoints: the ends of what is to stay cached, in the order of the prompt; None: those in the body.
 
     Returns:
         The events to come. Iterate them once to the end, or collect them, or close them.
@@ -80,6 +89,7 @@ async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tena
         ApiError: a value is impossible: 400, with the name of the field.
         Exception: what `AsyncLLM.submit` raises.
     """
+    breakpoints = body.breakpoints if breakpoints is None else breakpoints
     with client_errors(body.request_field_names):
         if body.top_logprobs and not body.logprobs:
             raise ValueError("top_logprobs: only for logprobs=true")
@@ -90,6 +100,8 @@ async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tena
             service.check_length("prediction", body.prediction.text)
         prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages, tools), tenant=tenant.name)
         prompt = service.with_cache_options(prompt, body, tenant)
+        if body.prompt_cache_options is not None and not body.prompt_cache_options.allows(breakpoints):
+            prompt = replace(prompt, read_cache=False, write_cache=False)
         defaults = service.llm.loaded.sampling_defaults
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         prompt = body.truncated(prompt, max_tokens, service.llm.loaded.max_model_len)
@@ -100,15 +112,18 @@ async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tena
         params = body.params(max_tokens, top_logprobs, body.prompt_logprobs, remaining, defaults)
         check_response_size(body, [prompt], params, remaining)
         generation = await Generation.start(service, tenant, [prompt], params, body, request_id)
-        return ChatEvents(generation, prompt.answer_form)
+        keeper = PrefixKeeper(service.llm, tenant.name, body, breakpoints, prompt)
+        return ChatEvents(generation, prompt.answer_form, keeper)
 
 
 class ChatEvents:
     """The answers to one chat request. Iterate it once, to the end, or `collect` it, or call `close`."""
 
-    def __init__(self, generation: Generation, form: AnswerForm | None) -> None:
+    def __init__(self, generation: Generation, form: AnswerForm | None, keeper: PrefixKeeper) -> None:
         self._generation = generation
         self._form = form
+        self._keeper = keeper
+        self._kept: Mapping[float, int] = {}
         self._num_reasoning_tokens = 0
 
     @property
@@ -121,7 +136,19 @@ class ChatEvents:
         """Tokens so far. Those of reasoning are counted as their text comes: with the last of them, others may."""
         usage = self._generation.usage
         usage.completion_tokens_details.reasoning_tokens = self._num_reasoning_tokens
+        if self._keeper.is_needed:
+            usage.prompt_tokens_details.cache_write_tokens = sum(self.num_written.values())
         return usage
+
+    @property
+    def num_written(self) -> dict[float, int]:
+        """Tokens that were computed now and are kept, by time to live: each counts for the longest."""
+        before = self._generation.usage.prompt_tokens_details.cached_tokens
+        written = {}
+        for ttl in sorted(self._kept, reverse=True):
+            written[ttl] = max(0, self._kept[ttl] - before)
+            before = max(before, self._kept[ttl])
+        return written
 
     @property
     def request_id(self) -> str:
@@ -161,9 +188,16 @@ class ChatEvents:
 
     def close(self) -> None:
         """Abort what is unfinished."""
+        self._keeper.close()
         self._generation.close()
 
+    async def wait_until_kept(self) -> None:
+        """Wait until what the request marked is kept; by the first event, that has begun."""
+        self._kept = await self._keeper.kept()
+
     async def __aiter__(self) -> AsyncGenerator[ChatEvent, None]:
+        """The events. What the request marked is kept as soon as the prompt is computed."""
+        await self._keeper.prepare()
         reader = PieceReader(self._form)
         # By choice: the arguments of its last call so far.
         arguments: dict[int, list[str]] = {}
@@ -185,7 +219,9 @@ class ChatEvents:
                 if pieces:
                     num_held[delta.choice] = 0
                 reason = _finish_reason(output, arguments.get(delta.choice, []))
+                self._keeper.start()
                 yield ChatEvent(delta.choice, pieces, output, reason, output.stop_reason)
+        await self.wait_until_kept()
 
     async def collect(self) -> list[ChatAnswer]:
         """All choices, complete."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from radixkv.prompts import Message, as_template_message
+from radixkv.server.prompt_caching import PromptCacheBreakpoint
 from radixkv.server.strict import StrictModel
 from radixkv.server.tool_protocol import EarlierToolCall
 from radixkv.server.unions import one_of_types
@@ -16,7 +17,10 @@ _MAX_MESSAGES = 4096
 
 
 class CacheControl(StrictModel):
-    """Clients for several services mark with it what to cache; here all is cached."""
+    """Clients for several services mark with it what to cache; here all is cached.
+
+    Only `prompt_cache_breakpoint` keeps it cached, too.
+    """
 
     type: Literal["ephemeral"]
     ttl: str | None = None
@@ -28,6 +32,7 @@ class TextPart(StrictModel):
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
 class RefusalPart(StrictModel):

@@ -12,8 +12,9 @@ from pydantic import Field
 
 from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Message, Prompt, as_chat_prompts, encode
-from radixkv.server.chat_messages import ContentPart, Messages
+from radixkv.server.chat_messages import ContentPart, Messages, TextPart
 from radixkv.server.not_supported import NotSupportedInChat
+from radixkv.server.prompt_caching import Breakpoint, PromptCacheOptions, lifetime
 from radixkv.server.protocol import MAX_LOGPROBS, GenerationRequest
 from radixkv.server.strict import StrictModel
 from radixkv.server.tool_protocol import AllowedTools, NamedTool, ToolChoice, ToolDefinitions
@@ -44,6 +45,7 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     # For the chat template, which may write it as it likes.
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
@@ -58,6 +60,27 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         return super().request_field_names | names
+
+    @property
+    def breakpoints(self) -> list[Breakpoint]:
+        """The last ``prompt_cache_breakpoint`` of each time to live, in the order of the prompt."""
+        last: dict[float, tuple[int, int]] = {}
+        for index, message in enumerate(self.messages):
+            if isinstance(message.content, list):
+                for number, part in enumerate(message.content):
+                    if isinstance(part, TextPart) and part.prompt_cache_breakpoint is not None:
+                        last[lifetime(part.prompt_cache_breakpoint, self.prompt_cache_options)] = (index, number)
+        return [
+            Breakpoint(self._messages_up_to(*place), ttl)
+            for ttl, place in sorted(last.items(), key=lambda item: item[1])
+        ]
+
+    def _messages_up_to(self, index: int, number: int) -> list[dict[str, Any]]:
+        """The messages up to the part of this number of the one at this index, which calls of tools would follow."""
+        cut = self.messages[index]
+        assert isinstance(cut.content, list)
+        cut = cut.model_copy(update={"content": cut.content[: number + 1], "refusal": None, "tool_calls": None})
+        return [message.model_dump(exclude_none=True) for message in [*self.messages[:index], cut]]
 
     @property
     def tool_options(self) -> ToolOptions | None:

@@ -54,7 +54,6 @@ class NotSupportedInChat(NotSupported):
     verbosity: Only[Literal["medium"] | None] = None
     web_search_options: Only[None] = None
     moderation: Only[None] = None
-    prompt_cache_options: Only[None] = None
     prompt_cache_retention: Only[Literal["in_memory"] | None] = None
 
 

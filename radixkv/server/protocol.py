@@ -266,10 +266,16 @@ class ResponseHead(TypedDict):
 
 
 class PromptTokensDetails(BaseModel):
-    """``cached_tokens``: prompt tokens that were reused rather than computed; ``loaded_tokens``: how many of them were loaded
-    from a tier below the pool, by its medium, where there are tiers."""
+    """Of the prompt's tokens.
+
+    Attributes:
+        cached_tokens: those that were reused rather than computed.
+        cache_write_tokens: those that were computed and are kept; None unless the request marked what to keep.
+        loaded_tokens: of the reused ones those that were loaded from a tier below the pool, by medium, where there are tiers.
+    """
 
     cached_tokens: int
+    cache_write_tokens: int | None = None
     loaded_tokens: dict[str, int] | None = None
 
     @model_serializer(mode="wrap")

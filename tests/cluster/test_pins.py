@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import httpx
 import pytest
@@ -15,7 +15,8 @@ from radixkv.cluster import ReplicaSet, replica_app, replica_set
 from radixkv.cluster.wire import encode_pin
 from radixkv.prompts import Prompt
 from radixkv.routing import Router, prompt_hashes
-from radixkv.server.messages.keeper import PrefixKeeper
+from radixkv.server.chat_request import ChatCompletionRequest
+from radixkv.server.prefix_keeper import PrefixKeeper
 
 PREFIX = list(range(40))
 
@@ -69,13 +70,14 @@ def test_prefixes_of_both_times_to_live_are_pinned_at_once() -> None:
             await self.together.wait()
             return len(token_ids)
 
-    async def main() -> tuple[int, int]:
-        keeper = PrefixKeeper(Remote(), "", {}, [], Prompt([1]))  # type: ignore[arg-type]
+    async def main() -> Mapping[float, int]:
+        keeper = PrefixKeeper(Remote(), "", ChatCompletionRequest(messages=[]), [], Prompt([1]))  # type: ignore[arg-type]
         keeper._prefixes = {300.0: PREFIX, 3600.0: PREFIX[:16]}
+        keeper.start()
         async with asyncio.timeout(60):
-            return await keeper.keep()
+            return await keeper.kept()
 
-    assert asyncio.run(main()) == (40, 16)
+    assert asyncio.run(main()) == {300.0: 40, 3600.0: 16}
 
 
 def test_a_tenant_has_one_share_of_an_engine_that_serves_clients_and_ingresses() -> None:
@@ -91,9 +93,10 @@ def test_a_tenant_has_one_share_of_an_engine_that_serves_clients_and_ingresses()
             async with httpx.AsyncClient(transport=transport, base_url="http://one", headers=headers) as client:
                 answer = await client.post("/pin", content=encode_pin("", "", first, 300.0))
             assert answer.json() == {"num_tokens": 64}
-            keeper = PrefixKeeper(engine, "", {}, [], Prompt([1]))
+            keeper = PrefixKeeper(engine, "", ChatCompletionRequest(messages=[]), [], Prompt([1]))
             keeper._prefixes = {300.0: second}
-            assert await keeper.keep() == (64, 0)
+            keeper.start()
+            assert await keeper.kept() == {300.0: 64}
             assert [pin.num_tokens for pin in await engine.call(lambda engine: list(engine.cache.pins()))] == [64]
 
     asyncio.run(main())

@@ -13,7 +13,7 @@ from radixkv import LLM, AsyncLLM
 from radixkv.cache import PrefixCache
 from radixkv.engine.named_pins import NamedPins
 from radixkv.engine.tenant_pins import MAX_PINS, TenantPins
-from radixkv.server.messages.keeper import PrefixKeeper
+from radixkv.server.prefix_keeper import PrefixKeeper
 from radixkv.server.tenants import Tenants
 
 BLOCK = 4

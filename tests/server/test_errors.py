@@ -202,7 +202,6 @@ NOT_SUPPORTED_IN_CHAT: list[tuple[str, list[Any], list[Any]]] = [
     ("verbosity", ["medium"], ["low"]),
     ("web_search_options", [], [{}]),
     ("moderation", [], [{"model": "x"}]),
-    ("prompt_cache_options", [], [{"mode": "explicit"}]),
     ("prompt_cache_retention", ["in_memory"], ["24h"]),
     ("thinking_token_budget", [-1], [100]),
     ("spaces_between_special_tokens", [True], [False]),

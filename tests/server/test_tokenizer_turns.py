@@ -13,8 +13,9 @@ from support.in_process_server import make_client
 from radixkv import LLM, AsyncLLM
 from radixkv.prompts import Prompt
 from radixkv.server import completions
-from radixkv.server.messages.keeper import PrefixKeeper
-from radixkv.server.messages.translation import Breakpoint
+from radixkv.server.chat_request import ChatCompletionRequest
+from radixkv.server.prefix_keeper import PrefixKeeper
+from radixkv.server.prompt_caching import Breakpoint
 from radixkv.server.tenants import Tenants
 
 
@@ -72,6 +73,6 @@ def test_the_prefixes_that_a_request_keeps_are_found_in_its_tenants_turn() -> No
         return {}
 
     llm = Mock(run_tokenizer=run_tokenizer)
-    keeper = PrefixKeeper(llm, "ann", {}, [Breakpoint([], 300.0)], Prompt([5, 6, 7]))
+    keeper = PrefixKeeper(llm, "ann", ChatCompletionRequest(messages=[]), [Breakpoint([], 300.0)], Prompt([5, 6, 7]))
     asyncio.run(keeper.prepare())
     assert turns == ["ann"]

@@ -13,7 +13,6 @@ from radixkv.server.chat_messages import as_messages
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import respond
 from radixkv.server.messages.errors import MessagesError
-from radixkv.server.messages.keeper import PrefixKeeper
 from radixkv.server.messages.objects import MessageObject, TokenCount
 from radixkv.server.messages.request import CountTokensRequest, MessagesRequest
 from radixkv.server.messages.translation import FIELD_NAMES, as_chat_request
@@ -39,9 +38,8 @@ def message_routes(service: Service) -> APIRouter:
         with client_errors():
             chat, breakpoints = as_chat_request(body)
         message_id = new_id("msg", "_")
-        events = await start_chat(service, translate(chat, FIELD_NAMES), tenant, message_id)
-        keeper = PrefixKeeper(llm, tenant.name, chat, breakpoints, events.prompt)
-        writer = MessageWriter(message_id, service.model_name, keeper)
+        events = await start_chat(service, translate(chat, FIELD_NAMES), tenant, message_id, breakpoints)
+        writer = MessageWriter(message_id, service.model_name)
         return await respond(request, events, writer, bool(body.stream), named_events)
 
     @router.post("/count_tokens")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from radixkv.server.assistant_turns import add_to_assistant_turn
@@ -17,6 +17,7 @@ from radixkv.server.messages.blocks import (
     ToolUseBlock,
 )
 from radixkv.server.messages.request import CountTokensRequest, MessageParam, MessagesRequest
+from radixkv.server.prompt_caching import Breakpoint
 
 MAX_BREAKPOINTS = 4
 SECONDS = {"5m": 300.0, "1h": 3600.0}
@@ -44,19 +45,6 @@ FIELD_NAMES = {
     "structured_outputs": "output_config.format",
     "reasoning_effort": "output_config.effort",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Breakpoint:
-    """The end of a prefix that is to stay cached.
-
-    Attributes:
-        messages: the messages before it, in the form of chat completions; none: it stands after the tools.
-        ttl: for how many seconds after its last use.
-    """
-
-    messages: list[dict[str, Any]]
-    ttl: float
 
 
 def as_chat_request(body: CountTokensRequest) -> tuple[dict[str, Any], list[Breakpoint]]:
@@ -141,9 +129,10 @@ def _as_messages(body: CountTokensRequest) -> tuple[list[dict[str, Any]], list[B
 def _drop_empty_answer(messages: list[dict[str, Any]], breakpoints: list[Breakpoint]) -> None:
     """Leave out a last message of the assistant without anything in it, which a list of no blocks makes none of either."""
     if messages and messages[-1] == {"role": "assistant", "content": ""}:
-        for point in breakpoints:
-            if len(point.messages) == len(messages):
-                del point.messages[-1]
+        breakpoints[:] = [
+            replace(point, messages=point.messages[:-1]) if len(point.messages) == len(messages) else point
+            for point in breakpoints
+        ]
         del messages[-1]
 
 

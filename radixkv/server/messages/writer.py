@@ -1,4 +1,4 @@
-"""Writes one message, whole or as events, and keeps what `cache_control` asks for."""
+"""Writes one message, whole or as events."""
 
 from __future__ import annotations
 
@@ -10,23 +10,17 @@ from pydantic import BaseModel
 from radixkv.server.chat_events import ChatEvent, ChatEvents
 from radixkv.server.errors import as_api_error
 from radixkv.server.messages.errors import as_messages_error
-from radixkv.server.messages.keeper import PrefixKeeper
 from radixkv.server.messages.objects import CacheCreation, MessageObject, MessageUsage, StopReason, TextContent
 from radixkv.server.messages.output import MessageContent, MessageDelta, MessageStart, MessageStop, Ping, StopDelta
+from radixkv.server.messages.translation import SECONDS
 
 
 class MessageWriter:
-    """Writes the answer to one request.
+    """Writes the answer to one request."""
 
-    Args:
-        keeper: keeps the prefixes that the request marked.
-    """
-
-    def __init__(self, message_id: str, model_name: str, keeper: PrefixKeeper) -> None:
+    def __init__(self, message_id: str, model_name: str) -> None:
         self._id = message_id
         self._model_name = model_name
-        self._keeper = keeper
-        self._kept = (0, 0)
 
     async def full_response(self, events: ChatEvents) -> MessageObject:
         """The whole message."""
@@ -53,11 +47,10 @@ class MessageWriter:
 
     async def _grow(self, events: ChatEvents, content: MessageContent) -> AsyncGenerator[BaseModel, None]:
         last: ChatEvent | None = None
-        await self._keeper.prepare()
         async with aclosing(aiter(events)) as parts:
             async for part in parts:
                 if last is None:
-                    self._kept = await self._keeper.keep()
+                    await events.wait_until_kept()  # the first event says how much
                     yield MessageStart(message=self._message(MessageContent(), None, None, self._usage(events)))
                     yield Ping()
                 last = part
@@ -85,9 +78,7 @@ class MessageWriter:
     def _usage(self, events: ChatEvents) -> MessageUsage:
         usage = events.usage
         cached = usage.prompt_tokens_details.cached_tokens
-        five_minutes, hour = self._kept
-        created_for_hour = max(0, hour - cached)
-        created_for_minutes = max(0, five_minutes - max(cached, hour))
+        created_for_hour, created_for_minutes = (events.num_written.get(SECONDS[ttl], 0) for ttl in ("1h", "5m"))
         created = created_for_hour + created_for_minutes
         return MessageUsage(
             input_tokens=usage.prompt_tokens - cached - created,

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from radixkv.server.chat_messages import RefusalPart
 from radixkv.server.not_supported import Only
+from radixkv.server.prompt_caching import PromptCacheBreakpoint
 from radixkv.server.strict import StrictModel
 from radixkv.server.unions import TextOr, one_of_types
 
@@ -21,6 +22,7 @@ class InputText(StrictModel):
 
     type: Literal["input_text", "text"]
     text: str
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
 class OutputText(StrictModel):

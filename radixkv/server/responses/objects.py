@@ -61,10 +61,15 @@ OutputItem = Annotated[OutputMessage | OutputFunctionCall | OutputReasoning, Fie
 
 
 class InputTokensDetails(BaseModel):
-    """``cached_tokens``: tokens of the prompt that were reused rather than computed."""
+    """Of the prompt's tokens.
+
+    Attributes:
+        cached_tokens: those that were reused rather than computed.
+        cache_write_tokens: those that were computed, and are kept for a ``prompt_cache_breakpoint``.
+    """
 
     cached_tokens: int
-    cache_write_tokens: int = 0
+    cache_write_tokens: int
 
 
 class OutputTokensDetails(BaseModel):

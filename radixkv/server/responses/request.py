@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from radixkv.server.not_supported import Only
+from radixkv.server.prompt_caching import PromptCacheOptions
 from radixkv.server.response_format import JsonObjectFormat, TextFormat
 from radixkv.server.responses.items import MAX_ITEMS, InputItem
 from radixkv.server.strict import StrictModel, refuse_half_pairs
@@ -101,6 +102,7 @@ class ResponseRequest(StrictModel):
     stream: bool | None = None
     store: bool | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
 
     # Not OpenAI's; as for chat completions.
     top_k: int | None = None
@@ -123,7 +125,6 @@ class ResponseRequest(StrictModel):
     max_tool_calls: Only[None] = None
     moderation: Only[None] = None
     prompt: Only[None] = None
-    prompt_cache_options: Only[None] = None
     prompt_cache_retention: Only[Literal["in_memory"] | None] = None
     top_logprobs: Only[Literal[0] | None] = None
     truncation: Only[Literal["disabled"] | None] = None

@@ -15,7 +15,7 @@ from radixkv.server.named_events import named_events
 from radixkv.server.responses.objects import DeletedResponse, ResponseObject
 from radixkv.server.responses.request import ResponseRequest
 from radixkv.server.responses.store import StoredResponse
-from radixkv.server.responses.translation import FIELD_NAMES, as_chat_request, input_messages
+from radixkv.server.responses.translation import FIELD_NAMES, as_chat_request, input_breakpoints, input_messages
 from radixkv.server.responses.writer import ResponsesWriter
 from radixkv.server.service import Service, new_id
 from radixkv.server.translated_chat import translate
@@ -45,11 +45,12 @@ def response_routes(service: Service) -> APIRouter:
         earlier = None
         if body.previous_response_id is not None:
             earlier = stored(tenant.name, body.previous_response_id, "previous_response_id")
-        messages = [*(earlier.messages if earlier else ()), *input_messages(body.input)]
+        before = earlier.messages if earlier else ()
+        messages = [*before, *input_messages(body.input)]
         chat = translate(as_chat_request(body, messages), FIELD_NAMES)
         response_id = new_id("resp", "_")
         pending = store.begin(tenant.namespace(body.cache_salt))
-        events = await start_chat(service, chat, tenant, response_id)
+        events = await start_chat(service, chat, tenant, response_id, input_breakpoints(body, before))
 
         def keep(finished: StoredResponse) -> None:
             if not pending.cleared:

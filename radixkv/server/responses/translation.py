@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixkv.server.assistant_turns import add_to_assistant_turn
+from radixkv.server.prompt_caching import Breakpoint, lifetime
 from radixkv.server.responses.items import (
     FunctionCallItem,
     FunctionCallOutputItem,
     InputItem,
+    InputText,
     MessageItem,
     ReasoningItem,
 )
@@ -20,6 +22,7 @@ from radixkv.server.responses.objects import (
     OutputReasoning,
 )
 from radixkv.server.responses.request import AllowedFunctions, JsonSchemaTextFormat, NamedFunction, ResponseRequest
+from radixkv.server.strict import StrictModel
 
 # Request fields with the same meaning in chat completions, by the name that they have there.
 _SAME_MEANING = {
@@ -31,6 +34,7 @@ _SAME_MEANING = {
     "stream": "stream",
     "cache_salt": "cache_salt",
     "parallel_tool_calls": "parallel_tool_calls",
+    "prompt_cache_options": "prompt_cache_options",
     "max_completion_tokens": "max_output_tokens",
 }
 
@@ -113,6 +117,35 @@ def input_messages(items: str | Sequence[InputItem]) -> list[dict[str, Any]]:
                 output = item.output if isinstance(item.output, str) else "\n".join(part.text for part in item.output)
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
     return messages
+
+
+def input_breakpoints(body: ResponseRequest, earlier: Sequence[Mapping[str, Any]]) -> list[Breakpoint]:
+    """The last ``prompt_cache_breakpoint`` of each time to live in a request's ``input``, in the order of the prompt.
+
+    Args:
+        earlier: the conversation that the input continues, without ``instructions``.
+    """
+    items = [] if isinstance(body.input, str) else body.input
+    last: dict[float, tuple[int, int]] = {}
+    for index, item in enumerate(items):
+        for number, part in enumerate(_parts(item)):
+            if isinstance(part, InputText) and part.prompt_cache_breakpoint is not None:
+                last[lifetime(part.prompt_cache_breakpoint, body.prompt_cache_options)] = (index, number)
+    breakpoints = []
+    for ttl, (index, number) in sorted(last.items(), key=lambda each: each[1]):
+        field = "output" if isinstance(items[index], FunctionCallOutputItem) else "content"
+        cut = items[index].model_copy(update={field: _parts(items[index])[: number + 1]})
+        messages = [*earlier, *input_messages([*items[:index], cut])]
+        breakpoints.append(Breakpoint(as_chat_request(body, messages)["messages"], ttl))
+    return breakpoints
+
+
+def _parts(item: InputItem) -> Sequence[StrictModel]:
+    """The parts of a message or a call's result; none where it is one text."""
+    match item:
+        case MessageItem(content=list(parts)) | FunctionCallOutputItem(output=list(parts)):
+            return parts
+    return []
 
 
 def output_messages(output: Sequence[OutputItem]) -> list[dict[str, Any]]:

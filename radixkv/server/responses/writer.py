@@ -108,7 +108,10 @@ class ResponsesWriter:
         usage = events.usage
         response.usage = ResponseUsage(
             input_tokens=usage.prompt_tokens,
-            input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
+            input_tokens_details=InputTokensDetails(
+                cached_tokens=usage.prompt_tokens_details.cached_tokens,
+                cache_write_tokens=usage.prompt_tokens_details.cache_write_tokens or 0,
+            ),
             output_tokens=usage.completion_tokens,
             output_tokens_details=OutputTokensDetails(
                 reasoning_tokens=usage.completion_tokens_details.reasoning_tokens

@@ -1,15 +1,15 @@
-"""Keeps the prefixes that one request marked by `cache_control`."""
+"""Keeps the prefixes that one request marked: `cache_control` of Anthropic's API, `prompt_cache_breakpoint` of OpenAI's."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from radixkv.prompts import Prompt
-from radixkv.server.messages.prefixes import marked_prefixes
-from radixkv.server.messages.translation import SECONDS, Breakpoint
+from radixkv.server.chat_request import ChatCompletionRequest
+from radixkv.server.marked_prefixes import marked_prefixes
+from radixkv.server.prompt_caching import Breakpoint
 from radixkv.server.served import ServedModel
 
 
@@ -18,7 +18,7 @@ class PrefixKeeper:
 
     Args:
         tenant: whose request it is.
-        chat: the body of the chat completion.
+        chat: the request.
         breakpoints: the marks.
         prompt: what was submitted.
     """
@@ -27,7 +27,7 @@ class PrefixKeeper:
         self,
         llm: ServedModel,
         tenant: str,
-        chat: Mapping[str, Any],
+        chat: ChatCompletionRequest,
         breakpoints: Sequence[Breakpoint],
         prompt: Prompt,
     ) -> None:
@@ -37,6 +37,12 @@ class PrefixKeeper:
         self._breakpoints = breakpoints
         self._prompt = prompt
         self._prefixes: dict[float, Sequence[int]] = {}
+        self._pinning: asyncio.Task[dict[float, int]] | None = None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the request has marks."""
+        return bool(self._breakpoints)
 
     async def prepare(self) -> None:
         """Find the prefixes, while the engine computes the prompt."""
@@ -47,15 +53,21 @@ class PrefixKeeper:
                 num_prompts=0,
             )
 
-    async def keep(self) -> tuple[int, int]:
-        """Pin the prefixes, once the prompt is computed.
+    def start(self) -> None:
+        """Begin to pin the prefixes, once the prompt is computed; again: do nothing."""
+        if self._prefixes and self._pinning is None:
+            self._pinning = asyncio.ensure_future(self._pin())
 
-        Returns:
-            How many tokens are kept for five minutes, and for an hour.
-        """
-        if not self._prefixes:
-            return 0, 0
+    async def kept(self) -> Mapping[float, int]:
+        """How many tokens are kept, by time to live, when all that `start` began is pinned."""
+        return {} if self._pinning is None else await self._pinning
+
+    def close(self) -> None:
+        """Give up what is not pinned yet."""
+        if self._pinning is not None:
+            self._pinning.cancel()
+
+    async def _pin(self) -> dict[float, int]:
         keep = partial(self._llm.keep, self._tenant, self._prompt.namespace)
         counts = await asyncio.gather(*(keep(prefix, ttl) for ttl, prefix in self._prefixes.items()))
-        kept = dict(zip(self._prefixes, counts, strict=True))
-        return kept.get(SECONDS["5m"], 0), kept.get(SECONDS["1h"], 0)
+        return dict(zip(self._prefixes, counts, strict=True))

@@ -1,0 +1,205 @@
+"""OpenAI's `prompt_cache_breakpoint` and `prompt_cache_options`: prefixes that stay cached, in chats and in responses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from support.cache_driver import leave
+from support.in_process_server import make_client
+
+from radixkv import LLM, AsyncLLM
+from radixkv.server.chat_request import ChatCompletionRequest
+from radixkv.server.responses.request import ResponseRequest
+from radixkv.server.responses.translation import input_breakpoints
+
+SYSTEM = "You answer questions about the colours of things, briefly, and never speak of anything else. " * 8
+MARK = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+LONG_MARK = {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
+
+
+def chat(text: str, *, mark: dict[str, Any] = MARK, **fields: Any) -> dict[str, Any]:
+    system = {"role": "system", "content": [{"type": "text", "text": SYSTEM, **mark}]}
+    return {"model": "model", "max_tokens": 1, "messages": [system, {"role": "user", "content": text}], **fields}
+
+
+def response(text: str, *, mark: dict[str, Any] = MARK, **fields: Any) -> dict[str, Any]:
+    system = {"role": "system", "content": [{"type": "input_text", "text": SYSTEM, **mark}]}
+    question = {"role": "user", "content": text}
+    return {"model": "model", "max_output_tokens": 16, "store": False, "input": [system, question], **fields}
+
+
+def usage_of(result: Any) -> tuple[int, int, int]:
+    """Prompt tokens, those reused, and those computed and kept."""
+    usage = result.usage
+    if hasattr(usage, "prompt_tokens"):
+        details = usage.prompt_tokens_details
+        return usage.prompt_tokens, details.cached_tokens, details.cache_write_tokens
+    return usage.input_tokens, usage.input_tokens_details.cached_tokens, usage.input_tokens_details.cache_write_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("body", [chat, response])
+def test_a_marked_prefix_survives_what_evicts_everything_else(
+    llm: LLM, body: Callable[..., dict[str, Any]], stream: bool
+) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as http:
+            client = openai.AsyncOpenAI(api_key="x", base_url="http://server/v1", http_client=http)
+
+            async def ask(fields: dict[str, Any]) -> tuple[int, int, int]:
+                create: Any = client.chat.completions.create if body is chat else client.responses.create
+                if not stream:
+                    return usage_of(await create(**fields))
+                options = {"stream_options": {"include_usage": True}} if body is chat else {}
+                async for event in await create(**fields, **options, stream=True):
+                    last = event
+                return usage_of(last if body is chat else last.response)
+
+            total, cached, written = await ask(body("What colour is grass?"))
+            assert cached == 0
+            # All whole blocks of the system prompt: it ends a few tokens before the question.
+            assert total - 48 < written < total
+            assert written % 16 == 0
+            await engine.call(lambda engine: leave(engine.cache, [7] * 16 * engine.cache.num_available_blocks))
+            assert await ask(body("And of snow?")) == (pytest.approx(total, abs=8), written, 0)
+            pins, now = await engine.call(lambda engine: (engine.cache.pins(), engine.cache.now()))
+            assert [pin.num_tokens for pin in pins] == [written]
+            assert 1700 < pins[0].expires_at - now <= 1800
+
+    asyncio.run(main())
+
+
+def test_a_request_says_how_long_and_a_mark_says_otherwise() -> None:
+    parts = [{"type": "text", "text": "a", **LONG_MARK}, {"type": "text", "text": "b"}]
+    later = [
+        {"type": "text", "text": "c", **MARK},
+        {"type": "text", "text": "d", **MARK},
+        {"type": "text", "text": "e"},
+    ]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": later, "tool_calls": [call], "reasoning_content": "Hm."},
+        {"role": "tool", "content": "x", "tool_call_id": "1"},
+    ]
+    request = ChatCompletionRequest.model_validate({"messages": messages})
+    first, second = request.breakpoints
+    assert (first.ttl, second.ttl) == (43200.0, 1800.0)
+    texts = [[part["text"] for part in message["content"]] for message in first.messages]
+    assert texts == [["a"]]
+    texts = [[part["text"] for part in message["content"]] for message in second.messages]
+    # Calls come behind the text: they are not before the mark.
+    assert texts == [["a", "b"], ["c", "d"]]
+    assert "tool_calls" not in second.messages[-1]
+    assert second.messages[-1]["reasoning_content"] == "Hm."
+    longer = {"messages": messages, "prompt_cache_options": {"ttl": "12h"}}
+    (only,) = ChatCompletionRequest.model_validate(longer).breakpoints
+    assert (only.ttl, len(only.messages)) == (43200.0, 2)
+
+
+def test_marks_in_a_response_are_where_its_messages_are() -> None:
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b", **MARK}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {
+            "type": "function_call_output",
+            "call_id": "1",
+            "output": [{"type": "input_text", "text": "x", **LONG_MARK}, {"type": "input_text", "text": "y"}],
+        },
+        {"role": "user", "content": "c"},
+    ]
+    body = ResponseRequest.model_validate({"input": items, "instructions": "Be brief."})
+    short, long = input_breakpoints(body, [{"role": "user", "content": "before"}])
+    assert (short.ttl, long.ttl) == (1800.0, 43200.0)
+    assert [message["content"] for message in short.messages] == ["Be brief.", "before", "a\nb"]
+    assert [message["content"] for message in long.messages] == ["Be brief.", "before", "a\nb", None, "x"]
+    assert input_breakpoints(ResponseRequest.model_validate({"input": "a"}), []) == []
+
+
+@pytest.mark.parametrize("body", [chat, response])
+def test_without_a_mark_an_explicit_request_uses_no_cache(llm: LLM, body: Callable[..., dict[str, Any]]) -> None:
+    path = "/v1/chat/completions" if body is chat else "/v1/responses"
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as http:
+
+            async def num_cached(**fields: Any) -> int:
+                answer = await http.post(path, json=body("Why?", **fields))
+                assert answer.status_code == 200, answer.text
+                usage = answer.json()["usage"]
+                details: dict[str, int] = usage.get("prompt_tokens_details") or usage["input_tokens_details"]
+                assert details.get("cache_write_tokens", 0) == 0
+                return details["cached_tokens"]
+
+            explicit = {"prompt_cache_options": {"mode": "explicit"}}
+            assert await num_cached(**explicit, mark={}) == 0
+            assert await num_cached(mark={}) == 0  # nothing was written
+            assert await num_cached(mark={}) > 100
+            assert await num_cached(**explicit, mark={}) == 0
+            implicit = {"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}}
+            assert await num_cached(**implicit, mark={}) > 100
+            assert await engine.call(lambda engine: engine.cache.pins()) == []
+
+    asyncio.run(main())
+
+
+def test_nothing_is_said_to_be_kept_where_there_is_no_room(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as http:
+
+            async def no_room(*arguments: Any) -> int:
+                return 0
+
+            monkeypatch.setattr(engine, "keep", no_room)
+            answer = await http.post("/v1/chat/completions", json=chat("Why?"))
+            assert answer.json()["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 0
+
+    asyncio.run(main())
+
+
+def test_pinning_ends_with_the_request_that_asks_for_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as http:
+            begun, cancelled = asyncio.Event(), asyncio.Event()
+
+            async def never(*arguments: Any) -> int:
+                begun.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    cancelled.set()
+                raise AssertionError
+
+            monkeypatch.setattr(engine, "keep", never)
+            request = asyncio.ensure_future(http.post("/v1/chat/completions", json=chat("Why?")))
+            async with asyncio.timeout(60):
+                await begun.wait()
+                request.cancel()
+                await cancelled.wait()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("mark", "options", "param"),
+    [
+        ({"prompt_cache_breakpoint": {"mode": "implicit"}}, {}, "prompt_cache_breakpoint"),
+        ({"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "5m"}}, {}, "prompt_cache_breakpoint"),
+        ({"prompt_cache_breakpoint": {}}, {}, "prompt_cache_breakpoint"),
+        ({}, {"prompt_cache_options": {"mode": "off"}}, "prompt_cache_options"),
+        ({}, {"prompt_cache_options": {"ttl": "1h"}}, "prompt_cache_options"),
+    ],
+)
+def test_impossible_values_are_refused(llm: LLM, mark: dict[str, Any], options: dict[str, Any], param: str) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as http:
+            for path, body in (("/v1/chat/completions", chat), ("/v1/responses", response)):
+                answer = await http.post(path, json=body("Why?", mark=mark, **options))
+                assert answer.status_code == 400, answer.text
+                assert param in answer.json()["error"]["message"]
+
+    asyncio.run(main())
