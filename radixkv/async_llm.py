@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -27,6 +28,7 @@ from radixkv.prompts import (
     as_prompts,
     as_single_prompt,
 )
+from radixkv.sampling.detokenizer import decode_token
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.serving.answer_reader import AnswerReader
@@ -216,9 +218,9 @@ class AsyncLLM(AsyncEngine):
             return result, engine.tiers if engine.enable_prefix_caching else None
 
         def decode(loaded: LoadedModel) -> list[PromptExplanation]:
-            decode = loaded.require_tokenizer().decode
+            tokenizer = loaded.require_tokenizer()
             return [
-                decode_explanation(one, list(prompt.token_ids), decode)
+                decode_explanation(one, list(prompt.token_ids), tokenizer.decode, partial(decode_token, tokenizer))
                 for one, prompt in zip(explained, prompts, strict=True)
             ]
 

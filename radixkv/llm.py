@@ -39,6 +39,7 @@ from radixkv.prompts import (
     is_prompt,
     with_answer_form,
 )
+from radixkv.sampling.detokenizer import decode_token
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.serving.answer_reader import AnswerReader
@@ -234,7 +235,8 @@ class LLM:
         read = single.read_cache and self.engine.enable_prefix_caching
         with self._own_engine():
             explanation = self.engine.cache.explain(single.token_ids, single.namespace, read)
-        decoded = decode_explanation(explanation, single.token_ids, self.get_tokenizer().decode)
+        tokenizer = self.get_tokenizer()
+        decoded = decode_explanation(explanation, single.token_ids, tokenizer.decode, partial(decode_token, tokenizer))
         if self.engine.tiers is None or not read:
             return decoded
         tokens = encode(single.token_ids)

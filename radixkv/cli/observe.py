@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -131,6 +132,8 @@ def explain(
     """
     from radixkv.model.tokenizer import load_tokenizer
     from radixkv.observe.explain import explain_after
+    from radixkv.sampling.detokenizer import decode_token
 
-    explanation = explain_after(prompt, after, load_tokenizer(model), **engine_options)
+    tokenizer = load_tokenizer(model)
+    explanation = explain_after(prompt, after, tokenizer, partial(decode_token, tokenizer), **engine_options)
     print(json.dumps(explanation.as_dict()) if as_json else explanation)

@@ -10,6 +10,7 @@ from radixkv.cache import Computed, Explanation, PrefixCache, Reason
 from radixkv.cache.arguments import check_unicode
 
 Decode = Callable[[list[int]], str]
+DecodeToken = Callable[[int], str]
 
 _CONTEXT_TOKENS = 16
 
@@ -126,8 +127,15 @@ class PromptExplanation:
         )
 
 
-def decode_explanation(explanation: Explanation, prompt_token_ids: Sequence[int], decode: Decode) -> PromptExplanation:
-    """An explanation with its token ids decoded to texts."""
+def decode_explanation(
+    explanation: Explanation, prompt_token_ids: Sequence[int], decode: Decode, decode_token: DecodeToken
+) -> PromptExplanation:
+    """An explanation with its token ids decoded to texts.
+
+    Args:
+        decode: several tokens to their text.
+        decode_token: a single token to its text within a text.
+    """
     divergence = explanation.divergence
     difference = None
     if divergence is not None:
@@ -135,16 +143,21 @@ def decode_explanation(explanation: Explanation, prompt_token_ids: Sequence[int]
         difference = Difference(
             divergence.position,
             decode([int(token) for token in prompt_token_ids[start : divergence.position]]),
-            [decode([token]) for token in divergence.prompt_tokens.tolist()],
-            [decode([token]) for token in divergence.cached_tokens.tolist()],
+            [decode_token(token) for token in divergence.prompt_tokens.tolist()],
+            [decode_token(token) for token in divergence.cached_tokens.tolist()],
         )
     return PromptExplanation(
         explanation.num_prompt_tokens, explanation.num_reused_tokens, explanation.computed, difference
     )
 
 
-def explain_after(prompt: str, earlier: Sequence[str], tokenizer: Any, block_size: int) -> PromptExplanation:
+def explain_after(
+    prompt: str, earlier: Sequence[str], tokenizer: Any, decode_token: DecodeToken, block_size: int
+) -> PromptExplanation:
     """How much of a prompt would be reused after ``earlier`` prompts, in a cache without evictions.
+
+    Args:
+        decode_token: as of `decode_explanation`.
 
     Raises:
         ValueError: the prompt has no tokens, or a text is not Unicode.
@@ -158,7 +171,7 @@ def explain_after(prompt: str, earlier: Sequence[str], tokenizer: Any, block_siz
         cache.reserve(table, len(tokens))
         cache.append(table, tokens[table.num_tokens :])
         cache.close(table)
-    return decode_explanation(cache.explain(prompts[-1]), prompts[-1], tokenizer.decode)
+    return decode_explanation(cache.explain(prompts[-1]), prompts[-1], tokenizer.decode, decode_token)
 
 
 def _sentence(part: Computed) -> str:

@@ -148,3 +148,13 @@ def test_an_answer_may_begin_with_a_space_that_is_not_shown(tokenizer: Any) -> N
         length.add(world)
         length.add(world)
         assert length.characters == expected
+
+
+def test_an_explanation_shows_where_tokens_begin_words(spaced_llm: LLM, tokenizer: Any) -> None:
+    """Of `▁world` and `ld`, which make the difference, both were shown without a space."""
+    ids = tokenizer.convert_tokens_to_ids(WORDS[:3])
+    stem = ids[:1] * 20
+    spaced_llm.generate({"prompt_token_ids": [*stem, ids[2], ids[0]]}, SamplingParams(max_tokens=1), use_tqdm=False)
+    difference = spaced_llm.explain({"prompt_token_ids": [*stem, ids[1], ids[0]]}).difference
+    assert difference is not None
+    assert (difference.prompt[0], difference.cached[0]) == (" world", "ld")
