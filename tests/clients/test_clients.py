@@ -139,6 +139,18 @@ def test_openai_responses_parse_and_tools(openai_client: Any) -> None:
     assert final.output_text
 
 
+def test_openai_breakpoints(openai_client: Any) -> None:
+    mark = {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
+    messages: Any = [{"role": "system", "content": [{"type": "text", "text": "Be kind. " * 30, **mark}]}, *QUESTION]
+    first, second = (
+        openai_client.chat.completions.create(model=MODEL, max_tokens=2, messages=messages).usage.prompt_tokens_details
+        for _ in range(2)
+    )
+    assert first.cache_write_tokens > 0
+    assert second.cache_write_tokens == 0
+    assert second.cached_tokens >= first.cache_write_tokens
+
+
 # -- anthropic -------------------------------------------------------------------------------------------------------
 
 

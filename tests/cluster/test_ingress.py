@@ -229,12 +229,25 @@ def test_a_client_that_goes_away_is_aborted_where_its_stream_is(default_tokenize
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
 def test_a_marked_prefix_is_kept_on_the_replica_that_has_it(
-    default_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: str, default_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica_set, "_SECONDS_TO_PIN", 600.0)  # however busy the machine
-    marked = {"type": "text", "text": TEXT, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
-    body = {"model": "m", "system": [marked], "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2}
+    body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2}
+    text = {"type": "text", "text": TEXT}
+    if path == "/v1/messages":
+        body["system"] = [{**text, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+    else:
+        mark = {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
+        body["messages"].insert(0, {"role": "system", "content": [{**text, **mark}]})
+
+    def counts(usage: dict[str, Any]) -> tuple[int, int]:
+        """Tokens that are kept, and those that were reused."""
+        if path == "/v1/messages":
+            return usage["cache_creation"]["ephemeral_1h_input_tokens"], usage["cache_read_input_tokens"]
+        details = usage["prompt_tokens_details"]
+        return details["cache_write_tokens"], details["cached_tokens"]
 
     async def main() -> None:
         llms = [tiny_llm(default_tokenizer) for _ in range(2)]
@@ -242,12 +255,12 @@ def test_a_marked_prefix_is_kept_on_the_replica_that_has_it(
             local_replicas(tmp_path, *llms) as (replicas, servers),
             ingress_client(replicas, default_tokenizer, served_model_name=("m",)) as client,
         ):
-            answered = [(await client.post("/v1/messages", json=body)).json()["usage"] for _ in range(2)]
-            kept = answered[0]["cache_creation"]["ephemeral_1h_input_tokens"]
+            answered = [counts((await client.post(path, json=body)).json()["usage"]) for _ in range(2)]
+            kept = answered[0][0]
             pins = [await server.llm.call(lambda engine: list(engine.cache.pins())) for server in servers]
             (pin,) = [*pins[0], *pins[1]]
             assert kept == pin.num_tokens > 16
-            assert answered[1]["cache_read_input_tokens"] >= kept
+            assert answered[1][1] >= kept
             served = [server.llm.stats.cache.opened_tables for server in servers]
             assert [bool(each) for each in pins] == [bool(count) for count in served]
             assert await replicas.keep("", "another", list(range(100)), 5.0) == 0
