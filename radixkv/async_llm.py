@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from radixkv.cache import Explanation, Pin
+from radixkv.cache.arguments import is_whole
 from radixkv.cache.tokens import encode
 from radixkv.config import LLM_OPTIONS, LLMOptions
 from radixkv.engine.engine import Engine
 from radixkv.engine.kv_tiers import KVTiers
-from radixkv.llm import LLM
+from radixkv.llm import CANNOT_PIN, LLM
 from radixkv.model.loader import LoadedModel
 from radixkv.model.tokenizer import with_chat_template
 from radixkv.observe.explain import PromptExplanation, decode_explanation
@@ -74,7 +75,7 @@ class AsyncLLM(AsyncEngine):
         engine_options: Any = without_elsewhere(options)
         refuse_unknown("AsyncLLM.__init__", engine_options, {*own, "tenants", *LLM_OPTIONS})
         for name, (value, low) in own.items():
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < low):
+            if value is not None and (not is_whole(value) or value < low):
                 raise ValueError(f"{name}: expected a whole number of at least {low} or None, got {value!r}")
         if not isinstance(tenants, Mapping | None) or not all(
             isinstance(name, str) and isinstance(share, TenantShare) for name, share in (tenants or {}).items()
@@ -256,6 +257,8 @@ class AsyncLLM(AsyncEngine):
 
     async def pin_prompt(self, prompt: Prompt, ttl: float | None = None, *, tenant: str = "") -> Pin:
         """Keep a prompt from eviction that has been tokenized already; otherwise like `pin`."""
+        if not await self.call(lambda engine: engine.enable_prefix_caching):
+            raise ValueError(CANNOT_PIN)
         (stream,) = await self.submit([prompt], SamplingParams(max_tokens=1, temperature=0.0), tenant=tenant)
         try:
             async for _ in stream:

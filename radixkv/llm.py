@@ -49,6 +49,8 @@ from radixkv.vllm_options import CALLS, takes_vllm_options, without_elsewhere
 
 _log = logging.getLogger(__name__)
 
+CANNOT_PIN = "pin: nothing is cached with enable_prefix_caching=False"
+
 
 class LLM:
     """A language model whose prompts share the keys and values of their common prefixes.
@@ -257,7 +259,10 @@ class LLM:
 
         Raises:
             PinQuotaExceeded: half of all blocks would be pinned.
+            ValueError: nothing is cached, by ``enable_prefix_caching=False``.
         """
+        if not self.engine.enable_prefix_caching:
+            raise ValueError(CANNOT_PIN)
         single = as_single_prompt(prompt, self.engine.loaded, cache_salt)
         cache = self.engine.cache
         whole = len(single.token_ids) // cache.block_size * cache.block_size

@@ -6,10 +6,9 @@ import copy
 import math
 from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any
 
-from radixkv.cache.arguments import is_number
+from radixkv.cache.arguments import is_number, is_whole
 from radixkv.tools.grammar import AnswerFrame
 from radixkv.vllm_options import BEAM_SEARCH, SAMPLING, STRUCTURED_OUTPUTS, takes_vllm_options
 
@@ -277,7 +276,7 @@ def _num_logprobs(name: str, count: int | None, vocab_size: int) -> int | None:
 
 def _whole(name: str, value: Any, low: int) -> int:
     """The number as Python's: numpy's wrap around where Python's grow."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if not is_whole(value):
         raise TypeError(f"{name}: expected a whole number, got {value!r}")
     if value < low:
         raise ValueError(f"{name}: expected at least {low}, got {value}")

@@ -14,6 +14,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number, of Python or numpy; Python's booleans are not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def check_count(name: str, value: int, least: int) -> int:
     """A whole number of at least ``least``, of Python or numpy, as one of Python.
 
@@ -21,7 +26,7 @@ def check_count(name: str, value: int, least: int) -> int:
         InvalidArgumentError: it is none; naming the argument.
     """
     # The exact type first: this runs for every block that is allocated.
-    if not (type(value) is int or _is_whole(value)) or value < least:
+    if not (type(value) is int or is_whole(value)) or value < least:
         raise InvalidArgumentError(f"{name}: expected a whole number of at least {least}, got {value!r}")
     return int(value)
 
@@ -82,11 +87,7 @@ def check_retention(priority: int, owner: str) -> None:
     Raises:
         InvalidArgumentError: naming the argument.
     """
-    if not _is_whole(priority):
+    if not is_whole(priority):
         raise InvalidArgumentError(f"priority: expected a whole number, got {priority!r}")
     if not isinstance(owner, str):
         raise InvalidArgumentError(f"owner: expected a string, got {owner!r}")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -17,6 +17,7 @@ from radixkv.cluster.replica_insight import explain_by_replicas
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.cluster.wire import encode_selection
 from radixkv.config import ModelConfig
+from radixkv.engine.clearing import Cleared, NamespaceSelection
 from radixkv.engine.stats import GAUGES, BatchSize, EngineStats
 from radixkv.errors import DrainingError, EngineDeadError, ReplicasLostError, RequestTooLargeError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
@@ -30,7 +31,6 @@ from radixkv.sampling_defaults import as_sampling_defaults, log_defaults
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request_validation import check_prompt_length
 from radixkv.scheduling.tenant_share import TenantShare
-from radixkv.serving.clearing import Cleared, NamespaceSelection
 from radixkv.serving.request_intake import RequestIntake
 from radixkv.serving.request_stream import RequestStream
 

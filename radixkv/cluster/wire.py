@@ -11,6 +11,7 @@ from dataclasses import asdict, fields, replace
 from types import MappingProxyType
 from typing import Any
 
+from radixkv.engine.clearing import NamespaceSelection
 from radixkv.errors import (
     EngineDeadError,
     EngineError,
@@ -32,7 +33,6 @@ from radixkv.outputs import (
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.scheduling.tenant_share import TenantShare
-from radixkv.serving.clearing import NamespaceSelection
 from radixkv.tools.grammar import AnswerFrame
 
 # Of a request to a replica: the number, in hexadecimal digits, by which its sender knows it again among those of others.

@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import radixkv.model.frameworks  # noqa: F401 (before all that imports torch)
-from radixkv.config import EngineConfig
+from radixkv.config import EngineConfig, ResolvedEngineConfig
 from radixkv.engine.begin_request import begin_request
+from radixkv.engine.clearing import Cleared, NamespaceSelection, clear
 from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.engine.executor import Executor
 from radixkv.engine.named_pins import NamedPins
@@ -67,6 +68,8 @@ class Engine:
     Raises:
         ValueError: the model, its device or the memory does not allow what ``config`` asks for, or an address for events
             cannot be bound.
+        TypeError: a drafter is none.
+        OSError: a folder or a file that ``config`` names cannot be written, or another process has it.
         ImportError: what ``config`` asks for needs a package that is not installed.
         UnsupportedModelError: the model's attention cannot run over blocks.
         MemoryError: no room for the blocks.
@@ -76,12 +79,10 @@ class Engine:
         clock = time.perf_counter
         must_compile = config.enable_torch_compile is True
         config = config.for_device(loaded.device.type)
-        block_size = config.block_size
         element_type = resolve_kv_cache_dtype(config.kv_cache_dtype, loaded)
         self.enable_prefix_caching = config.enable_prefix_caching
         self._runner = ModelRunner(loaded, config.enable_torch_compile, must_compile)
         self.pool = set_up_pool(self._runner, loaded, config, element_type)
-        num_blocks = self.pool.num_blocks
         self.loaded = loaded = with_length_in_pool(loaded, self.pool)
         self._runner.capture_graphs()
         self.prefill_rate = PrefillRate()
@@ -89,6 +90,15 @@ class Engine:
         # However the engine ends, what is queued is written, folders and addresses are released; a medium that hangs does
         # not keep the process alive.
         weakref.finalize(self, self._open_cache.close, _QUEUE_SECONDS)
+        try:
+            self._set_up(loaded, config, clock)
+        except BaseException:  # who catches it may keep the engine, and with it what is open
+            self._open_cache.close(0.0)
+            raise
+
+    def _set_up(self, loaded: LoadedModel, config: ResolvedEngineConfig, clock: Callable[[], float]) -> None:
+        """Everything that works on the cache that is open."""
+        block_size = config.block_size
         self.cache, self.tiers = self._open_cache.cache, self._open_cache.tiers
         self._compute_timer = ComputeTimer(self.prefill_rate.observe_step, clock, bool(config.async_scheduling))
         self.pins = NamedPins(self.cache, self.tiers)
@@ -104,7 +114,7 @@ class Engine:
         recorder = None if config.record_trace is None else TraceRecorder(Path(config.record_trace), block_size)
         self._requests = UnfinishedRequests(self.cache, self.scheduler, recorder)
         self.grammars = GrammarCompiler(loaded)
-        self.capacity = Capacity(num_blocks, block_size, config.max_num_seqs, config.max_num_batched_tokens)
+        self.capacity = Capacity(self.pool.num_blocks, block_size, config.max_num_seqs, config.max_num_batched_tokens)
         self.request_factory = RequestFactory(loaded, config, self.capacity, self.grammars)
         # Text of a single token, for log-probabilities.
         self.decode_token = token_decoder(loaded.tokenizer)
@@ -301,8 +311,13 @@ class Engine:
             self.tiers.write_hot(seconds_left)
         self._open_cache.close(max(_QUEUE_SECONDS, seconds_left()))
 
+    def clear(self, selection: NamespaceSelection) -> Cleared:
+        """Forget what is cached of some namespaces and no running request uses, below the pool too."""
+        cleared = clear(self.cache, selection)
+        self._open_cache.publish_events()
+        return cleared
+
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix that no running request uses, below the pool too; True: nothing is cached any more."""
-        self.cache.clear()
-        self._open_cache.publish_events()
+        self.clear(NamespaceSelection())
         return self.cache.num_held_blocks == 0

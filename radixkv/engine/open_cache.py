@@ -18,6 +18,8 @@ from radixkv.routing import PrefillRate
 if TYPE_CHECKING:
     from radixkv.observe.kv_events import ZmqEventPublisher
 
+_MIN_EVENTS = 100_000
+
 
 @dataclass(slots=True)
 class OpenCache:
@@ -66,11 +68,13 @@ def open_cache(config: EngineConfig, loaded: LoadedModel, pool: KVPool, prefill_
     Raises:
         ValueError, ImportError, OSError, TypeError: as `open_publisher` and `open_tiers`; then nothing is open.
     """
+    num_blocks = pool.num_blocks
     publisher = open_publisher(config)
     events = None
     if publisher is not None:
-        events = EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
-    num_blocks = pool.num_blocks
+        # Published after each step and each clearing, which change a block's state a few times at most: none is dropped.
+        max_events = max(_MIN_EVENTS, 8 * num_blocks)
+        events = EventLog(max_events, medium="CPU" if loaded.device.type == "cpu" else "GPU")
     index = None if config.speculation is None else TreeIndex(num_blocks, pool.block_size)
     cache = PrefixCache(
         num_blocks,

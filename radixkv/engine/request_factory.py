@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from radixkv.cache.arguments import is_whole
 from radixkv.config import ResolvedEngineConfig
 from radixkv.engine.resumption import resume_sequences
 from radixkv.model.loader import LoadedModel
@@ -62,7 +63,7 @@ class RequestFactory:
             PromptTooLongError: the prompt leaves no room for a token in the model's length.
             RequestTooLargeError: more sequences, or blocks for several of them, than there are.
         """
-        if not isinstance(priority, int) or isinstance(priority, bool):
+        if not is_whole(priority):
             raise TypeError(f"priority: expected a whole number, got {priority!r}")
         if not isinstance(tenant, str):
             raise TypeError(f"tenant: expected a string, got {tenant!r}")
@@ -85,7 +86,7 @@ class RequestFactory:
             namespace=prompt.namespace,
             read_cache=prompt.read_cache and self._enable_prefix_caching,
             write_cache=prompt.write_cache and self._enable_prefix_caching,
-            priority=priority,
+            priority=int(priority),
             bad_words=bad_words or (),
             prediction=prompt.prediction,
             tenant=tenant,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from radixkv.cache.arguments import is_number
+from radixkv.cache.arguments import is_number, is_whole
 from radixkv.engine.completion import append_token, prepare_sampling
 from radixkv.engine.resumable import check_resumable
 from radixkv.outputs import FINISH_REASONS, CompletionOutput
@@ -49,7 +49,7 @@ def resume_sequences(request: Request, outputs: Sequence[CompletionOutput], toke
 def _validate(output: CompletionOutput, request: Request, params: SamplingParams, vocab_size: int) -> None:
     name = f"resume: sample {output.index}"
     for token_id in output.token_ids:
-        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
+        if not is_whole(token_id) or not 0 <= token_id < vocab_size:
             raise ValueError(
                 f"{name}: expected token ids of the vocabulary of {vocab_size} tokens, got {token_id!r:.80}"
             )

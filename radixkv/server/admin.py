@@ -9,12 +9,12 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 
 from radixkv.cache import InvariantViolation
+from radixkv.engine.clearing import NamespaceSelection
 from radixkv.server.authentication import administrator
 from radixkv.server.errors import ApiError
 from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
 from radixkv.server.tenants import Tenants
-from radixkv.serving.clearing import NamespaceSelection
 
 if TYPE_CHECKING:
     from radixkv.async_llm import AsyncLLM
@@ -65,7 +65,7 @@ def admin_routes(service: Service, llm: AsyncLLM) -> APIRouter:
         """Clear cached prefixes and stored responses: all, one tenant's, or one salt's."""
         selection = selection_of(body, service.tenants)
         service.responses.clear(selection)
-        return ClearResponse(**(await llm.call(selection.clear))._asdict())
+        return ClearResponse(**(await llm.call(lambda engine: engine.clear(selection)))._asdict())
 
     @router.post("/check")
     async def check() -> CheckResponse:

@@ -21,7 +21,7 @@ from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare
-from radixkv.serving.engine_thread import EngineThread, StepResult
+from radixkv.serving.engine_thread import IN_SERVICE, EngineThread, StepResult
 from radixkv.serving.heartbeat import Heartbeat
 from radixkv.serving.request_intake import RequestIntake
 from radixkv.serving.request_stream import RequestStream
@@ -48,6 +48,9 @@ class AsyncEngine:
         on_step: called in the event loop after every step; for metrics.
         abandoned: whether `abandon` was called.
         cut_short: whether a shutdown has aborted requests.
+
+    Raises:
+        RuntimeError: another one runs the engine.
     """
 
     def __init__(
@@ -58,6 +61,8 @@ class AsyncEngine:
         max_seqs_per_request: int | None = None,
         tenants: Mapping[str, TenantShare] | None = None,
     ) -> None:
+        if engine.thread is not None:
+            raise RuntimeError(IN_SERVICE)
         self.loaded: LoadedModel = engine.loaded
         self.max_unfinished = None if max_queue is None else engine.max_num_seqs + max_queue
         self.stats: EngineStats = engine_stats(engine)
@@ -275,8 +280,8 @@ class AsyncEngine:
     def _start(self) -> None:
         loop = asyncio.get_running_loop()
         if self._loop is None:
-            self._loop = loop
             self._engine_thread.start()
+            self._loop = loop
         elif self._loop is not loop:
             raise RuntimeError("an AsyncLLM belongs to the event loop that used it first")
 

@@ -32,6 +32,8 @@ from radixkv.serving.heartbeat import Heartbeat
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+IN_SERVICE = "the engine is already in service: one AsyncLLM at a time may run an LLM"
+
 # What a step brought for a request: new output, all its beams, or why it failed.
 RequestUpdate = RequestOutput | BeamSearchOutput | Exception
 
@@ -110,7 +112,7 @@ class EngineThread:
             RuntimeError: another thread runs it.
         """
         if self._engine.thread is not None:
-            raise RuntimeError("the engine is already in service: one AsyncLLM at a time may run an LLM")
+            raise RuntimeError(IN_SERVICE)
         self._engine.thread = self._thread
         self._thread.start()
 

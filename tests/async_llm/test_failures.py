@@ -13,7 +13,7 @@ import pytest
 from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tiny, tokens_of
 from support.held_steps import HeldSteps
 
-from radixkv import AsyncLLM, SamplingParams
+from radixkv import AsyncLLM, SamplingParams, TenantShare
 from radixkv.engine import engine as engine_module
 from radixkv.engine import executor, output_processor
 from radixkv.errors import DrainingError, EngineDeadError, StepFailedError
@@ -216,3 +216,34 @@ def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
             await tokens_of(llm, prompts(1)[0])
 
     asyncio.run(asyncio.wait_for(main(), HANGING))
+
+
+def test_a_second_one_changes_nothing_and_does_not_hang() -> None:
+    """It took the tenants' shares away from the first, and whatever was called on it a second time never came back."""
+    offline = tiny()
+
+    async def test(first: AsyncLLM) -> None:
+        early = AsyncLLM(offline, tenants={"ann": TenantShare(weight=3.0)})
+        await tokens_of(first, prompts(1)[0])
+        with pytest.raises(RuntimeError, match="already in service"):
+            AsyncLLM(offline)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="already in service"):
+                await early.pins()
+        await early.shutdown()
+        assert offline.engine.scheduler.shares.share("ann").weight == 3.0
+        await tokens_of(first, prompts(1)[0])
+
+    run(test, offline)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [({"record_trace": "/nonexistent/trace.jsonl"}, OSError), ({"speculative_config": {"drafters": [5]}}, TypeError)],
+)
+def test_an_engine_that_cannot_be_made_releases_its_folder(wrong: dict[str, Any], error: Any, tmp_path: Path) -> None:
+    """The error's traceback has the engine: until it went, the folder was in use by this process."""
+    with pytest.raises(error) as raised:
+        tiny(disk_cache=tmp_path, **wrong)
+    assert raised.traceback
+    tiny(disk_cache=tmp_path).generate(prompts(1), GREEDY, use_tqdm=False)

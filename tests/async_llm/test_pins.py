@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
+from typing import Any
 
 import pytest
 from support.async_streams import ENDLESS, prompts, run, tiny, tokens_of
+from support.event_replay import replay_events
 
 from radixkv import AsyncLLM
 from radixkv.cache import PinQuotaExceeded
+from radixkv.engine.clearing import NamespaceSelection
 
 PINNED = {"prompt_token_ids": list(range(3, 23))}
 
@@ -58,3 +62,43 @@ def test_a_running_request_keeps_its_blocks_when_all_is_forgotten() -> None:
         assert await llm.reset_prefix_cache()
 
     run(test, tiny())
+
+
+def test_what_is_cleared_is_published_at_once(tmp_path: Path) -> None:
+    """A router went on taking an idle engine for one that has the blocks."""
+    zmq = pytest.importorskip("zmq")
+    msgspec = pytest.importorskip("msgspec")
+    replay = f"ipc://{tmp_path}/replay"
+
+    def types(context: Any) -> list[str]:
+        return [
+            event["type"]
+            for _, batch in replay_events(context, replay, 0)
+            for event in msgspec.msgpack.decode(batch)[1]
+        ]
+
+    async def test(llm: AsyncLLM) -> None:
+        context: Any = zmq.Context()
+        try:
+            for name in (None, ""):
+                await tokens_of(llm, PINNED)
+                assert types(context)[-1] == "BlockStored"
+                await llm.call(lambda engine, name=name: engine.clear(NamespaceSelection(name)))  # type: ignore[misc]
+                assert types(context)[-1] != "BlockStored"
+        finally:
+            context.destroy(linger=0)
+
+    run(test, tiny(kv_events_endpoint=f"ipc://{tmp_path}/events", kv_events_replay_endpoint=replay))
+
+
+def test_nothing_is_computed_for_a_pin_where_nothing_is_cached() -> None:
+    llm = tiny(enable_prefix_caching=False)
+    with pytest.raises(ValueError, match="enable_prefix_caching=False"):
+        llm.pin(PINNED)
+
+    async def test(llm: AsyncLLM) -> None:
+        with pytest.raises(ValueError, match="enable_prefix_caching=False"):
+            await llm.pin(PINNED)
+
+    run(test, llm)
+    assert llm.engine.num_steps == 0

@@ -18,11 +18,11 @@ from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cache import InvariantViolation
 from radixkv.cluster import ReplicaSet, create_ingress, replica_set
 from radixkv.config import ModelConfig
+from radixkv.engine.clearing import NamespaceSelection
 from radixkv.observe.inspect.replica_snapshots import read_snapshots
 from radixkv.observe.inspect.snapshot import CacheSnapshot
 from radixkv.prompts import Prompt, as_prompts
 from radixkv.server.config import ServerConfig
-from radixkv.serving.clearing import NamespaceSelection
 
 TEXT = (
     "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, thirteen, fourteen, fifteen, sixteen."

@@ -25,10 +25,10 @@ from support.pretended_replicas import (
 from radixkv import SamplingParams
 from radixkv.cluster import ReplicaSet, ReplicaStreams
 from radixkv.cluster.losses import Losses, RefusedError
+from radixkv.engine.clearing import NamespaceSelection
 from radixkv.errors import DrainingError, QueueFullError, ReplicasLostError, RequestTooLargeError
 from radixkv.prompts import Prompt
 from radixkv.routing import Router
-from radixkv.serving.clearing import NamespaceSelection
 
 
 def test_without_replicas_no_place_in_the_queue_is_lost() -> None:

@@ -96,6 +96,56 @@ def test_what_is_kept_stays_kept_where_more_of_it_has_no_room() -> None:
     cache.check()
 
 
+def test_what_finds_no_room_costs_nobody_a_pin() -> None:
+    """The tenant's own pins were released before it was known whether the new one has room."""
+    cache = PrefixCache(40, BLOCK, max_pinned_blocks=16)
+    pins = TenantPins(NamedPins(cache))
+    assert keep(pins, cache, "a", prompt(1, 3)) == 3 * BLOCK
+    leave(cache, prompt(0, 13), namespace="admin")
+    cache.pin(prompt(0, 13), "admin")
+    assert keep(pins, cache, "a", prompt(2, 4)) == 0
+    assert (num_pinned(cache, "a"), num_pinned(cache, "admin")) == (3, 13)
+    # Nor others' pins, where those that have more give too little.
+    cache = PrefixCache(64, BLOCK, max_pinned_blocks=20)
+    pins = TenantPins(NamedPins(cache))
+    leave(cache, prompt(0, 13), namespace="admin")
+    cache.pin(prompt(0, 13), "admin")
+    for number in (1, 2):
+        assert keep(pins, cache, "a", prompt(number, 2)) == 2 * BLOCK
+    assert keep(pins, cache, "b", prompt(3, 3)) == 3 * BLOCK
+    assert keep(pins, cache, "c", prompt(4, 5)) == 0
+    assert [num_pinned(cache, name) for name in ("a", "b", "c")] == [4, 3, 0]
+    cache.check()
+
+
+def test_for_what_is_not_cached_no_pin_is_given_up() -> None:
+    cache = make_cache(160)
+    pins = TenantPins(NamedPins(cache))
+    keep(pins, cache, "a", prompt(1, 15))
+    assert pins.keep("a", "a", prompt(2, 15), 300.0) == 0
+    assert num_pinned(cache, "a") == 15
+
+
+def test_what_continues_a_longer_lived_pin_leaves_it_alone() -> None:
+    """Their blocks counted twice, so that the system prompt of an hour went for the conversation of five minutes."""
+    clock = Clock()
+    cache = make_cache(160, clock)
+    pins = TenantPins(NamedPins(cache))
+    tokens = prompt(1, 20)
+    assert keep(pins, cache, "a", tokens[: 12 * BLOCK], ttl=3600.0) == 12 * BLOCK
+    for length in (15, 18, 20):
+        assert keep(pins, cache, "a", tokens[: length * BLOCK], ttl=300.0) == length * BLOCK
+        assert sorted(pin.num_tokens for pin in cache.pins()) == [12 * BLOCK, length * BLOCK]
+    # What has blocks of its own goes first, whichever came first.
+    keep(pins, cache, "a", prompt(2, 6), ttl=300.0)
+    assert sorted(pin.num_tokens for pin in cache.pins()) == [6 * BLOCK, 12 * BLOCK]
+    keep(pins, cache, "a", tokens[: 16 * BLOCK], ttl=300.0)
+    assert sorted(pin.num_tokens for pin in cache.pins()) == [12 * BLOCK, 16 * BLOCK]
+    clock.now = 301.0
+    assert [pin.num_tokens for pin in cache.pins()] == [12 * BLOCK]
+    cache.check()
+
+
 def test_each_use_renews_a_pin_and_a_longer_prompt_replaces_the_shorter() -> None:
     clock = Clock()
     cache = make_cache(160, clock)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv.cache.arguments import is_number, is_whole
 from radixkv.observe.trace_format import TRACE_FORMAT, TRACE_VERSION
 from radixkv.option_words import nearest
 
@@ -125,7 +126,7 @@ def read_trace(path: Path) -> Trace:
 
 def _num_tokens(fields: Mapping[str, Any], name: str) -> int:
     value = fields.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if not is_number(value) or not 0 <= value < math.inf:
         raise ValueError(f"{name}: expected a number of tokens, got {value!r:.80}")
     return int(value)
 
@@ -178,9 +179,9 @@ def _in_words(error: Exception) -> str:
 
 def _priority(fields: dict[str, Any]) -> int:
     priority = fields.get("priority", 0)
-    if not isinstance(priority, int) or isinstance(priority, bool):
+    if not is_whole(priority):
         raise ValueError(f"priority: expected a whole number, got {priority!r}")
-    return priority
+    return int(priority)
 
 
 def _block_size(header: dict[str, Any]) -> int:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
+from radixkv.engine.clearing import NamespaceSelection
 from radixkv.server.responses.objects import ResponseObject
-from radixkv.serving.clearing import NamespaceSelection
 
 
 @dataclass(frozen=True, slots=True)

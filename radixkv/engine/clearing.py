@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from radixkv.engine.engine import Engine
+from radixkv.cache import PrefixCache
 
 
 class Cleared(NamedTuple):
@@ -42,11 +41,11 @@ class NamespaceSelection:
             return True
         return self.derived and namespace.startswith(f"{self.name}/")
 
-    def clear(self, engine: Engine) -> Cleared:
-        """Forget what is cached of them, below the pool too, where what is derived from one is always cleared with it."""
-        cache = engine.cache
-        namespaces = [name for name in cache.namespaces if name in self]
-        num_freed = sum(cache.clear(name) for name in namespaces)
-        cache.clear(self.name)  # of what is not cached any more, something may be below the pool
-        num_idle = cache.num_evictable_blocks
-        return Cleared(len(namespaces), num_freed, cache.num_held_blocks - num_idle, num_idle)
+
+def clear(cache: PrefixCache, selection: NamespaceSelection) -> Cleared:
+    """Forget what is cached of namespaces, below the pool too, where what is derived from one is always cleared with it."""
+    namespaces = [name for name in cache.namespaces if name in selection]
+    num_freed = sum(cache.clear(name) for name in namespaces)
+    cache.clear(selection.name)  # of what is not cached any more, something may be below the pool
+    num_idle = cache.num_evictable_blocks
+    return Cleared(len(namespaces), num_freed, cache.num_held_blocks - num_idle, num_idle)
