@@ -89,7 +89,6 @@ async def start_chat(
         ApiError: a value is impossible: 400, with the name of the field.
         Exception: what `AsyncLLM.submit` raises.
     """
-    breakpoints = body.breakpoints if breakpoints is None else breakpoints
     with client_errors(body.request_field_names):
         if body.top_logprobs and not body.logprobs:
             raise ValueError("top_logprobs: only for logprobs=true")
@@ -98,6 +97,7 @@ async def start_chat(
         service.check_chat_length(body.messages, tools, body.chat_template_kwargs)
         if body.prediction is not None:
             service.check_length("prediction", body.prediction.text)
+        breakpoints = body.breakpoints if breakpoints is None else breakpoints
         prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages, tools), tenant=tenant.name)
         prompt = service.with_cache_options(prompt, body, tenant)
         if body.prompt_cache_options is not None and not body.prompt_cache_options.allows(breakpoints):

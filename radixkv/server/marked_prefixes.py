@@ -12,7 +12,7 @@ from radixkv.server.chat_messages import ChatMessage, as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.prompt_caching import Breakpoint
 
-# What may follow a prefix that ends in no message of its own: many templates write nothing without a message of the user.
+# What may follow a prefix: many templates write nothing without a message of the user, or another thing where it is the last.
 _NEXT_MESSAGE: Mapping[str, Any] = MappingProxyType({"role": "user", "content": ""})
 
 
@@ -21,8 +21,8 @@ def marked_prefixes(
 ) -> dict[float, Sequence[int]]:
     """The part of a prompt before the last breakpoint of each time to live; empty where the chat template cannot tell.
 
-    The conversation up to the breakpoint is written by itself; what the whole one has in common with it is the prefix. So
-    whatever the template does, it is a prefix of the prompt.
+    The conversation up to the breakpoint is written by itself, and before an empty message; what the whole one has in common
+    with either is the prefix. So whatever the template does, it is a prefix of the prompt.
 
     Args:
         chat: the request.
@@ -32,19 +32,27 @@ def marked_prefixes(
     last = {mark.ttl: mark.messages for mark in breakpoints}
     prefixes: dict[float, Sequence[int]] = {}
     for ttl, messages in last.items():
-        needs_next = not messages or messages[-1]["role"] in ("system", "developer")
-        written = [*messages, _NEXT_MESSAGE] if needs_next else messages
-        body = chat.model_copy(
-            update={
-                "messages": [ChatMessage.model_validate(dict(message)) for message in written],
-                "add_generation_prompt": False,
-                "continue_final_message": False,
-            }
-        )
-        try:
-            alone = body.as_prompt(as_messages(body.messages), body.tool_options, loaded).token_ids
-        except ValueError:  # some templates refuse conversations that end there
-            alone = []
-        length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(alone, prompt, strict=False)))
-        prefixes[ttl] = prompt[:length]
+        written = (_written(chat, each, loaded) for each in (messages, [*messages, _NEXT_MESSAGE]))
+        prefixes[ttl] = prompt[: max(_common_length(tokens, prompt) for tokens in written)]
     return prefixes
+
+
+def _written(
+    chat: ChatCompletionRequest, messages: Sequence[Mapping[str, Any]], loaded: TextInterface
+) -> Sequence[int]:
+    """Other messages in place of a request's; none where the template refuses conversations that end there."""
+    body = chat.model_copy(
+        update={
+            "messages": [ChatMessage.model_validate(dict(message)) for message in messages],
+            "add_generation_prompt": False,
+            "continue_final_message": False,
+        }
+    )
+    try:
+        return body.as_prompt(as_messages(body.messages), body.tool_options, loaded).token_ids
+    except (TypeError, ValueError):
+        return []
+
+
+def _common_length(some: Sequence[int], others: Sequence[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))

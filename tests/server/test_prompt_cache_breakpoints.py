@@ -9,12 +9,19 @@ from typing import Any
 import openai
 import pytest
 from support.cache_driver import leave
+from support.chat_templates import make_tokenizer
 from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
+from radixkv.model.text_interface import TextInterface
+from radixkv.server.chat_messages import as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
+from radixkv.server.marked_prefixes import marked_prefixes
+from radixkv.server.responses.objects import ResponseObject
 from radixkv.server.responses.request import ResponseRequest
-from radixkv.server.responses.translation import input_breakpoints
+from radixkv.server.responses.store import StoredResponse
+from radixkv.server.responses.translation import conversation_breakpoints
+from radixkv.tools.chat_format import ChatFormat
 
 SYSTEM = "You answer questions about the colours of things, briefly, and never speak of anything else. " * 8
 MARK = {"prompt_cache_breakpoint": {"mode": "explicit"}}
@@ -112,12 +119,74 @@ def test_marks_in_a_response_are_where_its_messages_are() -> None:
         },
         {"role": "user", "content": "c"},
     ]
-    body = ResponseRequest.model_validate({"input": items, "instructions": "Be brief."})
-    short, long = input_breakpoints(body, [{"role": "user", "content": "before"}])
+    body = ResponseRequest.model_validate({"input": items})
+    before = [{"role": "user", "content": "before"}]
+    earlier = StoredResponse(ResponseObject.model_construct(id="r"), before, [], 0, "")
+    short, long = conversation_breakpoints(body, earlier)
     assert (short.ttl, long.ttl) == (1800.0, 43200.0)
-    assert [message["content"] for message in short.messages] == ["Be brief.", "before", "a\nb"]
-    assert [message["content"] for message in long.messages] == ["Be brief.", "before", "a\nb", None, "x"]
-    assert input_breakpoints(ResponseRequest.model_validate({"input": "a"}), []) == []
+    assert [message["content"] for message in short.messages] == ["before", "a\nb"]
+    assert [message["content"] for message in long.messages] == ["before", "a\nb", None, "x"]
+    # What goes on from there has them, too, unless it has later ones.
+    earlier = StoredResponse(earlier.response, before, [short, long], 0, "")
+    assert conversation_breakpoints(ResponseRequest.model_validate({"input": "a"}), earlier) == [short, long]
+    marked = {"input": [{"role": "user", "content": [{"type": "input_text", "text": "d", **MARK}]}]}
+    first, second = conversation_breakpoints(ResponseRequest.model_validate(marked), earlier)
+    assert (first, second.ttl, second.messages[-1]["content"]) == (long, 1800.0, "d")
+    assert conversation_breakpoints(ResponseRequest.model_validate({"input": "a"}), None) == []
+
+
+def test_a_conversation_that_goes_on_keeps_what_it_has_marked(llm: LLM) -> None:
+    """Only the first request has the mark: its prefix was evicted half an hour later, however often it was used."""
+    explicit = {"prompt_cache_options": {"mode": "explicit"}}
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as http:
+
+            async def ask(**fields: Any) -> dict[str, Any]:
+                answer = await http.post("/v1/responses", json={"model": "model", "max_output_tokens": 2, **fields})
+                assert answer.status_code == 200, answer.text
+                return answer.json()  # type: ignore[no-any-return]
+
+            async def expires_at() -> float:
+                (pin,) = await engine.call(lambda engine: engine.cache.pins())
+                assert pin.expires_at is not None
+                return pin.expires_at
+
+            first = await ask(**{**response("Why?", **explicit), "store": True, "instructions": "Be kind."})
+            expires_first = await expires_at()
+            kept = first["usage"]["input_tokens_details"]["cache_write_tokens"]
+            assert kept > 100
+            second = await ask(input="And?", previous_response_id=first["id"], instructions="Be kind.", **explicit)
+            assert second["usage"]["input_tokens_details"]["cached_tokens"] >= kept
+            assert await expires_at() > expires_first
+
+    asyncio.run(main())
+
+
+ENDS_WITH_USER = (
+    "{% for m in messages %}{{ m.role + ':' + m.content + '|' }}{% endfor %}"
+    "{% if messages[-1].role not in ('user', 'tool') %}{{ raise_exception('last must be user') }}{% endif %}"
+)
+THINKS_AT_THE_END = (
+    "{% for m in messages %}{{ m.role + ':' }}"
+    "{% if m.role == 'assistant' and loop.last %}{{ '<think></think>' }}{% endif %}{{ m.content + '|' }}{% endfor %}"
+)
+FAILS_AT_THE_END = (
+    "{% for m in messages %}{{ m.role + ':' + m.content + '|' }}{% endfor %}"
+    "{% if messages[-1].role == 'assistant' %}{{ messages[-1].content + 1 }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [ENDS_WITH_USER, THINKS_AT_THE_END, FAILS_AT_THE_END])
+def test_a_mark_keeps_all_before_it_whatever_the_template_does_at_the_end(template: str) -> None:
+    tokenizer = make_tokenizer(template)
+    loaded = TextInterface(tokenizer, "model", 1000, len(tokenizer), frozenset(), ChatFormat.of(tokenizer), {})
+    marked = [{"type": "text", "text": "Well.", **MARK}]
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": marked}]
+    body = ChatCompletionRequest.model_validate({"messages": [*messages, {"role": "user", "content": "So?"}]})
+    prompt = body.as_prompt(as_messages(body.messages), None, loaded).token_ids
+    (prefix,) = marked_prefixes(body, body.breakpoints, prompt, loaded).values()
+    assert tokenizer.decode(prefix) == "user:Hi|assistant:Well.|user:"
 
 
 @pytest.mark.parametrize("body", [chat, response])

@@ -101,7 +101,7 @@ def test_a_stored_response_counts_for_as_many_bytes_as_its_strings_take(llm: LLM
 def test_the_store_forgets_the_least_recently_used_of_the_same_tenant() -> None:
     def stored(name: str, num_bytes: int) -> StoredResponse:
         response = ResponseObject.model_construct(id=name)
-        return StoredResponse(response, [], num_bytes, "namespace")
+        return StoredResponse(response, [], [], num_bytes, "namespace")
 
     def kept(tenant: str) -> set[str]:
         return {name for name in "abcdefgh" if store.get(tenant, name) is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request
@@ -15,7 +16,13 @@ from radixkv.server.named_events import named_events
 from radixkv.server.responses.objects import DeletedResponse, ResponseObject
 from radixkv.server.responses.request import ResponseRequest
 from radixkv.server.responses.store import StoredResponse
-from radixkv.server.responses.translation import FIELD_NAMES, as_chat_request, input_breakpoints, input_messages
+from radixkv.server.responses.translation import (
+    FIELD_NAMES,
+    as_chat_request,
+    conversation_breakpoints,
+    input_messages,
+    instructed,
+)
 from radixkv.server.responses.writer import ResponsesWriter
 from radixkv.server.service import Service, new_id
 from radixkv.server.translated_chat import translate
@@ -45,12 +52,13 @@ def response_routes(service: Service) -> APIRouter:
         earlier = None
         if body.previous_response_id is not None:
             earlier = stored(tenant.name, body.previous_response_id, "previous_response_id")
-        before = earlier.messages if earlier else ()
-        messages = [*before, *input_messages(body.input)]
+        messages = [*(earlier.messages if earlier else ()), *input_messages(body.input)]
+        breakpoints = conversation_breakpoints(body, earlier)
         chat = translate(as_chat_request(body, messages), FIELD_NAMES)
         response_id = new_id("resp", "_")
         pending = store.begin(tenant.namespace(body.cache_salt))
-        events = await start_chat(service, chat, tenant, response_id, input_breakpoints(body, before))
+        marked = [replace(each, messages=instructed(body, each.messages)) for each in breakpoints]
+        events = await start_chat(service, chat, tenant, response_id, marked)
 
         def keep(finished: StoredResponse) -> None:
             if not pending.cleared:
@@ -62,6 +70,7 @@ def response_routes(service: Service) -> APIRouter:
             service.model_name,
             service.llm.loaded.sampling_defaults,
             messages,
+            breakpoints,
             0 if earlier is None else earlier.num_bytes,
             pending.namespace,
             keep,

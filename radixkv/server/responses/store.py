@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakSet
 
 from radixkv.engine.clearing import NamespaceSelection
+from radixkv.server.prompt_caching import Breakpoint
 from radixkv.server.responses.objects import ResponseObject
 
 
@@ -19,12 +20,14 @@ class StoredResponse:
     Attributes:
         messages: the conversation in the form of chat completions, the answer included, without instructions. The
             messages are shared with the responses that it continues.
+        breakpoints: the last one of each time to live in the conversation, likewise without instructions, in order.
         num_bytes: what it counts for: its own bytes and all of the conversation's.
         namespace: in which its prompt was cached.
     """
 
     response: ResponseObject
     messages: Sequence[Mapping[str, Any]]
+    breakpoints: Sequence[Breakpoint]
     num_bytes: int
     namespace: str
 

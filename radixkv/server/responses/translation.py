@@ -22,6 +22,7 @@ from radixkv.server.responses.objects import (
     OutputReasoning,
 )
 from radixkv.server.responses.request import AllowedFunctions, JsonSchemaTextFormat, NamedFunction, ResponseRequest
+from radixkv.server.responses.store import StoredResponse
 from radixkv.server.strict import StrictModel
 
 # Request fields with the same meaning in chat completions, by the name that they have there.
@@ -57,9 +58,7 @@ def as_chat_request(body: ResponseRequest, messages: Sequence[Mapping[str, Any]]
     Args:
         messages: the conversation without ``instructions``.
     """
-    if body.instructions is not None:
-        messages = [{"role": "system", "content": body.instructions}, *messages]
-    chat: dict[str, Any] = {"messages": list(messages)}
+    chat: dict[str, Any] = {"messages": instructed(body, messages)}
     for chat_name, name in _SAME_MEANING.items():
         if getattr(body, name) is not None:
             chat[chat_name] = getattr(body, name)
@@ -94,6 +93,12 @@ def as_chat_request(body: ResponseRequest, messages: Sequence[Mapping[str, Any]]
     return chat
 
 
+def instructed(body: ResponseRequest, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages behind a request's ``instructions``."""
+    before = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    return [*before, *messages]
+
+
 def input_messages(items: str | Sequence[InputItem]) -> list[dict[str, Any]]:
     """A request's ``input`` as messages.
 
@@ -119,25 +124,26 @@ def input_messages(items: str | Sequence[InputItem]) -> list[dict[str, Any]]:
     return messages
 
 
-def input_breakpoints(body: ResponseRequest, earlier: Sequence[Mapping[str, Any]]) -> list[Breakpoint]:
-    """The last ``prompt_cache_breakpoint`` of each time to live in a request's ``input``, in the order of the prompt.
+def conversation_breakpoints(body: ResponseRequest, earlier: StoredResponse | None) -> list[Breakpoint]:
+    """The last ``prompt_cache_breakpoint`` of each time to live in a conversation, without ``instructions``, in order.
 
     Args:
-        earlier: the conversation that the input continues, without ``instructions``.
+        earlier: the response that the request continues.
     """
+    before, breakpoints = ((), ()) if earlier is None else (earlier.messages, earlier.breakpoints)
+    found = {each.ttl: each for each in breakpoints}
     items = [] if isinstance(body.input, str) else body.input
     last: dict[float, tuple[int, int]] = {}
     for index, item in enumerate(items):
         for number, part in enumerate(_parts(item)):
             if isinstance(part, InputText) and part.prompt_cache_breakpoint is not None:
                 last[lifetime(part.prompt_cache_breakpoint, body.prompt_cache_options)] = (index, number)
-    breakpoints = []
     for ttl, (index, number) in sorted(last.items(), key=lambda each: each[1]):
         field = "output" if isinstance(items[index], FunctionCallOutputItem) else "content"
         cut = items[index].model_copy(update={field: _parts(items[index])[: number + 1]})
-        messages = [*earlier, *input_messages([*items[:index], cut])]
-        breakpoints.append(Breakpoint(as_chat_request(body, messages)["messages"], ttl))
-    return breakpoints
+        found.pop(ttl, None)  # what is later in the conversation comes later
+        found[ttl] = Breakpoint([*before, *input_messages([*items[:index], cut])], ttl)
+    return list(found.values())
 
 
 def _parts(item: InputItem) -> Sequence[StrictModel]:

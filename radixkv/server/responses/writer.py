@@ -11,6 +11,7 @@ from typing import Any, Literal
 from radixkv.sampling_defaults import SamplingDefaults
 from radixkv.server.chat_events import ChatEvents
 from radixkv.server.errors import as_api_error
+from radixkv.server.prompt_caching import Breakpoint
 from radixkv.server.responses.events import ResponseEvent, StreamEvent
 from radixkv.server.responses.objects import (
     IncompleteDetails,
@@ -32,6 +33,7 @@ class ResponsesWriter:
     Args:
         defaults: what is sampled with where the request says nothing.
         messages: the conversation that is answered, without instructions.
+        breakpoints: in it, see `StoredResponse`.
         earlier_bytes: what the response that is continued counts for in the store.
         namespace: in which the prompt is cached.
         keep: stores the response, unless the request forbids it.
@@ -44,12 +46,14 @@ class ResponsesWriter:
         model_name: str,
         defaults: SamplingDefaults,
         messages: Sequence[Mapping[str, Any]],
+        breakpoints: Sequence[Breakpoint],
         earlier_bytes: int,
         namespace: str,
         keep: Callable[[StoredResponse], None],
     ) -> None:
         self._body = body
         self._messages = messages
+        self._breakpoints = breakpoints
         self._earlier_bytes = earlier_bytes
         self._namespace = namespace
         self._keep = keep
@@ -123,7 +127,7 @@ class ResponsesWriter:
             # As strings take it: one character beyond Latin-1 makes each of its string two or four bytes wide.
             own = sys.getsizeof(response.model_dump_json()) + sys.getsizeof(self._body.model_dump_json())
             num_bytes = own + self._earlier_bytes
-            self._keep(StoredResponse(response, messages, num_bytes, self._namespace))
+            self._keep(StoredResponse(response, messages, self._breakpoints, num_bytes, self._namespace))
 
     def _response_event(
         self,
