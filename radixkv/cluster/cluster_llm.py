@@ -116,10 +116,10 @@ class ClusterLLM:
         self._template_digest = replicas.generations.newest.identity["chat_template"]
         self.replicas = replicas
         self.on_step: Callable[[EngineStats], None] | None = None  # nothing steps here
-        self._max_queue = max_queue
         self._engine = _RemoteEngine(loaded, replicas)
         smallest = min(capacity["max_num_seqs"] for capacity in replicas.generations.capacities)
-        self._intake = RequestIntake(self._engine, None, max_seqs_per_request or max(1, smallest // 2), tenants or {})
+        max_seqs_per_request = max_seqs_per_request or max(1, smallest // 2)
+        self._intake = RequestIntake(self._engine, max_queue, max_seqs_per_request, tenants or {})
         self._streams: dict[str, RequestStream] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._accepted: dict[str, asyncio.Future[None]] = {}
@@ -176,8 +176,6 @@ class ClusterLLM:
         Raises:
             Exception: what `AsyncLLM.submit` and `ReplicaStreams.generate` raise.
         """
-        if self._max_queue is not None:
-            self._intake.max_unfinished = self._engine.max_num_seqs + self._max_queue
         await self._intake.prepare(prompts, params, priority, tenant)
         self._intake.refuse_if_full(len(prompts), tenant)
         names = self._intake.names(request_id, len(prompts), unfinished=self._streams)

@@ -25,32 +25,33 @@ class QueueSlots:
     """Counts the unfinished requests by tenant.
 
     Args:
-        num_slots: for all tenants; None: any number.
         tenants: what each may have, see `share_of`. The only tenant may have all slots: one that is named alone here, or the
             nameless one.
     """
 
-    def __init__(self, num_slots: int | None, tenants: Mapping[str, TenantShare]) -> None:
-        self.num_slots = num_slots
+    def __init__(self, tenants: Mapping[str, TenantShare]) -> None:
         self.tenants = tenants
         self._taken: Counter[str] = Counter()
 
-    def refusal(self, tenant: str, count: int) -> str | None:
-        """Why ``tenant`` may not have ``count`` more slots now; None: it may."""
-        if self.num_slots is None:
-            return None
+    def refusal(self, tenant: str, count: int, num_slots: int) -> str | None:
+        """Why a tenant may not have more slots now; None: it may.
+
+        Args:
+            count: that it wants.
+            num_slots: for all tenants.
+        """
         num_taken = self._taken.total()
-        if num_taken + count > self.num_slots:
-            return f"{num_taken} requests are unfinished, and at most {self.num_slots} may be"
+        if num_taken + count > num_slots:
+            return f"{num_taken} requests are unfinished, and at most {num_slots} may be"
         if {tenant, *self.tenants, *self._taken} == {tenant} and (not tenant or tenant in self.tenants):
             return None
         weights = {other: share_of(other, self.tenants).weight for other in {tenant, *self._taken}}
         of_mean = weights[tenant] * len(weights) / sum(weights.values())
-        allowed = _SLOTS_PER_FREE_SLOT * of_mean * (self.num_slots - num_taken)
+        allowed = _SLOTS_PER_FREE_SLOT * of_mean * (num_slots - num_taken)
         if self._taken[tenant] + count > allowed:
             return (
                 f"{self._taken[tenant]} requests of yours are unfinished, of {num_taken} in all; "
-                f"the remaining {self.num_slots - num_taken} queue slots are kept for others"
+                f"the remaining {num_slots - num_taken} queue slots are kept for others"
             )
         return None
 

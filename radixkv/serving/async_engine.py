@@ -43,7 +43,6 @@ class AsyncEngine:
 
     Attributes:
         loaded: the model.
-        max_unfinished: requests that may be unfinished at a time; None: any number.
         stats: of the engine after its latest step, abort or `call`.
         on_step: called in the event loop after every step; for metrics.
         abandoned: whether `abandon` was called.
@@ -64,12 +63,11 @@ class AsyncEngine:
         if engine.thread is not None:
             raise RuntimeError(IN_SERVICE)
         self.loaded: LoadedModel = engine.loaded
-        self.max_unfinished = None if max_queue is None else engine.max_num_seqs + max_queue
         self.stats: EngineStats = engine_stats(engine)
         self.on_step: Callable[[EngineStats], None] | None = None
         if max_seqs_per_request is None:
             max_seqs_per_request = engine.max_num_seqs
-        self._intake = RequestIntake(engine, self.max_unfinished, max_seqs_per_request, tenants or {})
+        self._intake = RequestIntake(engine, max_queue, max_seqs_per_request, tenants or {})
         engine.scheduler.set_tenants(self._intake.tenants)
         self._heartbeat = Heartbeat()
         self._engine_thread = EngineThread(engine, self._deliver, self._heartbeat)

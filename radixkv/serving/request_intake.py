@@ -77,7 +77,7 @@ class RequestIntake:
 
     Args:
         engine: that will run the requests.
-        max_unfinished: requests that may be unfinished at a time; None: any number.
+        max_queue: requests that may be unfinished at a time beside those that run; None: any number.
         max_seqs_per_request: bound of ``n`` and of the beam width.
         tenants: what each tenant may have, by its name.
 
@@ -89,7 +89,7 @@ class RequestIntake:
     def __init__(
         self,
         engine: IntakeEngine,
-        max_unfinished: int | None,
+        max_queue: int | None,
         max_seqs_per_request: int,
         tenants: Mapping[str, TenantShare],
     ) -> None:
@@ -99,7 +99,8 @@ class RequestIntake:
         self._grammars = engine.grammars
         self._max_seqs_per_request = max_seqs_per_request
         self._engine = engine
-        self._slots = QueueSlots(max_unfinished, tenants)
+        self._max_queue = max_queue
+        self._slots = QueueSlots(tenants)
         self._ids = itertools.count()
         # Compiles grammars before their requests are added, so that no step has to wait for that.
         self._grammar_thread = FairThread("radixkv-grammar")
@@ -119,12 +120,8 @@ class RequestIntake:
 
     @property
     def max_unfinished(self) -> int | None:
-        """Requests that may be unfinished at a time; None: any number."""
-        return self._slots.num_slots
-
-    @max_unfinished.setter
-    def max_unfinished(self, count: int | None) -> None:
-        self._slots.num_slots = count
+        """Requests that may be unfinished at a time; None: any number. It changes as engines elsewhere come and go."""
+        return None if self._max_queue is None else self._engine.max_num_seqs + self._max_queue
 
     async def run_tokenizer(self, function: Callable[[], _T], tenant: str | None, num_prompts: int = 1) -> _T:
         """Run a function in the tokenizer's thread; see `AsyncLLM.run_tokenizer`."""
@@ -192,9 +189,12 @@ class RequestIntake:
         self._refuse_if_stopped()
         if accepted:
             return
-        if self.max_unfinished is not None and count > self.max_unfinished:
-            raise ValueError(f"prompts: expected at most {self.max_unfinished} in one request, got {count}")
-        refusal = self._slots.refusal(tenant, count)
+        limit = self.max_unfinished
+        if limit is None:
+            return
+        if count > limit:
+            raise ValueError(f"prompts: expected at most {limit} in one request, got {count}")
+        refusal = self._slots.refusal(tenant, count, limit)
         if refusal is not None:
             # Of n requests that run side by side, one finishes about every n-th of their mean duration.
             seconds = math.ceil(self._mean_seconds * count / self._engine.max_num_seqs)

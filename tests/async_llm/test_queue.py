@@ -148,17 +148,17 @@ def test_one_tenant_s_burst_leaves_slots_for_others() -> None:
 
 
 def test_the_only_tenant_may_have_all_slots() -> None:
-    slots = QueueSlots(4, {})
+    slots = QueueSlots({})
     slots.take("", 3)
-    assert slots.refusal("", 1) is None
-    assert "at most 4" in (slots.refusal("", 2) or "")
-    alone = QueueSlots(4, {"ann": TenantShare()})
+    assert slots.refusal("", 1, 4) is None
+    assert "at most 4" in (slots.refusal("", 2, 4) or "")
+    alone = QueueSlots({"ann": TenantShare()})
     alone.take("ann", 3)
-    assert alone.refusal("ann", 1) is None
-    several = QueueSlots(4, {"ann": TenantShare(), "bob": TenantShare()})
+    assert alone.refusal("ann", 1, 4) is None
+    several = QueueSlots({"ann": TenantShare(), "bob": TenantShare()})
     several.take("ann", 3)
-    assert "kept for others" in (several.refusal("ann", 1) or "")
-    assert several.refusal("bob", 1) is None
+    assert "kept for others" in (several.refusal("ann", 1, 4) or "")
+    assert several.refusal("bob", 1, 4) is None
 
 
 @pytest.mark.parametrize("tenant", ["", "modest"])

@@ -146,7 +146,7 @@ def test_what_was_accepted_is_queued_by_a_replica_that_is_full(
             expected = [await answer(replicas, prompt, params) for prompt in prompts]
             steps = [await server.llm.call(HeldSteps) for server in servers]
             for server in servers:
-                server.llm._intake.max_unfinished = 2
+                server.llm._intake._max_queue = 1  # beside the one that runs
 
             def num_unfinished() -> list[int]:
                 """After another step of each: between steps, an engine takes what was sent."""
