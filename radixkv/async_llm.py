@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-from radixkv.cache import Explanation, Pin
+from radixkv.cache import Pin
 from radixkv.cache.arguments import is_whole
-from radixkv.cache.tokens import encode
 from radixkv.config import LLM_OPTIONS, LLMOptions
-from radixkv.engine.engine import Engine
-from radixkv.engine.kv_tiers import KVTiers
+from radixkv.engine.explain import add_tiers, decode_explanations, explain_cached
 from radixkv.llm import CANNOT_PIN, LLM
 from radixkv.model.loader import LoadedModel
 from radixkv.model.tokenizer import with_chat_template
-from radixkv.observe.explain import PromptExplanation, decode_explanation
+from radixkv.observe.explain import PromptExplanation
 from radixkv.option_words import refuse_unknown
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.prompts import (
@@ -29,7 +25,6 @@ from radixkv.prompts import (
     as_prompts,
     as_single_prompt,
 )
-from radixkv.sampling.detokenizer import decode_token
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.serving.answer_reader import AnswerReader
@@ -209,34 +204,17 @@ class AsyncLLM(AsyncEngine):
             look_elsewhere: also say where another namespace has the same tokens; not for those who must not know.
         """
 
-        def explain(engine: Engine) -> tuple[list[Explanation], KVTiers | None]:
-            result = []
-            for prompt in prompts:
-                read = prompt.read_cache and engine.enable_prefix_caching
-                result.append(
-                    engine.cache.explain(prompt.token_ids, prompt.namespace, read, look_elsewhere=look_elsewhere)
-                )
-            return result, engine.tiers if engine.enable_prefix_caching else None
-
-        def decode(loaded: LoadedModel) -> list[PromptExplanation]:
-            tokenizer = loaded.require_tokenizer()
-            return [
-                decode_explanation(one, list(prompt.token_ids), tokenizer.decode, partial(decode_token, tokenizer))
-                for one, prompt in zip(explained, prompts, strict=True)
-            ]
-
-        def add_tiers(decoded: list[PromptExplanation], tiers: KVTiers) -> list[PromptExplanation]:
-            return [
-                replace(one, below=tiers.find(encode(prompt.token_ids), prompt.namespace, one.num_reused_tokens))
-                if prompt.read_cache
-                else one
-                for one, prompt in zip(decoded, prompts, strict=True)
-            ]
-
-        explained, tiers = await self.call(explain)
-        decoded = await self.run_tokenizer(decode, tenant=tenant)
+        explained, tiers = await self.call(
+            lambda engine: (
+                explain_cached(engine, prompts, look_elsewhere),
+                engine.tiers if engine.enable_prefix_caching else None,
+            )
+        )
+        decoded = await self.run_tokenizer(
+            lambda loaded: decode_explanations(explained, prompts, loaded.require_tokenizer()), tenant=tenant
+        )
         # A shared store may take its time.
-        return decoded if tiers is None else await asyncio.to_thread(add_tiers, decoded, tiers)
+        return decoded if tiers is None else await asyncio.to_thread(add_tiers, decoded, prompts, tiers)
 
     async def pin(
         self,

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -18,14 +17,14 @@ from tqdm.auto import tqdm
 
 from radixkv.cache import Pin
 from radixkv.cache.arguments import check_seconds
-from radixkv.cache.tokens import encode
 from radixkv.config import LLM_OPTIONS, LLMOptions, llm_configs
 from radixkv.engine.engine import Engine
+from radixkv.engine.explain import add_tiers, decode_explanations, explain_cached
 from radixkv.engine.request_output import beam_output, delta_output, request_output
 from radixkv.model.loader import LoadedModel, load_model
 from radixkv.model.longrope import original_length
 from radixkv.model.tokenizer import with_chat_template
-from radixkv.observe.explain import PromptExplanation, decode_explanation
+from radixkv.observe.explain import PromptExplanation
 from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
 from radixkv.option_words import refuse_unknown
 from radixkv.outputs import BeamSearchOutput, RequestOutput
@@ -39,7 +38,6 @@ from radixkv.prompts import (
     is_prompt,
     with_answer_form,
 )
-from radixkv.sampling.detokenizer import decode_token
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.serving.answer_reader import AnswerReader
@@ -234,15 +232,13 @@ class LLM:
             cache: likewise.
         """
         single = as_single_prompt(prompt, self.engine.loaded, cache_salt, cache)
-        read = single.read_cache and self.engine.enable_prefix_caching
+        engine = self.engine
         with self._own_engine():
-            explanation = self.engine.cache.explain(single.token_ids, single.namespace, read)
-        tokenizer = self.get_tokenizer()
-        decoded = decode_explanation(explanation, single.token_ids, tokenizer.decode, partial(decode_token, tokenizer))
-        if self.engine.tiers is None or not read:
-            return decoded
-        tokens = encode(single.token_ids)
-        return replace(decoded, below=self.engine.tiers.find(tokens, single.namespace, explanation.num_reused_tokens))
+            explained = explain_cached(engine, [single], look_elsewhere=True)
+        decoded = decode_explanations(explained, [single], self.get_tokenizer())
+        if engine.tiers is not None and engine.enable_prefix_caching:
+            decoded = add_tiers(decoded, [single], engine.tiers)
+        return decoded[0]
 
     def pin(
         self,

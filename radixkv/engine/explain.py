@@ -1,0 +1,61 @@
+"""Explains prompts in three parts: only the first is for the engine's thread, and the last may wait for a store elsewhere.
+
+::
+
+    explain_cached           decode_explanations           add_tiers
+    what the tree has        token ids to texts            what tiers below have of the rest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from radixkv.cache import Explanation
+from radixkv.cache.tokens import encode
+from radixkv.engine.engine import Engine
+from radixkv.engine.kv_tiers import KVTiers
+from radixkv.observe.explain import PromptExplanation, decode_explanation
+from radixkv.prompts import Prompt
+from radixkv.sampling.detokenizer import decode_token
+
+
+def explain_cached(engine: Engine, prompts: Sequence[Prompt], look_elsewhere: bool) -> list[Explanation]:
+    """What of each prompt would be reused now, and why not more.
+
+    Args:
+        look_elsewhere: also say where another namespace has the same tokens; not for those who must not know.
+    """
+    return [
+        engine.cache.explain(
+            prompt.token_ids,
+            prompt.namespace,
+            prompt.read_cache and engine.enable_prefix_caching,
+            look_elsewhere=look_elsewhere,
+        )
+        for prompt in prompts
+    ]
+
+
+def decode_explanations(
+    explanations: Sequence[Explanation], prompts: Sequence[Prompt], tokenizer: Any
+) -> list[PromptExplanation]:
+    """The same with texts."""
+    return [
+        decode_explanation(each, list(prompt.token_ids), tokenizer.decode, partial(decode_token, tokenizer))
+        for each, prompt in zip(explanations, prompts, strict=True)
+    ]
+
+
+def add_tiers(
+    explanations: Sequence[PromptExplanation], prompts: Sequence[Prompt], tiers: KVTiers
+) -> list[PromptExplanation]:
+    """The same with what tiers have of prompts that may read the cache."""
+    return [
+        replace(each, below=tiers.find(encode(prompt.token_ids), prompt.namespace, each.num_reused_tokens))
+        if prompt.read_cache
+        else each
+        for each, prompt in zip(explanations, prompts, strict=True)
+    ]
