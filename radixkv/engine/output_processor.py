@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -139,14 +140,15 @@ class OutputProcessor:
         """
         request = sequence.request
         num_right = 0
-        for num_right, token in enumerate(drawn):
+        for token, drafted in zip_longest(drawn, draft):  # the last one was drawn behind all drafts
             append_token(sequence, token.token_id)
             append_logprobs(sequence, token, self._decode)
             if sequence.sampling is not None and sequence.sampling.grammar is not None:
                 request.failure = request.failure or sequence.sampling.grammar.failure
             ended = sequence.finish_reason is not None or request.failure is not None
-            if ended or num_right == len(draft) or token.token_id != draft[num_right]:
+            if ended or token.token_id != drafted:
                 break
+            num_right += 1
             sequence.num_computed += 1
             self._blocks.publish_at_block_boundary(sequence)
         if draft:
