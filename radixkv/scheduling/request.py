@@ -106,16 +106,12 @@ class Request:
         """How many sequences the request runs concurrently."""
         return self.params.beam_width if isinstance(self.params, BeamSearchParams) else self.params.n
 
-    @cached_property
-    def wants_prompt_logprobs(self) -> bool:
-        if self.resumed:
-            return False  # they came with the first token
-        return isinstance(self.params, SamplingParams) and self.params.prompt_logprobs is not None
-
     @property
     def lacks_prompt_logprobs(self) -> bool:
-        """Whether the log-probabilities of its prompt are wanted and not complete."""
-        return self.wants_prompt_logprobs and self.metrics.first_token_time is None
+        """Whether the log-probabilities of its prompt are wanted and not complete; they come with the first token."""
+        if self.resumed or self.metrics.first_token_time is not None:
+            return False
+        return isinstance(self.params, SamplingParams) and self.params.prompt_logprobs is not None
 
     @property
     def reads_cache(self) -> bool:
@@ -248,7 +244,10 @@ class SequenceGroup:
 
     @property
     def num_common_tokens(self) -> int:
-        """Leading tokens that all sequences have in common; 0 if there is only one sequence."""
+        """Leading tokens that all sequences have in common; 0 if there is only one sequence.
+
+        For several that have no tables: those of a beam search, which are as long as one another and differ.
+        """
         if len(self.sequences) == 1:
             return 0
         # The smallest and the largest in lexicographic order differ first; the others lie in between.
