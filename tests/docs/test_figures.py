@@ -275,7 +275,7 @@ def drafts() -> str:
             f"{statistics.median(row['without']):.1f}",
             f"{statistics.median(row['with_drafts']):.1f}",
             f"{row['ratio']:.2f}",
-            f"{row['wanted']:.2f}",
+            "" if row["wanted"] is None else f"{row['wanted']:.2f}",
             *(f"{row['peers'][name]:.1f}" if name in row["peers"] else "" for name in peers),
             f"{row['repeated_share']:.0%}".replace("%", " %"),
         )
@@ -494,7 +494,7 @@ def _sentences() -> list[tuple[Path, str]]:
     trace = results("policies")[0]
     machine = results("e2e-cpu")["machine"]
     tiers = results("tiers-cpu")
-    known, writing = tiers["restart"][1], tiers["writing"]
+    known, writing, shared = tiers["restart"][1], tiers["writing"], tiers["shared"]
     chaos = results("chaos-cpu")
     from_one, over_ingress = (
         1e3 * statistics.median(each) for each in results("cluster-cpu")["first_tokens_beside_streams"].values()
@@ -543,6 +543,7 @@ def _sentences() -> list[tuple[Path, str]]:
         (README, f"asked again: {results('drafts-cpu')['rows'][0]['ratio']:.1f} times as fast"),
         (TIERS, f"{written['write_back']:.1%} of their tokens a second".replace("%", " %")),
         (TIERS, f"{written['write_through']:.1%} with `write-through`".replace("%", " %")),
+        (TIERS, f"comes after {shared['loaded']:.3f} s, and cold after {shared['cold']:.3f} s"),
     ]
 
 

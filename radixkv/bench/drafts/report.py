@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ class Row:
     """One kind of work.
 
     Attributes:
-        wanted: at least this many times the tokens a second of the same without drafts.
+        wanted: at least this many times the tokens a second of the same without drafts; None: no gain is expected.
         without, with_drafts: tokens a second, round by round.
         cpu_without, cpu_with_drafts: tokens a second of processor time, likewise; what other programs take does not count.
         peers: others' tokens a second, by name.
@@ -29,7 +30,7 @@ class Row:
     """
 
     name: str
-    wanted: float
+    wanted: float | None
     without: list[float]
     with_drafts: list[float]
     cpu_without: list[float]
@@ -72,14 +73,14 @@ def table(rows: Sequence[Row]) -> Table:
     for row in rows:
         drafted = sum(counts.drafted for counts in row.drafts.values())
         accepted = sum(counts.accepted for counts in row.drafts.values())
-        style = "green" if row.ratio >= row.wanted else "red"
+        style = "red" if row.wanted is not None and row.ratio < row.wanted else "green"
         shown.add_row(
             row.name,
             f"{statistics.median(row.without):.1f}",
             f"{statistics.median(row.with_drafts):.1f}",
             f"[{style}]{row.ratio:.2f}[/]",
             f"{row.cpu_ratio:.2f}",
-            f"{row.wanted:.2f}",
+            "" if row.wanted is None else f"{row.wanted:.2f}",
             *(f"{row.peers[name]:.1f}" if name in row.peers else "" for name in peers),
             f"{row.repeated_share:.0%}",
             f"{accepted} of {drafted}",
@@ -96,7 +97,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     axes = figure.subplots()
     positions = range(len(rows))
     axes.barh(positions, [row.ratio for row in rows], color="#00897b", label="with drafts")
-    axes.plot([row.wanted for row in rows], positions, "k|", markersize=14, label="wanted")
+    wanted = [math.nan if row.wanted is None else row.wanted for row in rows]
+    axes.plot(wanted, positions, "k|", markersize=14, label="wanted")
     axes.axvline(1.0, color="grey", linewidth=0.8)
     axes.set_yticks(positions, [row.name for row in rows])
     axes.invert_yaxis()

@@ -96,7 +96,7 @@ class Work:
 
     Attributes:
         name: of the row.
-        wanted: at least this many times the tokens a second of the same without drafts.
+        wanted: at least this many times the tokens a second of the same without drafts; None: no gain is expected.
         parts: the work; each part is run without drafts and with them before the next.
         before: run first, and not measured; without any, the cache is empty.
         rounds: of all parts.
@@ -104,7 +104,7 @@ class Work:
     """
 
     name: str
-    wanted: float
+    wanted: float | None
     parts: Sequence[Part]
     before: Sequence[Part] = ()
     rounds: int = 1
@@ -145,7 +145,7 @@ def make_work(num_tokens: int) -> list[Work]:
         again("greedy, penalty 1.1", penalized),
         Work("another seed, temperature 0.3", 1.5, _each(questions, replace(cool, seed=2)), _each(questions, cool)),
         Work("a name changed in code", 2.5, _each(renamed, greedy), peers=True),
-        Work("a name changed in code, penalty 1.1", 2.5, _each(renamed[::2], penalized)),
+        Work("a name changed in code, penalty 1.1", None, _each(renamed[::2], penalized)),
         Work("code fixed", 2.5, _each(fixed, greedy), peers=True),
         Work("JSON with 12 keys", 2.5, _each(people, schema)),
         Work("tool calls, 20 turns", 2.5, tools),
