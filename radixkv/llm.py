@@ -59,8 +59,9 @@ class LLM:
     Args:
         model: hub id, local folder, GGUF file or a loaded transformers model; None: the default one,
             SmolLM2-135M-Instruct.
-        options: the fields of `radixkv.config.ModelConfig` and `radixkv.config.EngineConfig`, such as ``block_size=32``.
-            vLLM's other options may be there with values that ask for nothing else, such as ``tensor_parallel_size=1``.
+        options: the fields of [`ModelConfig`][radixkv.config.ModelConfig] and [`EngineConfig`][radixkv.config.EngineConfig],
+            such as ``block_size=32``. vLLM's other options may be there with values that ask for nothing else, such as
+            ``tensor_parallel_size=1``.
 
     Raises:
         ModelLoadError: the model is not there or cannot be read; the message says what to do.

@@ -44,7 +44,9 @@ def test_token_ids_are_prompts_where_conversations_are_too(worded: LLM) -> None:
     (expected,) = tokens(worded, IDS)
     assert [token for piece in worded.stream(IDS, GREEDY) for token in piece.outputs[0].token_ids] == expected
     assert worded.explain([*IDS, 9]).num_prompt_tokens == len(IDS) + 1
-    with pytest.raises(TypeError, match="prompt: expected a string, a dictionary or a list of messages, got bytes"):
+    with pytest.raises(
+        TypeError, match="prompt: expected a string, token ids, a dictionary or a list of messages, got bytes"
+    ):
         worded.explain(b"text")  # type: ignore[arg-type]
 
 

@@ -40,7 +40,9 @@ class PinQuotaExceeded(CacheError):  # noqa: N818 - as above
     """
 
     def __init__(self, needed: int, quota: int) -> None:
-        super().__init__(f"{needed} blocks would be pinned, {quota} may be")
+        super().__init__(
+            f"{needed} blocks would be pinned, {quota} may be: unpin others, or give the cache more blocks"
+        )
         self.needed = needed
         self.quota = quota
 

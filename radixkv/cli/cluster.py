@@ -46,12 +46,12 @@ def replica(
 
     # Before torch is imported; this process is a server and nothing else.
     limit_primitive_cache(os.environ)
-    secret = _secret(secret_file)
     try:
         from radixkv.cluster.run import run_replica
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'radixkv[cluster]'") from error
 
+    secret = _secret(secret_file)
     config = ServerConfig(max_queue=max_queue, grace_seconds=grace_seconds, step_timeout=step_timeout)
     raise typer.Exit(run_replica(model, cast(LLMOptions, options), listen, secret, config))
 
@@ -68,20 +68,20 @@ def ingress(
     secret_file: SecretFile = None,
     **options: Any,
 ) -> None:
-    """Serve a model over OpenAI's HTTP API from replicas that run elsewhere.
+    """Serve a model over OpenAI's and Anthropic's HTTP APIs from replicas that run elsewhere.
 
     MODEL is where the tokenizer is found; by default what the replicas call their model.
     """
     from radixkv.model.without_torch import forgo_torch
 
     forgo_torch()  # this process is an ingress and nothing else
-    secret = _secret(secret_file)
     try:
         from radixkv.cluster.membership import parse_replica
         from radixkv.cluster.run import run_ingress
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'radixkv[cluster]'") from error
 
+    secret = _secret(secret_file)
     model_config = ModelConfig(**{name: options.pop(name) for name in _READING})
     replicas = dict(parse_replica(text) for text in replica or ())
     if len(replicas) < len(replica or ()):
@@ -93,4 +93,10 @@ def _secret(path: Path | None) -> str:
     secret = os.environ.get(SECRET_VARIABLE, "") if path is None else read_utf8(path, "secret_file").strip()
     if not secret:
         raise ValueError(f"secret_file: expected a file with a secret, or the variable {SECRET_VARIABLE}")
+    from radixkv.cluster.connection import check_secret
+
+    try:
+        check_secret(secret)
+    except ValueError as error:
+        raise ValueError(f"{error} in {path or SECRET_VARIABLE}") from None
     return secret

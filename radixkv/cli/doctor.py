@@ -18,7 +18,7 @@ from radixkv.errors import ModelLoadError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME, find_default_model
 from radixkv.model.gguf_conversion import converted_folder, find_damage
 from radixkv.model.model_cache import cache_folder
-from radixkv_cpu import cpu_flags, library
+from radixkv_cpu import VARIANTS, cpu_flags, library
 
 # What makes products faster, by the names that /proc/cpuinfo lists.
 _INSTRUCTIONS = {
@@ -51,16 +51,7 @@ def examine() -> list[Finding]:
     cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
     findings.append(Finding("CPU", ", ".join([cores, *instructions])))
     findings.append(Finding("memory", f"read at {_read_bandwidth() / 1e9:.0f} GB/s"))
-    compiled = library()
-    findings.append(
-        Finding(
-            "compiled code",
-            "none"
-            if compiled is None
-            else f"{compiled.variant}, {'bfloat16' if compiled.is_fast_in_bf16 else 'float32'}",
-            "torch stands in for it at half the speed: install g++ and RadixKV anew" if compiled is None else "",
-        )
-    )
+    findings.append(_compiled_code(flags))
     packed = torch.backends.mkldnn.is_available()
     findings.append(
         Finding(
@@ -80,6 +71,25 @@ def examine() -> list[Finding]:
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     findings.append(Finding("model cache", f"{folder}, {shutil.disk_usage(existing).free / 2**30:.0f} GiB free"))
     return findings
+
+
+def _compiled_code(flags: frozenset[str]) -> Finding:
+    """What `radixkv_cpu` runs.
+
+    Args:
+        flags: what the processor offers.
+    """
+    compiled = library()
+    if compiled is not None:
+        dtype = "bfloat16" if compiled.is_fast_in_bf16 else "float32"
+        return Finding("compiled code", f"{compiled.variant}, {dtype}")
+    if os.environ.get("RADIXKV_CPU_VARIANT") == "none":
+        advice = "unset RADIXKV_CPU_VARIANT, which is none"
+    elif not any(needed <= flags for needed in VARIANTS.values()):
+        advice = "it is for x86-64 with AVX2 or later"
+    else:
+        advice = "install g++ and RadixKV anew"
+    return Finding("compiled code", "none", f"torch stands in for it at half the speed: {advice}")
 
 
 def _read_bandwidth() -> float:

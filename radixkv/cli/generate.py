@@ -43,7 +43,9 @@ def generate(
     model: Model = None,
     n: Annotated[int, typer.Option(help="answers to each prompt")] = 1,
     max_tokens: Annotated[int, typer.Option()] = 64,
-    temperature: Annotated[float, typer.Option()] = 0.0,
+    temperature: Annotated[
+        float | None, typer.Option(help="0: always the likeliest token", show_default="0; with several answers 1")
+    ] = None,
     top_p: Annotated[float, typer.Option()] = 1.0,
     seed: Annotated[int | None, typer.Option()] = None,
     stop: Annotated[list[str] | None, typer.Option(help="a string that ends an answer; may be repeated")] = None,
@@ -56,6 +58,8 @@ def generate(
 
     # Before importing and loading, which takes seconds: a mistyped option should not wait for it.
     beam_params = BeamSearchParams(beam_width, max_tokens, stop=stop) if beam_width else None
+    if temperature is None:
+        temperature = 0.0 if n == 1 else 1.0  # at 0, all answers would be the same
     params = SamplingParams(n=n, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
     with Console(stderr=True).status("loading the model"):
         from radixkv import LLM

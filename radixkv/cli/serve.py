@@ -52,8 +52,9 @@ def serve(config: ConfigFile = None, **options: Any) -> None:
         print(f"radixkv: {variable} is not an option, and is ignored; did you mean {meant}?", file=sys.stderr)
     if PlacementConfig(**{name: options[name] for name in PlacementConfig.model_fields}).by_ray:
         raise typer.Exit(_serve_replicas(options))
-    for name in PlacementConfig.model_fields:
-        del options[name]
+    for name, field in PlacementConfig.model_fields.items():
+        if options.pop(name) != field.default:
+            raise ValueError(f"{name}: expected replicas, max_replicas or ray_address with it")
     from radixkv.model.onednn_cache import limit_primitive_cache
 
     # Before torch is imported; this process is a server and nothing else.

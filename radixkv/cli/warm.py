@@ -28,7 +28,7 @@ def warm(
 ) -> None:
     """Compute prompts and store them in --disk-cache or --shared-cache, for servers that start later or share the store.
 
-    A line is a text, {"prompt": TEXT} or {"messages": [...]}, with "cache_salt" where requests bring one.
+    A line is JSON: "TEXT", in quotes, {"prompt": "TEXT"} or {"messages": [...]}, with "cache_salt" where requests bring one.
     """
     given = LLMOptions(**options)  # type: ignore[typeddict-item]
     if given.get("disk_cache") is None and given.get("shared_cache") is None:
@@ -69,7 +69,7 @@ def _prompt_of(llm: LLM, line: bytes, tenant: Tenant) -> Prompt:
     try:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"expected JSON, got {shown}: {error}") from None
+        raise ValueError(f"expected JSON (a text in quotes), got {shown}: {error}") from None
     content = {"prompt": content} if isinstance(content, str) else content
     if not isinstance(content, dict) or not ({"prompt"} <= content.keys() or {"messages"} <= content.keys()):
         raise ValueError(f'expected a text, {{"prompt": ...}} or {{"messages": ...}}, got {shown}')

@@ -73,7 +73,7 @@ class RequestFactory:
             bad_words = encode_bad_words(params.bad_words or (), loaded)
         if params.stop_strings:
             loaded.require_tokenizer()
-        tokens = validate_prompt(prompt.token_ids, loaded.vocab_size, loaded.max_model_len)
+        tokens = validate_prompt(prompt.token_ids, loaded.vocab_size, loaded.max_model_len, loaded.model_length)
         own_seed = params.seed if isinstance(params, SamplingParams) else None
         request = Request(
             request_id,

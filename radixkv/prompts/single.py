@@ -41,7 +41,9 @@ def as_single_prompt(
         (single,) = as_prompts({**as_mapping(prompt), **given}, loaded)
         return single
     if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
-        raise TypeError(f"prompt: expected a string, a dictionary or a list of messages, got {type(prompt).__name__}")
+        raise TypeError(
+            f"prompt: expected a string, token ids, a dictionary or a list of messages, got {type(prompt).__name__}"
+        )
     if _is_several(prompt):
         raise TypeError(f"prompt: expected one prompt or conversation, got a list of prompts, {prompt!r:.80}")
     conversation: Any = prompt

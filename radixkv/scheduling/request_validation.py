@@ -35,9 +35,14 @@ class Capacity:
 
 
 def validate_prompt(
-    token_ids: Sequence[int] | NDArray[np.int32], vocab_size: int, max_model_len: int
+    token_ids: Sequence[int] | NDArray[np.int32], vocab_size: int, max_model_len: int, model_length: int
 ) -> NDArray[np.int32]:
     """The prompt as int32.
+
+    Args:
+        token_ids: of the prompt.
+        vocab_size: ids that the model has.
+        max_model_len, model_length: as `LoadedModel` has them.
 
     Raises:
         TypeError: ids are not whole numbers.
@@ -62,20 +67,29 @@ def validate_prompt(
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocab_size:
         _refuse_id(low if low < 0 else high, vocab_size)
-    check_prompt_length(tokens.size, max_model_len)
+    check_prompt_length(tokens.size, max_model_len, model_length)
     return tokens.astype(np.int32)
 
 
-def check_prompt_length(num_tokens: int, max_model_len: int) -> None:
+def check_prompt_length(num_tokens: int, max_model_len: int, model_length: int | None = None) -> None:
     """Refuse a prompt after which nothing could be generated.
+
+    Args:
+        num_tokens: of the prompt.
+        max_model_len: tokens that a sequence has at most.
+        model_length: those that the model allows; more, where the pool has no room for so many. None: not known.
 
     Raises:
         PromptTooLongError: with the figures.
     """
     if num_tokens >= max_model_len:
+        bound = ""
+        if model_length is not None and model_length > max_model_len:
+            bound = f"; the model allows {model_length}, and memory has no room for them: "
+            bound += "raise kv_cache_memory_bytes or num_blocks"
         raise PromptTooLongError(
             f"prompt_token_ids: {num_tokens} tokens; a sequence has at most {max_model_len}, "
-            "of which at least one is to be generated"
+            f"of which at least one is to be generated{bound}"
         )
 
 

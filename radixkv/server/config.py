@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from radixkv.config import Config
 
 _ALL_HOSTS = {"0.0.0.0", "::"}
+# As browsers send it. "null" is that of a file, and of a page in a sandbox.
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\sA-Z/?#@]+")
 
 
 class ServerConfig(Config):
@@ -76,6 +79,17 @@ class ServerConfig(Config):
     """Send OpenTelemetry traces over HTTP to this address, such as http://localhost:4318/v1/traces (radixkv[otel])."""
     grace_seconds: float = Field(default=30.0, ge=0)
     """After SIGTERM, seconds to finish what runs."""
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in given:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    "cors_origins: expected origins such as https://app.example, in lower case and without a path or "
+                    f"a slash at the end; or *; got {origin!r:.80}"
+                )
+        return given
 
     @model_validator(mode="after")
     def _one_address(self) -> ServerConfig:

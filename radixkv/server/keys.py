@@ -25,6 +25,7 @@ from pydantic import Field, field_validator
 
 from radixkv.config import Config
 from radixkv.option_words import nearest
+from radixkv.text_files import read_utf8
 
 
 class Key(Config):
@@ -74,9 +75,10 @@ def read_keys_file(path: Path) -> dict[str, Key]:
         OSError: it cannot be read.
         ValueError: it is not such a file; one line with the path, the key's name and the field.
     """
+    text = read_utf8(path, "keys_file")
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # not TOML, or not UTF-8
+        table = tomllib.loads(text)
+    except ValueError as error:
         raise ValueError(f"{path}: not TOML: {error}") from None
     for name in table:
         if name != "keys":

@@ -62,6 +62,8 @@ def unix_listener(path: Path) -> Iterator[socket.socket]:
             if _is_left_over(path):
                 path.unlink()
             listener.bind(os.fspath(path))
+        except FileNotFoundError as error:
+            raise OSError(f"cannot listen on {path}: there is no folder {path.parent}; make it first") from error
         except OSError as error:
             raise OSError(f"cannot listen on {path}: {error.strerror or error}") from error
         try:

@@ -107,7 +107,10 @@ def open_access_log(path: str) -> Callable[[str], object]:
     Raises:
         OSError: the file cannot be written.
     """
-    handler = logging.StreamHandler(sys.stderr) if path == "-" else WatchedFileHandler(path)
+    try:
+        handler = logging.StreamHandler(sys.stderr) if path == "-" else WatchedFileHandler(path)
+    except OSError as error:
+        raise OSError(f"access_log: cannot write {path}: {error.strerror or error}") from error
     logger = logging.Logger("radixkv.access")  # not a registered one: nobody else's configuration applies to it
     logger.addHandler(handler)
     return logger.info

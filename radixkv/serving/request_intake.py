@@ -272,7 +272,7 @@ class RequestIntake:
         if self.death is not None:
             raise EngineDeadError(str(self.death)) from self.death
         if self.draining:
-            raise DrainingError("no new requests are taken: the server is finishing what it has")
+            raise DrainingError("no new requests are taken: the engine is finishing what it has, or was closed")
 
     @contextmanager
     def _slots_for(self, count: int, tenant: str, accepted: bool = False) -> Iterator[None]:

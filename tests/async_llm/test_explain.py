@@ -44,7 +44,9 @@ def test_a_prompt_is_explained_while_others_stream_as_it_is_offline(default_toke
         assert "another cache salt" in str(await llm.explain(PROMPT, cache_salt="ann"))
         explained = await llm.call(lambda _: offline.explain(MESSAGES))
         assert (await llm.explain(MESSAGES)).num_prompt_tokens == explained.num_prompt_tokens
-        with pytest.raises(TypeError, match="prompt: expected a string, a dictionary or a list of messages, got int"):
+        with pytest.raises(
+            TypeError, match="prompt: expected a string, token ids, a dictionary or a list of messages, got int"
+        ):
             await llm.explain(5)  # type: ignore[arg-type]
 
     run(test, offline)

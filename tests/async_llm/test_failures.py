@@ -212,7 +212,7 @@ def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
         reasons = [output.outputs[0].finish_reason async for output in stream]
         assert reasons[-1] == "abort"
         assert not await llm.shutdown()
-        with pytest.raises(DrainingError):
+        with pytest.raises(DrainingError, match="the engine is finishing what it has, or was closed"):
             await tokens_of(llm, prompts(1)[0])
 
     asyncio.run(asyncio.wait_for(main(), HANGING))

@@ -42,7 +42,9 @@ def test_pins_are_bounded_and_apart_by_salt_and_end_when_all_is_forgotten() -> N
     async def test(llm: AsyncLLM) -> None:
         with pytest.raises(PinQuotaExceeded):
             await llm.pin({"prompt_token_ids": [30 + n for n in range(60)]})
-        with pytest.raises(TypeError, match="prompt: expected a string, a dictionary or a list of messages, got int"):
+        with pytest.raises(
+            TypeError, match="prompt: expected a string, token ids, a dictionary or a list of messages, got int"
+        ):
             await llm.pin(5)  # type: ignore[arg-type]
         pin = await llm.pin(PINNED, ttl=1000.0, cache_salt="ann")
         assert await llm.call(lambda engine: engine.cache.match(PINNED["prompt_token_ids"])) == 0

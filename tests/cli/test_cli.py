@@ -87,6 +87,15 @@ def test_generate_prints_json() -> None:
     assert len(json.loads(result.stdout)["token_ids"]) == 5
 
 
+def test_several_answers_need_no_other_option() -> None:
+    """They were refused, since all would be the same at the command's own temperature."""
+    result = radixkv("generate", "One, two,", "--max-tokens", "5", "--n", "3", "--json", num_layers=1)
+    assert result.returncode == 0, result.stderr
+    texts = [json.loads(line)["text"] for line in result.stdout.splitlines()]
+    assert len(texts) == 3
+    assert len({*texts}) > 1
+
+
 def test_no_line_of_an_answer_is_broken() -> None:
     prompt = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, thirteen, fourteen,"
     plain = radixkv("generate", prompt, "--max-tokens", "5")
@@ -150,6 +159,20 @@ def test_a_secret_in_another_encoding_is_named(tmp_path: Path) -> None:
     result = radixkv("ingress", "--replica", "a=http://127.0.0.1:1", "--secret-file", str(file))
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert result.stderr.startswith(f"radixkv: secret_file: expected UTF-8 in {file}: ")
+
+
+@pytest.mark.parametrize(
+    "command", [["replica"], ["ingress", "--replica", "a=http://127.0.0.1:1"]], ids=lambda words: words[0]
+)
+def test_a_short_secret_is_refused_with_where_it_came_from(command: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("short")
+    for options, variable, source in (
+        ([], "short", "RADIXKV_REPLICA_SECRET"),
+        (["--secret-file", str(file)], "", file),
+    ):
+        result = radixkv(*command, *options, RADIXKV_REPLICA_SECRET=variable)
+        assert result.stderr == f"radixkv: secret: expected at least 16 ASCII characters in {source}\n"
 
 
 def test_what_a_user_can_mend_is_one_line() -> None:

@@ -39,8 +39,21 @@ def test_the_variant_is_named_with_the_type_that_it_computes_in(
 
 def test_without_compiled_code_there_is_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "library", lambda: None)
+    monkeypatch.delenv("RADIXKV_CPU_VARIANT", raising=False)
+    flags = {"avx2", "fma", "f16c", "bmi2"}
+    monkeypatch.setattr(doctor, "cpu_flags", lambda: frozenset(flags))
     assert found("compiled code").found == "none"
     assert "install g++" in found("compiled code").advice
+
+
+def test_advice_is_only_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever had switched the compiled code off, or had another processor, was told to install it anew."""
+    monkeypatch.setattr(doctor, "library", lambda: None)
+    monkeypatch.setattr(doctor, "cpu_flags", lambda: frozenset({"sse2"}))
+    monkeypatch.delenv("RADIXKV_CPU_VARIANT", raising=False)
+    assert found("compiled code").advice.endswith("it is for x86-64 with AVX2 or later")
+    monkeypatch.setenv("RADIXKV_CPU_VARIANT", "none")
+    assert found("compiled code").advice.endswith("unset RADIXKV_CPU_VARIANT, which is none")
 
 
 def test_bandwidth_is_measured() -> None:

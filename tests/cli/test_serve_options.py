@@ -205,6 +205,15 @@ def test_ray_serve_gets_the_same_options_where_replicas_are_asked_for(monkeypatc
     assert len(received) == 1
 
 
+@pytest.mark.parametrize("option", ["--num-gpus", "--num-cpus", "--ingresses"])
+def test_what_has_no_effect_without_replicas_is_refused(serve: Serve, option: str) -> None:
+    """It was ignored."""
+    name = option.removeprefix("--").replace("-", "_")
+    refused = command(option, "2")
+    assert str(refused.exception) == f"{name}: expected replicas, max_replicas or ray_address with it"
+    assert serve("--ingresses", "1")[0] == ServerConfig()
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment"), [(("--quantization", "awq"), {}), ((), {"RADIXKV_QUANTIZATION": "awq"})], ids=str
 )

@@ -42,6 +42,16 @@ def test_the_length_is_that_of_the_model_and_of_the_pool() -> None:
     assert len(answer(smallest, [3]).token_ids) == 1
 
 
+def test_a_longer_prompt_is_told_what_to_raise_where_the_model_would_take_it() -> None:
+    sentence = f"a sequence has at most {LENGTH}, of which at least one is to be generated"
+    with pytest.raises(
+        PromptTooLongError, match=f"{sentence}; the model allows 512, .*: raise kv_cache_memory_bytes or"
+    ):
+        answer(make(), [3] * LENGTH)
+    with pytest.raises(PromptTooLongError, match=f"{sentence}$"):
+        answer(make(max_model_len=LENGTH), [3] * LENGTH)
+
+
 def test_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     for options, level in (
         ({}, logging.INFO),

@@ -218,9 +218,15 @@ def test_a_search_keeps_the_places_of_beams_that_ended(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda llm: llm.pin(5), "prompt: expected a string, a dictionary or a list of messages, got int"),
-        (lambda llm: llm.explain(b"x"), "prompt: expected a string, a dictionary or a list of messages, got bytes"),
-        (lambda llm: llm.stream(None), "prompt: expected a string, a dictionary or a list of messages, got NoneType"),
+        (lambda llm: llm.pin(5), "prompt: expected a string, token ids, a dictionary or a list of messages, got int"),
+        (
+            lambda llm: llm.explain(b"x"),
+            "prompt: expected a string, token ids, a dictionary or a list of messages, got bytes",
+        ),
+        (
+            lambda llm: llm.stream(None),
+            "prompt: expected a string, token ids, a dictionary or a list of messages, got NoneType",
+        ),
         (lambda _: Chat("x"), "llm: expected an LLM, got str"),
         (lambda llm: Chat(llm, system=5), "system: expected a string or None, got 5"),
         (lambda llm: Chat(llm, cache_salt=5), "cache_salt: expected a string, got 5"),

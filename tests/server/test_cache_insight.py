@@ -89,4 +89,4 @@ def test_a_server_is_inspected_from_the_command_line(server: ServerProcess) -> N
     assert "You are the assistant" in output
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert f"{server.url}/admin/snapshot: HTTP Error 401" in refused.stderr
-    assert "it needs the server's admin key" in refused.stderr
+    assert "it needs the server's admin key: --admin-key, or RADIXKV_ADMIN_KEY" in refused.stderr

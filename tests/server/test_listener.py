@@ -41,6 +41,15 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     assert path.read_text() == "a file"
 
 
+def test_a_unix_socket_in_no_folder_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "socket"
+    with (
+        pytest.raises(OSError, match=f"cannot listen on {path}: there is no folder {path.parent}; make it"),
+        unix_listener(path),
+    ):
+        pass
+
+
 def has_ipv6() -> bool:
     try:
         with socket.socket(socket.AF_INET6) as probe:
@@ -66,12 +75,35 @@ def test_without_keys_only_this_machine_can_connect(host: str) -> None:
         ({"ssl_certfile": "/no/such/file"}, "ssl_certfile: /no/such/file .* No such file"),
         ({"ssl_certfile": __file__}, "ssl_certfile: .* cannot be used"),
         ({"metrics_key": ""}, "metrics_key: expected printable ASCII"),
-        ({"access_log": "/no/such/folder/log"}, "No such file or directory"),
+        (
+            {"access_log": "/no/such/folder/log"},
+            "access_log: cannot write /no/such/folder/log: No such file or directory",
+        ),
+        ({"keys_file": "/no/such/keys.toml"}, "keys_file: cannot read /no/such/keys.toml: No such file or directory"),
     ],
 )
 def test_what_cannot_work_is_known_before_the_model_is_loaded(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, OSError), match=message):
         run_server(ServerConfig(model="/no/such/model", port=0, **options), {})
+
+
+@pytest.mark.parametrize(
+    "origin", ["app.example", "https://app.example/", "https://app.example/page", "https://App.example", "", "https://"]
+)
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    """It was taken, and no page was let in."""
+    with pytest.raises(
+        ValueError, match=f"cors_origins: expected origins such as https://app.example, .*; got {origin!r}"
+    ):
+        ServerConfig(cors_origins=["https://ok.example", origin])
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["*", "null", "https://app.example", "http://localhost:3000", "http://[::1]:3000", "moz-extension://1a-2b"],
+)
+def test_an_origin_is_what_a_browser_sends(origin: str) -> None:
+    assert ServerConfig(cors_origins=[origin]).cors_origins == (origin,)
 
 
 def test_a_key_file_needs_a_certificate() -> None:

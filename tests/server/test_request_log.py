@@ -106,5 +106,5 @@ def test_a_log_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
     write("two")
     assert (tmp_path / "access.log.1").read_text() == "one\n"
     assert (tmp_path / "access.log").read_text() == "two\n"
-    with pytest.raises(OSError, match="none"):
+    with pytest.raises(OSError, match=r"access_log: cannot write .*none"):
         open_access_log(str(tmp_path / "none" / "access.log"))

@@ -89,9 +89,9 @@ def test_what_was_warmed_is_there_for_its_tenant_and_explained(tmp_path: Path) -
         for line, message in (
             (b"17", "expected a text, {"),
             (b"{}", "expected a text, {"),
-            (b"{", "expected JSON, got {: "),
+            (b"hello", r"expected JSON \(a text in quotes\), got hello: "),
             (b'["a"]', "expected a text, {"),
-            (b'"\xff"', 'expected JSON, got "\\\\xff": '),
+            (b'"\xff"', r'expected JSON \(a text in quotes\), got "\\xff": '),
             (b'{"prompt": 5}', "prompts: 'prompt' must be a string, got 5"),
         ):
             file.write_bytes(b'"first"\n\n' + line)

@@ -45,7 +45,11 @@ def read_source(source: str, key: str | None = None) -> dict[str | None, CacheSn
             with urllib.request.build_opener(_NoRedirects).open(request, timeout=_TIMEOUT_SECONDS) as response:
                 text = response.read()
         except urllib.error.HTTPError as error:
-            hint = " (it needs the server's admin key)" if error.code == HTTPStatus.UNAUTHORIZED else ""
+            hint = (
+                " (it needs the server's admin key: --admin-key, or RADIXKV_ADMIN_KEY)"
+                if error.code == HTTPStatus.UNAUTHORIZED
+                else ""
+            )
             raise OSError(f"{source}: {error}{hint}") from error
         except urllib.error.URLError as error:
             raise OSError(f"{source}: {error.reason}") from error
