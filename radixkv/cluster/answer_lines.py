@@ -57,7 +57,9 @@ async def answer_lines(
                     if piece["finished"]:
                         return  # aborted by the replica, if it was not the end
     except (httpx.HTTPError, RuntimeError) as error:  # the latter of a client that is closed meanwhile
-        raise LostError(f"{replica}: {error!r}", died=accepted and await _is_dead(client)) from error
+        reached = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+        died = accepted and await _is_dead(client)
+        raise LostError(f"{replica}: {error!r}", died=died, reached=reached) from error
     raise LostError(f"{replica}: it broke off", died=await _is_dead(client))
 
 

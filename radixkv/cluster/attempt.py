@@ -22,14 +22,25 @@ class Ticket:
         begun: whether the request has tokens already.
 
     Attributes:
+        sent: whether the replica may have had it.
         accepted: whether the replica has taken it.
         scope: in which it waits for its next line; None: it does not wait.
     """
 
-    __slots__ = ("_begun", "_died", "_generation", "_interrupted", "_num_tokens", "_replica", "accepted", "scope")
+    __slots__ = (
+        "_begun",
+        "_died",
+        "_generation",
+        "_interrupted",
+        "_num_tokens",
+        "_replica",
+        "accepted",
+        "scope",
+        "sent",
+    )
 
     def __init__(self, replica: str, generation: str | None, num_tokens: int, *, begun: bool) -> None:
-        self.accepted = False
+        self.sent = self.accepted = False
         self.scope: asyncio.Timeout | None = None
         self._replica = replica
         self._generation = generation
@@ -70,7 +81,7 @@ class Ticket:
             LostError, MovedError: why.
         """
         if self._died:
-            raise LostError(f"{self._replica}: it died", died=self.accepted)
+            raise LostError(f"{self._replica}: it died", died=self.accepted, reached=self.sent)
         if self._interrupted:
             raise MovedError
 

@@ -33,7 +33,8 @@ def _errors_of_httpx() -> Iterator[None]:
     except httpx.ConnectTimeout as error:
         if isinstance(error.__cause__, TimeoutError):
             raise
-        raise httpx.NetworkError(str(error)) from error
+        refused = isinstance(error.__cause__, aiohttp.ClientConnectorError)
+        raise (httpx.ConnectError if refused else httpx.NetworkError)(str(error)) from error
     except aiohttp.ClientError as error:
         raise httpx.RemoteProtocolError(str(error)) from error
 

@@ -24,11 +24,13 @@ class LostError(Exception):
     Args:
         message: what happened, with its name: for the log.
         died: whether its engine crashed while it ran the request.
+        reached: whether it may have had the request.
     """
 
-    def __init__(self, message: str, *, died: bool = False) -> None:
+    def __init__(self, message: str, *, died: bool = False, reached: bool = True) -> None:
         super().__init__(message)
         self.died = died
+        self.reached = reached
 
 
 class RefusedError(Exception):
@@ -89,16 +91,19 @@ class Losses:
         self.accepted, self._until, self._pause = True, None, _FIRST_PAUSE
 
     def note_loss(self, replica: str, client: httpx.AsyncClient, error: LostError) -> None:
-        """A replica lost it.
+        """A replica lost it; one that it did not reach is like one without room: it is asked again, and nothing is counted.
 
         Raises:
             RequestCrashesError: it is probably the reason why replicas die.
             ReplicasLostError: that was the last attempt.
         """
+        _log.info("request %r was lost: %s", self._request_id, error)
+        if not error.reached:
+            self._refused[replica] = client
+            return
         self._tried[replica] = client
         self._num_lost += 1
         self._until = None
-        _log.info("request %r was lost: %s", self._request_id, error)
         if error.died:
             self._dead.append(replica)
         if len(self._dead) >= _MAX_DEATHS:
@@ -161,10 +166,11 @@ class Losses:
         if self._until is None:
             self._until = now + wait_seconds
         if now >= self._until:
-            if self._refused:
+            if self._full or self._too_large:
                 raise ReplicasLostError(
                     f"request {self._request_id!r} was begun, and no replica has room to go on with it"
                 )
             begun = " of the generation that began it" if self._generation is not None else ""
-            raise ReplicasLostError(f"request {self._request_id!r}: there is no replica{begun}")
+            reached = " that takes it" if self._refused else ""
+            raise ReplicasLostError(f"request {self._request_id!r}: there is no replica{begun}{reached}")
         return self._until

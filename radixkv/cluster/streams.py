@@ -338,6 +338,7 @@ class ReplicaStreams:
         async with aclosing(answer_lines(replica, client, body, headers)) as lines:
             while True:
                 ticket.check()
+                ticket.sent = True
                 try:
                     async with asyncio.timeout(None) as ticket.scope:
                         line = await anext(lines)

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
-from support.pretended_replicas import SECRET, line, tokens
+from support.pretended_replicas import HANGING, SECRET, line, tokens
 
 from radixkv.cluster import ReplicaStreams
-from radixkv.cluster.losses import Losses
+from radixkv.cluster.attempt import Ticket
+from radixkv.cluster.losses import Losses, LostError
 from radixkv.errors import QueueFullError, ReplicasLostError, RequestCrashesError
 from radixkv.routing import Router
 
@@ -46,13 +47,13 @@ class Replica(httpx.AsyncBaseTransport):
         return httpx.Response(200, stream=Body(parts, self._dead))
 
 
-def streams_over(*replicas: httpx.AsyncBaseTransport) -> ReplicaStreams:
+def streams_over(*replicas: httpx.AsyncBaseTransport, wait_seconds: float = 0.0) -> ReplicaStreams:
     router = Router(16)
     clients = {}
     for number, replica in enumerate(replicas):
         router.add(f"r{number}")
         clients[f"r{number}"] = httpx.AsyncClient(transport=replica, base_url="http://replica")
-    return ReplicaStreams(router, clients, SECRET)
+    return ReplicaStreams(router, clients, SECRET, wait_seconds=wait_seconds)
 
 
 def test_what_two_replicas_died_of_is_sent_to_no_third() -> None:
@@ -109,9 +110,48 @@ def test_a_replica_that_cannot_be_reached_is_not_asked_again_at_once() -> None:
 
     router.add("old")
     clients = {"old": httpx.AsyncClient(transport=Ended(), base_url="http://replica")}
-    streams = ReplicaStreams(router, clients, SECRET)
+    streams = ReplicaStreams(router, clients, SECRET, wait_seconds=HANGING)
     assert asyncio.run(tokens(streams)) == [7, 8]
     assert attempts == 1
+
+
+class Refusing(httpx.AsyncBaseTransport):
+    """Refuses the first connections, and answers at the next one."""
+
+    def __init__(self, num_refused: int) -> None:
+        self.num_refused = num_refused
+        self.num_attempts = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.num_attempts += 1
+        if self.num_attempts <= self.num_refused:
+            raise httpx.ConnectError("planted")
+        return httpx.Response(200, stream=Body([line(7, "length")], breaks=False))
+
+
+def test_a_replica_that_never_had_a_request_has_not_lost_it() -> None:
+    """All replicas were killed: the connections that they refused were counted, and streams ended before the 30 seconds."""
+    replicas = [Refusing(2) for _ in range(5)]
+    streams = streams_over(*replicas, wait_seconds=HANGING)
+    assert asyncio.run(tokens(streams)) == [7]
+    assert sum(replica.num_attempts for replica in replicas) == 2 * len(replicas) + 1
+
+
+def test_a_replica_that_refuses_connections_is_not_asked_for_ever() -> None:
+    replica = Refusing(10**6)
+    with pytest.raises(ReplicasLostError, match="request 'one': there is no replica that takes it"):
+        asyncio.run(tokens(streams_over(replica, wait_seconds=0.0)))
+    assert replica.num_attempts == 1
+
+
+def test_what_waits_for_its_turn_on_a_replica_that_dies_is_not_lost_there() -> None:
+    ticket = Ticket("a", None, 10, begun=True)
+    ticket.abandon()
+    for sent in (False, True):
+        ticket.sent = sent
+        with pytest.raises(LostError) as loss:
+            ticket.check()
+        assert loss.value.reached is sent
 
 
 def test_full_replicas_are_asked_ever_less_often_until_one_accepts() -> None:
