@@ -8,7 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 import httpx
@@ -18,6 +18,7 @@ from httpx_aiohttp.transport import AiohttpResponseStream
 
 from radixkv.server.listener import notice_loss
 
+_EXPECTED_URL = "expected http://host:port or unix:///path"
 _SECONDS_TO_CONNECT = 5.0
 # Sooner than the replica's server closes an idle connection: a request must not meet its end.
 _SECONDS_TO_KEEP = 2.0
@@ -100,8 +101,8 @@ def check_secret(secret: str) -> None:
         raise ValueError("secret: expected at least 16 ASCII characters")
 
 
-def connect(url: str) -> httpx.AsyncClient:
-    """A client of a replica.
+def check_url(url: str) -> SplitResult:
+    """The parts of a replica's address.
 
     Args:
         url: ``http://host:port``, ``https://host:port`` or ``unix:///path``.
@@ -109,16 +110,35 @@ def connect(url: str) -> httpx.AsyncClient:
     Raises:
         ValueError: it is none of these.
     """
-    parts = urlsplit(url)
+    try:
+        httpx.URL(url)  # knows what is no name of a host
+        parts = urlsplit(url)
+        is_socket = parts.scheme == "unix" and parts.path.strip("/") and not parts.netloc
+        is_host = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and parts.path in ("", "/")
+    except (ValueError, httpx.InvalidURL) as error:
+        raise ValueError(f"url: {_EXPECTED_URL}, got {url!r}: {error}") from error
+    if not (is_socket or is_host) or set("@ ") & set(parts.netloc) or set("?#") & set(url):
+        raise ValueError(f"url: {_EXPECTED_URL}, got {url!r}")
+    return parts
+
+
+def connect(url: str) -> httpx.AsyncClient:
+    """A client of a replica.
+
+    Args:
+        url: see `check_url`.
+
+    Raises:
+        ValueError: it is impossible.
+    """
+    parts = check_url(url)
     # Reading the certificates takes the event loop tens of milliseconds, and without TLS they are not needed.
-    if parts.scheme == "unix" and parts.path and not parts.netloc:
+    if parts.scheme == "unix":
         transport = _Transport(uds=parts.path, limits=_LIMITS, verify=False)
         base_url = "http://replica"
-    elif parts.scheme in ("http", "https") and parts.netloc and parts.path in ("", "/"):
+    else:
         verify = _tls() if parts.scheme == "https" else False
         transport, base_url = _Transport(client=partial(_session, verify), verify=False), url
-    else:
-        raise ValueError(f"url: expected http://host:port or unix:///path, got {url!r}")
     timeout = httpx.Timeout(None, connect=_SECONDS_TO_CONNECT)
     return httpx.AsyncClient(transport=transport, base_url=base_url, timeout=timeout)
 

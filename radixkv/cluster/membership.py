@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from radixkv.cluster.connection import check_url
 from radixkv.cluster.generations import MismatchError
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.text_files import read_utf8
@@ -133,7 +134,7 @@ def read_replicas(path: Path) -> dict[str, str]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: a line is none of these, a name is there twice, or it is not UTF-8.
+        ValueError: a line is none of these, a url is impossible, a name is there twice, or it is not UTF-8.
     """
     found: dict[str, str] = {}
     for number, line in enumerate(read_utf8(path).splitlines(), start=1):
@@ -154,9 +155,14 @@ def parse_replica(text: str, where: str = "replica") -> tuple[str, str]:
         where: it stands, for the error.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is something else, or the url is impossible.
     """
     name, equals, url = text.partition("=")
-    if not (name.strip() and equals and url.strip()):
+    name, url = name.strip(), url.strip()
+    if not (name and equals and url):
         raise ValueError(f"{where}: expected NAME=URL, got {text!r}")
-    return name.strip(), url.strip()
+    try:
+        check_url(url)
+    except ValueError as error:
+        raise ValueError(f"{where}: {name!r}: {error}") from error
+    return name, url

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -53,6 +54,34 @@ class Server:
 def parsed(head: bytes) -> list[tuple[bytes, bytes]]:
     lines = head.strip().split(b"\r\n")[1:]
     return [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8100",
+        "ftp://localhost",
+        "unix://relative",
+        "unix:///",
+        "unix:///socket?query",
+        "http://localhost:81OO",
+        "http://localhost:99999",
+        "http://localhost:-1",
+        "http://localhost:0",
+        "http://:80",
+        "http://[::1",
+        "http://local host",
+        "http://höst..:80",
+        "http://localhost/path",
+        "http://localhost/?query",
+        "http://localhost#fragment",
+        "http://user:password@localhost",
+    ],
+)
+def test_an_impossible_url_is_refused(url: str) -> None:
+    """Where httpx found the port, it was no ValueError, and an ingress waited for the replica for ever."""
+    with pytest.raises(ValueError, match=f"url: expected http://host:port or unix:///path, got {re.escape(repr(url))}"):
+        connect(url)
 
 
 @asynccontextmanager

@@ -43,6 +43,27 @@ def test_a_list_of_replicas_in_another_encoding_is_named(tmp_path: Path) -> None
         read_replicas(file)
 
 
+def test_a_list_with_an_impossible_url_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The replica of that name was removed before its new url was looked at."""
+    file = tmp_path / "replicas"
+    file.write_text("b = http://b\na = http://a:81OO\n")
+
+    async def main() -> None:
+        cluster = Cluster()
+        replicas = cluster.replicas()
+        membership = Membership(replicas, {"a": "http://a"})
+        await membership.wait_for_first()
+        await until(lambda: not membership._changing)
+        membership.reload({}, file)
+        assert not membership._changing
+        assert replicas.available == replicas.names == ["a"]
+        await membership.close()
+        await replicas.close()
+
+    asyncio.run(main())
+    assert f"{file}: line 2: 'a': url: expected http://host:port or unix:///path, got 'http://a:81OO'" in caplog.text
+
+
 def test_what_a_drained_replica_has_to_do_counts_while_it_works() -> None:
     """During an update, the load of all replicas looked halved."""
     cluster = Cluster()
