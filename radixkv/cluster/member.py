@@ -22,7 +22,9 @@ class Member:
         description: when it was last reached; None: never.
         client: that it is up with; None: it is down.
         load: what it reported last.
-        sent_shares: what each tenant may have, as it was sent last; None: nothing was.
+        sent_shares: what each tenant may have, as it has confirmed last; None: nothing.
+        telling: tells it the newest; None: it was not needed yet.
+        is_behind: it did not confirm the newest when it was told.
         leaving: it was removed, and is followed until its streams have ended.
         task: follows it.
     """
@@ -34,6 +36,8 @@ class Member:
     client: httpx.AsyncClient | None = None
     load: Mapping[str, Any] = field(default_factory=dict)
     sent_shares: Mapping[str, TenantShare] | None = None
+    telling: asyncio.Task[None] | None = None
+    is_behind: bool = False
     leaving: bool = False
     task: asyncio.Task[None] | None = None
 

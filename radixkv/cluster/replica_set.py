@@ -24,7 +24,8 @@ from radixkv.cluster.generations import Generations, MismatchError
 from radixkv.cluster.member import Member
 from radixkv.cluster.records import Kind, RecordReader, as_event, decode_ended, decode_load, decode_taken
 from radixkv.cluster.streams import ReplicaStreams
-from radixkv.cluster.wire import encode_pin, encode_shares
+from radixkv.cluster.tenant_shares import TenantShares
+from radixkv.cluster.wire import encode_pin
 from radixkv.routing import Router, prompt_hashes
 from radixkv.scheduling.tenant_share import TenantShare
 
@@ -80,7 +81,7 @@ class ReplicaSet:
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._router: Router | None = None
         self._streams: ReplicaStreams | None = None
-        self._tenants: Mapping[str, TenantShare] = {}
+        self._tenants = TenantShares(self._headers)
 
     # -- membership ----------------------------------------------------------------------------------------------
 
@@ -153,9 +154,10 @@ class ReplicaSet:
         self._leaving.clear()
 
     async def _stop_following(self, member: Member) -> None:
-        if member.task is not None:
-            member.task.cancel()
-            await asyncio.gather(member.task, return_exceptions=True)
+        tasks = [task for task in (member.task, member.telling) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if member.client is not None:
             await member.client.aclose()
 
@@ -186,11 +188,8 @@ class ReplicaSet:
         return None if self.available else "no replica is up"
 
     async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
-        """What each tenant may have, on each replica; those that come later learn it, too."""
-        self._tenants = tenants
-        for name, answer in (await self.ask_all("PUT", "/tenants", encode_shares(tenants))).items():
-            if answer is not None and answer.is_success and name in self._members:
-                self._members[name].sent_shares = tenants
+        """What each tenant may have, on each replica; those that come later, or do not confirm it now, learn it, too."""
+        await self._tenants.set(tenants, [member for member in self._members.values() if member.client is not None])
 
     async def ask(self, name: str, method: str, path: str, content: bytes = b"") -> httpx.Response | None:
         """Ask one replica; None: it is down, or does not answer."""
@@ -302,18 +301,15 @@ class ReplicaSet:
                 await self._mark_down(member)  # it was started anew meanwhile
                 client = self._connect(member.url)
             member.description = description
-            await self._send_shares(member, client)
+            if member.client is not client:
+                await self._tenants.send(member, client)
             silence = httpx.Timeout(_SECONDS_OF_SILENCE)
             async with client.stream("GET", "/events", headers=self._headers, timeout=silence) as response:
                 response.raise_for_status()
                 reader = RecordReader()
                 async for data in response.aiter_bytes():
-                    was_up = member.client is client
                     for kind, payload in reader.read(data):
                         self._note(member, client, kind, payload)
-                    if not was_up and member.client is client:
-                        # Again: until now it was not among those that are told.
-                        await self._send_shares(member, client)
             if member.client is not client:
                 raise ConnectionError(f"{member}: expected events, and they ended")
         except httpx.HTTPError as error:
@@ -324,15 +320,6 @@ class ReplicaSet:
         finally:
             if member.client is not client:
                 await client.aclose()
-
-    async def _send_shares(self, member: Member, client: httpx.AsyncClient) -> None:
-        """What each tenant may have, unless the replica knows."""
-        tenants = self._tenants
-        if member.sent_shares is not tenants and (tenants or member.sent_shares):
-            shares = encode_shares(tenants)
-            answer = await client.put("/tenants", content=shares, headers=self._headers, timeout=_SECONDS_TO_DESCRIBE)
-            answer.raise_for_status()
-            member.sent_shares = tenants
 
     def _answer_timeout(self, member: Member, client: httpx.AsyncClient) -> float:
         """Seconds for an answer: one that is up has been described, and is not busy with that."""
@@ -421,11 +408,15 @@ class ReplicaSet:
             member.joined.set_result(None)
             _log.info("replica %r is up at %s", member.name, member.url)
         streams.replica_is_up()
+        self._tenants.tell(member)  # what it did not confirm, or what came while it joined
 
     async def _mark_down(self, member: Member) -> None:
         """A replica is gone: its streams go on elsewhere."""
         self._take_out(member)
-        client, member.client, member.load, member.sent_shares = member.client, None, {}, None
+        client, member.client, member.load = member.client, None, {}
+        if member.telling is not None:
+            member.telling.cancel()
+        member.sent_shares, member.is_behind = None, False
         assert client is not None and self._streams is not None
         _log.warning("replica %r is down", member.name)
         self._streams.abandon(client)

@@ -316,6 +316,75 @@ def test_what_tenants_may_have_reaches_a_replica_that_joins_meanwhile() -> None:
     asyncio.run(main())
 
 
+def test_what_tenants_may_have_is_sent_again_to_a_replica_that_did_not_confirm_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its answer was not looked at: after one lost request it kept the old limits."""
+
+    async def main() -> None:
+        cluster, told = Cluster(), list[bytes]()
+        num_loads = 0
+
+        async def tell(request: httpx.Request) -> httpx.Response:
+            told.append(request.content)
+            if len(told) == 1:
+                raise httpx.ReadError("planted")
+            return httpx.Response(500 if len(told) == 2 else 200)
+
+        async def body() -> AsyncIterator[bytes]:
+            nonlocal num_loads
+            yield encode_record(Kind.HELD)
+            while True:
+                yield encode_load(LOAD)
+                num_loads += 1
+                await asyncio.sleep(0)
+
+        async def events(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, stream=Body(body))
+
+        cluster.answers |= {"/tenants": tell, "/events": events}
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://a")
+        shares = {"ann": TenantShare(max_num_seqs=2)}
+        await replicas.set_tenants(shares)
+        assert "replica 'a' is told again what tenants may have: ReadError('planted')" in caplog.text
+        await until(lambda: len(told) == 3)
+        confirmed = num_loads
+        await until(lambda: num_loads > confirmed + 10)
+        await replicas.close()
+        assert told == [encode_shares(shares)] * 3
+        assert len(caplog.records) == 1
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+
+
+def test_what_tenants_may_have_is_not_overtaken() -> None:
+    async def main() -> None:
+        cluster, told = Cluster(), list[bytes]()
+        confirms = asyncio.Event()
+
+        async def tell(request: httpx.Request) -> httpx.Response:
+            told.append(request.content)
+            await confirms.wait()
+            return httpx.Response(200)
+
+        cluster.answers["/tenants"] = tell
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://a")
+        shares = [{"ann": TenantShare(max_num_seqs=count)} for count in (1, 2, 3)]
+        setting = [asyncio.ensure_future(replicas.set_tenants(each)) for each in shares]
+        await until(lambda: told)
+        assert len(told) == 1
+        confirms.set()
+        await asyncio.gather(*setting)
+        assert len(told) <= 2
+        assert told[-1] == encode_shares(shares[-1])
+        await replicas.close()
+
+    asyncio.run(main())
+
+
 def test_a_busy_replica_is_not_silent() -> None:
     """Its load may come before what it holds, which its engine lists between two steps."""
 

@@ -1,0 +1,83 @@
+"""What each tenant may have, as replicas are told it: each one until it has confirmed the newest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+
+import httpx
+
+from radixkv.cluster.member import Member
+from radixkv.cluster.wire import encode_shares
+from radixkv.scheduling.tenant_share import TenantShare
+
+_log = logging.getLogger(__name__)
+
+# As long as a replica may take for its description: it sets them between two steps.
+_SECONDS_TO_CONFIRM = 120.0
+
+
+class TenantShares:
+    """Tells replicas what each tenant may have.
+
+    Args:
+        headers: with the replicas' secret.
+    """
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self._headers = headers
+        self._newest: Mapping[str, TenantShare] | None = None
+
+    async def set(self, shares: Mapping[str, TenantShare], members: Iterable[Member]) -> None:
+        """What each tenant may have from now on.
+
+        Args:
+            shares: by the names of tenants.
+            members: those that are up; when this returns, they have confirmed it, or a warning names them.
+        """
+        self._newest = shares
+        tasks = [task for member in members if (task := self.tell(member)) is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def tell(self, member: Member) -> asyncio.Task[None] | None:
+        """Tell a replica that is up, unless it knows; it is being told once at a time, so that nothing is overtaken.
+
+        Returns:
+            Tells it; None: it knows.
+        """
+        if member.sent_shares is self._newest:
+            return None
+        if member.telling is None or member.telling.done():
+            assert member.client is not None
+            member.telling = asyncio.ensure_future(self._tell(member, member.client))
+        return member.telling
+
+    async def _tell(self, member: Member, client: httpx.AsyncClient) -> None:
+        try:
+            while member.sent_shares is not self._newest:
+                await self.send(member, client)
+        except (httpx.HTTPError, RuntimeError) as error:  # the latter of a client that is closed meanwhile
+            if not member.is_behind:
+                member.is_behind = True
+                _log.warning("replica %r is told again what tenants may have: %r", member.name, error)
+
+    async def send(self, member: Member, client: httpx.AsyncClient) -> None:
+        """Send the newest to a replica, unless it knows.
+
+        Args:
+            member: that it is.
+            client: of the replica, which need not be up with it.
+
+        Raises:
+            httpx.HTTPError: it does not confirm it.
+            RuntimeError: the client is closed.
+        """
+        shares = self._newest
+        if shares is None or member.sent_shares is shares:
+            return
+        body = encode_shares(shares)
+        answer = await client.put("/tenants", content=body, headers=self._headers, timeout=_SECONDS_TO_CONFIRM)
+        answer.raise_for_status()
+        member.sent_shares, member.is_behind = shares, False
