@@ -52,6 +52,8 @@ class AnswerChecks:
         for part in delta.outputs:
             if not self._is_of_a_sample(part, self.params):
                 raise ValueError(f"expected tokens of samples 0 to {self.params.n - 1}, got {part!r:.100}")
+        if len({part.index for part in delta.outputs}) < len(delta.outputs):
+            raise ValueError(f"expected each sample once, got {delta.outputs!r:.200}")
         if not self._are_cached(delta.num_cached_tokens):
             raise ValueError(f"expected a number of cached tokens, got {delta.num_cached_tokens!r:.100}")
         if delta.prompt_logprobs is not None:

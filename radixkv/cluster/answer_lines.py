@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, suppress
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeGuard
 
 import httpx
 
@@ -18,6 +18,8 @@ from radixkv.errors import DrainingError, QueueFullError, RequestTooLargeError
 _SECONDS_FOR_HEALTH = 2.0
 # After the last line, for the response's end.
 _SECONDS_TO_END = 0.25
+# Of a line: with the log-probabilities of a prompt of 100,000 tokens, 20 of each, it has about 100 MiB.
+_MAX_LINE_BYTES = 1 << 30
 
 
 async def answer_lines(
@@ -44,7 +46,7 @@ async def answer_lines(
                 raise _refusal(replica, response)
             accepted = True
             yield None
-            async with aclosing(_whole_lines(response)) as lines:
+            async with aclosing(_whole_lines(replica, response)) as lines:
                 async for line in lines:
                     piece = _parsed(replica, line)
                     if "error" in piece:
@@ -73,16 +75,20 @@ def _parsed(replica: str, line: bytes) -> dict[str, Any]:
         piece = json.loads(line)
     except ValueError:
         piece = None
-    if isinstance(piece, dict):
-        is_error = "error" in piece and isinstance(piece["error"], str) and isinstance(piece.get("kind"), str)
-        if is_error or ("error" not in piece and isinstance(piece.get("finished"), bool)):
-            return piece
+    if _is_error(piece):
+        return piece
+    if isinstance(piece, dict) and "error" not in piece and isinstance(piece.get("finished"), bool):
+        return piece
     raise LostError(f"{replica}: it sent a line that is not a piece of an answer: {line[:100]!r}")
+
+
+def _is_error(sent: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(sent, dict) and isinstance(sent.get("error"), str) and isinstance(sent.get("kind"), str)
 
 
 async def _read_to_end(lines: AsyncIterator[bytes]) -> None:
     """Only a connection whose response was read to its end serves the next request."""
-    with suppress(TimeoutError, httpx.HTTPError, RuntimeError):
+    with suppress(TimeoutError, httpx.HTTPError, RuntimeError, LostError):
         async with asyncio.timeout(_SECONDS_TO_END):
             async for _ in lines:
                 pass
@@ -100,11 +106,13 @@ def _refusal(replica: str, response: httpx.Response) -> Exception:
     """Why a request was not taken."""
     try:
         answer = response.json()
-        kind, message, retry_after = str(answer["kind"]), str(answer["error"]), answer.get("retry_after")
-        if kind == QueueFullError.__name__:
-            return RefusedError(QueueFullError(message, int(retry_after)))
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
+        answer = None
+    if not _is_error(answer):
         return LostError(f"{replica}: {response.status_code} {response.text:.300}")
+    kind, message, retry_after = answer["kind"], answer["error"], answer.get("retry_after")
+    if kind == QueueFullError.__name__ and type(retry_after) is int and retry_after >= 0:
+        return RefusedError(QueueFullError(message, retry_after))
     if kind == DrainingError.__name__:
         return RefusedError(None)
     if kind == RequestTooLargeError.__name__:  # a larger one may take it
@@ -114,15 +122,21 @@ def _refusal(replica: str, response: httpx.Response) -> Exception:
     return LostError(f"{replica}: {response.status_code} {message}")
 
 
-async def _whole_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Lines that end in a line end: what comes after the last one was cut off. Empty ones are skipped."""
-    begun: list[bytes] = []  # of a long line, many chunks: joined once
+async def _whole_lines(replica: str, response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """Lines that end in a line end: what comes after the last one was cut off. Empty ones are skipped.
+
+    Raises:
+        LostError: one is longer than any answer's.
+    """
+    begun = bytearray()  # of a long line, many chunks
     chunks: AsyncIterator[bytes] = response.aiter_bytes()
     async for chunk in chunks:
         *ends, rest = chunk.split(b"\n")
         for end in ends:
-            line = b"".join([*begun, end])
+            line = bytes(begun) + end if begun else end
             begun.clear()
             if line:
                 yield line
-        begun.append(rest)
+        begun += rest
+        if len(begun) > _MAX_LINE_BYTES:
+            raise LostError(f"{replica}: it sent a line of more than {_MAX_LINE_BYTES} bytes")

@@ -18,7 +18,6 @@ follows in order. The blocks of a prompt that was computed are STORED before it 
 from __future__ import annotations
 
 import json
-import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +40,8 @@ HASH_BYTES = _HASH.itemsize
 _HASHES_PER_RECORD = 4096
 # Of a record; a node of a million tokens has hashes of half as many bytes.
 _MAX_RECORD_BYTES = 16 << 20
+# Numbers of a load are below it, so that sums and shares of them can be computed.
+_MAX_NUMBER = 1 << 63
 
 
 class Kind(IntEnum):
@@ -108,15 +109,15 @@ def decode_load(payload: bytes) -> dict[str, Any]:
     ):
         raise ValueError(f"expected what a replica has to do, got {payload[:80]!r}")
     for name in GAUGES:
-        if type(load.get(name)) is not int or load[name] < 0:
+        if type(load.get(name)) is not int or not 0 <= load[name] < _MAX_NUMBER:
             raise ValueError(
-                f"expected {name} of a replica as a whole number of at least 0, got {load.get(name)!r:.80}"
+                f"expected {name} of a replica as a whole number from 0 to 2**63 - 1, got {load.get(name)!r:.80}"
             )
     for value in load["counters"].values():
-        if not is_number(value) or not 0 <= value < math.inf:
-            raise ValueError(f"expected what a replica counts as finite numbers of at least 0, got {value!r:.80}")
+        if not is_number(value) or not 0 <= value < _MAX_NUMBER:
+            raise ValueError(f"expected what a replica counts as numbers from 0 to 2**63 - 1, got {value!r:.80}")
     rate = load.get("prefill_seconds_per_token")
-    if rate is not None and not (is_number(rate) and 0 < rate < math.inf):
+    if rate is not None and not (is_number(rate) and 0 < rate < _MAX_NUMBER):
         raise ValueError(f"expected seconds above 0 for a token of a prompt, got {rate!r:.80}")
     return load
 

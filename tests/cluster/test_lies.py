@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from support.model_zoo import build_supported
-from support.pretended_replicas import LOAD, answering, client_of
+from support.pretended_replicas import LOAD, Body, answering, client_of
 from support.pretended_replicas import line as piece_of
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
@@ -75,6 +75,7 @@ LIES = {
     "no text": line([0, 1, [9], 0.0, None, None, None]),
     "no tokens": line([0, "a", "abc", 0.0, None, None, None]),
     "no end": line([0, "", [], 0.0, None, "abort", None], finished=True),
+    "a sample that goes on after its end": line([*TOKEN[:5], "stop", None], TOKEN),
     "half of a surrogate pair": token_with(1, "\ud800"),
     "a token beyond the vocabulary": line([0, "a", [10**6], -1.0, [[[10**6, -1.0, 1, "a"]]], None, None]),
     "a sum that is no number": token_with(3, "low"),
@@ -121,7 +122,14 @@ REFUSALS = {
     "no kind": b'{"error": "odd"}',
     "no time after which to come again": b'{"error": "full", "kind": "QueueFullError"}',
     "another time": b'{"error": "full", "kind": "QueueFullError", "retry_after": "later"}',
+    "never": b'{"error": "full", "kind": "QueueFullError", "retry_after": 1e999}',
+    "a time before": b'{"error": "full", "kind": "QueueFullError", "retry_after": -5}',
 }
+BAD_REQUESTS = {
+    "many kinds": b'{"error": "odd", "kind": ["odd"]}',
+    "a reason that is no text": b'{"error": 7, "kind": "ValueError"}',
+}
+STATUSES = {**dict.fromkeys(REFUSALS, 503), **dict.fromkeys(BAD_REQUESTS, 400)}
 
 
 class Events(httpx.AsyncByteStream):
@@ -175,8 +183,8 @@ def test_a_lie_is_not_passed_on_and_another_replica_answers() -> None:
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine:
-            for name, body in {**LIES, **REFUSALS}.items():
-                streams, transport = lying(engine, body, 2, status=503 if name in REFUSALS else 200)
+            for name, body in {**LIES, **REFUSALS, **BAD_REQUESTS}.items():
+                streams, transport = lying(engine, body, 2, status=STATUSES.get(name, 200))
                 assert await collect(streams) == expected.outputs[0].token_ids, name
                 assert len(transport.asked) == len(set(transport.asked)) == 3, name
             for name in ("no JSON", "no end"):  # nor is it asked for ever, while there is time to wait for another one
@@ -211,6 +219,35 @@ def test_a_line_may_come_in_any_pieces_and_empty_ones_are_none() -> None:
         router.add("a")
         streams = ReplicaStreams(router, {"a": client_of(answering(*pieces))}, SECRET)
         assert await collect(streams, replace(PARAMS, logprobs=None)) == [1, 2, 3]
+
+    asyncio.run(main())
+
+
+def test_a_line_that_has_no_end_is_not_collected(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The ingress collected it until its memory was at its end."""
+    monkeypatch.setattr("radixkv.cluster.answer_lines._MAX_LINE_BYTES", 1000)
+
+    async def main() -> None:
+        num_sent = 0
+
+        async def endless() -> AsyncIterator[bytes]:
+            nonlocal num_sent
+            while num_sent < 10**6:
+                num_sent += 1
+                yield b"x" * 100
+
+        async def answer(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, stream=Body(endless))
+
+        router = Router(16)
+        router.add("a")
+        streams = ReplicaStreams(router, {"a": client_of(answer)}, SECRET, max_attempts=1)
+        with pytest.raises(ReplicasLostError):
+            await collect(streams)
+        assert num_sent == 11
+        assert "a: it sent a line of more than 1000 bytes" in caplog.text
 
     asyncio.run(main())
 

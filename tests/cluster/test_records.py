@@ -63,10 +63,14 @@ def test_why_a_request_is_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_running": 1.5}, "num_running of a replica as a whole number of at least 0, got 1.5"),
-        ({"num_free_blocks": -1}, "num_free_blocks of a replica as a whole number of at least 0, got -1"),
-        ({"counters": {"num_steps": -1}}, "what a replica counts as finite numbers of at least 0, got -1"),
+        ({"num_running": 1.5}, r"num_running of a replica as a whole number from 0 to 2\*\*63 - 1, got 1.5"),
+        ({"num_free_blocks": -1}, "num_free_blocks of a replica as a whole number from 0 to .*, got -1"),
+        ({"num_queued_tokens": 2**63}, "num_queued_tokens of a replica .*, got 9223372036854775808"),
+        ({"num_decoding": 10**400}, "num_decoding of a replica .*, got 1000"),
+        ({"counters": {"num_steps": -1}}, r"what a replica counts as numbers from 0 to 2\*\*63 - 1, got -1"),
+        ({"counters": {"num_steps": 10**400}}, "what a replica counts .*, got 1000"),
         ({"prefill_seconds_per_token": 0}, "seconds above 0 for a token of a prompt, got 0"),
+        ({"prefill_seconds_per_token": 10**400}, "seconds above 0 for a token of a prompt, got 1000"),
     ],
 )
 def test_a_load_that_cannot_be_counted_with_is_refused(fields: dict[str, object], message: str) -> None:
