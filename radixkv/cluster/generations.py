@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class MismatchError(ValueError):
-    """A replica cannot get the requests that the others get; the message names both and what differs."""
+    """A replica cannot get the requests that the others get, or is one of them; the message names both, and why."""
 
 
 class Generations:

@@ -104,7 +104,7 @@ class ReplicaSet:
 
         Raises:
             ValueError: there is one of this name, or the url is impossible.
-            MismatchError: it cannot get the requests that the first one gets.
+            MismatchError: it cannot get the requests that the first one gets, or is up under another name.
             ConnectionError: it does not answer, or refuses the secret.
         """
         if name in self._members:
@@ -344,6 +344,10 @@ class ReplicaSet:
         description = member.description
         assert description is not None
         self.generations.check(member, description)  # again: none may have been up when it was described
+        for other in self._members.values():
+            there = None if other is member or other.client is None else other.description
+            if there is not None and there.instance == description.instance:
+                raise MismatchError(f"{member} is {other}: it would be counted twice")
         if self._router is None:
             self._router = Router(description.identity["block_size"])
             self._streams = ReplicaStreams(

@@ -27,7 +27,7 @@ from support.pretended_replicas import (
 )
 
 from radixkv import AsyncLLM
-from radixkv.cluster import ReplicaSet
+from radixkv.cluster import MismatchError, ReplicaSet
 from radixkv.cluster.announcement import Announcements
 from radixkv.cluster.connection import connect
 from radixkv.cluster.membership import Membership, read_replicas
@@ -99,6 +99,25 @@ def test_a_changed_url_replaces_the_replica_of_that_name() -> None:
         await membership.close()
         await replicas.close()
         assert all(client.is_closed for client in cluster.made)
+
+    asyncio.run(main())
+
+
+def test_a_replica_has_one_name() -> None:
+    """Under a second one its blocks and its requests were counted twice."""
+
+    async def main() -> None:
+        cluster = Cluster()
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://a")
+        with pytest.raises(MismatchError, match=r"^replica 'b' at http://a is replica 'a' at http://a: it would"):
+            await replicas.add("b", "http://a")
+        assert replicas.names == replicas.available == ["a"]
+        membership = Membership(replicas, {"a": "http://a"})
+        membership._update({"b": "http://a"})
+        await until(lambda: replicas.names == replicas.available == ["b"])
+        await membership.close()
+        await replicas.close()
 
     asyncio.run(main())
 
