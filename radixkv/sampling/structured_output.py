@@ -206,14 +206,9 @@ class GrammarCompiler:
                 large; or the model has no tokenizer.
             ImportError: llguidance is not installed.
         """
-        try:
-            kind, text = _kind_and_text(spec)
-            frame = None if spec.frame is None else _frame_text(spec.frame)
-            return self._compiled(kind, text, frame).for_request()
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                f"structured_outputs: {error.name} is not installed: pip install 'radixkv[server]'"
-            ) from error
+        kind, text = _kind_and_text(spec)
+        frame = None if spec.frame is None else _frame_text(spec.frame)
+        return self._compiled(kind, text, frame).for_request()
 
     def prepare(self) -> None:
         """Do what the first grammar would have to wait for: build the trie of the vocabulary.
@@ -221,7 +216,8 @@ class GrammarCompiler:
         It takes a second for a vocabulary of 50,000 tokens, in which no other thread runs. (Compiling lets others run.)
 
         Raises:
-            ValueError: llguidance is not installed, or the model has no tokenizer.
+            ValueError: the model has no tokenizer.
+            ImportError: llguidance is not installed.
             Exception: the tokenizer is of a kind that llguidance does not know.
         """
         self._prepared_tokenizer()
@@ -232,9 +228,9 @@ class GrammarCompiler:
             return self._tokenizer
 
     def _compile(self, kind: str, text: str, frame: str | None) -> GrammarState:
+        tokenizer = self._prepared_tokenizer()  # first: it says so if llguidance is not installed
         from llguidance import LLMatcher, LLParserLimits
 
-        tokenizer = self._prepared_tokenizer()
         grammar = "" if kind == _NOTHING else _grammar(kind, text)
         if frame is not None:
             grammar = _framed(frame, grammar)
@@ -266,8 +262,10 @@ class GrammarCompiler:
         num_tokens = max(loaded.vocab_size, 1 + max(tokenizer.get_vocab().values()))
         try:
             return grammar_tokenizer(tokenizer, num_tokens, loaded.eos_token_ids)
-        except ImportError as error:
-            raise ValueError("structured_outputs: this needs llguidance: pip install 'radixkv[server]'") from error
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"structured_outputs: {error.name} is not installed: pip install 'radixkv[server]'"
+            ) from error
 
 
 def _kind_and_text(spec: StructuredOutputsParams) -> tuple[str, str]:

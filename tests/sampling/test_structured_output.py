@@ -369,9 +369,15 @@ def test_a_grammar_does_not_meet_its_limits_earlier_because_drafts_were_walked(
     assert lengths[0] == lengths[1]
 
 
-def test_a_missing_package_is_named_with_the_extra_that_brings_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["prepare", "compile"])
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Which error it was depended on what needed the package first."""
     monkeypatch.setitem(sys.modules, "llguidance", None)
+    grammars = structured_output.GrammarCompiler(llm.engine.loaded)
+    monkeypatch.setattr(llm.engine, "grammars", grammars)
     with pytest.raises(
         ImportError, match=r"structured_outputs: llguidance is not installed: pip install 'radixkv\[serv"
     ):
-        llm.generate(PROMPT, params(regex="never compiled before"), use_tqdm=False)
+        grammars.prepare() if step == "prepare" else grammars.compile(StructuredOutputsParams(regex="[a-z]"))

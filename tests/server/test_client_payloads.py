@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from support.replica_servers import tiny_llm
 
 from radixkv import LLM, AsyncLLM
 from radixkv.prompts import Prompt
+from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.server.chat_messages import ChatMessage
 from radixkv.server.completions import CompletionRequest
 
@@ -253,6 +255,20 @@ def test_a_truncated_prompt_leaves_room_for_the_answer() -> None:
         kept = body.truncated(prompt, max_tokens, 8192)
         assert list(kept.token_ids) == list(range(9000))[-expected:]
         assert kept.text == ("text" if expected == 9000 else None)
+
+
+def test_a_package_that_the_server_lacks_is_named(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a 500 that said nothing, which clients sent again."""
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    monkeypatch.setattr(llm.engine, "grammars", GrammarCompiler(llm.engine.loaded))
+
+    async def test(client: httpx.AsyncClient) -> None:
+        fields = {"response_format": {"type": "json_object"}}
+        error = (await post(client, "/v1/chat/completions", {**CHAT, **fields}, 400))["error"]
+        assert error["param"] == "response_format"
+        assert "llguidance is not installed" in error["message"]
+
+    run(llm, test)
 
 
 def test_structural_tags(llm: LLM) -> None:
