@@ -80,7 +80,15 @@ class StepFailedError(EngineError):
 
 
 class RequestTimeoutError(EngineError):
-    """A request took longer than it may; the message says which limit it met."""
+    """A request took longer than it may; the message says which limit it met.
+
+    Attributes:
+        in_queue: whether it was that of the time in the queue, so that nothing was done for it yet.
+    """
+
+    def __init__(self, message: str, in_queue: bool) -> None:
+        super().__init__(message)
+        self.in_queue = in_queue
 
 
 class QueueFullError(EngineError):

@@ -86,7 +86,9 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, StructuredOutputError):
         return ApiError(HTTPStatus.BAD_REQUEST, str(error), param="structured_outputs")
     if isinstance(error, RequestTimeoutError):
-        return ApiError(HTTPStatus.GATEWAY_TIMEOUT, str(error), code="timeout")
+        # Clients send a 504 again by themselves: what takes too long would take as long again, and nobody waits for it.
+        headers = {} if error.in_queue else {"X-Should-Retry": "false"}
+        return ApiError(HTTPStatus.GATEWAY_TIMEOUT, str(error), code="timeout", headers=headers)
     if isinstance(error, RequestCrashesError):  # not a 500, which clients send again
         return ApiError(HTTPStatus.BAD_REQUEST, str(error), code="request_crashes_engine")
     if isinstance(error, DrainingError | NoBlocksLeftError | ReplicasLostError):

@@ -19,6 +19,7 @@ class _Stage(NamedTuple):
     limit: float  # seconds from the request's arrival
     in_words: str
     is_late: Callable[[RequestMetrics], bool]  # what has not been reached then
+    in_queue: bool
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,13 @@ class TimeLimits:
     def stages(self) -> list[_Stage]:
         """The limits that there are, the first one first."""
         stages = [
-            (self.queue, "waited in the queue for", lambda times: times.scheduled_time is None),
-            (self.first_token, "had no token within", lambda times: times.first_token_time is None),
-            (self.total, "was not finished within", lambda times: True),
+            (self.queue, "waited in the queue for", lambda times: times.scheduled_time is None, True),
+            (self.first_token, "had no token within", lambda times: times.first_token_time is None, False),
+            (self.total, "was not finished within", lambda times: True, False),
         ]
-        return sorted(_Stage(limit, words, is_late) for limit, words, is_late in stages if limit is not None)
+        return sorted(
+            _Stage(limit, words, is_late, in_queue) for limit, words, is_late, in_queue in stages if limit is not None
+        )
 
 
 class Deadlines:
@@ -104,4 +107,5 @@ class Deadlines:
 
 
 def _too_late(stage: _Stage) -> RequestTimeoutError:
-    return RequestTimeoutError(f"the request {stage.in_words} {stage.limit:g} seconds, which is the limit")
+    message = f"the request {stage.in_words} {stage.limit:g} seconds, which is the limit"
+    return RequestTimeoutError(message, stage.in_queue)

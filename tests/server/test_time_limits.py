@@ -27,6 +27,9 @@ def errors(llm: LLM, limits: TimeLimits, *, streams: tuple[bool, ...] = (False, 
                 response = await client.post("/v1/completions", json={**BODY, **options, "stream": stream})
                 # The status of a stream is sent when its request was queued, before its end is known.
                 assert response.status_code in ((200, 504) if stream else (504,)), response.text
+                if response.status_code == 504:  # clients send it again by themselves, unless they are told not to
+                    in_queue = "waited in the queue" in response.text
+                    assert response.headers.get("x-should-retry") == (None if in_queue else "false")
                 lines = [line.removeprefix("data: ") for line in response.text.splitlines() if '"error"' in line]
                 error = json.loads(lines[-1])["error"]
                 assert (error["type"], error["code"], len(lines)) == ("server_error", "timeout", 1)
