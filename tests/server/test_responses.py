@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import httpx
 import httpx2
 import openai
 import pytest
 from openai.types.responses import ResponseStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from support.in_process_server import make_service, serve
 from support.response_requests import BODY, create
 
@@ -80,6 +80,22 @@ def test_a_response_and_its_stream_are_the_chat_s_answer(llm: LLM) -> None:
         # What was announced was not yet complete.
         assert events[0]["response"]["output"] == []
         assert events[2]["item"]["content"] == []
+
+    serve(llm, scenario)
+
+
+def test_a_response_says_what_was_asked_for(llm: LLM) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        cut = await create(client)
+        assert (cut["service_tier"], cut["top_logprobs"], cut["completed_at"]) == ("default", 0, None)
+        names = ("prompt_cache_key", "safety_identifier", "prompt_cache_options")
+        assert [cut[name] for name in names] == [None] * 3
+        sent = {"prompt_cache_key": "k", "safety_identifier": "s", "prompt_cache_options": {"ttl": "12h"}}
+        text = {"format": {"type": "json_schema", "name": "x", "schema": {"const": 1}}}
+        whole = await create(client, **sent, text=text, service_tier="auto")
+        assert [whole[name] for name in names] == ["k", "s", {"mode": "implicit", "ttl": "12h"}]
+        assert (whole["status"], whole["service_tier"]) == ("completed", "default")
+        assert whole["completed_at"] >= whole["created_at"]
 
     serve(llm, scenario)
 
@@ -276,17 +292,40 @@ def test_openai_s_own_client(llm: LLM) -> None:
                     events = [event async for event in stream]
                 assert events[-1].type == "response.incomplete"
                 assert events[-1].response.output_text == whole.output_text != ""
-                assert (await client.responses.retrieve(whole.id)).output_text == whole.output_text
+                assert (await client.responses.retrieve(whole.id, stream=False)).output_text == whole.output_text
+                for refused in ({"stream": True}, {"starting_after": 1}):
+                    with pytest.raises(openai.BadRequestError, match="not supported") as error:
+                        await client.responses.retrieve(whole.id, **cast(Any, refused))
+                    assert error.value.param in refused
                 options["max_output_tokens"] = 30
                 parsed = await client.responses.parse(
                     input="Which?", text_format=Answer, previous_response_id=whole.id, **options
                 )
                 assert isinstance(parsed.output_parsed, Answer)
+                history: Any = [{"role": "user", "content": "Which?"}, *parsed.model_dump()["output"]]
+                await client.responses.create(input=[*history, {"role": "user", "content": "And?"}], **options)
                 await client.responses.delete(whole.id)
                 with pytest.raises(openai.NotFoundError, match="no response"):
                     await client.responses.create(input="And?", previous_response_id=whole.id, **options)
 
     asyncio.run(main())
+
+
+def test_what_openai_s_client_parsed_is_sent_back() -> None:
+    """Its dumps have fields of its own, which were refused."""
+    dumped = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "parsed_arguments": {"x": 1}}
+    answer = {"type": "output_text", "text": "{}", "annotations": [], "parsed": {"colour": "red"}}
+    question = {"role": "user", "content": "And?"}
+    messages = input_messages(
+        ResponseRequest.model_validate(
+            {"input": [{"role": "assistant", "content": [answer]}, {**dumped, "async_": None}, question]}
+        ).input
+    )
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert messages == [{"role": "assistant", "content": "{}", "tool_calls": [call]}, question]
+    for name in ("async", "async_"):
+        with pytest.raises(ValidationError, match="not supported"):
+            ResponseRequest.model_validate({"input": [{**dumped, name: True}]})
 
 
 def test_items_become_messages() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from radixkv.server.chat_messages import RefusalPart
 from radixkv.server.not_supported import Only
@@ -32,6 +32,7 @@ class OutputText(StrictModel):
     text: str
     annotations: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
     logprobs: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
+    parsed: Any = Field(default=None, exclude=True)  # what OpenAI's client made of the text
 
 
 class ReasoningText(StrictModel):
@@ -76,7 +77,9 @@ class FunctionCallItem(StrictModel):
     status: _Status | None = None
     namespace: Only[None] = None
     caller: Only[None] = None
-    asynchronous: Only[Literal[False] | None] = Field(default=None, alias="async")
+    # Without its alias OpenAI's client writes "async" as "async_".
+    asynchronous: Only[Literal[False] | None] = Field(default=None, validation_alias=AliasChoices("async", "async_"))
+    parsed_arguments: Any = Field(default=None, exclude=True)  # what OpenAI's client made of them
 
 
 class FunctionCallOutputItem(StrictModel):

@@ -107,6 +107,7 @@ class ResponseObject(BaseModel):
     id: str
     object: Literal["response"] = "response"
     created_at: int
+    completed_at: int | None = None
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     error: ResponseFailure | None = None
     incomplete_details: IncompleteDetails | None = None
@@ -121,10 +122,15 @@ class ResponseObject(BaseModel):
     text: dict[str, Any]
     reasoning: dict[str, Any]
     max_output_tokens: int | None
+    top_logprobs: Literal[0] = 0
     temperature: float
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     background: Literal[False] = False
+    service_tier: Literal["default"] = "default"
+    prompt_cache_key: str | None
+    prompt_cache_options: dict[str, str] | None
+    safety_identifier: str | None
     store: bool
     metadata: dict[str, str]
     user: str | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from http import HTTPStatus
+from typing import Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -13,6 +14,7 @@ from radixkv.server.chat_events import start_chat
 from radixkv.server.errors import ApiError
 from radixkv.server.generation import respond
 from radixkv.server.named_events import named_events
+from radixkv.server.not_supported import Only
 from radixkv.server.responses.objects import DeletedResponse, ResponseObject
 from radixkv.server.responses.request import ResponseRequest
 from radixkv.server.responses.store import StoredResponse
@@ -78,8 +80,13 @@ def response_routes(service: Service) -> APIRouter:
         return await respond(request, events, writer, bool(body.stream), named_events)
 
     @router.get("/{name}")
-    async def get_response(name: str, tenant: CurrentTenant) -> ResponseObject:
-        """A response that is stored."""
+    async def get_response(
+        name: str,
+        tenant: CurrentTenant,
+        stream: Only[Literal["false"] | None] = None,
+        starting_after: Only[None] = None,
+    ) -> ResponseObject:
+        """A response that is stored; whole, as its events are not."""
         return stored(tenant.name, name, "id").response
 
     @router.delete("/{name}")

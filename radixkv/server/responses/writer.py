@@ -107,6 +107,7 @@ class ResponsesWriter:
             yield event
         response = self._response
         response.status = "incomplete" if truncated else "completed"
+        response.completed_at = None if truncated else int(time.time())
         response.incomplete_details = IncompleteDetails(reason="max_output_tokens") if truncated else None
         response.output = output.items
         usage = events.usage
@@ -145,6 +146,9 @@ def _head(body: ResponseRequest, response_id: str, model_name: str, defaults: Sa
     if isinstance(choice, NamedFunction | AllowedFunctions):
         choice = choice.model_dump()
     text = {} if body.text is None else body.text.model_dump(by_alias=True, exclude_none=True)
+    caching = None
+    if body.prompt_cache_options is not None:
+        caching = {"mode": "implicit", "ttl": "30m"} | body.prompt_cache_options.model_dump(exclude_none=True)
     return ResponseObject(
         id=response_id,
         created_at=int(time.time()),
@@ -171,6 +175,9 @@ def _head(body: ResponseRequest, response_id: str, model_name: str, defaults: Sa
         temperature=defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
         top_p=defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
         store=body.store is not False,
+        prompt_cache_key=body.prompt_cache_key,
+        prompt_cache_options=caching,
+        safety_identifier=body.safety_identifier,
         metadata=body.metadata or {},
         user=body.user,
     )
