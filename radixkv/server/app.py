@@ -18,7 +18,7 @@ from radixkv.server.cache_insight import insight_routes
 from radixkv.server.chat_completions import chat_completion_routes
 from radixkv.server.completions import completion_routes
 from radixkv.server.cors import Cors
-from radixkv.server.errors import ErrorBody, add_error_handlers
+from radixkv.server.errors import ERROR_STATUSES, ErrorBody, add_error_handlers
 from radixkv.server.live_state import live_state_routes
 from radixkv.server.messages.errors import MessagesErrors
 from radixkv.server.messages.routes import message_routes
@@ -65,7 +65,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        responses={code: {"model": ErrorBody} for code in (400, 401, 403, 404, 408, 413, 429, 500, 503, 504)},
+        responses={code: {"model": ErrorBody} for code in ERROR_STATUSES},
     )
     # The last one is the outermost.
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)

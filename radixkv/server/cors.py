@@ -8,7 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.server.ports import Port, port_of
-from radixkv.server.request_log import HEADER
+from radixkv.server.request_log import ANSWER_HEADERS
 
 
 class Cors(CORSMiddleware):
@@ -24,7 +24,7 @@ class Cors(CORSMiddleware):
             allow_origins=list(origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=[HEADER, "Retry-After"],
+            expose_headers=[*ANSWER_HEADERS, "Retry-After", "X-Should-Retry"],
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -33,6 +33,9 @@ from radixkv.errors import (
 from radixkv.option_words import nearest
 from radixkv.server.not_supported import is_supported
 
+# Those that any endpoint may answer with.
+ERROR_STATUSES = (400, 401, 403, 404, 408, 413, 429, 500, 503, 504)
+
 _log = logging.getLogger(__name__)
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Header, Response
 from pydantic import BaseModel
 
 from radixkv import __version__
 from radixkv.server.authentication import CurrentTenant
-from radixkv.server.errors import ApiError
+from radixkv.server.errors import ERROR_STATUSES, ApiError, ErrorBody
+from radixkv.server.messages.errors import MessagesError
+from radixkv.server.messages.objects import ModelInfo, ModelInfoPage
 from radixkv.server.service import Service
+
+# Anthropic's clients send it with every request; it tells them from OpenAI's, which ask for models at the same address.
+_AnthropicVersion = Annotated[str | None, Header()]
 
 
 class Model(BaseModel):
@@ -50,16 +56,32 @@ def model_routes(service: Service) -> APIRouter:
     def model(name: str) -> Model:
         return Model(id=name, created=service.started, max_model_len=service.llm.loaded.max_model_len)
 
-    @router.get("/v1/models", tags=["models"])
-    async def list_models(tenant: CurrentTenant) -> ModelList:
-        """The models that can be requested."""
-        return ModelList(data=[model(name) for name in service.model_names])
+    def model_info(name: str) -> ModelInfo:
+        created_at = datetime.fromtimestamp(service.started, UTC)
+        length = service.llm.loaded.max_model_len
+        return ModelInfo(id=name, display_name=name, created_at=created_at, max_input_tokens=length)
 
-    @router.get("/v1/models/{name:path}", tags=["models"])
-    async def get_model(name: str, tenant: CurrentTenant) -> Model:
-        """One model."""
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorBody | MessagesError} for status in ERROR_STATUSES
+    }
+
+    @router.get("/v1/models", tags=["models"], responses=errors)
+    async def list_models(
+        tenant: CurrentTenant, anthropic_version: _AnthropicVersion = None
+    ) -> ModelList | ModelInfoPage:
+        """The models that can be requested; in Anthropic's form for its clients."""
+        names = service.model_names
+        if anthropic_version is None:
+            return ModelList(data=[model(name) for name in names])
+        return ModelInfoPage(data=[model_info(name) for name in names], first_id=names[0], last_id=names[-1])
+
+    @router.get("/v1/models/{name:path}", tags=["models"], responses=errors)
+    async def get_model(
+        name: str, tenant: CurrentTenant, anthropic_version: _AnthropicVersion = None
+    ) -> Model | ModelInfo:
+        """One model; in Anthropic's form for its clients."""
         service.check_model(name)
-        return model(name)
+        return model(name) if anthropic_version is None else model_info(name)
 
     @router.get("/version", tags=["observation"])
     async def version() -> Version:

@@ -1,4 +1,4 @@
-"""A name for every request, in the header ``X-Request-Id`` and in the access log: one line of JSON per request."""
+"""A name for every request, in headers of its answer and in the access log: one line of JSON per request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-HEADER = "X-Request-Id"
+_HEADER = "X-Request-Id"
+# Of an answer; the second is the one that Anthropic's clients read.
+ANSWER_HEADERS = (_HEADER, "Request-Id")
 # What a log can hold without being misread: no spaces, no quotes, no line ends.
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Of a path as many characters are logged: whoever has no key can send 64 KiB of it.
@@ -42,7 +44,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        sent = Headers(scope=scope).get(HEADER, "")
+        sent = Headers(scope=scope).get(_HEADER, "")
         # A name that is not valid, or none, is replaced: the client sees in the answer what it is called here.
         request_id = sent if _VALID_ID.fullmatch(sent) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
@@ -53,7 +55,7 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = request_id
+                MutableHeaders(scope=message).update(dict.fromkeys(ANSWER_HEADERS, request_id))
             await send(message)
 
         try:

@@ -195,6 +195,36 @@ def test_anthropic_tools_and_their_results(anthropic_client: Any) -> None:
     assert final.content[0].text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropic_tool_runner(anthropic_client: Any, stream: bool) -> None:
+    from anthropic import beta_tool
+
+    @beta_tool
+    def weather(city: str) -> str:
+        """Tells the weather."""
+        return "Rain."
+
+    runner = anthropic_client.beta.messages.tool_runner(
+        model=MODEL,
+        max_tokens=60,
+        messages=QUESTION,
+        tools=[weather],
+        tool_choice={"type": "any"},
+        stream=stream,
+        max_iterations=2,
+        extra_body={"temperature": 0},
+    )
+    first, second = (each.get_final_message() if stream else each for each in runner)
+    assert first.stop_reason == "tool_use"
+    assert second.usage.cache_read_input_tokens > 0
+
+
+def test_anthropic_models(anthropic_client: Any) -> None:
+    (model,) = anthropic_client.models.list()
+    assert anthropic_client.models.retrieve(model.id) == model
+    assert (model.display_name, model.type) == (MODEL, "model")
+
+
 def test_anthropic_errors(anthropic_client: Any) -> None:
     import anthropic
 

@@ -95,7 +95,7 @@ def test_no_request_breaks_the_server(
         assert response.status_code < 500, response.text
         if response.status_code >= 400:
             names = {"message", "type"} if path.startswith("/v1/messages") else {"message", "type", "param", "code"}
-            assert set(response.json()["error"]) == names
+            assert set(response.json()["error"]) - {"details"} == names
         statuses[response.status_code] += 1
 
     with health_watched(server) as stalls:

@@ -5,19 +5,16 @@ Anthropic's package takes seven seconds to import, so only the process that runs
 
 from __future__ import annotations
 
-import asyncio
 import json
 from functools import cache
 from typing import Any
 
 import httpx
-import httpx2
 import pytest
 from pydantic import TypeAdapter, ValidationError
-from support.in_process_server import make_service, serve
+from support.in_process_server import serve
 
-from radixkv import LLM, AsyncLLM
-from radixkv.server.app import create_app
+from radixkv import LLM
 from radixkv.server.messages.output import MessageContent
 from radixkv.server.messages.request import MessagesRequest
 from radixkv.server.messages.translation import as_chat_request
@@ -245,33 +242,31 @@ def test_an_unexpected_error_has_anthropic_s_form_too(llm: LLM, monkeypatch: pyt
     serve(llm, scenario)
 
 
-def test_anthropic_s_own_client(llm: LLM) -> None:
-    import anthropic
+def test_fields_of_unsupported_features_are_accepted_where_they_request_nothing(llm: LLM) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        output: Any = {"output_config": {"task_budget": None}, "thinking": {"type": "disabled", "block_binding": None}}
+        nothing = ("thread", "fallbacks", "fallback_credit_token", "billing_policy", "compaction")
+        await create(client, **dict.fromkeys(nothing), **output)
+        billing = {"type": "billing_policy", "bill_to": "self"}
+        await create(client, fallbacks="default", billing_policy=billing)
+        counted = await client.post(
+            "/v1/messages/count_tokens",
+            json={"model": "model", "messages": [QUESTION], "billing_policy": billing, "compaction": None, **output},
+        )
+        assert counted.status_code == 200, counted.text
+        for fields in (
+            {"fallbacks": [{"model": "claude"}]},
+            {"fallback_credit_token": "x"},
+            {"billing_policy": {**billing, "bill_to": "user_profile"}},
+            {"compaction": {"type": "summarize"}},
+            {"output_config": {"task_budget": {"type": "tokens", "total": 9}}},
+        ):
+            refused = await client.post("/v1/messages", json={**BODY, **fields})
+            assert refused.status_code == 400
+            assert "not supported" in refused.json()["error"]["message"]
+            assert "details" not in refused.json()["error"]
 
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine:
-            app = create_app(make_service(engine, tenants=Tenants(["ann"])), max_body_bytes=1 << 20)
-            async with anthropic.AsyncAnthropic(
-                base_url="http://server",
-                api_key="ann",
-                max_retries=0,
-                http_client=anthropic.DefaultAsyncHttpxClient(transport=httpx2.ASGITransport(app)),
-            ) as client:
-                options: Any = {"model": "model", "max_tokens": 12, "messages": [QUESTION]}
-                options["extra_body"] = {"temperature": 0}
-                whole = await client.messages.create(**options)
-                async with client.messages.stream(**options) as stream:
-                    final = await stream.get_final_message()
-                assert [block.text for block in final.content] == [block.text for block in whole.content]
-                assert final.usage.cache_read_input_tokens > 0
-                count = await client.messages.count_tokens(model="model", messages=options["messages"])
-                assert count.input_tokens == final.usage.cache_read_input_tokens + final.usage.input_tokens
-                with pytest.raises(anthropic.NotFoundError, match="not served here"):
-                    await client.messages.create(**{**options, "model": "claude"})
-                with pytest.raises(anthropic.AuthenticationError):
-                    await client.with_options(api_key="bob").messages.create(**options)
-
-    asyncio.run(main())
+    serve(llm, scenario)
 
 
 def chat_of(**fields: Any) -> dict[str, Any]:

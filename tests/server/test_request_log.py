@@ -35,7 +35,7 @@ def test_lines_of_the_access_log(llm: LLM) -> None:
                 response = await client.request(method, path, **request)
                 (line,) = lines
                 fields: dict[str, Any] = json.loads(line)
-                assert fields["request_id"] == response.headers["x-request-id"]
+                assert fields["request_id"] == response.headers["x-request-id"] == response.headers["request-id"]
                 assert (fields["method"], fields["path"], fields["status"]) == (method, path, response.status_code)
                 assert fields["seconds"] >= 0
                 return response, fields
@@ -78,7 +78,8 @@ def test_lines_of_the_access_log(llm: LLM) -> None:
             failed, _ = await log_of("POST", "/v1/completions", json={}, headers={"Origin": "https://app.example"})
             assert failed.status_code == 400
             assert failed.headers["access-control-allow-origin"] == "https://app.example"
-            assert "x-request-id" in failed.headers["access-control-expose-headers"].lower()
+            exposed = failed.headers["access-control-expose-headers"].lower().split(", ")
+            assert exposed == ["x-request-id", "request-id", "retry-after", "x-should-retry"]
             other, _ = await log_of("POST", "/v1/completions", json={}, headers={"Origin": "https://other.example"})
             assert "access-control-allow-origin" not in other.headers
 

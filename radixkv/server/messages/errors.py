@@ -1,11 +1,11 @@
-"""Errors of the Messages API in Anthropic's form: ``{"type": "error", "error": {"type", "message"}}``."""
+"""Errors in Anthropic's form: ``{"type": "error", "error": {"type", "message"}}``."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixkv.server.errors import ErrorBody, as_api_error
@@ -29,28 +29,45 @@ class MessagesErrorDetail(BaseModel):
     message: str
 
 
+class ThreadRefusal(BaseModel):
+    """By this Anthropic's clients know that they are to send the request again without a ``thread``, and go on so."""
+
+    error_code: Literal["thread_unsupported_request"] = "thread_unsupported_request"
+    unsupported: list[str] = ["thread"]
+
+
+class RefusedThread(MessagesErrorDetail):
+    """The server holds no conversations, so it cannot continue one."""
+
+    details: ThreadRefusal = ThreadRefusal()
+
+
 class MessagesError(BaseModel):
     """The body of a response that is not a success, and the event that ends a stream that failed."""
 
     type: Literal["error"] = "error"
-    error: MessagesErrorDetail
+    error: RefusedThread | MessagesErrorDetail
 
 
-def as_messages_error(status: int, message: str) -> MessagesError:
-    """An error by the status that it would have as a response."""
+def as_messages_error(status: int, message: str, param: str | None = None) -> MessagesError:
+    """An error by the status that it would have as a response.
+
+    Args:
+        param: the field of the request that it is about, where that is known.
+    """
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return MessagesError(error=MessagesErrorDetail(type=kind, message=message))
+    detail = RefusedThread if param == "thread" else MessagesErrorDetail
+    return MessagesError(error=detail(type=kind, message=message))
 
 
 class MessagesErrors:
-    """ASGI middleware: writes the errors of ``/v1/messages`` anew, wherever in the server they arose."""
+    """ASGI middleware: writes errors for Anthropic's clients anew, wherever in the server they arose."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        if scope["type"] != "http" or not (path == "/v1/messages" or path.startswith("/v1/messages/")):
+        if scope["type"] != "http" or not _is_for_anthropic_s_client(scope):
             await self._app(scope, receive, send)
             return
         start: Message | None = None
@@ -84,14 +101,20 @@ class MessagesErrors:
             await as_api_error(error).response()(scope, receive, rewriting_send)
 
 
+def _is_for_anthropic_s_client(scope: Scope) -> bool:
+    """Whether a response has Anthropic's form: always that of the Messages API, and a model's where the client says so."""
+    path = f"{scope['path']}/"
+    return path.startswith("/v1/messages/") or (
+        path.startswith("/v1/models/") and "anthropic-version" in Headers(scope=scope)
+    )
+
+
 def _rewritten(status: int, body: bytes) -> bytes:
     """An error body in OpenAI's form, or a plain text, written in Anthropic's form."""
     try:
         error = ErrorBody.model_validate_json(body).error
     except ValidationError:
-        message = body.decode(errors="replace")
-    else:
-        # There is no code: by these words clients know that they are to shorten the conversation.
-        opening = "prompt is too long: " if error.code == "context_length_exceeded" else ""
-        message = f"{opening}{error.message}"
-    return as_messages_error(status, message).model_dump_json().encode()
+        return as_messages_error(status, body.decode(errors="replace")).model_dump_json().encode()
+    # There is no code: by these words clients know that they are to shorten the conversation.
+    opening = "prompt is too long: " if error.code == "context_length_exceeded" else ""
+    return as_messages_error(status, f"{opening}{error.message}", error.param).model_dump_json().encode()

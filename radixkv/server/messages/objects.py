@@ -1,7 +1,8 @@
-"""Messages as they are returned."""
+"""Messages and models as they are returned."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -76,3 +77,23 @@ class TokenCount(BaseModel):
     """Tokens of a prompt."""
 
     input_tokens: int
+
+
+class ModelInfo(BaseModel):
+    """The model that is served, by one of its names."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: datetime
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+
+
+class ModelInfoPage(BaseModel):
+    """The model by each of its names, all of which fit on one page."""
+
+    data: list[ModelInfo]
+    has_more: Literal[False] = False
+    first_id: str
+    last_id: str

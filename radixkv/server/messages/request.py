@@ -52,6 +52,7 @@ class ThinkingConfig(StrictModel):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
     display: Only[Literal["summarized"] | None] = None
+    block_binding: Only[None] = None
 
 
 class JsonSchemaOutput(StrictModel):
@@ -66,6 +67,7 @@ class OutputConfig(StrictModel):
 
     format: JsonSchemaOutput | None = None
     effort: str | None = None
+    task_budget: Only[None] = None
 
 
 class KeepThinking(StrictModel):
@@ -79,6 +81,13 @@ class ContextManagement(StrictModel):
     """Edits of the history by the server; only the one that changes nothing is supported."""
 
     edits: Only[list[KeepThinking]] = Field(default_factory=list)
+
+
+class BillingPolicy(StrictModel):
+    """Who pays: the one who asks."""
+
+    type: Literal["billing_policy"]
+    bill_to: Literal["self"] | None = None
 
 
 class Metadata(StrictModel):
@@ -100,6 +109,8 @@ class CountTokensRequest(StrictModel):
     # As if it stood on the last block that can have it.
     cache_control: CacheControl | None = None
 
+    billing_policy: Only[BillingPolicy | None] = None
+    compaction: Only[None] = None
     container: Only[None] = None
     context_management: ContextManagement | None = None
     mcp_servers: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
@@ -125,3 +136,8 @@ class MessagesRequest(CountTokensRequest):
     inference_geo: str | None = None
 
     diagnostics: Only[None] = None
+    fallback_credit_token: Only[None] = None
+    # "default" are a model's own, if it has any.
+    fallbacks: Only[Literal["default"] | Annotated[list[Any], Field(max_length=0)] | None] = None
+    # The client sends the whole conversation instead, see `RefusedThread`.
+    thread: Only[None] = None

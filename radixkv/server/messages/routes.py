@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.chat_events import start_chat
 from radixkv.server.chat_messages import as_messages
-from radixkv.server.errors import client_errors
+from radixkv.server.errors import ERROR_STATUSES, client_errors
 from radixkv.server.generation import respond
 from radixkv.server.messages.errors import MessagesError
 from radixkv.server.messages.objects import MessageObject, TokenCount
@@ -27,7 +27,7 @@ def message_routes(service: Service) -> APIRouter:
     router = APIRouter(
         prefix="/v1/messages",
         tags=["generation"],
-        responses={code: {"model": MessagesError} for code in (400, 401, 403, 404, 413, 429, 500, 503)},
+        responses={code: {"model": MessagesError} for code in ERROR_STATUSES},
     )
     llm = service.llm
 
