@@ -86,6 +86,5 @@ class BlockStore:
         missing = count - self.pool.num_free
         if missing > 0:
             self.pins.release_expired()
-            tokens, blocks = self.tree.evict(missing)
-            self.stats.evicted_tokens += tokens
-            self.stats.evicted_blocks += blocks
+            self.stats.evicted_tokens += self.tree.evict(missing)
+            self.stats.evicted_blocks += missing

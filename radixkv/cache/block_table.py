@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from radixkv.cache.block_pool import BlockIds
 from radixkv.cache.block_store import BlockStore
-from radixkv.cache.errors import InvalidArgumentError, InvariantViolation, OutOfBlocks
+from radixkv.cache.errors import InvalidArgumentError, InvariantViolation
 from radixkv.cache.match import Match
 from radixkv.cache.node import Node
 from radixkv.cache.tokens import TOKEN_BYTES, decode
@@ -134,11 +134,10 @@ class BlockTable:
     def begin(self, match: Match, prompt: bytes, past: Sequence[tuple[int, int]] = ()) -> None:
         """Share the whole blocks of a matched prefix of ``prompt``, and copy the matched part of the next.
 
+        Where there is such a part, `BlockStore.require` of a block to copy it into comes first.
+
         Args:
             past: how often what follows the match was used before it was evicted (`EvictedPrefixes.recall`).
-
-        Raises:
-            OutOfBlocks: the block to copy into cannot be allocated.
         """
         store = self._store
         num_tokens = match.num_tokens
@@ -147,11 +146,7 @@ class BlockTable:
         self._num_blocks = self._num_published = len(self._ids)
         self._node = store.tree.lock(match)
         if match.num_partial_tokens:
-            try:
-                own = store.allocate_one(self._last_block())
-            except OutOfBlocks:
-                store.tree.unlock(self._node, self._node.priority)
-                raise
+            own = store.allocate_one(self._last_block())
             store.queue_copy(match.partial_block, own, match.num_partial_tokens)
             self._add_block(own)
             whole = num_tokens - match.num_partial_tokens

@@ -315,11 +315,11 @@ class RadixTree:
 
     # -- removal -------------------------------------------------------------------------------------------------
 
-    def evict(self, count: int) -> tuple[int, int]:
+    def evict(self, count: int) -> int:
         """Free ``count`` blocks, which must be evictable: leaves before their parents, a leaf from its tail.
 
         Returns:
-            Tokens and blocks evicted.
+            How many tokens were in them.
         """
         self.version += 1
         num_tokens, missing = 0, count
@@ -344,7 +344,7 @@ class RadixTree:
             self.num_evictable_blocks -= most
             missing -= most
         self._pool.release(np.frombuffer(freed, dtype=np.int32))
-        return num_tokens, count
+        return num_tokens
 
     def _remove_leaf(self, leaf: Node) -> None:
         """Unlink an unlocked leaf; its blocks are the caller's to release."""

@@ -1,9 +1,9 @@
-"""Every point where a block is taken fails once: nothing is lost, and all goes on."""
+"""Every request for blocks is refused once: nothing is changed or lost, and all goes on."""
 
 from __future__ import annotations
 
 import pytest
-from support.failing_pool import FailingOnce
+from support.failing_store import FailingOnce
 
 from radixkv.testing import CheckedCache, LiveSequence, PrefixCacheAdapter
 
@@ -42,27 +42,26 @@ def live_through_much(cache: CheckedCache) -> None:
 def run(monkeypatch: pytest.MonkeyPatch, fails_at: int) -> tuple[int, CheckedCache]:
     with monkeypatch.context() as patch:
         failing = FailingOnce(patch, fails_at)
-        # A call that fails may have evicted something before: blocks that are free and cannot be had do not exist.
-        cache = CheckedCache(PrefixCacheAdapter(12, 4), always=False)
+        cache = CheckedCache(PrefixCacheAdapter(12, 4))
         live_through_much(cache)
         cache.finish()
     return failing.num_calls, cache
 
 
-def num_allocations() -> int:
+def num_requests() -> int:
     with pytest.MonkeyPatch.context() as patch:
         return run(patch, 0)[0]
 
 
-NUM_ALLOCATIONS = num_allocations()
+NUM_REQUESTS = num_requests()
 
 
 def test_there_are_points_to_fail_at() -> None:
-    assert NUM_ALLOCATIONS >= 12
+    assert NUM_REQUESTS >= 12
 
 
-@pytest.mark.parametrize("fails_at", range(1, NUM_ALLOCATIONS + 1))
-def test_a_failed_allocation_loses_nothing(monkeypatch: pytest.MonkeyPatch, fails_at: int) -> None:
+@pytest.mark.parametrize("fails_at", range(1, NUM_REQUESTS + 1))
+def test_a_refusal_changes_and_loses_nothing(monkeypatch: pytest.MonkeyPatch, fails_at: int) -> None:
     num_calls, cache = run(monkeypatch, fails_at)
     assert num_calls >= fails_at
     assert cache.adapter.num_blocks == len(list(cache.adapter.free_blocks()))

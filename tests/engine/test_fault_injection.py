@@ -1,9 +1,9 @@
-"""Every point at which the engine takes a block fails once: requests wait or fail by name, and nothing is lost."""
+"""Every request of the engine for blocks is refused once: its users' requests wait or fail by name, and nothing is lost."""
 
 from __future__ import annotations
 
 import pytest
-from support.failing_pool import FailingOnce
+from support.failing_store import FailingOnce
 from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
@@ -38,18 +38,18 @@ def answers(llm: LLM) -> dict[str, list[list[int]] | None]:
     return result
 
 
-def test_a_failed_allocation_changes_no_token_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_changes_no_token_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(build_supported("llama"), block_size=4, num_blocks=40, max_num_batched_tokens=16)
     with monkeypatch.context() as patch:
         calls = FailingOnce(patch, 0)
         expected = answers(llm)
-    assert calls.num_calls > 15
+    assert calls.num_calls > 10
     for fails_at in range(1, calls.num_calls + 1):
         llm.reset_prefix_cache()
         with monkeypatch.context() as patch:
             FailingOnce(patch, fails_at)
             found = answers(llm)
         for name, tokens in found.items():
-            assert tokens is None or tokens == expected[name], f"allocation {fails_at}"
+            assert tokens is None or tokens == expected[name], f"refusal {fails_at}"
         cache = llm.engine.cache
         assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
