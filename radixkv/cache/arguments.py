@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,16 @@ def check_seconds(name: str, value: float) -> None:
     """
     if not (is_number(value) and value >= 0):
         raise InvalidArgumentError(f"{name}: expected a number of seconds of at least 0, got {value!r:.80}")
+
+
+def check_clock(clock: Callable[[], float]) -> None:
+    """Refuse a clock that cannot be called.
+
+    Raises:
+        InvalidArgumentError: naming the argument.
+    """
+    if not callable(clock):
+        raise InvalidArgumentError(f"clock: expected a function that returns seconds, got {clock!r:.80}")
 
 
 def check_path(name: str, path: Path) -> None:

@@ -15,6 +15,7 @@ together are filed only when an allocation has a choice among free blocks.
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,7 @@ class BlockPool:
                 f"num_blocks: expected as many as there is memory for, got {num_blocks}: their counts take "
                 f"{4 * num_blocks:,} bytes"
             ) from None
-        self.ref_counts: NDArray[np.int32] = np.frombuffer(self._counts, dtype=np.int32)
+        self.ref_counts = self._view_of_counts()
         self._stop_of: dict[int, int] = {}
         self._start_of: dict[int, int] = {}
         # Index n: the ends of the runs of 2 ** (n - 1) to 2 ** n - 1 blocks; a dict for its order and quick removal.
@@ -63,6 +64,16 @@ class BlockPool:
         self._top_class = 0  # no class above it has a run; lowered by `_large_run`
         self._loose: list[BlockIds] = []  # free, and not filed yet; ascending
         self._add_run(0, num_blocks)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "ref_counts"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.ref_counts = self._view_of_counts()  # a copied view would be a memory of its own
+
+    def _view_of_counts(self) -> NDArray[np.int32]:
+        return np.frombuffer(self._counts, dtype=np.int32)
 
     def allocate(self, count: int, after: int | None = None, *, low: bool = False) -> BlockIds:
         """Allocate ``count`` free blocks, with one owner each, in few runs of consecutive ids.
@@ -111,8 +122,10 @@ class BlockPool:
         """``count`` more owners for each of these blocks.
 
         Raises:
-            InvalidArgumentError: an id is foreign or given twice, or its block is free; nothing is changed.
+            InvalidArgumentError: an id is foreign or given twice, its block is free, or ``count`` is not a whole number of at
+                least 0; nothing is changed.
         """
+        count = check_count("count", count, 0)
         if len(blocks):
             self._require_held(blocks)
             self.ref_counts[blocks] += count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 from radixkv.cache.arguments import check_count, check_namespace, is_number
@@ -19,12 +20,13 @@ class CacheControl(CacheView):
         """Keep the cached whole blocks of a prefix from eviction, until `release`, `clear`, or ``ttl`` seconds are over.
 
         Raises:
-            InvalidArgumentError: ``tokens`` are not token ids, ``namespace`` is not a string, or ``ttl`` not above 0.
+            InvalidArgumentError: ``tokens`` are not token ids, ``namespace`` is not a string, or ``ttl`` is not finite and
+                above 0.
             PinQuotaExceeded: more than ``max_pinned_blocks`` would be pinned; nothing is.
         """
         check_namespace(namespace)
-        if ttl is not None and not (is_number(ttl) and ttl > 0):
-            raise InvalidArgumentError(f"ttl: expected seconds above 0 or None, got {ttl!r}")
+        if ttl is not None and not (is_number(ttl) and 0 < ttl <= sys.float_info.max):
+            raise InvalidArgumentError(f"ttl: expected a finite number of seconds above 0, or None, got {ttl!r:.80}")
         match = self._tree.match(encode(tokens), namespace)
         if match is None or match.num_tokens < self.block_size:
             return Pin(namespace, 0, None, None)
@@ -96,5 +98,9 @@ class CacheControl(CacheView):
         self._tree.add_observer(observer)
 
     def remove_observer(self, observer: TreeObserver) -> None:
-        """Notify it no more."""
+        """Notify it no more.
+
+        Raises:
+            InvalidArgumentError: it was not added.
+        """
         self._tree.remove_observer(observer)

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.cache.arguments import check_namespace
+from radixkv.cache.arguments import check_count, check_namespace
 from radixkv.cache.block_pool import BlockIds
 from radixkv.cache.block_store import BlockStore
 from radixkv.cache.block_table import BlockTable
 from radixkv.cache.continuation import continuation, following
+from radixkv.cache.errors import ClosedError, InvalidArgumentError
 from radixkv.cache.evicted import EvictedPrefixes
 from radixkv.cache.explain import Explanation, explain
 from radixkv.cache.invariants import check_cache
@@ -38,6 +39,8 @@ class Demand(NamedTuple):
 
 class CacheView:
     """The half of `PrefixCache` that only reads.
+
+    It is for the thread that changes the cache: a question asked in another one meanwhile can even break the change.
 
     Args:
         store: the cache's blocks, tree and pins.
@@ -156,8 +159,11 @@ class CacheView:
             max_tokens: length of the answer at most.
 
         Raises:
-            InvalidArgumentError: ``tokens`` are not token ids.
+            InvalidArgumentError: ``tokens`` are not token ids, or ``max_tokens`` is not a whole number of at least 0.
+            ClosedError: the table is closed or of another cache.
         """
+        self._check_open(table)
+        max_tokens = check_count("max_tokens", max_tokens, 0)
         node = table.node
         if node is None:
             return []
@@ -211,7 +217,13 @@ class CacheView:
         return {namespace: snapshot(root) for namespace, root in self._tree.roots.items()}
 
     def outline(self, namespace: str, max_nodes: int = 100) -> NodeOutline | None:
-        """The root of a namespace and the ``max_nodes`` nodes that were used last, in bounded time; None: it is empty."""
+        """The root of a namespace and the ``max_nodes`` nodes that were used last, in bounded time; None: it is empty.
+
+        Raises:
+            InvalidArgumentError: ``namespace`` is not a string, or ``max_nodes`` not a whole number of at least 0.
+        """
+        check_namespace(namespace)
+        max_nodes = check_count("max_nodes", max_nodes, 0)
         root = self._tree.roots.get(namespace)
         return None if root is None else outline(root, max_nodes)
 
@@ -224,3 +236,9 @@ class CacheView:
             if node.num_blocks
         ]
         return np.concatenate([np.empty(0, dtype=np.uint64), *hashes])
+
+    def _check_open(self, table: BlockTable) -> None:
+        if not isinstance(table, BlockTable):
+            raise InvalidArgumentError(f"table: expected a BlockTable, got {type(table).__name__}")
+        if table not in self._tables:
+            raise ClosedError("table: it is closed" if table.closed else "table: it belongs to another cache")

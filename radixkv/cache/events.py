@@ -7,12 +7,13 @@ for all tokens before the block too, and for the namespace.
 
 from __future__ import annotations
 
-import itertools
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from radixkv.cache.arguments import check_count
+from radixkv.cache.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,13 @@ class EventLog:
         num_dropped: events that were dropped. A consumer that finds it grown must begin anew, from a cleared cache.
 
     Raises:
-        InvalidArgumentError: ``max_events`` is not a whole number of at least 1.
+        InvalidArgumentError: ``max_events`` is not a whole number from 1 to ``sys.maxsize``.
     """
 
     def __init__(self, max_events: int = 100_000, medium: str = "CPU") -> None:
         max_events = check_count("max_events", max_events, 1)
+        if max_events > sys.maxsize:
+            raise InvalidArgumentError(f"max_events: expected at most {sys.maxsize:,}, got {max_events}")
         self.medium = medium
         self.num_dropped = 0
         self._events: deque[CacheEvent] = deque(maxlen=max_events)
@@ -91,5 +94,10 @@ class EventLog:
             yield self._events.popleft()
 
     def take(self, count: int | None = None) -> list[CacheEvent]:
-        """Remove and return the oldest ``count`` events; None: all of them."""
-        return list(itertools.islice(self, count))
+        """Remove and return the oldest ``count`` events; None: all of them.
+
+        Raises:
+            InvalidArgumentError: ``count`` is neither a whole number of at least 0 nor None.
+        """
+        count = len(self) if count is None else min(check_count("count", count, 0), len(self))
+        return [self._events.popleft() for _ in range(count)]

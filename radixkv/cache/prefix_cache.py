@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import ClassVar
+from weakref import WeakValueDictionary
 
-from radixkv.cache.arguments import check_count, check_namespace, check_retention
+from radixkv.cache.arguments import check_clock, check_count, check_namespace, check_retention
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.block_store import BlockCopy, BlockStore
 from radixkv.cache.block_table import BlockTable
 from radixkv.cache.cache_control import CacheControl
-from radixkv.cache.errors import ClosedError, InvalidArgumentError
+from radixkv.cache.errors import InvalidArgumentError
 from radixkv.cache.event_recorder import EventRecorder
 from radixkv.cache.events import EventLog
 from radixkv.cache.evicted import EvictedPrefixes
@@ -37,12 +39,14 @@ from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode, encode_prompt
 class PrefixCache(CacheControl):
     """Shares the blocks of common prefixes between sequences.
 
-    What it can be asked is in `CacheView`; what is decided about all that is cached, in `CacheControl`.
+    What it can be asked is in `CacheView`; what is decided about all that is cached, in `CacheControl`. A cache is for one
+    thread at a time, questions included: it has no lock.
 
     Args:
         num_blocks: physical blocks, with ids from 0 on.
         block_size: tokens per block.
-        policy: which leaf is evicted first, an object of this cache's own; by default the least recently used.
+        policy: which leaf is evicted first, an object of this cache's own; by default the least recently used. A class with
+            ``__slots__`` needs ``__weakref__`` among them.
         max_pinned_blocks: how many blocks may be pinned; by default half of them.
         remembered_blocks: how many evicted blocks are remembered by their hashes, for `explain`; by default none, and four
             times ``num_blocks`` under a policy that learns from them. It makes evicting a leaf about 5 us slower.
@@ -52,9 +56,12 @@ class PrefixCache(CacheControl):
 
     Raises:
         InvalidArgumentError: a size is not a whole number, or out of its range; ``policy`` is not a policy, but its name or
-            class, or another cache's, or ``events`` is not an EventLog.
+            class, or another cache's, ``events`` is not an EventLog, or ``clock`` cannot be called.
         MemoryError: there is no room for the counts of so many blocks.
     """
+
+    # Those that caches have, by id: a policy need not have a hash.
+    _policies: ClassVar[WeakValueDictionary[int, EvictionPolicy]] = WeakValueDictionary()
 
     def __init__(
         self,
@@ -70,16 +77,15 @@ class PrefixCache(CacheControl):
     ) -> None:
         block_size = check_count("block_size", block_size, 1)
         pool = BlockPool(num_blocks)
-        if policy is not None and (isinstance(policy, type) or not isinstance(policy, EvictionPolicy)):
-            raise InvalidArgumentError(f"policy: expected an eviction policy such as LRU(), got {policy!r:.80}")
-        if "_has_cache" in getattr(policy, "__dict__", ()):
-            raise InvalidArgumentError("policy: expected one for each cache, got one that is another cache's")
+        if policy is not None:
+            self._check_policy(policy)
         if not isinstance(events, EventLog | None):
             raise InvalidArgumentError(f"events: expected an EventLog, got {events!r:.80}")
         if not isinstance(observers, Sequence):
             raise InvalidArgumentError(f"observers: expected a sequence of TreeObservers, got {observers!r:.80}")
         for number, observer in enumerate(observers):
             check_observer(f"observers[{number}]", observer)
+        check_clock(clock)
         learner = policy if isinstance(policy, LearningPolicy) else None
         if max_pinned_blocks is None:
             max_pinned_blocks = pool.num_blocks // 2
@@ -101,8 +107,8 @@ class PrefixCache(CacheControl):
         tree = RadixTree(pool, block_size, LRU() if policy is None else policy, clock, notified)
         store = BlockStore(pool, tree, Pins(tree, max_pinned_blocks, clock), block_size)
         super().__init__(store, evicted, clock)
-        if hasattr(policy, "__dict__"):
-            vars(policy)["_has_cache"] = True  # its leaves are those of one tree
+        if policy is not None:
+            self._policies[id(policy)] = policy  # its leaves are those of one tree
 
     def open(
         self,
@@ -202,21 +208,25 @@ class PrefixCache(CacheControl):
         Between block boundaries it costs one comparison per table.
 
         Raises:
-            InvalidArgumentError: a table is given twice, or ``num_tokens`` are not as many whole numbers as tables.
+            InvalidArgumentError: a table is given twice, or ``num_tokens`` are not as many whole numbers of at least 0 as
+                there are tables.
             OutOfBlocks: not enough blocks are available for all; nothing is changed.
             ClosedError: a table is closed or of another cache.
         """
         if len(tables) != len(num_tokens):
             raise InvalidArgumentError(f"num_tokens: expected {len(tables)}, one per table, got {len(num_tokens)}")
-        if not self._tables.issuperset(tables):
+        distinct = {*tables}
+        if not distinct <= self._tables:
             for table in tables:
                 self._check_open(table)
+        if len(distinct) < len(tables):
+            raise InvalidArgumentError("tables: expected distinct tables, got one twice")
         if not {*map(type, num_tokens)} <= {int}:  # numpy's, or none
             num_tokens = [check_count("num_tokens", total, 0) for total in num_tokens]
-        short = [(table, total) for table, total in zip(tables, num_tokens, strict=True) if total > table.num_writable]
-        if len({id(table) for table, _ in short}) < len(short):
-            raise InvalidArgumentError("tables: expected distinct tables, got one twice")
+        pairs = zip(tables, num_tokens, strict=True)
+        short = [(table, total) for table, total in pairs if not 0 <= total <= table.num_writable]
         if short:
+            check_count("num_tokens", min(total for _, total in short), 0)
             BlockTable.reserve_all(self._store, short)
 
     def trim(self, table: BlockTable, num_tokens: int) -> None:
@@ -282,6 +292,16 @@ class PrefixCache(CacheControl):
         """
         return self._store.drain_copies()
 
+    def _check_policy(self, policy: EvictionPolicy) -> None:
+        if isinstance(policy, type) or not isinstance(policy, EvictionPolicy):
+            raise InvalidArgumentError(f"policy: expected an eviction policy such as LRU(), got {policy!r:.80}")
+        if not hasattr(policy, "__weakref__"):
+            raise InvalidArgumentError(
+                f"policy: expected one with __weakref__ among its __slots__, got {type(policy).__name__}"
+            )
+        if id(policy) in self._policies:
+            raise InvalidArgumentError("policy: expected one for each cache, got one that is another cache's")
+
     def _begin(self, table: BlockTable, match: Match | None, tokens: bytes, publishes: bool) -> None:
         """Put a new table on what is cached of its tokens; None: nothing is."""
         if match is None:
@@ -289,9 +309,3 @@ class PrefixCache(CacheControl):
         past = self._evicted.recall(match, tokens) if publishes and self._evicted is not None else ()
         table.begin(match, tokens, past)
         self._tables.add(table)
-
-    def _check_open(self, table: BlockTable) -> None:
-        if not isinstance(table, BlockTable):
-            raise InvalidArgumentError(f"table: expected a BlockTable, got {type(table).__name__}")
-        if table not in self._tables:
-            raise ClosedError("table: it is closed" if table.closed else "table: it belongs to another cache")

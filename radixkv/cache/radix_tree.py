@@ -22,6 +22,7 @@ import numpy as np
 
 from radixkv.cache.block_pool import BlockIds, BlockPool
 from radixkv.cache.children import Children
+from radixkv.cache.errors import InvalidArgumentError
 from radixkv.cache.eviction import EvictionPolicy, LearningPolicy
 from radixkv.cache.match import Match, match_in_first_block, match_inside
 from radixkv.cache.node import Node, Root
@@ -93,7 +94,9 @@ class RadixTree:
         self._notify()
 
     def remove_observer(self, observer: TreeObserver) -> None:
-        """Notify it no more."""
+        """Notify it no more; see `PrefixCache.remove_observer`."""
+        if observer not in self._observers:
+            raise InvalidArgumentError(f"observer: expected one that was added, got {observer!r:.80}")
         self._observers.remove(observer)
         self._notify()
 

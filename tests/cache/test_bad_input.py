@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,15 +16,18 @@ from support.cache_driver import compute, leave
 from radixkv.cache import (
     LRU,
     POLICIES,
+    BlockPool,
     ClosedError,
     CostAware,
     EventLog,
+    EvictableLeaf,
     InvalidArgumentError,
     PrefixCache,
     PriorityTTL,
     SegmentedLRU,
     block_pool,
 )
+from radixkv.cache.observer import TreeObserver
 
 IMPOSSIBLE_TOKENS = [
     [-1],
@@ -68,6 +74,40 @@ def test_a_policy_belongs_to_one_cache(kind: Any) -> None:
     first.check()
 
 
+class Bare:
+    """A policy of a user of which nothing can be noted."""
+
+    __slots__ = ()
+
+    def add(self, leaf: EvictableLeaf) -> None:
+        """Not called."""
+
+    remove = add
+
+    def next_leaf(self) -> EvictableLeaf:
+        raise AssertionError
+
+    def leaves(self) -> list[EvictableLeaf]:
+        return []
+
+
+class Slotted(Bare):
+    """A policy of a user that takes no attributes and has no hash."""
+
+    __slots__ = ("__weakref__",)
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_policy_with_slots_belongs_to_one_cache_too() -> None:
+    """That a policy had a cache was written into its attributes: one with slots could be given to two."""
+    policy = Slotted()
+    PrefixCache(4, 4, policy)
+    with pytest.raises(InvalidArgumentError, match=r"^policy: expected one for each cache"):
+        PrefixCache(4, 4, policy)
+    with pytest.raises(InvalidArgumentError, match=r"^policy: expected one with __weakref__ among .*, got Bare$"):
+        PrefixCache(4, 4, Bare())
+
+
 def test_there_are_no_more_blocks_than_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^num_blocks: expected at most 2,147,483,647, got 1000000000000$"):
         PrefixCache(10**12, 4)
@@ -99,8 +139,59 @@ def test_events_are_a_log() -> None:
 )
 @pytest.mark.parametrize("value", ["x", True, [5]])
 def test_what_is_no_number_is_refused_by_name(make: Any, name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^{name}: expected .* got {re.escape(repr(value))}"):
+    with pytest.raises(InvalidArgumentError, match=rf"^{name}: expected .* got {re.escape(repr(value))}"):
         make(value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda _: PrefixCache(8, 4, clock=5), "clock: expected a function that returns seconds, got 5"),
+        (lambda _: PriorityTTL(clock="x"), "clock: expected a function that returns seconds, got 'x'"),
+        (
+            lambda cache: cache.pin([1], ttl=10**400),
+            "ttl: expected a finite number of seconds above 0, or None, got 1000",
+        ),
+        (
+            lambda cache: cache.pin([1], ttl=math.inf),
+            "ttl: expected a finite number of seconds above 0, or None, got inf",
+        ),
+        (lambda cache: cache.outline(5), "namespace: expected a string, got 5"),
+        (lambda cache: cache.outline("", "x"), "max_nodes: expected a whole number of at least 0, got 'x'"),
+        (lambda cache: cache.outline("", -1), "max_nodes: expected a whole number of at least 0, got -1"),
+        (lambda cache: cache.continuation(cache.open([1]), [1], None), "max_tokens: expected a whole .*, got None"),
+        (lambda cache: cache.continuation("x", [1], 3), "table: expected a BlockTable, got str"),
+        (lambda cache: cache.remove_observer(TreeObserver()), "observer: expected one that was added, got <"),
+        (lambda cache: cache.reserve_many([cache.open([1])], [-1]), "num_tokens: expected .* at least 0, got -1"),
+        (lambda cache: cache.reserve_many([cache.open([1])] * 2, [0, 30]), "tables: expected distinct tables"),
+        (lambda _: EventLog(10**30), "max_events: expected at most 9,223,372,036,854,775,807, got 1000"),
+        (lambda _: EventLog().take(-1), "count: expected a whole number of at least 0, got -1"),
+        (lambda _: EventLog().take("x"), "count: expected a whole number of at least 0, got 'x'"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_by_name(call: Callable[[PrefixCache], Any], message: str) -> None:
+    cache = PrefixCache(8, 4)
+    with pytest.raises(InvalidArgumentError, match=rf"^{message}"):
+        call(cache)
+    assert cache.num_free_blocks == 8
+    cache.check()
+
+
+def test_a_refused_clock_leaves_the_policy_free() -> None:
+    policy = PriorityTTL()
+    with pytest.raises(InvalidArgumentError, match="clock"):
+        PrefixCache(8, 4, policy, clock=time)  # type: ignore[arg-type]
+    PrefixCache(8, 4, policy)
+
+
+def test_blocks_are_not_shared_with_fewer_owners_than_none() -> None:
+    """Owners could be subtracted so: a block was free for its owners and held for the pool."""
+    pool = BlockPool(4)
+    blocks = pool.allocate(2)
+    for count in (-1, 1.5, None):
+        with pytest.raises(InvalidArgumentError, match=r"^count: expected a whole number of at least 0, got "):
+            pool.share(blocks, count)  # type: ignore[arg-type]
+    assert pool.ref_counts.tolist() == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("tokens", IMPOSSIBLE_TOKENS, ids=repr)
@@ -169,6 +260,7 @@ def test_tables_are_refused_once_closed_and_by_other_caches() -> None:
         lambda c: c.reserve(table, 1),
         lambda c: c.append(table, [1]),
         lambda c: c.fork(table),
+        lambda c: c.continuation(table, [1, 2, 3], 4),
         lambda c: c.close(table),
         lambda c: c.abort(table),
     ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -9,13 +12,26 @@ import pytest
 from support.cache_driver import compute, leave, leave_unchecked
 
 from radixkv.cache import (
+    POLICIES,
     BlockCopy,
     ClosedError,
+    EventLog,
     InvalidArgumentError,
     NodeSnapshot,
     OutOfBlocks,
     PrefixCache,
 )
+
+
+class Ticks:
+    """A clock of which a copy goes on as it does."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        self._now += 1.0
+        return self._now
 
 
 def shape(cache: PrefixCache) -> Any:
@@ -183,6 +199,26 @@ def test_many_tables_are_reserved_all_or_none() -> None:
         cache.reserve_many([None], [5])  # type: ignore[list-item]
     with pytest.raises(ClosedError, match="another cache"):
         cache.reserve_many([PrefixCache(2, 2).open([1])], [2])
+
+
+@pytest.mark.parametrize("how", [deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+@pytest.mark.parametrize("policy", POLICIES.values())
+def test_a_copy_goes_on_as_its_original_does(how: Callable[[Any], Any], policy: Callable[[], Any]) -> None:
+    """In a copy, the pool counted owners in one memory and read them in another: blocks of two owners were written."""
+    original = PrefixCache(12, 4, policy(), events=EventLog(), clock=Ticks())
+    for token in range(6):
+        leave(original, [token, 1, 2, 3, 4, 5])
+    begun = compute(original, [9, 9, 9])
+    lives = []
+    for cache, table in (how((original, begun)), (original, begun)):
+        (twin,) = cache.fork(table)
+        cache.reserve(twin, 4)
+        cache.append(twin, [8])
+        cache.check()
+        for token in range(10, 16):
+            leave(cache, [token, 1, 2, 3, 4, 5])
+        lives.append((twin.block_ids.tolist(), cache.ref_counts().tolist(), cache.stats, list(cache.events)))
+    assert lives[0] == lives[1]
 
 
 def test_numbers_of_numpy_are_whole_numbers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from radixkv.cache.arguments import is_number
+from radixkv.cache.errors import InvalidArgumentError
 from radixkv.cache.eviction.leaf_heap import LeafHeap
 from radixkv.cache.eviction.policy import EvictableLeaf
 
@@ -21,12 +22,12 @@ class CostAware:
             blocks of 16 tokens attention takes about as long as all else in models of a few billion parameters.
 
     Raises:
-        ValueError: ``double_depth`` is not above 0.
+        InvalidArgumentError: ``double_depth`` is not above 0.
     """
 
     def __init__(self, double_depth: int = 1024) -> None:
         if not (is_number(double_depth) and double_depth > 0):
-            raise ValueError(f"double_depth: expected blocks above 0, got {double_depth!r}")
+            raise InvalidArgumentError(f"double_depth: expected blocks above 0, got {double_depth!r}")
         self._double_depth = double_depth
         self._heap = LeafHeap()
         self._age = 0.0

@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
-from radixkv.cache.arguments import is_number
+from radixkv.cache.arguments import check_clock, is_number
+from radixkv.cache.errors import InvalidArgumentError
 from radixkv.cache.eviction.lru import LRU
 from radixkv.cache.eviction.policy import EvictableLeaf
 
@@ -24,12 +25,14 @@ class PriorityTTL:
         clock: seconds; by default that of the cache that uses the policy.
 
     Raises:
-        ValueError: ``ttl`` is not above 0.
+        InvalidArgumentError: ``ttl`` is not above 0, or ``clock`` cannot be called.
     """
 
     def __init__(self, ttl: float | None = 600.0, clock: Callable[[], float] | None = None) -> None:
         if ttl is not None and not (is_number(ttl) and ttl > 0):
-            raise ValueError(f"ttl: expected seconds above 0 or None, got {ttl!r}")
+            raise InvalidArgumentError(f"ttl: expected seconds above 0 or None, got {ttl!r}")
+        if clock is not None:
+            check_clock(clock)
         self._ttl = ttl
         self._has_own_clock = clock is not None
         self._clock = time.monotonic if clock is None else clock

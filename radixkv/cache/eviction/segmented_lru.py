@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from radixkv.cache.arguments import is_number
+from radixkv.cache.errors import InvalidArgumentError
 from radixkv.cache.eviction.lru import LRU
 from radixkv.cache.eviction.policy import EvictableLeaf
 
@@ -19,12 +20,12 @@ class SegmentedLRU:
             returns to probation.
 
     Raises:
-        ValueError: ``protected_share`` is not between 0 and 1.
+        InvalidArgumentError: ``protected_share`` is not between 0 and 1.
     """
 
     def __init__(self, protected_share: float = 0.8) -> None:
         if not (is_number(protected_share) and 0 < protected_share < 1):
-            raise ValueError(f"protected_share: expected a number between 0 and 1, got {protected_share!r}")
+            raise InvalidArgumentError(f"protected_share: expected a number between 0 and 1, got {protected_share!r}")
         self._protected_share = protected_share
         self._probation = LRU()
         self._protected = LRU()
