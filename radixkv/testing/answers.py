@@ -1,16 +1,14 @@
-"""What an adapter's methods return, checked: another type is a mistake in the adapter, and not a broken rule."""
+"""What an adapter's methods return, checked: what cannot be an answer is a mistake in the adapter, and not a broken rule."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from radixkv.testing.adapter import BlockCopy, CacheAdapter
-
-_WHOLE = (int, np.integer)
 
 
 def check_maker(name: str, make: Any, arguments: str) -> None:
@@ -35,10 +33,13 @@ class Answers:
     """The answers of one adapter; numbers of numpy are taken, too.
 
     Raises:
-        TypeError: an answer is of another type; the message names the method and what it must return.
+        TypeError: the adapter is none, or an answer is of another type; the message names the method and what it must return.
+        ValueError: likewise, where an answer is out of range.
     """
 
     def __init__(self, adapter: CacheAdapter) -> None:
+        if not isinstance(adapter, CacheAdapter):
+            raise TypeError(f"adapter: expected a CacheAdapter, got {adapter!r:.80}")
         self._adapter = adapter
 
     def length(self, handle: Any) -> int:
@@ -54,15 +55,38 @@ class Answers:
         return self._block_ids("cached_blocks", self._adapter.cached_blocks())
 
     def take_copies(self) -> list[BlockCopy]:
-        copies = self._listed("take_copies", self._adapter.take_copies(), "BlockCopy objects")
+        method = "take_copies"
+        copies = self._listed(method, self._adapter.take_copies(), "BlockCopy objects")
         for copy in copies:
             if not isinstance(copy, BlockCopy):
-                self._refuse("take_copies", "BlockCopy objects", copy)
+                self._refuse(method, "BlockCopy objects", copy)
+            self._block_ids(method, (copy.source, copy.target))
+            if not 0 <= self.whole(method, copy.num_tokens) <= self._adapter.block_size:
+                self._refuse(method, f"copies of at most {self._adapter.block_size} tokens", copy, ValueError)
         return copies
 
+    def ref_counts(self) -> list[int] | None:
+        answer = self._adapter.ref_counts()
+        if answer is None:
+            return None
+        counts = [self.whole("ref_counts", count) for count in self._listed("ref_counts", answer, "numbers or None")]
+        if len(counts) != self._adapter.num_blocks:
+            self._refuse("ref_counts", f"{self._adapter.num_blocks} numbers, one per block", counts, ValueError)
+        return counts
+
+    def known_sequences(self, namespace: str) -> list[Sequence[int]] | None:
+        answer, of = self._adapter.known_sequences(namespace), "sequences of tokens or None"
+        if answer is None:
+            return None
+        sequences = self._listed("known_sequences", answer, of)
+        for sequence in sequences:
+            if not isinstance(sequence, Sequence | np.ndarray):
+                self._refuse("known_sequences", of, sequence)
+        return sequences
+
     def whole(self, method: str, answer: Any) -> int:
-        """The answer of a method that counts tokens."""
-        if not isinstance(answer, _WHOLE) or isinstance(answer, bool):
+        """The answer of a method that counts, or one of its numbers."""
+        if not _is_whole(answer):
             self._refuse(method, "a whole number", answer)
         return int(answer)
 
@@ -75,8 +99,10 @@ class Answers:
     def _block_ids(self, method: str, answer: Any) -> list[int]:
         blocks = self._listed(method, answer, "block ids")
         for block in blocks:
-            if not isinstance(block, _WHOLE):
+            if not _is_whole(block):
                 self._refuse(method, "block ids", block)
+            if not 0 <= block < self._adapter.num_blocks:
+                self._refuse(method, f"block ids from 0 to {self._adapter.num_blocks - 1}", block, ValueError)
         return blocks
 
     def _listed(self, method: str, answer: Any, of: str) -> list[Any]:
@@ -84,5 +110,9 @@ class Answers:
             self._refuse(method, of, answer)
         return list(answer)
 
-    def _refuse(self, method: str, expected: str, answer: Any) -> NoReturn:
-        raise TypeError(f"{type(self._adapter).__name__}.{method}: expected {expected}, got {answer!r:.80}")
+    def _refuse(self, method: str, expected: str, answer: Any, error: type[Exception] = TypeError) -> NoReturn:
+        raise error(f"{type(self._adapter).__name__}.{method}: expected {expected}, got {answer!r:.80}")
+
+
+def _is_whole(answer: Any) -> bool:
+    return isinstance(answer, int | np.integer) and not isinstance(answer, bool)

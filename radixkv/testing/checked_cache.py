@@ -49,7 +49,8 @@ class LiveSequence:
 class CheckedCache:
     """Carries out steps on a cache and raises `RuleViolation` at the first rule that one of them breaks.
 
-    A method of the adapter that returns another type than it must is a TypeError, which names it.
+    A method of the adapter that returns another type than it must is a TypeError, which names it; what is out of range, such
+    as the id of a block that does not exist, is a ValueError.
 
     Args:
         adapter: the cache, empty.
@@ -230,11 +231,14 @@ class CheckedCache:
             self._fail(6, f"block {block} is free although {_these(holders[block])} uses it")
         for block in sorted(set(free) & set(cached)):
             self._fail(1, f"block {block} is free although the cache holds it")
+        if len(set(free)) < len(free):
+            twice = sorted(block for block, count in Counter(free).items() if count > 1)
+            self._fail(10, f"blocks {_ids(twice)} are free more than once")
         everything = set(free) | set(cached) | holders.keys()
         if len(everything) != self.adapter.num_blocks:
             lost = sorted(set(range(self.adapter.num_blocks)) - everything)
             self._fail(10, f"blocks {_ids(lost)} are neither free nor held")
-        counts = self.adapter.ref_counts()
+        counts = self._answers.ref_counts()
         if counts is not None:
             in_cache = Counter(cached)
             for block, count in enumerate(counts):
@@ -300,7 +304,7 @@ class CheckedCache:
 
     def _expected_match(self, prompt: list[int], namespace: str) -> int:
         """How much of a prompt is cached: by trying all cached sequences, where the cache reports them."""
-        known = self.adapter.known_sequences(namespace)
+        known = self._answers.known_sequences(namespace)
         if known is None:
             return self._match(prompt, namespace) if prompt else 0
         longest = max((_common(sequence, prompt) for sequence in known), default=0)

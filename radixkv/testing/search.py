@@ -50,7 +50,7 @@ def find_violation(
 
     Raises:
         TypeError: ``make_adapter`` makes none, or a method of the adapter returns another type than it must.
-        ValueError: ``max_examples`` is not a whole number of at least 1.
+        ValueError: ``max_examples`` is not a whole number of at least 1, or an answer of the adapter is out of range.
     """
     check_maker("make_adapter", make_adapter, "(num_blocks, block_size)")
     check_count("max_examples", max_examples, 1)

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 import radixkv.testing
 from radixkv.cache import LRU, BlockTable, EvictableLeaf
 from radixkv.testing import (
+    BlockCopy,
     CacheAdapter,
     CheckedCache,
     LiveSequence,
@@ -217,12 +218,21 @@ class Raises(Broken):
         raise KeyError(handle)
 
 
-class CountsWrong(Broken):
+class CountsApart(Broken):
+    """What is free does not depend on `ref_counts`."""
+
+    def free_blocks(self) -> list[int]:
+        return [block for block, count in enumerate(self.cache.ref_counts()) if not count]
+
+
+class CountsWrong(CountsApart):
     def ref_counts(self) -> list[int]:
         return [min(count, 2) for count in super().ref_counts()]
 
+
+class FreesTwice(Broken):
     def free_blocks(self) -> list[int]:
-        return [block for block, count in enumerate(super().ref_counts()) if not count]
+        return super().free_blocks() * 2
 
 
 class KeepsTwice(Broken):
@@ -290,6 +300,7 @@ def test_our_cache_can_be_driven_so() -> None:
         (RefusesForNothing, 7),
         (Raises, 7),
         (CountsWrong, 1),
+        (FreesTwice, 10),
         (KeepsTwice, 11),
     ],
 )
@@ -340,6 +351,7 @@ def test_the_story_is_told() -> None:
         ),
         (lambda: cache_machine(CacheAdapter), "make_adapter: .* got CacheAdapter, which has no abort, blocks, "),
         (lambda: policy_machine("x"), "make_policy: expected a class, or a function of no arguments, got 'x'"),  # type: ignore[arg-type]
+        (lambda: find_violation(lambda num_blocks, block_size: None), "adapter: expected a CacheAdapter, got None"),  # type: ignore[arg-type,return-value]
         (lambda: find_violation(PrefixCacheAdapter, max_examples=0), "max_examples: expected .* at least 1, got 0"),
         (lambda: cache_machine(PrefixCacheAdapter, max_examples=0), "max_examples: expected .* at least 1, got 0"),
         (lambda: cache_machine(PrefixCacheAdapter, steps=0), "steps: expected .* at least 1, got 0"),
@@ -362,11 +374,81 @@ def test_what_tests_nothing_is_refused(call: Callable[[], Any], message: str) ->
         ("blocks", None, "expected block ids, got None"),
         ("free_blocks", ["0"], "expected block ids, got '0'"),
         ("cached_blocks", 5, "expected block ids, got 5"),
+        ("take_copies", [BlockCopy("a", 0, 1)], "expected block ids, got 'a'"),  # type: ignore[arg-type]
+        ("take_copies", [BlockCopy(0, 0, None)], "expected a whole number, got None"),  # type: ignore[arg-type]
+        ("ref_counts", 7, "expected numbers or None, got 7"),
+        ("ref_counts", ["a"], "expected a whole number, got 'a'"),
+        ("known_sequences", 5, "expected sequences of tokens or None, got 5"),
+        ("known_sequences", [5], "expected sequences of tokens or None, got 5"),
     ],
 )
 def test_an_answer_of_another_type_names_the_adapter_s_method(method: str, answer: Any, message: str) -> None:
-    kind: Any = type("Mine", (PrefixCacheAdapter,), {method: lambda *_: answer})
+    kind: Any = type("Mine", (CountsApart,), {method: lambda *_: answer})
     with pytest.raises(TypeError, match=rf"^Mine\.{method}: {message}$"):
+        find_violation(kind)
+
+
+class Shifted(PrefixCacheAdapter):
+    """Whose blocks have other ids."""
+
+    shift: int
+
+    def blocks(self, handle: BlockTable) -> list[int]:
+        return [block + self.shift for block in super().blocks(handle)]
+
+    def free_blocks(self) -> list[int]:
+        return [block + self.shift for block, count in enumerate(self.cache.ref_counts()) if not count]
+
+    def cached_blocks(self) -> list[int]:
+        return [block + self.shift for block in super().cached_blocks()]
+
+    def take_copies(self) -> list[BlockCopy]:
+        return [BlockCopy(c.source + self.shift, c.target + self.shift, c.num_tokens) for c in super().take_copies()]
+
+    def ref_counts(self) -> None:  # type: ignore[override]
+        return None
+
+
+class BelowZero(Shifted):
+    shift = -1
+
+
+class FromOne(Shifted):
+    shift = 1
+
+
+class HidesALeak(Shifted):
+    shift = 0
+
+    def free_blocks(self) -> list[int]:
+        return [*super().free_blocks()[1:], 99]
+
+
+class CopiesTooMuch(PrefixCacheAdapter):
+    def take_copies(self) -> list[BlockCopy]:
+        return [BlockCopy(c.source, c.target, c.num_tokens + 5) for c in super().take_copies()]
+
+
+class CountsNothing(CountsApart):
+    def ref_counts(self) -> list[int]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (BelowZero, r"BelowZero\.free_blocks: expected block ids from 0 to \d+, got -1"),
+        (FromOne, r"FromOne\.free_blocks: expected block ids from 0 to \d+, got \d+"),
+        (HidesALeak, r"HidesALeak\.free_blocks: expected block ids from 0 to \d+, got 99"),
+        (CopiesTooMuch, r"CopiesTooMuch\.take_copies: expected copies of at most \d tokens, got BlockCopy.*"),
+        (CountsNothing, r"CountsNothing\.ref_counts: expected \d+ numbers, one per block, got \[\]"),
+    ],
+)
+def test_an_impossible_answer_names_the_adapter_s_method(
+    kind: Callable[[int, int], CacheAdapter], message: str
+) -> None:
+    """They were believed: numpy takes -1 as the last block, and an id that does not exist stood for one that was lost."""
+    with pytest.raises(ValueError, match=f"^{message}$"):
         find_violation(kind)
 
 
