@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,9 @@ _SIZES = (
 )  # fmt: skip
 
 _INT8, _INT32, _INT64 = map(np.dtype, (np.int8, np.int32, np.int64))
-_UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {_INT8: np.dtype(np.uint8), _INT64: np.dtype(np.uint64)}
+_UNSIGNED: Mapping[np.dtype[Any], np.dtype[Any]] = MappingProxyType(
+    {_INT8: np.dtype(np.uint8), _INT64: np.dtype(np.uint64)}
+)
 
 
 class RowKind(IntEnum):

@@ -9,10 +9,11 @@ What tensors hold is not looked at: the caller answers for slots and block ids.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 import torch
 
-IS_BF16 = {torch.float32: False, torch.bfloat16: True}
+IS_BF16 = MappingProxyType({torch.float32: False, torch.bfloat16: True})
 """The types that the compiled code computes with."""
 
 

@@ -6,8 +6,9 @@ import ctypes
 import functools
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -16,12 +17,14 @@ from radixkv_cpu.source_digest import source_digest
 
 FOLDER = Path(__file__).parent
 # The best first, with what /proc/cpuinfo must list for each.
-VARIANTS: dict[str, frozenset[str]] = {
-    "amx": frozenset({"amx_bf16", "amx_tile", "avx512_bf16", "avx512_fp16", "avx512vbmi"}),
-    "avx512_bf16": frozenset({"avx512_bf16", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
-    "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
-    "avx2": frozenset({"avx2", "fma", "f16c", "bmi2"}),
-}
+VARIANTS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "amx": frozenset({"amx_bf16", "amx_tile", "avx512_bf16", "avx512_fp16", "avx512vbmi"}),
+        "avx512_bf16": frozenset({"avx512_bf16", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
+        "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
+        "avx2": frozenset({"avx2", "fma", "f16c", "bmi2"}),
+    }
+)
 
 
 class Library:

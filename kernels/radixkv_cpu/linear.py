@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from types import MappingProxyType
 
 import torch
 from torch.nn import functional
@@ -13,7 +14,7 @@ from radixkv_cpu.library import require_library
 
 PANEL = 32
 # What is applied to the gate of a gated layer, by the numbers that the library knows them by.
-ACTIVATIONS = {"silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4}
+ACTIVATIONS = MappingProxyType({"silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4})
 # AMX reads so many inputs at a time, and the pairs of bfloat16 are not padded.
 _BF16_INPUTS = 32
 # At how many rows answers go on, where nobody says.

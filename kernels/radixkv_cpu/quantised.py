@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -22,11 +23,11 @@ from radixkv_cpu.linear import PANEL, Weight, check_weights, is_packable, pack, 
 
 GROUP = 32
 """Inputs of a feature that share a scale."""
-QUANTIZATIONS = {"int8": 8, "int4": 4}
+QUANTIZATIONS = MappingProxyType({"int8": 8, "int4": 4})
 """Bits of an integer."""
 
 # `Format` of ``src/calls.h``.
-_FORMATS = {"int8": 1, "int4": 2}
+_FORMATS = MappingProxyType({"int8": 1, "int4": 2})
 # Weights of so many features are quantised at a time: what that needs is little beside a model.
 _FEATURES_AT_ONCE = 64 * PANEL
 # With 4 bits, scales that are tried, in parts of the one whose integers reach from the smallest weight to the largest.

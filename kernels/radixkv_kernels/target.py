@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -10,9 +11,9 @@ import triton
 import triton.language as tl
 from triton.runtime.driver import driver
 
-_TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+_TYPES = MappingProxyType({torch.float16: tl.float16, torch.bfloat16: tl.bfloat16})
 
-COMPILE_OPTIONS = {"enable_fp_fusion": True}
+COMPILE_OPTIONS = MappingProxyType({"enable_fp_fusion": True})
 """Of every launch: a product and the sum that it goes into are one instruction, rounded once. Said here, because Triton's
 default changes from 3.10 on."""
 

@@ -37,7 +37,7 @@ SMALLEST_CHANGE = 0.1
 # How many median absolute deviations count as noise; 3 * 1.4826 are three standard deviations of a normal distribution.
 DEVIATIONS = 3 * 1.4826
 # Rows that take seconds to set up, and the row whose chain stands for the processor's speed.
-SLOW_ROWS = {"evict_1_of_100k", "evict_1_of_1m", "evict_2048_blocks_of_100k"}
+SLOW_ROWS = frozenset({"evict_1_of_100k", "evict_1_of_1m", "evict_2048_blocks_of_100k"})
 YARDSTICK = "match_hit_32k"
 
 

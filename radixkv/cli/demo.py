@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -26,17 +27,17 @@ SYSTEM = (
     "signature. There is a quiet room on the second floor, a workshop with two printers in the basement, and a garden "
     "where readers may eat. Fines are ten cents a day. If you do not know something, say so and name the front desk. "
 ) * 3
-QUESTIONS = [
+QUESTIONS = (
     "When are you open on Saturday?",
     "How long may I keep a book?",
     "Where can I print something?",
     "My son is eight. Can he get a card?",
     "May I eat my lunch here?",
     "What does it cost to be three days late?",
-]
-TURNS = ["I would like to read about the sea. What do you suggest?", "Something shorter?", "And for a child of ten?"]
+)
+TURNS = ("I would like to read about the sea. What do you suggest?", "Something shorter?", "And for a child of ten?")
 ANSWER_TOKENS = 32
-NO_CACHE = {"read": False, "write": False}
+NO_CACHE = MappingProxyType({"read": False, "write": False})
 
 
 @dataclass(frozen=True, slots=True)

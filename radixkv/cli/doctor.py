@@ -9,6 +9,7 @@ import platform
 import shutil
 import time
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from rich.console import Console
 from rich.table import Table
@@ -21,13 +22,15 @@ from radixkv.model.model_cache import cache_folder
 from radixkv_cpu import VARIANTS, cpu_flags, library
 
 # What makes products faster, by the names that /proc/cpuinfo lists.
-_INSTRUCTIONS = {
-    "avx2": "AVX2",
-    "avx512f": "AVX-512",
-    "avx512_vnni": "AVX512-VNNI",
-    "avx512_bf16": "AVX512-BF16",
-    "amx_bf16": "AMX",
-}
+_INSTRUCTIONS = MappingProxyType(
+    {
+        "avx2": "AVX2",
+        "avx512f": "AVX-512",
+        "avx512_vnni": "AVX512-VNNI",
+        "avx512_bf16": "AVX512-BF16",
+        "amx_bf16": "AMX",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
@@ -23,9 +24,11 @@ Model = Annotated[str | None, typer.Option(help=ServerConfig.model_fields["model
 JsonPath = Annotated[Path | None, typer.Option("--json", callback=writable, help="also write the figures to this file")]
 
 _ARGUMENTS = frozenset({"model"})
-_FLAGS: Mapping[str, str] = {"api_keys": "--api-key", "cors_origins": "--cors-origin"}  # repeated: one key each
+_FLAGS: Mapping[str, str] = MappingProxyType(
+    {"api_keys": "--api-key", "cors_origins": "--cors-origin"}
+)  # repeated: one key each
 # Fields whose configuration says more about a wrong value than what there is to choose from.
-_CHECKED: Mapping[str, type[Config]] = {"quantization": ModelConfig}
+_CHECKED: Mapping[str, type[Config]] = MappingProxyType({"quantization": ModelConfig})
 _NO_TEXT = frozenset({"tokenizer", "tiers"})  # objects, which no command line can name
 
 _Command = TypeVar("_Command", bound=Callable[..., None])

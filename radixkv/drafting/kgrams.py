@@ -18,10 +18,10 @@ _MASK = 2**64 - 1
 _NOWHERE = -1
 
 MAX_RUN = 8
-_POWERS = [pow(_BASE, i, 2**64) for i in range(MAX_RUN + 1)]
+_POWERS = tuple(pow(_BASE, i, 2**64) for i in range(MAX_RUN + 1))
 _POWERS_ON_HOST = np.array(_POWERS, dtype=np.uint64)
 # So that tokens of id 0 count, too.
-_SUMS = [sum(_POWERS[:k]) for k in range(MAX_RUN + 1)]
+_SUMS = tuple(sum(_POWERS[:k]) for k in range(MAX_RUN + 1))
 
 
 def kgram_hash(tokens: Sequence[int], seed: int = 0) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Steps of a number of rows between two neighbours count for the lower one.
-_SIZES = sorted({1, 2, 3, *(round(4 * 2 ** (i / 2)) for i in range(24))})
+_SIZES = tuple(sorted({1, 2, 3, *(round(4 * 2 ** (i / 2)) for i in range(24))}))
 # A newer step counts as much as all before it did this many steps ago; at first it is the mean.
 _MEMORY = 16
 # A step that took so many times as long as expected was disturbed, and counts for no more than this.

@@ -6,7 +6,8 @@ and the `gguf` package, which reads all kinds, into floats.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import gguf
 import torch
@@ -87,13 +88,15 @@ def _q6_k(blocks: torch.Tensor) -> Blocks:
     )
 
 
-KINDS: dict[str, Callable[[torch.Tensor], Blocks]] = {
-    "Q8_0": _q8_0,
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q4_K": _q4_k,
-    "Q6_K": _q6_k,
-}
+KINDS: Mapping[str, Callable[[torch.Tensor], Blocks]] = MappingProxyType(
+    {
+        "Q8_0": _q8_0,
+        "Q4_0": _q4_0,
+        "Q4_1": _q4_1,
+        "Q4_K": _q4_k,
+        "Q6_K": _q6_k,
+    }
+)
 """What takes blocks ``[rows, blocks, bytes]`` apart, by the names of `gguf.GGMLQuantizationType`."""
 
 

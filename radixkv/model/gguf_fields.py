@@ -6,6 +6,8 @@ says nothing, llama.cpp's own rules hold, for which it was made.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -38,40 +40,44 @@ class Fields:
 
 
 # Names that configurations have for what a field says.
-_ATTRIBUTES: dict[str, tuple[str, ...]] = {
-    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"),
-    "context_length": ("max_position_embeddings",),
-    "expert_feed_forward_length": ("moe_intermediate_size",),
-    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
-    "expert_weights_norm": ("norm_topk_prob",),
-}
+_ATTRIBUTES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"),
+        "context_length": ("max_position_embeddings",),
+        "expert_feed_forward_length": ("moe_intermediate_size",),
+        "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+        "expert_weights_norm": ("norm_topk_prob",),
+    }
+)
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 # Of no model that is made of a file: with these values alone, they change nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "attention.causal": (True,),
-    "attention.clamp_kqv": (0,),
-    "attention.max_alibi_bias": (0,),
-    "attention.output_scale": (0, 1),
-    "attention.temperature_scale": (0,),
-    "embedding_scale": (0, 1),
-    "expert_group_count": (0, 1),
-    "expert_weights_scale": (0, 1),
-    "logit_scale": (0, 1),
-    "residual_scale": (0, 1),
-    "rope.dimension_sections": (),
-    "rope.scaling.alpha": (0,),
-    "router_logit_softcapping": (0,),
-    "swiglu_clamp_exp": (0,),
-}
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "attention.causal": (True,),
+        "attention.clamp_kqv": (0,),
+        "attention.max_alibi_bias": (0,),
+        "attention.output_scale": (0, 1),
+        "attention.temperature_scale": (0,),
+        "embedding_scale": (0, 1),
+        "expert_group_count": (0, 1),
+        "expert_weights_scale": (0, 1),
+        "logit_scale": (0, 1),
+        "residual_scale": (0, 1),
+        "rope.dimension_sections": (),
+        "rope.scaling.alpha": (0,),
+        "router_logit_softcapping": (0,),
+        "swiglu_clamp_exp": (0,),
+    }
+)
 # Every layer of these has the window that their configuration names; of others, those of the type "sliding_attention".
-_WINDOW_EVERYWHERE = {"phi3", "starcoder2"}
+_WINDOW_EVERYWHERE = frozenset({"phi3", "starcoder2"})
 # Layers of the one size whose queries are scaled by the hidden size a head, which no field says.
-_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+_LAYERS_OF_27B = MappingProxyType({"gemma2": 46, "gemma3": 62})
 # Full layers have heads, rotations and a width of experts of their own, which transformers' converter knows.
 _NOT_UNIFORM = "gemma4"
 _ENDS = ("eos", "eot", "eom")
 # Control tokens that end turns, which llama.cpp knows by their texts where no field names them.
-_ENDS_OF_TURNS = {"<end_of_turn>", "<|end|>", "<|eom_id|>", "<|eot_id|>", "<|im_end|>"}
+_ENDS_OF_TURNS = frozenset({"<end_of_turn>", "<|end|>", "<|eom_id|>", "<|eot_id|>", "<|im_end|>"})
 
 
 def apply_fields(fields: Fields, config: Any) -> None:

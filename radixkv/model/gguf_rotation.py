@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -18,13 +19,15 @@ IS_ROTATION = re.compile(
 ).fullmatch
 """Whether a tensor of this name says how embeddings are rotated: read here, or what the rotary base says already."""
 # Of Llama 3.1 and later: what llama.cpp's converter makes factors from. The largest is the model's own.
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_LLAMA3 = MappingProxyType({"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192})
 # Architectures whose rotary embeddings transformers and llama.cpp scale alike, by the type of scaling.
-_SCALED_ALIKE = {
-    "linear": ("gemma2", "gemma3", "llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe"),
-    # By YaRN, llama.cpp would scale cosines and sines of gemma3's sliding layers, too.
-    "yarn": ("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe"),
-}
+_SCALED_ALIKE = MappingProxyType(
+    {
+        "linear": ("gemma2", "gemma3", "llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe"),
+        # By YaRN, llama.cpp would scale cosines and sines of gemma3's sliding layers, too.
+        "yarn": ("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe"),
+    }
+)
 
 
 def apply_scaling(reader: gguf.GGUFReader, fields: Fields, config: Any) -> None:

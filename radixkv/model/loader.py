@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,13 +34,15 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, read_tokenizer, silence_transformers
 from radixkv_cpu import library
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float": torch.float32,
-    "half": torch.float16,
-}
+_DTYPES = MappingProxyType(
+    {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "float": torch.float32,
+        "half": torch.float16,
+    }
+)
 
 _log = logging.getLogger(__name__)
 

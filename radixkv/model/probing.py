@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ OPTIONS = ("scaling", "softcap", "sliding_window", "s_aux")
 
 _PROBE_NAME = "radixkv_probe"
 # The length of the difference to what the original gives for a token, relative to the length of that.
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+TOLERANCES = MappingProxyType({torch.float32: 1e-4, torch.bfloat16: 3e-2})
 # How large a probe's tokens are. In the small ones a norm's epsilon shows, in the large ones that something is clipped.
 _PROBE_SIZES = (1e-3, 0.1, 1.0, 4.0, 16.0)
 # Random numbers around 0 would hide it if their mean is subtracted.

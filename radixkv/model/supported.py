@@ -11,9 +11,9 @@ import transformers
 from radixkv.errors import UnsupportedModelError
 from radixkv.model.longrope import LONGROPE, has_fixable_rotation
 
-_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "hybrid"}
+_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention", "hybrid"})
 # The rotation depends on the longest sequence in the batch: a cached key would depend on the other sequences of its batch.
-_BATCH_DEPENDENT_ROPES = {"dynamic", LONGROPE}
+_BATCH_DEPENDENT_ROPES = frozenset({"dynamic", LONGROPE})
 
 
 def check_supported(model: transformers.PreTrainedModel, name: str) -> None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import huggingface_hub
@@ -26,7 +27,7 @@ _PROCESS_BYTES = 450 << 20
 # shared store has still to write.
 _DOWNWARD_BYTES = (256 + 128) << 20
 _QUEUE_BYTES = 256 << 20
-_QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5}
+_QUANTISED_BYTES = MappingProxyType({"int8": 1.0, "int4": 0.5})
 # Of a byte of a GGUF file's blocks, or of weights that others quantised, at most: those of Q6_K are kept with 12 bits instead
 # of 6.6.
 _BLOCK_BYTES = 2.0

@@ -28,7 +28,7 @@ _SCHEMAS = (
     "else",
 )
 # Formats that say how to show a value, and nothing about what it may be.
-_ANNOTATION_FORMATS = {"password"}
+_ANNOTATION_FORMATS = frozenset({"password"})
 
 
 def prepare_schema(schema: Any) -> Any:

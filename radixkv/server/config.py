@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from radixkv.config import Config
 
-_ALL_HOSTS = {"0.0.0.0", "::"}
+_ALL_HOSTS = frozenset({"0.0.0.0", "::"})
 # As browsers send it. "null" is that of a file, and of a page in a sandbox.
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\sA-Z/?#@]+")
 

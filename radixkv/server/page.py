@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 
 from fastapi import APIRouter
 from fastapi.responses import FileResponse
 
 _STATIC = Path(__file__).parent / "static"
 # The page shows prompts, which may contain any markup: no script but the page's own may run.
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-cache",
-}
+_HEADERS = MappingProxyType(
+    {
+        "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-cache",
+    }
+)
 
 
 def page_routes() -> APIRouter:

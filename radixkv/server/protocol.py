@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
@@ -65,7 +66,7 @@ _NOT_FOR_BEAM_SEARCH = (
     "include_stop_str_in_output",
 )
 # Values of those that ask for what a beam search does in any case.
-_FIXED_FOR_BEAM_SEARCH = {"skip_special_tokens": True, "include_stop_str_in_output": False}
+_FIXED_FOR_BEAM_SEARCH = MappingProxyType({"skip_special_tokens": True, "include_stop_str_in_output": False})
 
 
 TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]

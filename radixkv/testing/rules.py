@@ -7,20 +7,23 @@ hash of a few bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
-RULES = {
-    1: "a block is free, or counts as many owners as live sequences hold it, plus one if the cache does",
-    2: "a block is written only by a sequence that is its sole owner",
-    3: "a sequence reads exactly what was written for its own tokens under its own namespace",
-    4: "a match is the longest cached prefix, and every prefix of a cached prefix is cached",
-    5: "at least one prompt token is left to compute",
-    6: "nothing that a live sequence uses is evicted",
-    7: "no call raises; one that is refused changes nothing; what fits is not refused when no other sequence is live",
-    8: "two namespaces never share a block",
-    9: "tokens decide what is reused, not their hash",
-    10: "free and held blocks are all blocks, and all are free when everything is closed and cleared",
-    11: "what was computed twice is kept once",
-}
+RULES = MappingProxyType(
+    {
+        1: "a block is free, or counts as many owners as live sequences hold it, plus one if the cache does",
+        2: "a block is written only by a sequence that is its sole owner",
+        3: "a sequence reads exactly what was written for its own tokens under its own namespace",
+        4: "a match is the longest cached prefix, and every prefix of a cached prefix is cached",
+        5: "at least one prompt token is left to compute",
+        6: "nothing that a live sequence uses is evicted",
+        7: "no call raises; one that is refused changes nothing; what fits is not refused when no other sequence is live",
+        8: "two namespaces never share a block",
+        9: "tokens decide what is reused, not their hash",
+        10: "free and held blocks are all blocks, and all are free when everything is closed and cleared",
+        11: "what was computed twice is kept once",
+    }
+)
 """The rules by number, in words."""
 
 

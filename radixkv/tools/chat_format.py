@@ -59,7 +59,9 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama3_json", ('"parameters": dictionary of argument name',)),
     ("llama3_json", ("<|python_tag|>",)),
 )
-_PROBE = {"type": "function", "function": {"name": "probe", "description": "p", "parameters": {"type": "object"}}}
+_PROBE = MappingProxyType(
+    {"type": "function", "function": {"name": "probe", "description": "p", "parameters": {"type": "object"}}}
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class ChatFormat:
         cls, tokenizer: Any, calls: ToolCallParserName = "auto", reasoning: ReasoningParserName = "auto"
     ) -> ChatFormat:
         """The format of a model by its tokenizer, which has a chat template."""
-        template: str = tokenizer.get_chat_template(tools=[_PROBE])
+        template: str = tokenizer.get_chat_template(tools=[dict(_PROBE)])
         form = CALL_FORMATS[_form_of(template) if calls == "auto" else SAME_AS.get(calls, calls)]
         tags = _tags_of(template) if reasoning == "auto" else REASONING_TAGS.get(SAME_AS.get(reasoning, reasoning))
         tokens = tokenizer.added_tokens_decoder
@@ -257,7 +259,7 @@ def _takes_tools(tokenizer: Any) -> bool:
     try:
         without, with_tools = (
             tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
-            for tools in (None, [_PROBE])
+            for tools in (None, [dict(_PROBE)])
         )
     except TemplateError:  # it refuses such conversations, so what it does with tools cannot be seen
         return False

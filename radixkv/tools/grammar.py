@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from radixkv.tools.definitions import Tool
 
 # Between the elements of JSON. Where unlimited whitespace is allowed, small models generate nothing else.
-_JSON_OPTIONS = {"whitespace_pattern": " ?"}
+_JSON_OPTIONS = MappingProxyType({"whitespace_pattern": " ?"})
 # Where these stand, what a schema forbids depends on more than the part that is looked at.
 _COMBINING = frozenset(
     "$ref allOf anyOf oneOf not if patternProperties dependentSchemas propertyNames unevaluatedProperties".split()

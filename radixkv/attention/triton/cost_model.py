@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from radixkv_kernels.target import Target
 # Programs of a tile class that run on one multiprocessor at once. From the compilers' reports for sm_90, bfloat16 and heads
 # of 128: Triton 3.6 takes 150 registers x 128 threads, 206 x 128 and 255 x 256 of 65,536, and of shared memory 70, 112 and
 # 225 KiB of 227.
-PROGRAMS_PER_MULTIPROCESSOR = {16: 3, 64: 2, 128: 1}
+PROGRAMS_PER_MULTIPROCESSOR = MappingProxyType({16: 3, 64: 2, 128: 1})
 
 _TILE_ROWS = np.array(TILE_ROWS)
 
@@ -150,9 +151,9 @@ def num_pieces(
 
 # Lengths of pieces that are weighed, by the number of waves that they may make, as shares of an even division of the
 # work over the concurrent programs: from all ranges whole on. Some are a little longer, for pieces that would just not fit.
-_ONE_WAVE = [np.inf, 2.0, 1.5, 1.25, 1.1, 1.0]
-_MORE_WAVES = [longer / waves for waves in range(2, MAX_WAVES + 1) for longer in (1.1, 1.0)]
-_SHARES = {1: np.array(_ONE_WAVE)[:, None], MAX_WAVES: np.array(_ONE_WAVE + _MORE_WAVES)[:, None]}
+_ONE_WAVE = (np.inf, 2.0, 1.5, 1.25, 1.1, 1.0)
+_MORE_WAVES = tuple(longer / waves for waves in range(2, MAX_WAVES + 1) for longer in (1.1, 1.0))
+_SHARES = MappingProxyType({1: np.array(_ONE_WAVE)[:, None], MAX_WAVES: np.array(_ONE_WAVE + _MORE_WAVES)[:, None]})
 
 
 def _pieces_of_class(

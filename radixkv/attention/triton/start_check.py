@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ _FP8 = torch.float8_e4m3fn
 _TABLES = torch.tensor([[2, 0, 3, 1]], dtype=torch.int32)
 # The first row's position; the second of two pieces of keys begins before it.
 _PREFIX = 20
-_BOUNDS = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2, _FP8: 0.1}
+_BOUNDS = MappingProxyType({torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2, _FP8: 0.1})
 
 # Results, and what the reference says.
 Pairs = Iterable[tuple[torch.Tensor, torch.Tensor]]

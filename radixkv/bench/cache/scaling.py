@@ -32,9 +32,9 @@ from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.timing import Timing, frozen_garbage, measure
 from radixkv.cache import BlockTable, PrefixCache
 
-_LENGTHS = [1 << n for n in range(10, 19)]
-_LEAVES = [1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000]
-_DEPTHS = [1, 10, 100, 1_000, 10_000]
+_LENGTHS = tuple(1 << n for n in range(10, 19))
+_LEAVES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+_DEPTHS = (1, 10, 100, 1_000, 10_000)
 _ROUNDS = 9
 
 

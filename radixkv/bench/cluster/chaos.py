@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -25,11 +26,11 @@ from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.words import WORDS
 from radixkv.bench.serving.server_process import BenchProcess
 
-_SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 8, "maxItems": 12}
+_SCHEMA = MappingProxyType({"type": "array", "items": {"type": "integer"}, "minItems": 8, "maxItems": 12})
 _KINDS: Sequence[tuple[str, dict[str, Any]]] = (
     ("greedy", {"temperature": 0}),
     ("sampled", {"seed": 11}),
-    ("schema", {"seed": 12, "structured_outputs": {"json": _SCHEMA}}),
+    ("schema", {"seed": 12, "structured_outputs": {"json": dict(_SCHEMA)}}),
     ("stop", {"seed": 13, "stop": ["the", "you"], "min_tokens": 16}),
 )
 

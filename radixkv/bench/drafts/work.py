@@ -14,6 +14,7 @@ import statistics
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from radixkv.outputs import RequestOutput
@@ -32,9 +33,8 @@ _CODE: tuple[Callable[..., Any], ...] = (
 )  # fmt: skip
 _CODE_CHARACTERS = 600
 _DOCUMENT_CHARACTERS = 6000
-_SCHEMA = {
-    "type": "object",
-    "properties": {
+_PROPERTIES = MappingProxyType(
+    {
         **{
             name: {"type": "string", "maxLength": 12}
             for name in ("first_name", "last_name", "street_address", "city_name")
@@ -43,28 +43,36 @@ _SCHEMA = {
         **{name: {"type": "boolean"} for name in ("is_employed", "has_driving_licence", "owns_a_house")},
         "favourite_colour": {"enum": ["red", "green", "blue"]},
         "preferred_language": {"enum": ["English", "French", "German"]},
-    },
-    "additionalProperties": False,
-}
-_SCHEMA["required"] = list(_SCHEMA["properties"])  # type: ignore[call-overload]
+    }
+)
+_SCHEMA = MappingProxyType(
+    {
+        "type": "object",
+        "properties": dict(_PROPERTIES),
+        "additionalProperties": False,
+        "required": list(_PROPERTIES),
+    }
+)
 _JSON_TOKENS = 192
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather_forecast",
-        "description": "The weather of the next days.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "maxLength": 16},
-                "temperature_unit": {"enum": ["celsius", "fahrenheit"]},
-                "number_of_days": {"type": "integer", "maximum": 9},
+_TOOL = MappingProxyType(
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather_forecast",
+            "description": "The weather of the next days.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "maxLength": 16},
+                    "temperature_unit": {"enum": ["celsius", "fahrenheit"]},
+                    "number_of_days": {"type": "integer", "maximum": 9},
+                },
+                "required": ["city", "temperature_unit", "number_of_days"],
+                "additionalProperties": False,
             },
-            "required": ["city", "temperature_unit", "number_of_days"],
-            "additionalProperties": False,
         },
-    },
-}
+    }
+)
 _TURNS = 20
 # What is measured in one piece is measured so often.
 _ROUNDS_TOGETHER = 10
@@ -132,7 +140,7 @@ def make_work(num_tokens: int) -> list[Work]:
         _user(f"{document}\n\nQuote, word for word, the docstring of {name}.")
         for name in ("TextWrapper", "wrap", "fill", "shorten", "dedent", "indent")
     ]
-    schema = replace(warm, structured_outputs=StructuredOutputsParams(json=_SCHEMA), max_tokens=_JSON_TOKENS)
+    schema = replace(warm, structured_outputs=StructuredOutputsParams(json=dict(_SCHEMA)), max_tokens=_JSON_TOKENS)
     people = [_user(f"Describe {name} as JSON.") for name in _NAMES]
     tools = [_turn(turn, greedy) for turn in range(_TURNS)]
 
@@ -175,7 +183,7 @@ def _turn(turn: int, params: SamplingParams) -> Part:
     def run(session: Session) -> None:
         messages = session.messages
         messages.append({"role": "user", "content": f"What is the weather in city number {turn}?"})
-        (output,) = session.chat([messages], params, tools=[_TOOL], tool_choice="required")
+        (output,) = session.chat([messages], params, tools=[dict(_TOOL)], tool_choice="required")
         result = json.dumps({"city": turn, "forecast": "sunny"})
         messages.append({"role": "assistant", "content": output.outputs[0].text})
         messages.append({"role": "user", "content": result})

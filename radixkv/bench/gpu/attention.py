@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -210,14 +211,16 @@ def truncated_draw_row(spread: float, limits: Limits, *, top_k: int, top_p: floa
 
 
 # A prefix of 3,500 tokens is shared in whole blocks of 16: 3,488. The rest each sequence has to itself.
-DECODING = {
-    **{
-        f"flat {batch} x {length:,}": (batch, [Level(batch, length)])
-        for batch, length in [(256, 4096), *((b, n) for b in (1, 8, 64) for n in (1024, 16_384, 65_536))]
-    },
-    SHARED: (256, [Level(1, 3488), Level(256, 608)]),
-    LEVELS: (256, [Level(1, 2048), Level(8, 1792), Level(256, 256)]),
-}
+DECODING = MappingProxyType(
+    {
+        **{
+            f"flat {batch} x {length:,}": (batch, [Level(batch, length)])
+            for batch, length in [(256, 4096), *((b, n) for b in (1, 8, 64) for n in (1024, 16_384, 65_536))]
+        },
+        SHARED: (256, [Level(1, 3488), Level(256, 608)]),
+        LEVELS: (256, [Level(1, 2048), Level(8, 1792), Level(256, 256)]),
+    }
+)
 IN_GRAPHS = (FLAT, "flat 8 x 16,384", SHARED, LEVELS)
 # Each layer's keys and values push those of the one before out of the L2 cache, as in a model.
 EIGHT_LAYERS = (FLAT, SHARED)

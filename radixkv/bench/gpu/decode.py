@@ -11,10 +11,11 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,13 +42,15 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 # Given up when they are measured: none may end while others are still computing their prompts.
 LONG_GREEDY = SamplingParams(temperature=0.0, max_tokens=1024, ignore_eos=True)
 # Options of the engines.
-KINDS: dict[str, dict[str, bool]] = {
-    "default": {},
-    "not compiled": {"enable_torch_compile": False},
-    "not merged": {"merge_linears": False},
-    "rotated apart": {"fuse_rotary": False},
-    "neither": {"enable_torch_compile": False, "merge_linears": False, "fuse_rotary": False},
-}
+KINDS: Mapping[str, dict[str, bool]] = MappingProxyType(
+    {
+        "default": {},
+        "not compiled": {"enable_torch_compile": False},
+        "not merged": {"merge_linears": False},
+        "rotated apart": {"fuse_rotary": False},
+        "neither": {"enable_torch_compile": False, "merge_linears": False, "fuse_rotary": False},
+    }
+)
 LONG_TOP_P = SamplingParams(temperature=1.0, top_p=0.9, seed=0, max_tokens=1024, ignore_eos=True)
 
 

@@ -9,9 +9,10 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,11 +24,13 @@ from radixkv.llm import LLM
 
 DRAFTS = 4
 RATES = (0.0, 0.5, 0.8)
-OPTIONS: dict[str, Any] = {
-    "speculative_config": {"num_speculative_tokens": DRAFTS},
-    # Drafts follow tokens, which are then fetched before the next step; so they are in the steps without drafts, too.
-    "async_scheduling": False,
-}
+OPTIONS: Mapping[str, Any] = MappingProxyType(
+    {
+        "speculative_config": {"num_speculative_tokens": DRAFTS},
+        # Drafts follow tokens, which are then fetched before the next step; so they are in the steps without drafts, too.
+        "async_scheduling": False,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

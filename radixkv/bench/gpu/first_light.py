@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, Self
 
 from rich.console import Console
@@ -38,7 +39,7 @@ _LAST_WORDS_SECONDS = 2.0
 
 # Of every part. None needs a network, and where there is none, looking for one would take minutes. What a part says is passed
 # on at once, and where it crashes or hangs, that is where.
-_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+_ENVIRONMENT = MappingProxyType({"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"})
 
 DONE, FAILED, TIMED_OUT, CUT_SHORT, SKIPPED = "done", "failed", "timed out", "cut short", "skipped"
 

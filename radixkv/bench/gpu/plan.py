@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -35,11 +36,13 @@ CPU = torch.device("cpu")
 
 # Blocks that sequences share: (groups of sequences, blocks that each group has in common), from the root on.
 Levels = Sequence[tuple[int, int]]
-LEVELS: dict[str, Levels] = {
-    "nothing": (),
-    "one prefix of 3,500 tokens": ((1, 218),),
-    "three levels, 73 nodes": ((1, 96), (8, 64), (64, 48)),
-}
+LEVELS: Mapping[str, Levels] = MappingProxyType(
+    {
+        "nothing": (),
+        "one prefix of 3,500 tokens": ((1, 218),),
+        "three levels, 73 nodes": ((1, 96), (8, 64), (64, 48)),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,14 @@ class Change:
     elsewhere: bool = False
 
 
-CHANGES: dict[str, Change] = {
-    "1 joins where 1 left": Change(1),
-    "1 joins elsewhere": Change(1, elsewhere=True),
-    "16 join where 16 left": Change(16),
-    "all 256 are new": Change(BATCH),
-}
+CHANGES: Mapping[str, Change] = MappingProxyType(
+    {
+        "1 joins where 1 left": Change(1),
+        "1 joins elsewhere": Change(1, elsewhere=True),
+        "16 join where 16 left": Change(16),
+        "all 256 are new": Change(BATCH),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 # Names of rows, which `radixkv.bench.gpu.attention` and `radixkv.bench.gpu.decode` measure.
@@ -22,10 +23,10 @@ PREFILL_PEERS = (
 )
 
 _H200_READ_BYTES_PER_S = 4.46e12
-_MIN_RATIOS = {FLAT: 0.9, f"{FLAT}{AS_GRAPHS}": 0.9}
-_MAX_US_ON_H200 = {
-    name + suffix: limit for name, limit in ((SHARED, 190.0), (LEVELS, 110.0)) for suffix in ("", AS_GRAPHS)
-}
+_MIN_RATIOS = MappingProxyType({FLAT: 0.9, f"{FLAT}{AS_GRAPHS}": 0.9})
+_MAX_US_ON_H200 = MappingProxyType(
+    {name + suffix: limit for name, limit in ((SHARED, 190.0), (LEVELS, 110.0)) for suffix in ("", AS_GRAPHS)}
+)
 _MAX_STEP_RATIO = 1.15
 _MAX_IDLE = 0.03
 # Of a step with drafts to one without.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,10 +46,12 @@ KEYS, WARPS, STAGES = (32, 64, 128), (2, 4, 8), (2, 3, 4)
 SHARED_BY, SHARED_TOKENS = (4, 16, 64, 256), (64, 256, 1024, 4096)
 SPLIT_BATCHES, SPLITS, SPLIT_LENGTH = (1, 8, 32), (1, 2, 4, 8, 16, 32), 4096
 # By 256 sequences.
-SHARED_TREES = {
-    "tile classes: 3,488 by all, 608 private": [Level(1, 3488), Level(256, 608)],
-    "tile classes: 2,048 by all, 1,792 by 32 each, 256 private": [Level(1, 2048), Level(8, 1792), Level(256, 256)],
-}
+SHARED_TREES = MappingProxyType(
+    {
+        "tile classes: 3,488 by all, 608 private": [Level(1, 3488), Level(256, 608)],
+        "tile classes: 2,048 by all, 1,792 by 32 each, 256 private": [Level(1, 2048), Level(8, 1792), Level(256, 256)],
+    }
+)
 
 
 Work = Callable[[], object]

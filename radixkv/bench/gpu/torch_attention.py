@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,13 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from radixkv.bench.gpu.report import UnavailableError
 
 # The operators that each backend launches; on a CPU, as in tests, its own flash attention.
-OPERATORS = {
-    SDPBackend.FLASH_ATTENTION: (
-        "aten._scaled_dot_product_flash_attention",
-        "aten._scaled_dot_product_flash_attention_for_cpu",
-    ),
-    SDPBackend.CUDNN_ATTENTION: ("aten._scaled_dot_product_cudnn_attention",),
-}
+OPERATORS = MappingProxyType(
+    {
+        SDPBackend.FLASH_ATTENTION: (
+            "aten._scaled_dot_product_flash_attention",
+            "aten._scaled_dot_product_flash_attention_for_cpu",
+        ),
+        SDPBackend.CUDNN_ATTENTION: ("aten._scaled_dot_product_cudnn_attention",),
+    }
+)
 
 
 class _Operators(TorchDispatchMode):

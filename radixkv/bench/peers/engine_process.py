@@ -14,19 +14,21 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar
 
 # vLLM picks its memory and processes by these.
-VLLM_ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "4",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
+VLLM_ENVIRONMENT = MappingProxyType(
+    {
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
+)
 
 
 class Workloads:
@@ -224,9 +226,9 @@ class LlamaCpp:
         """It has no such call. What should be cold is a new prompt in any case."""
 
 
-KINDS: dict[str, type[Workloads]] = {
+KINDS: Mapping[str, type[Workloads]] = MappingProxyType({
     "end-to-end": EndToEnd, "requests": Requests, "experts": EndToEnd, "steps": Steps,
-}  # fmt: skip
+})  # fmt: skip
 
 
 def use_one_core() -> None:

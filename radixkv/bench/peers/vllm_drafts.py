@@ -10,10 +10,13 @@ import json
 import os
 import sys
 import time
+from types import MappingProxyType
 from typing import Any
 
 # vLLM's own example.
-_NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+_NGRAM = MappingProxyType(
+    {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+)
 
 
 def main(model: str, dtype: str) -> None:
@@ -24,7 +27,7 @@ def main(model: str, dtype: str) -> None:
     os.environ.update(VLLM_ENVIRONMENT)
     import vllm
 
-    llm = vllm.LLM(model, dtype=dtype, speculative_config=_NGRAM, max_num_seqs=4, max_model_len=4096)
+    llm = vllm.LLM(model, dtype=dtype, speculative_config=dict(_NGRAM), max_num_seqs=4, max_model_len=4096)
 
     def answer(questions: list[tuple[list[int], int]]) -> float:
         llm.reset_prefix_cache()

@@ -28,7 +28,7 @@ from radixkv.bench.serving.server_process import server_process
 
 THIS, OTHER = "this version", "the other version"
 _NOBODY = "nobody attacks"
-_QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
+_QUESTION = ({"role": "user", "content": "Why is the sky blue?"},)
 _MAX_TOKENS = 24
 _HEALTH_INTERVAL = 0.05
 _SERVER_OPTIONS = ("--num-blocks", "600", "--max-num-seqs", "8", "--dtype", "float32")
@@ -72,7 +72,7 @@ async def measure_attacks(
     ):
         client = HostileClient(hostile, random.Random(seed), seconds)
         for name, attack in [(_NOBODY, None), *client.attacks.items()]:
-            await normal.answer(_QUESTION, _MAX_TOKENS, 0.0)  # until what is left of the attack before is done
+            await normal.answer([*_QUESTION], _MAX_TOKENS, 0.0)  # until what is left of the attack before is done
             cost = AttackCost(name)
             end = time.perf_counter() + seconds
             await asyncio.gather(_attack(attack, end, cost), _ask(normal, end, cost), _check_health(anyone, end, cost))
@@ -123,7 +123,7 @@ async def _ask(client: HttpClient, end: float, cost: AttackCost) -> None:
     over = False
     while not over:
         began = time.perf_counter()
-        answer = await client.answer(_QUESTION, _MAX_TOKENS, began)
+        answer = await client.answer([*_QUESTION], _MAX_TOKENS, began)
         if answer.error is None:
             first = answer.arrivals[0] if answer.arrivals else answer.finished
             cost.first_token = max(cost.first_token, first - began)

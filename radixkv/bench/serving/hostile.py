@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 _MEGABYTE_OF_OBJECTS = json.dumps({"prompt": [{}] * 350_000}).encode()
-_HELLO = [{"role": "user", "content": "Hello"}]
+_HELLO = ({"role": "user", "content": "Hello"},)
 
 
 class HostileClient:

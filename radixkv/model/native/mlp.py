@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from torch.nn import functional
 from radixkv.model.native.linear import is_replaceable
 from radixkv.model.native.weights import AnyQuantiser, make_weight
 
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": functional.silu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-    "gelu": functional.gelu,
-    "relu": functional.relu,
-}
+_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {
+        "silu": functional.silu,
+        "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+        "gelu": functional.gelu,
+        "relu": functional.relu,
+    }
+)
 
 
 class NativeGatedMLP(nn.Module):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from radixkv.model.quantised.tensors import FLOATS, ModuleTensors, StoredMatrix,
 from radixkv.model.quantised.words import BITS, bits_of, num_words, unpack
 
 # A one for each integer of a word.
-_ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
+_ONES = MappingProxyType({2: 0x55555555, 4: 0x11111111, 8: 0x01010101})
 
 
 @dataclass(frozen=True)

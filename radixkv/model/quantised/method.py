@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from radixkv.model.quantised import awq, compressed_tensors, float8, gptq, torchao
@@ -25,14 +26,16 @@ class Method(NamedTuple):
     find: Callable[[ModuleTensors, tuple[int, int], Mapping[str, Any]], StoredMatrix | None]
 
 
-METHODS = {
-    "gptq": Method(gptq.check_config, gptq.find),
-    "awq": Method(awq.check_config, awq.find),
-    "compressed-tensors": Method(compressed_tensors.check_config, compressed_tensors.find),
-    "torchao": Method(torchao.check_config, torchao.find),
-    "fp8": Method(float8.check_config, float8.find),
-    "fbgemm_fp8": Method(float8.check_config, float8.find),
-}
+METHODS = MappingProxyType(
+    {
+        "gptq": Method(gptq.check_config, gptq.find),
+        "awq": Method(awq.check_config, awq.find),
+        "compressed-tensors": Method(compressed_tensors.check_config, compressed_tensors.find),
+        "torchao": Method(torchao.check_config, torchao.find),
+        "fp8": Method(float8.check_config, float8.find),
+        "fbgemm_fp8": Method(float8.check_config, float8.find),
+    }
+)
 """What is read here, by ``quant_method``."""
 
 

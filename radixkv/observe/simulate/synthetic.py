@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -134,14 +135,16 @@ def mixed(num_requests: int = 4000, seed: int = 0) -> Trace:
     return _gather(visit, rng, num_requests, mean_questions * share + 4 * (1 - share), ids)
 
 
-SYNTHETIC: dict[str, Callable[[], Trace]] = {
-    "chats": chats,
-    "agents": agents,
-    "documents": documents,
-    "long-documents": long_documents,
-    "mixed": mixed,
-    "scans": scans,
-}
+SYNTHETIC: Mapping[str, Callable[[], Trace]] = MappingProxyType(
+    {
+        "chats": chats,
+        "agents": agents,
+        "documents": documents,
+        "long-documents": long_documents,
+        "mixed": mixed,
+        "scans": scans,
+    }
+)
 
 
 def _new(ids: Iterator[int], count: int) -> list[int]:

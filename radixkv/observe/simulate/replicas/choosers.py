@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from radixkv.cache import CacheEvent
@@ -222,12 +223,14 @@ class Prefix:
             router.report(str(replica), queued_tokens, num_queued, num_decoding, seconds_per_token)
 
 
-BASELINES: dict[str, Callable[[int, int], Chooser]] = {
-    "round-robin": RoundRobin,
-    "power-of-two": PowerOfTwo,
-    "session": SessionAffinity,
-    "ray-prefix": RayPrefixAffinity,
-}
+BASELINES: Mapping[str, Callable[[int, int], Chooser]] = MappingProxyType(
+    {
+        "round-robin": RoundRobin,
+        "power-of-two": PowerOfTwo,
+        "session": SessionAffinity,
+        "ray-prefix": RayPrefixAffinity,
+    }
+)
 PREFIX = "prefix"
 ONE_CACHE = "one-cache"
 ROUTERS = (PREFIX, *BASELINES, ONE_CACHE)
