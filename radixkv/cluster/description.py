@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from types import MappingProxyType
 from typing import Any
 
 import xxhash
@@ -14,23 +15,25 @@ from radixkv.cache.arguments import is_number
 from radixkv.sampling_defaults import as_sampling_defaults
 
 # What `radixkv.cluster.describe` writes of a replica, with the types that JSON leaves them.
-_IDENTITY: Mapping[str, type] = {
-    "version": str,
-    "tokenizer": str,
-    "model": str,
-    "weights": str,
-    "dtype": str,
-    "model_length": int,
-    "rope_factors": str,
-    "vocab_size": int,
-    "eos_token_ids": list,
-    "sampling_defaults": dict,
-    "chat_template": str,
-    "block_size": int,
-    "block_bytes": int,
-    "enable_prefix_caching": bool,
-    "quantised_bytes": int,
-}
+_IDENTITY: Mapping[str, type] = MappingProxyType(
+    {
+        "version": str,
+        "tokenizer": str,
+        "model": str,
+        "weights": str,
+        "dtype": str,
+        "model_length": int,
+        "rope_factors": str,
+        "vocab_size": int,
+        "eos_token_ids": list,
+        "sampling_defaults": dict,
+        "chat_template": str,
+        "block_size": int,
+        "block_bytes": int,
+        "enable_prefix_caching": bool,
+        "quantised_bytes": int,
+    }
+)
 _CAPACITY = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
 # A prompt is the same tokens for all replicas that are equal in these, and its blocks have the same hashes.
 _OF_PROMPTS = ("version", "tokenizer", "vocab_size", "block_size")

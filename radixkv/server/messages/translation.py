@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from radixkv.server.assistant_turns import add_to_assistant_turn
@@ -20,31 +21,35 @@ from radixkv.server.messages.request import CountTokensRequest, MessageParam, Me
 from radixkv.server.prompt_caching import Breakpoint
 
 MAX_BREAKPOINTS = 4
-SECONDS = {"5m": 300.0, "1h": 3600.0}
+SECONDS = MappingProxyType({"5m": 300.0, "1h": 3600.0})
 
 # Request fields with the same meaning in chat completions, by the name that they have there.
-_SAME_MEANING = {
-    "model": "model",
-    "max_completion_tokens": "max_tokens",
-    "stop": "stop_sequences",
-    "stream": "stream",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "cache_salt": "cache_salt",
-}
+_SAME_MEANING = MappingProxyType(
+    {
+        "model": "model",
+        "max_completion_tokens": "max_tokens",
+        "stop": "stop_sequences",
+        "stream": "stream",
+        "temperature": "temperature",
+        "top_p": "top_p",
+        "top_k": "top_k",
+        "cache_salt": "cache_salt",
+    }
+)
 
 # The field of a request that a field of chat completions was made from, for errors that name it.
-FIELD_NAMES = {
-    "prompts": "messages",
-    "prompt_token_ids": "messages",
-    "continue_final_message": "messages",
-    "max_completion_tokens": "max_tokens",
-    "stop": "stop_sequences",
-    "response_format": "output_config.format",
-    "structured_outputs": "output_config.format",
-    "reasoning_effort": "output_config.effort",
-}
+FIELD_NAMES = MappingProxyType(
+    {
+        "prompts": "messages",
+        "prompt_token_ids": "messages",
+        "continue_final_message": "messages",
+        "max_completion_tokens": "max_tokens",
+        "stop": "stop_sequences",
+        "response_format": "output_config.format",
+        "structured_outputs": "output_config.format",
+        "reasoning_effort": "output_config.effort",
+    }
+)
 
 
 def as_chat_request(body: CountTokensRequest) -> tuple[dict[str, Any], list[Breakpoint]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from radixkv.server.assistant_turns import add_to_assistant_turn
@@ -26,30 +27,34 @@ from radixkv.server.responses.store import StoredResponse
 from radixkv.server.strict import StrictModel
 
 # Request fields with the same meaning in chat completions, by the name that they have there.
-_SAME_MEANING = {
-    "model": "model",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "seed": "seed",
-    "stream": "stream",
-    "cache_salt": "cache_salt",
-    "parallel_tool_calls": "parallel_tool_calls",
-    "prompt_cache_options": "prompt_cache_options",
-    "max_completion_tokens": "max_output_tokens",
-}
+_SAME_MEANING = MappingProxyType(
+    {
+        "model": "model",
+        "temperature": "temperature",
+        "top_p": "top_p",
+        "top_k": "top_k",
+        "seed": "seed",
+        "stream": "stream",
+        "cache_salt": "cache_salt",
+        "parallel_tool_calls": "parallel_tool_calls",
+        "prompt_cache_options": "prompt_cache_options",
+        "max_completion_tokens": "max_output_tokens",
+    }
+)
 
 # The field of a request that a field of chat completions was made from, for errors that name it.
-FIELD_NAMES = {
-    "messages": "input",
-    "prompts": "input",
-    "prompt_token_ids": "input",
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "structured_outputs": "text.format",
-    "reasoning_effort": "reasoning.effort",
-}
+FIELD_NAMES = MappingProxyType(
+    {
+        "messages": "input",
+        "prompts": "input",
+        "prompt_token_ids": "input",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "structured_outputs": "text.format",
+        "reasoning_effort": "reasoning.effort",
+    }
+)
 
 
 def as_chat_request(body: ResponseRequest, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
