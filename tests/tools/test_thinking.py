@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -16,8 +17,11 @@ from support.model_zoo import build
 
 from radixkv import LLM, AsyncLLM, Chat, SamplingParams, StructuredOutputsParams
 from radixkv.outputs import CompletionOutput
+from radixkv.prompts import Prompt
 from radixkv.server.chat_events import ChatEvents
+from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.generation import ChoiceDelta
+from radixkv.server.prefix_keeper import PrefixKeeper
 from radixkv.server.protocol import CompletionTokensDetails, PromptTokensDetails, Usage
 from radixkv.tools.chat_format import ChatFormat
 from radixkv.tools.definitions import ParsedAnswer, parsed_answer
@@ -189,7 +193,8 @@ class GenerationOfCharacters:
 def test_thoughts_count_with_the_tokens_whose_text_was_held_back(rest: str) -> None:
     thought = "a\n\nb <c\n\n</d"
     generation: Any = GenerationOfCharacters(thought + rest)
-    events = ChatEvents(generation, format_of("think_open").answer_form("<think>\n", None))
+    keeper = PrefixKeeper(Mock(), "", ChatCompletionRequest(messages=[]), [], Prompt([1]))
+    events = ChatEvents(generation, format_of("think_open").answer_form("<think>\n", None), keeper)
     for choice in asyncio.run(events.collect()):
         assert (choice.answer.reasoning or "").strip() == thought
     # Whitespace is part of a thought that ends with it, and neither that before the end tag nor the tag is.
