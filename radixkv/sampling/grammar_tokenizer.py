@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import json
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     import llguidance
 
 
-def grammar_tokenizer(tokenizer: Any, num_tokens: int, eos_token_ids: Collection[int]) -> llguidance.LLTokenizer:
+def grammar_tokenizer(tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int]) -> llguidance.LLTokenizer:
     """The tokenizer by which grammars are followed.
 
     Args:
         tokenizer: of transformers, with a fast backend.
-        num_tokens: that grammars may allow: the model's, and those that only the tokenizer has.
+        vocab_size: how many tokens the model has logits of.
         eos_token_ids: any of them ends an answer.
 
     Raises:
@@ -25,35 +25,79 @@ def grammar_tokenizer(tokenizer: Any, num_tokens: int, eos_token_ids: Collection
     import llguidance
     import llguidance.hf
 
+    # Either may have more: models pad their logits, and tokenizers have special tokens that a smaller model does without.
+    num_tokens = max(vocab_size, 1 + max(tokenizer.get_vocab().values()))
     options: dict[str, Any] = {"n_vocab": num_tokens, "eos_token": sorted(eos_token_ids) or None}
     as_published = llguidance.hf.from_tokenizer(tokenizer, **options)
-    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_SpelledTokens(tokenizer, as_published)), **options)
+    spelled = _SpelledTokens(tokenizer, as_published, vocab_size)
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(spelled), **options)
 
 
 class _SpelledTokens:
-    """What llguidance's wrapper asks of a tokenizer in Python; text is never tokenized to a special token, but spelled.
+    """What llguidance's wrapper asks of a tokenizer in Python: text is tokenized to tokens that spell it, byte by byte.
 
-    Where a grammar leaves only one text, llguidance allows the tokens that the tokenizer makes of it. Of the name of a
-    special token that would be the token itself, which no grammar means by its name, and every answer would fail there.
+    Where a grammar leaves only one text, llguidance allows the tokens that the tokenizer makes of it. If they do not spell
+    that text, every answer fails there. So no text becomes a special token, which no grammar means by its name. And where the
+    tokenizer makes tokens of another text, because it normalizes or strips, or one that the model lacks, the longest tokens
+    that fit are taken.
 
     Attributes:
         eos_token_id: the tokenizer's.
         bos_token_id: likewise.
-        tokens: the bytes of each.
+        tokens: the bytes of each; none of those that the model lacks.
         special_token_ids: of those that are no text.
     """
 
-    def __init__(self, tokenizer: Any, as_published: llguidance.LLTokenizer) -> None:
-        token_ids = range(as_published.vocab_size)
+    def __init__(self, tokenizer: Any, as_published: llguidance.LLTokenizer, vocab_size: int) -> None:
         self.eos_token_id = as_published.eos_token
         self.bos_token_id: int | None = tokenizer.bos_token_id
-        self.tokens = [as_published.decode_bytes([token_id]) for token_id in token_ids]
-        self.special_token_ids = [token_id for token_id in token_ids if as_published.is_special_token(token_id)]
-        self._backend = copy.copy(tokenizer.backend_tokenizer)  # the caller's stays as it is
+        self.tokens = [as_published.decode_bytes([token_id]) for token_id in range(vocab_size)]
+        self.tokens += [b""] * (as_published.vocab_size - vocab_size)
+        self.special_token_ids = [token_id for token_id in range(vocab_size) if as_published.is_special_token(token_id)]
+        self._spellings = list(self.tokens)
+        for token_id in self.special_token_ids:
+            self._spellings[token_id] = b""
+        self._token_ids = {spelling: token_id for token_id, spelling in enumerate(self._spellings)}
+        self._max_length = max(map(len, self._spellings))
+        self._backend = _without_added_spaces(tokenizer.backend_tokenizer)
         self._backend.no_padding()
         self._backend.no_truncation()
         self._backend.encode_special_tokens = True
 
     def __call__(self, text: str) -> list[int]:
         token_ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        spelling = text.encode()
+        if b"".join(self._spellings[token_id] for token_id in token_ids) == spelling:
+            return token_ids
+        return self._longest_tokens(spelling)
+
+    def _longest_tokens(self, spelling: bytes) -> list[int]:
+        """The longest token that fits, again and again, up to the first byte that no token begins with."""
+        token_ids: list[int] = []
+        start = 0
+        while start < len(spelling):
+            ends = range(min(start + self._max_length, len(spelling)), start, -1)
+            end = next((end for end in ends if spelling[start:end] in self._token_ids), None)
+            if end is None:
+                break
+            token_ids.append(self._token_ids[spelling[start:end]])
+            start = end
         return token_ids
+
+
+def _without_added_spaces(backend: Any) -> Any:
+    """A copy that puts no space before a text, as SentencePiece's do: what a grammar leaves may stand within a word."""
+    import tokenizers
+
+    state = json.loads(backend.to_str())
+    if state["normalizer"]:
+        parts = state["normalizer"].get("normalizers", [state["normalizer"]])
+        kept = [part for part in parts if part["type"] != "Prepend"]
+        state["normalizer"] = {"type": "Sequence", "normalizers": kept}
+    if state["pre_tokenizer"]:
+        for part in state["pre_tokenizer"].get("pretokenizers", [state["pre_tokenizer"]]):
+            if part["type"] == "Metaspace":
+                part["prepend_scheme"] = "never"
+            elif part["type"] == "ByteLevel":
+                part["add_prefix_space"] = False
+    return tokenizers.Tokenizer.from_str(json.dumps(state))

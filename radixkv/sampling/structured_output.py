@@ -258,10 +258,8 @@ class GrammarCompiler:
     def _make_tokenizer(self) -> llguidance.LLTokenizer:
         loaded = self._loaded
         tokenizer = loaded.require_tokenizer()
-        # Either may have more: models pad their logits, and tokenizers have special tokens that a smaller model does without.
-        num_tokens = max(loaded.vocab_size, 1 + max(tokenizer.get_vocab().values()))
         try:
-            return grammar_tokenizer(tokenizer, num_tokens, loaded.eos_token_ids)
+            return grammar_tokenizer(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
         except ModuleNotFoundError as error:
             raise ImportError(
                 f"structured_outputs: {error.name} is not installed: pip install 'radixkv[server]'"
