@@ -44,7 +44,7 @@ class _SpelledTokens:
     Attributes:
         eos_token_id: the tokenizer's.
         bos_token_id: likewise.
-        tokens: the bytes of each; none of those that the model lacks.
+        tokens: the bytes of each; none of those that grammars do without, as the model lacks them or writes them otherwise.
         special_token_ids: of those that are no text.
     """
 
@@ -54,6 +54,11 @@ class _SpelledTokens:
         self.tokens = [as_published.decode_bytes([token_id]) for token_id in range(vocab_size)]
         self.tokens += [b""] * (as_published.vocab_size - vocab_size)
         self.special_token_ids = [token_id for token_id in range(vocab_size) if as_published.is_special_token(token_id)]
+        # The text of an added token may not be its name: with some normalizers there is a space before it in every answer.
+        for token_id, token in tokenizer.added_tokens_decoder.items():
+            renamed = tokenizer.convert_ids_to_tokens(token_id) != token.content
+            if renamed and token_id not in self.special_token_ids:
+                self.tokens[token_id] = b""
         self._spellings = list(self.tokens)
         for token_id in self.special_token_ids:
             self._spellings[token_id] = b""

@@ -164,6 +164,15 @@ def test_forced_text_is_spelled_where_the_tokenizer_makes_other_text_of_it(llm: 
     assert answer(dataclasses.replace(llm.engine.loaded, tokenizer=tokenizer, vocab_size=len(tokenizer)), text) == text
 
 
+def test_an_added_token_that_is_shown_with_a_space_is_no_text_of_a_grammar() -> None:
+    """With a Prepend normalizer, one that is normalized is decoded with a space before it: grammars took it for its name."""
+    tokenizer = sentencepiece_tokenizer()
+    tokenizer.add_tokens([AddedToken("Hello!", special=False, normalized=True)])
+    assert tokenizer.decode(tokenizer.convert_tokens_to_ids(["w", "Hello!"])) == "w Hello!"
+    for_grammars = grammar_tokenizer(tokenizer, len(tokenizer), [2])
+    assert tokenizer.decode(for_grammars.tokenize_str("wHello!")) == "wHello!"
+
+
 def test_forced_text_is_spelled_where_the_model_lacks_a_token_of_it(llm: LLM) -> None:
     """It was forced to be a token that the model has no logits of: nothing could be sampled."""
     tokenizer = copy.deepcopy(llm.get_tokenizer())
