@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
+from radixkv.tiers.open_files import OpenFile, OpenFiles
 from radixkv.tiers.store_folder import open_private
 
 FILE_BYTES = 256 << 20
+# A disk of a terabyte has thousands of files, and the whole process often no more than 1,024 descriptors.
+MAX_OPEN_FILES = 32
 # Linux takes no more buffers in a call.
 MAX_BUFFERS = 1024
 
@@ -27,7 +32,7 @@ class SlotFiles:
         num_slots: how many there are.
 
     Raises:
-        OSError: the files cannot be opened.
+        OSError: the folder cannot be read.
     """
 
     def __init__(self, folder: Path, slot_bytes: int, *, writable: bool) -> None:
@@ -36,16 +41,9 @@ class SlotFiles:
         self._folder = folder
         self._slot_bytes = slot_bytes
         self._flags = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
-        self._descriptors: list[int] = []
-        self._opening = threading.Lock()
-        try:
-            while self._path(len(self._descriptors)).exists():
-                self._open(len(self._descriptors))
-        except OSError:
-            self.close()
-            raise
-        for descriptor in self._descriptors:
-            slots = min(os.fstat(descriptor).st_size // self._slot_bytes, self.slots_per_file)
+        self._files = OpenFiles(self._open, MAX_OPEN_FILES)
+        for index in count():
+            slots = min(self._size(index) // slot_bytes, self.slots_per_file)
             self.num_slots += slots
             if slots < self.slots_per_file:
                 break
@@ -58,13 +56,12 @@ class SlotFiles:
         """
         index, begun = divmod(self.num_slots, self.slots_per_file)
         wanted = min(self.slots_per_file, most - index * self.slots_per_file)
-        self._open(index)
-        descriptor = self._descriptors[index]
-        try:
-            os.posix_fallocate(descriptor, 0, wanted * self._slot_bytes)
-        except OSError:
-            os.ftruncate(descriptor, begun * self._slot_bytes)
-            raise
+        with self._opened(index) as descriptor:
+            try:
+                os.posix_fallocate(descriptor, 0, wanted * self._slot_bytes)
+            except OSError:
+                os.ftruncate(descriptor, begun * self._slot_bytes)
+                raise
         self.num_slots = index * self.slots_per_file + wanted
 
     def shrink(self, most: int) -> None:
@@ -74,20 +71,36 @@ class SlotFiles:
             OSError: not all could be given back.
         """
         self.num_slots = min(self.num_slots, most)
-        for index, descriptor in enumerate(self._descriptors):
+        for index in count(most // self.slots_per_file):
             kept = max(0, most - index * self.slots_per_file) * self._slot_bytes
-            if os.fstat(descriptor).st_size > kept:
-                os.ftruncate(descriptor, kept)
+            path = self._path(index)
+            if not path.exists():
+                return
+            if path.stat().st_size > kept:
+                os.truncate(path, kept)  # and not removed: another process may have it open, to read what comes
 
-    def place(self, slot: int) -> tuple[int, int]:
-        """Where a slot is: an open file's descriptor, and an offset.
+    @contextmanager
+    def places(self, slots: Sequence[int]) -> Iterator[tuple[list[tuple[int, int]], OSError | None]]:
+        """Where slots are, as long as the context lasts: each an open file's descriptor, and an offset.
 
-        Raises:
-            OSError: its file cannot be opened.
+        Of the leading ones whose files can be opened, and what the system said to the first that cannot.
         """
-        index, within = divmod(slot, self.slots_per_file)
-        self._open(index)  # another process may have made it since
-        return self._descriptors[index], within * self._slot_bytes
+        files: dict[int, OpenFile] = {}
+        found: list[tuple[int, int]] = []
+        refused: OSError | None = None
+        try:
+            try:
+                for slot in slots:
+                    index, within = divmod(slot, self.slots_per_file)
+                    if index not in files:
+                        files[index] = self._files.take(index)
+                    found.append((files[index].descriptor, within * self._slot_bytes))
+            except OSError as error:
+                refused = error
+            yield found, refused
+        finally:
+            for file in files.values():
+                self._files.give_back(file)
 
     def read(self, first: int, buffers: list[memoryview]) -> int:
         """Fill buffers with the bytes from a slot on.
@@ -98,8 +111,9 @@ class SlotFiles:
         Raises:
             OSError: as from the system.
         """
-        descriptor, offset = self.place(first)
-        return os.preadv(descriptor, buffers, offset)
+        index, within = divmod(first, self.slots_per_file)
+        with self._opened(index) as descriptor:
+            return os.preadv(descriptor, buffers, within * self._slot_bytes)
 
     def write(self, first: int, buffers: list[bytes | memoryview]) -> None:
         """Write bytes from a slot on.
@@ -107,23 +121,31 @@ class SlotFiles:
         Raises:
             OSError: as from the system, or not everything was written.
         """
-        descriptor, offset = self.place(first)
-        if os.pwritev(descriptor, buffers, offset) != sum(map(len, buffers)):
-            raise OSError(errno.EIO, "not everything was written", str(self._path(first // self.slots_per_file)))
+        index, within = divmod(first, self.slots_per_file)
+        with self._opened(index) as descriptor:
+            if os.pwritev(descriptor, buffers, within * self._slot_bytes) != sum(map(len, buffers)):
+                raise OSError(errno.EIO, "not everything was written", str(self._path(index)))
 
     def close(self) -> None:
-        """Close the files, which nothing may be reading."""
-        while self._descriptors:
-            os.close(self._descriptors.pop())
-        self.num_slots = 0
+        """Keep no file open; what is read or written meanwhile is closed afterwards."""
+        self._files.close()
 
-    def _open(self, index: int) -> None:
-        if index < len(self._descriptors):
-            return
-        with self._opening:
-            while index >= len(self._descriptors):
-                path = self._path(len(self._descriptors))
-                self._descriptors.append(open_private(path, self._flags | os.O_CLOEXEC))
+    @contextmanager
+    def _opened(self, index: int) -> Iterator[int]:
+        file = self._files.take(index)
+        try:
+            yield file.descriptor
+        finally:
+            self._files.give_back(file)
+
+    def _open(self, index: int) -> int:
+        return open_private(self._path(index), self._flags | os.O_CLOEXEC)
+
+    def _size(self, index: int) -> int:
+        try:
+            return self._path(index).stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def _path(self, index: int) -> Path:
         return self._folder / f"blocks-{index:05}"

@@ -106,14 +106,12 @@ class SlotReader:
         slots: Sequence[int],
         out: BlockBytes,
     ) -> tuple[list[Verdict | None], list[OSError]]:
-        places: list[tuple[int, int]] = []
         errors: list[OSError] = []
-        try:
-            places += map(files.place, slots)
-        except OSError as error:  # what is behind it is of no use without it
-            errors.append(error)
-        headers = b"".join(map(self._codec.header_of, keys[: len(places)]))
-        outcomes = read_records(places, headers, self.slot_bytes, out[: len(places)])
+        with files.places(slots) as (places, refused):
+            if refused is not None:  # what is behind it is of no use without it
+                errors.append(refused)
+            headers = b"".join(map(self._codec.header_of, keys[: len(places)]))
+            outcomes = read_records(places, headers, self.slot_bytes, out[: len(places)])
         failed = min(outcomes, default=0)  # all that could not be read are so for the same reason
         if failed < 0:
             errors.append(OSError(-failed, os.strerror(-failed)))

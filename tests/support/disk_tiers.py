@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,3 +36,14 @@ def slot_file(tmp_path: Path) -> Path:
     """The one file with slots."""
     (path,) = tmp_path.glob("store/*/blocks-00000")
     return path
+
+
+def files_open_in(folder: Path) -> list[str]:
+    """The paths below a folder that this process has open."""
+    paths = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            paths.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        except FileNotFoundError:  # of the listing itself
+            continue
+    return [path for path in paths if path.startswith(f"{folder}/")]

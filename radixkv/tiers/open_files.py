@@ -1,0 +1,71 @@
+"""Numbered files, of which few are open at a time."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class OpenFile:
+    """An open file.
+
+    Attributes:
+        descriptor: the system's.
+        num_users: of those who took it and did not give it back.
+    """
+
+    descriptor: int
+    num_users: int = 0
+
+
+class OpenFiles:
+    """Keeps the files open that are in use, and those that were used last. Any thread may call.
+
+    Args:
+        open_file: opens one by its number.
+        most: so many are kept open; more only while they are in use.
+    """
+
+    def __init__(self, open_file: Callable[[int], int], most: int) -> None:
+        self._open_file = open_file
+        self._most = most
+        self._lock = threading.Lock()
+        self._files: OrderedDict[int, OpenFile] = OrderedDict()  # least recently used first
+
+    def take(self, index: int) -> OpenFile:
+        """A file, which stays open until it is given back.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        with self._lock:
+            file = self._files.get(index)
+            if file is None:
+                self._close_unused(self._most - 1)
+                file = self._files[index] = OpenFile(self._open_file(index))
+            self._files.move_to_end(index)
+            file.num_users += 1
+            return file
+
+    def give_back(self, file: OpenFile) -> None:
+        """What was taken is not used any more."""
+        with self._lock:
+            file.num_users -= 1
+            self._close_unused(self._most)
+
+    def close(self) -> None:
+        """Keep none open any more; what is in use is closed when it is given back."""
+        with self._lock:
+            self._most = 0
+            self._close_unused(0)
+
+    def _close_unused(self, most: int) -> None:
+        if len(self._files) <= most:
+            return
+        unused = [index for index, file in self._files.items() if not file.num_users]
+        for index in unused[: len(self._files) - max(0, most)]:
+            os.close(self._files.pop(index).descriptor)

@@ -1,0 +1,60 @@
+"""Slots in many files, of which few are open."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.disk_tiers import SLOT, OpenTier, files_open_in, put
+from support.tier_model import get, prefix_keys, random_blocks
+
+from radixkv.tiers import slot_files
+from radixkv.tiers.open_files import OpenFiles
+
+KEYS = prefix_keys("ann", *range(40))
+BLOCKS = random_blocks(0, 40)
+
+
+def test_a_store_of_many_files_has_few_of_them_open(
+    open_tier: OpenTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All were, for ever: a disk of a quarter of a terabyte left no descriptor to the rest of the process."""
+    monkeypatch.setattr(slot_files, "FILE_BYTES", 2 * SLOT)
+    monkeypatch.setattr(slot_files, "MAX_OPEN_FILES", 3)
+
+    def check_open() -> None:
+        assert len([path for path in files_open_in(tmp_path) if "blocks-" in path]) <= 3
+
+    tier = open_tier()
+    for count in range(8, 41, 8):
+        put(tier, KEYS[:count], BLOCKS[:count])
+        check_open()
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
+    check_open()
+    tier.close()
+    assert not files_open_in(tmp_path)
+    tier = open_tier()
+    check_open()
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
+    tier.close()
+    tier = open_tier(capacity_bytes=5 * SLOT)
+    check_open()
+    sizes = [path.stat().st_size // SLOT for path in sorted(tmp_path.glob("store/*/blocks-*"))]
+    assert sizes == [2, 2, 1] + [0] * (len(sizes) - 3)
+    assert np.array_equal(get(tier, KEYS), BLOCKS[:5])
+
+
+def test_a_file_in_use_stays_open_and_is_closed_after_it(tmp_path: Path) -> None:
+    files = OpenFiles(lambda index: os.open(tmp_path / str(index), os.O_CREAT), 2)
+    taken = [files.take(index) for index in range(3)]
+    again = files.take(0)
+    assert again is taken[0]
+    for file in taken:
+        files.give_back(file)
+    assert files_open_in(tmp_path) == [str(tmp_path / name) for name in "02"]
+    files.close()
+    assert files_open_in(tmp_path) == [str(tmp_path / "0")]
+    files.give_back(again)
+    assert not files_open_in(tmp_path)
