@@ -9,14 +9,33 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.record import RecordCodec
 from radixkv.tiers.slot_files import SlotFiles
-from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
+from radixkv.tiers.slot_index import IndexedBlock, IndexedPin, IndexErrors, SlotIndex, primary_code
 from radixkv.tiers.store_folder import FolderLock, make_store_folder
 from radixkv.tiers.stored_pins import StoredPins
 
 _log = logging.getLogger(__name__)
+
+# What SQLite says of all but a file that is damaged; of those it has many words, and sometimes no code.
+_DISK_CODES = {
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_NOLFS,
+}
+
+
+# What a disk does when it fails.
+MediumErrors = (OSError, *IndexErrors)
 
 
 @dataclass(slots=True)
@@ -34,11 +53,27 @@ class OpenStore:
     files: SlotFiles
 
     def close(self) -> None:
-        """Close what is open, which nothing may be reading."""
+        """Close what is open; files that are read meanwhile, afterwards."""
         self.files.close()
+        self.close_index()
+
+    def close_index(self) -> None:
+        """Give the store back, of whose files what can be read still is."""
         self.index.close()
         if self.lock is not None:
             self.lock.close()
+
+
+class Found(NamedTuple):
+    """Blocks of one prefix.
+
+    Attributes:
+        files: they are in; None: no store is open.
+        blocks: where they are.
+    """
+
+    files: SlotFiles | None
+    blocks: list[tuple[BlockKey, IndexedBlock]]
 
 
 def open_to_read(root: Path, codec: RecordCodec, slot_bytes: int) -> OpenStore:
@@ -90,29 +125,45 @@ def open_to_write(
         folder = make_store_folder(root, codec)
         lock = FolderLock(folder)
         opened.callback(lock.close)
-        index = _open_index(folder)
-        opened.callback(index.close)
-        for namespace in cleared:
-            index.clear(namespace)
         files = SlotFiles(folder, slot_bytes, writable=True)
         opened.callback(files.close)
         files.shrink(capacity)
-        rows = index.all()
-        index.commit([], [], [row.slot for row in rows if row.slot >= files.num_slots])
-        entries = OrderedDict((row.digest, row) for row in rows if row.slot < files.num_slots)
-        taken = {entry.slot for entry in entries.values()}
+        cleared = list(cleared)
+        try:
+            index, rows, pinned = _read_index(folder, files.num_slots, cleared)
+        except IndexErrors as error:
+            if not _is_damage(error):
+                raise
+            _log.warning("%s: the index is damaged (%s). Beginning with an empty one.", folder, error)
+            SlotIndex.remove(folder)
+            index, rows, pinned = _read_index(folder, files.num_slots, cleared)
+        entries = OrderedDict((row.digest, row) for row in rows)
+        taken = {entry.slot for entry in rows}
         free = [slot for slot in range(files.num_slots) if slot not in taken]
-        pins.load(index)
+        pins.load(pinned)
         opened.pop_all()
         return OpenStore(lock, index, files), entries, free
 
 
-def _open_index(folder: Path) -> SlotIndex:
+def _read_index(
+    folder: Path, num_slots: int, cleared: Iterable[bytes | None]
+) -> tuple[SlotIndex, list[IndexedBlock], list[IndexedPin]]:
+    """The index, and all that is in it: what is damaged shows when it is read or written."""
+    index = SlotIndex(folder, writable=True)
     try:
-        return SlotIndex(folder, writable=True)
-    except sqlite3.OperationalError:
-        raise  # the disk's, not the file's
-    except sqlite3.DatabaseError as error:
-        _log.warning("%s: the index is damaged (%s). Beginning with an empty one.", folder, error)
-        SlotIndex.remove(folder)
-        return SlotIndex(folder, writable=True)
+        for namespace in cleared:
+            index.clear(namespace)
+        rows = index.all()
+        index.commit([], [], [row.slot for row in rows if row.slot >= num_slots])
+        return index, [row for row in rows if row.slot < num_slots], index.pins()
+    except BaseException:
+        index.close()
+        raise
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether it is the file that is wrong, and not the disk below it or another process beside."""
+    # Alone, it is said of a file whose header says that nobody may write it.
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY:
+        return True
+    return primary_code(error) not in _DISK_CODES

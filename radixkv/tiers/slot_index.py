@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from radixkv.tiers.store_folder import open_private
 
+_NAME = "index.sqlite"
 _BLOCKS = """
 CREATE TABLE IF NOT EXISTS blocks(
     slot INTEGER PRIMARY KEY,
@@ -35,6 +36,17 @@ CREATE TABLE IF NOT EXISTS pins(
     tokens BLOB NOT NULL
 )
 """
+
+
+_UNSOUND_BLOCKS = """
+SELECT 1 FROM blocks
+WHERE typeof(slot) != 'integer' OR slot < 0
+OR typeof(digest) != 'blob' OR typeof(namespace) != 'blob' OR typeof(used) != 'real'
+LIMIT 1
+"""
+
+# What an index that is damaged, or on a disk that fails, may raise: SQLite's messages quote what is in the file.
+IndexErrors = (sqlite3.Error, UnicodeDecodeError)
 
 
 class IndexedBlock(NamedTuple):
@@ -76,51 +88,59 @@ class SlotIndex:
 
     Raises:
         OSError: the file cannot be made.
-        sqlite3.Error: it cannot be opened, or is damaged.
+        sqlite3.Error, UnicodeDecodeError: it cannot be opened, or is damaged.
     """
 
     def __init__(self, folder: Path, *, writable: bool) -> None:
-        path = folder / "index.sqlite"
+        self._path = folder / _NAME
+        self._log_path = folder / f"{_NAME}-wal"
         if writable:
-            with open(path, "ab", opener=open_private):  # SQLite gives its other files the mode of this one
+            with open(self._path, "ab", opener=open_private):  # SQLite gives its other files the mode of this one
                 pass
-        mode = "rw" if writable else "ro"
-        self._database = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode={mode}",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-            timeout=5,
-        )
         # Of an earlier process, perhaps.
         self._log_has_deleted = writable
+        self._identity = _identity_of(self._path)
+        self._ignores_log = False
         try:
-            if writable:
-                self._database.execute("PRAGMA journal_mode=WAL")
-                self._database.execute("PRAGMA synchronous=NORMAL")
-                self._database.execute("PRAGMA secure_delete=ON")  # what tenants had pinned is overwritten
-                self._database.execute(_BLOCKS)
-                self._database.execute(_PINS)
-                (verdict,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
-                if verdict != "ok":
-                    raise sqlite3.DatabaseError(verdict.replace("\n", " "))
-            self._database.execute("SELECT slot, digest, namespace, used FROM blocks LIMIT 1").fetchall()
-        except sqlite3.Error:
-            self._database.close()
-            raise
+            self._open(writable)
+        except sqlite3.OperationalError as error:
+            if writable or primary_code(error) != sqlite3.SQLITE_CANTOPEN or self._log_path.exists():
+                raise
+            # Where nothing can be written, SQLite cannot make the files that it needs to see what others write.
+            self._ignores_log = True
+            self._open(writable)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file is still the one in the folder, and what others write to it can be seen.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        return _identity_of(self._path) == self._identity and not (self._ignores_log and self._log_path.exists())
 
     def __len__(self) -> int:
         (count,) = self._database.execute("SELECT count(*) FROM blocks").fetchone()
         return int(count)
 
     def all(self) -> list[IndexedBlock]:
-        """All blocks, that used longest ago first."""
+        """All blocks, that used longest ago first.
+
+        Raises:
+            sqlite3.Error, UnicodeDecodeError: they cannot be read, or make no sense.
+        """
+        if self._database.execute(_UNSOUND_BLOCKS).fetchone():
+            raise sqlite3.DatabaseError("blocks with values of other types")
         rows = self._database.execute("SELECT slot, digest, namespace, used FROM blocks ORDER BY used, slot DESC")
         # Unlike `IndexedBlock._make`, it runs no Python for each of many rows.
         return [*map(partial(tuple.__new__, IndexedBlock), rows.fetchall())]
 
     def find(self, digests: Sequence[bytes]) -> list[IndexedBlock]:
-        """The leading ones that are there."""
+        """The leading ones that are there.
+
+        Raises:
+            sqlite3.Error, UnicodeDecodeError: they cannot be read, or make no sense.
+        """
         found = []
         for digest in digests:
             row = self._database.execute(
@@ -128,6 +148,8 @@ class SlotIndex:
             ).fetchone()
             if row is None:
                 break
+            if not isinstance(row[0], int) or row[0] < 0:
+                raise sqlite3.DatabaseError(f"a block in slot {row[0]}")
             found.append(IndexedBlock._make(row))
         return found
 
@@ -207,7 +229,32 @@ class SlotIndex:
     def remove(folder: Path) -> None:
         """Remove an index that is damaged; the blocks in the slots are lost."""
         for ending in ("", "-wal", "-shm"):
-            (folder / f"index.sqlite{ending}").unlink(missing_ok=True)
+            (folder / f"{_NAME}{ending}").unlink(missing_ok=True)
+
+    def _open(self, writable: bool) -> None:
+        mode = "rw" if writable else "ro&immutable=1" if self._ignores_log else "ro"
+        self._database = sqlite3.connect(
+            f"{self._path.absolute().as_uri()}?mode={mode}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=5,
+        )
+        try:
+            if writable:
+                self._database.execute("PRAGMA journal_mode=WAL")
+                self._database.execute("PRAGMA synchronous=NORMAL")
+                self._database.execute("PRAGMA secure_delete=ON")  # what tenants had pinned is overwritten
+                self._database.execute(_BLOCKS)
+                self._database.execute(_PINS)
+                # Unlike a quick check, it compares tables with what finds their rows.
+                (verdict,) = self._database.execute("PRAGMA integrity_check(1)").fetchone()
+                if verdict != "ok":
+                    raise sqlite3.DatabaseError(verdict.replace("\n", " "))
+            self._database.execute("SELECT slot, digest, namespace, used FROM blocks LIMIT 1").fetchall()
+        except IndexErrors:
+            self._database.close()
+            raise
 
     def _clear(self, table: str, column: str, value: bytes | None) -> None:
         if value is None:
@@ -225,3 +272,18 @@ class SlotIndex:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             raise
+
+
+def primary_code(error: Exception) -> int | None:
+    """SQLite's code of an error, without what extends it; None: it has none."""
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+def _identity_of(path: Path) -> tuple[int, int] | None:
+    """Which file a path leads to; None: to none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino

@@ -37,9 +37,11 @@ class SlotTable:
             return [*self._gone, *(entry.slot for entry in self._entries.values())]
 
     def fill(self, entries: OrderedDict[bytes, IndexedBlock]) -> None:
-        """Begin with what an index says."""
+        """Begin, or begin again, with what an index says."""
         with self._lock:
-            self._entries = entries
+            before, self._entries = self._entries, entries
+            self._used, self._gone = {}, []
+            self._notify_removed([entry for digest, entry in before.items() if digest not in entries])
 
     def missing(self, keys: Sequence[BlockKey]) -> list[int]:
         """The indices of those that are not there."""

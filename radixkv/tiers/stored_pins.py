@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,7 @@ class StoredPins:
         self._codec = codec
         self._on_change = on_change
         self._lock = threading.Lock()
+        self._loaded = False
         # Of an earlier process, by name, and not in force yet.
         self._waiting: dict[str, StoredPin] = {}
         # What the index does not have yet: pins by name, None: it is to be forgotten; and groups that were cleared before.
@@ -102,14 +103,13 @@ class StoredPins:
                     if group is None or (pin is not None and pin.group == group):
                         del pins[name]
 
-    def load(self, index: SlotIndex) -> None:
-        """Read what an earlier process had pinned.
-
-        Raises:
-            sqlite3.Error: the index cannot be read.
-        """
+    def load(self, rows: Sequence[IndexedPin]) -> None:
+        """Have those that an earlier process had pinned wait. A later call does nothing: what it brings is known here."""
+        if self._loaded:
+            return
+        self._loaded = True
         now = time.time()
-        pins = {row.name: self._decoded(row) for row in index.pins()}
+        pins = {row.name: self._decoded(row) for row in rows}
         num_of_group: Counter[bytes] = Counter()
         found: dict[str, StoredPin] = {}
         with self._lock:

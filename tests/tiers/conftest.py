@@ -10,7 +10,7 @@ import pytest
 from support.disk_tiers import SLOT, OpenTier
 from support.tier_model import FORMAT, FakeClock
 
-from radixkv.tiers import disk_tier
+from radixkv.tiers import store_writer
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.slot_reader import RecordsReader
@@ -36,7 +36,7 @@ def open_tier(
     tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, reads_records: RecordsReader | None
 ) -> Iterator[OpenTier]:
     """Opens tiers in one folder; those that are left open are closed. A slow disk is none that hangs."""
-    monkeypatch.setattr(disk_tier, "_CLEAR_SECONDS", 600)
+    monkeypatch.setattr(store_writer, "_CLEAR_SECONDS", 600)
     tiers: list[DiskTier] = []
 
     def open_tier(block_format: BlockFormat = FORMAT, **options: Any) -> DiskTier:

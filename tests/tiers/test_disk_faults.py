@@ -16,10 +16,10 @@ from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, put, slot_file
 from support.faulty_os import FaultyOs
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
-from radixkv.tiers import disk_tier, slot_files
+from radixkv.tiers import slot_files, store_writer
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.open_store import open_to_write
-from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
+from radixkv.tiers.slot_index import SlotIndex
 from radixkv.tiers.stored_pins import StoredPin
 
 
@@ -99,6 +99,69 @@ def test_a_block_that_cannot_be_read_is_a_miss_and_the_disk_is_spared(
         assert np.array_equal(get(tier, KEYS[1:]), BLOCKS[1:])
 
 
+def test_a_disk_of_which_a_part_cannot_be_read_is_not_said_to_work_again(
+    open_tier: OpenTier, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each call that read some blocks, and not the others, was warned of, and followed by the word that all was well."""
+    with mock.patch.object(slot_files, "os", FaultyOs()) as disk, mock.patch.object(slot_files, "FILE_BYTES", 4 * SLOT):
+        tier = open_tier()
+        put(tier)
+
+        def read_the_first_file(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+            if os.readlink(f"/proc/self/fd/{descriptor}").endswith("blocks-00000"):
+                return os.preadv(descriptor, buffers, offset)
+            raise OSError(5, "unreadable")
+
+        with mock.patch.object(disk, "preadv", read_the_first_file):
+            for _ in range(2):
+                assert np.array_equal(get(tier, KEYS), BLOCKS[:4])
+                put(tier)
+                clock.now += 60
+        assert [record.getMessage().partition(": ")[2][:10] for record in caplog.records] == ["[Errno 5] "]
+        assert np.array_equal(get(tier, KEYS), BLOCKS)
+        assert "works again" in caplog.text
+
+
+def test_what_a_disk_has_is_read_while_it_cannot_be_written_and_found_when_it_can(
+    open_tier: OpenTier, clock: FakeClock
+) -> None:
+    with mock.patch.object(slot_files, "os", FaultyOs()) as disk:
+        tier = open_tier()
+        put(tier)
+        other = prefix_keys("bob", 1)
+        disk.fault = "write fails"
+        for _ in range(2):
+            put(tier, other, BLOCKS[:1])
+            assert np.array_equal(get(tier, KEYS), BLOCKS)
+            clock.now += 60
+        disk.fault = "none"
+        put(tier, other, BLOCKS[:1])
+        assert np.array_equal(get(tier, other), BLOCKS[:1])
+        assert np.array_equal(get(tier, KEYS), BLOCKS)
+
+
+def test_a_disk_that_was_gone_is_used_again_with_whatever_it_has(
+    open_tier: OpenTier, tmp_path: Path, clock: FakeClock
+) -> None:
+    """What was open was kept: nothing was stored until a restart, or it was, where nobody would find it."""
+    tier, reader = open_tier(), open_tier(read_only=True)
+    put(tier)
+    tier.pins.add(StoredPin("pin", KEYS[0].namespace, KEYS[0].namespace, KEYS[0].tokens, None, False))
+    assert np.array_equal(get(reader, KEYS), BLOCKS)
+    (tmp_path / "store").rename(tmp_path / "unmounted")
+    other = prefix_keys("bob", 1, 2)
+    for _ in range(2):
+        put(tier, other, BLOCKS[:2])
+        clock.now += 60
+    assert tier.stats.errors == 1
+    assert tier.contains_prefix(KEYS) == 0
+    assert not tier.pins.waiting()  # it is in force
+    for each in (tier, reader):
+        assert np.array_equal(get(each, other), BLOCKS[:2])
+    tier.close()
+    assert np.array_equal(get(open_tier(), other), BLOCKS[:2])
+
+
 def test_a_file_that_ends_too_early_gives_misses(open_tier: OpenTier, tmp_path: Path) -> None:
     tier = open_tier()
     put(tier)
@@ -120,37 +183,6 @@ def test_a_folder_that_cannot_be_made_turns_the_tier_off_until_it_can(
     put(tier)
     assert np.array_equal(get(tier, KEYS), BLOCKS)
     tier.close()
-
-
-def test_a_damaged_index_is_begun_anew(open_tier: OpenTier, tmp_path: Path) -> None:
-    tier = open_tier()
-    put(tier)
-    tier.close()
-    (index,) = tmp_path.glob("store/*/index.sqlite")
-    index.write_bytes(b"nonsense" * 1000)
-    tier = open_tier()
-    assert len(tier) == 0
-    put(tier)
-    assert np.array_equal(get(tier, KEYS), BLOCKS)
-
-
-def test_an_index_is_begun_anew_whichever_of_its_pages_is_damaged(open_tier: OpenTier, tmp_path: Path) -> None:
-    """One that could be opened was damaged further inside: nothing was stored any more, after restarts neither."""
-    open_tier().close()
-    (index,) = tmp_path.glob("store/*/index.sqlite")
-    rows = SlotIndex(index.parent, writable=True)
-    rows.commit([IndexedBlock(1000 + n, n.to_bytes(16), bytes(16), 1.0) for n in range(500)], [], [])
-    rows.close()
-    whole = index.read_bytes()
-    pages = len(whole) // 4096
-    assert pages > 5
-    for page in range(pages):
-        index.write_bytes(whole[: page * 4096] + b"\xff" * 4096 + whole[(page + 1) * 4096 :])
-        tier = open_tier()
-        put(tier)
-        assert np.array_equal(get(tier, KEYS), BLOCKS)
-        assert tier.stats.dropped_blocks == 0
-        tier.close()
 
 
 def test_a_clear_that_the_disk_refused_is_made_up_for(open_tier: OpenTier, clock: FakeClock) -> None:
@@ -200,7 +232,7 @@ def test_whoever_clears_does_not_wait_for_a_disk_that_hangs(
     else:
         tier.put_many(KEYS, BLOCKS)
         assert hangs.wait(600)
-    monkeypatch.setattr(disk_tier, "_CLEAR_SECONDS", 0.0)
+    monkeypatch.setattr(store_writer, "_CLEAR_SECONDS", 0.0)
     engine = threading.Thread(target=tier.clear, args=(KEYS[0].namespace,))
     engine.start()
     engine.join(20)
@@ -235,9 +267,9 @@ def test_what_is_cleared_while_a_disk_comes_back_is_not_found(
         tier.clear(KEYS[0].namespace)
         return opened
 
-    monkeypatch.setattr(disk_tier, "_CLEAR_SECONDS", 0.0)
+    monkeypatch.setattr(store_writer, "_CLEAR_SECONDS", 0.0)
     clock.now += 60
-    with mock.patch.object(disk_tier, "open_to_write", open_slowly):
+    with mock.patch.object(store_writer, "open_to_write", open_slowly):
         put(tier, prefix_keys("bob", 1), BLOCKS[:1])
     for _ in range(2):
         assert len(tier) == tier.contains_prefix(prefix_keys("bob", 1)) == 1

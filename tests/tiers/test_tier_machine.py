@@ -189,9 +189,11 @@ class DiskMachine(TierMachine):
     def no_slot_is_lost(self) -> None:
         if hasattr(self, "tier"):
             assert self.tier.flush(600)
-            opened = self.tier._opened
+            writer = self.tier._writer
+            assert writer is not None
+            opened = writer._opened
             if opened is not None and opened.files.num_slots:
-                slots = [*self.tier._free, *self.tier.table.slots]
+                slots = [*writer._free, *self.tier.table.slots]
                 assert sorted(slots) == list(range(opened.files.num_slots))
                 assert opened.files.num_slots <= self.capacity
 

@@ -1,0 +1,89 @@
+"""A store of blocks that another process writes, or wrote."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.open_store import Found, MediumErrors, OpenStore, open_to_read
+from radixkv.tiers.record import RecordCodec, Verdict
+
+# Between two looks at whether the store is still the one in the folder.
+_LOOK_SECONDS = 1.0
+
+
+class StoreReader:
+    """Opens a store when it is there, and anew when it failed or another is in its place. Any thread may call.
+
+    Args:
+        root: the folder of stores.
+        codec: of the records.
+        slot_bytes: of a slot.
+        clock: seconds.
+    """
+
+    def __init__(self, root: Path, codec: RecordCodec, slot_bytes: int, clock: Callable[[], float]) -> None:
+        self._open = partial(open_to_read, root, codec, slot_bytes)
+        self._clock = clock
+        self._lock = threading.Lock()  # of what follows; held as long as the disk hangs
+        self._closed = False
+        self._opened: OpenStore | None = None
+        self._look_at = 0.0
+
+    def __len__(self) -> int:
+        """How many blocks there were when it was opened last, or since."""
+        with self._lock:
+            return len(self._opened.index) if self._opened else 0
+
+    def find(self, keys: Sequence[BlockKey]) -> Found:
+        """The leading ones that are there.
+
+        Raises:
+            OSError, sqlite3.Error, UnicodeDecodeError: there is no store, or its disk fails; the next call opens it anew.
+        """
+        with self._lock:
+            try:
+                opened = self._current()
+                if opened is None:
+                    return Found(None, [])
+                rows = opened.index.find([key.digest for key in keys])
+            except MediumErrors:
+                self._give_up()
+                raise
+            return Found(opened.files, list(zip(keys, rows, strict=False)))
+
+    def settle(self, found: Found, verdicts: Sequence[Verdict | None], count: int) -> int:
+        """How many were corrupt; to a reader, a block that its writer is overwriting is so, too.
+
+        Where one could not be read, the store is opened anew.
+        """
+        if None in verdicts:
+            with self._lock:
+                self._give_up()
+        return verdicts.count(Verdict.CORRUPT)
+
+    def close(self) -> None:
+        """Close the store; nothing is found afterwards."""
+        with self._lock:
+            self._closed = True
+            self._give_up()
+
+    def _current(self) -> OpenStore | None:
+        if self._closed:
+            return None
+        now = self._clock()
+        if self._opened is not None and now >= self._look_at and not self._opened.index.is_current:
+            self._give_up()
+        if self._opened is None:
+            self._opened = self._open()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_SECONDS
+        return self._opened
+
+    def _give_up(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None

@@ -1,0 +1,332 @@
+"""The one process that writes a store of blocks: what it knows of it, and the threads that write and clear."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from radixkv.errors import StoreInUseError
+from radixkv.tiers.background_writer import BackgroundWriter, PendingBlock
+from radixkv.tiers.backoff import Backoff
+from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.open_store import Found, MediumErrors, OpenStore, open_to_write
+from radixkv.tiers.record import RecordCodec, Verdict
+from radixkv.tiers.slot_files import SlotFiles
+from radixkv.tiers.slot_index import IndexedBlock, primary_code
+from radixkv.tiers.slot_reader import SlotReader, runs_of
+from radixkv.tiers.slot_table import SlotTable
+from radixkv.tiers.stats import StoreCounters
+from radixkv.tiers.stored_pins import StoredPins
+from radixkv.tiers.tier import BlockBytes
+from radixkv.tiers.worker import Worker
+
+_log = logging.getLogger(__name__)
+
+# How long a caller of `StoreWriter.clear` waits for the index.
+_CLEAR_SECONDS = 2.0
+
+
+class StoreWriter:
+    """Any thread may call. What the disk does wrong is counted and warned of; it raises nothing.
+
+    A disk that failed may be gone, and another one, or an older state of this one, be in its place later: then the store is
+    opened anew. Until it can be, what can be read still is.
+
+    Args:
+        root: the folder of stores.
+        codec: of the records.
+        reader: of the slots, which says how large they are.
+        capacity: slots at most.
+        queue_bytes: of blocks that may wait to be written.
+        counters: of what happens.
+        clock: seconds.
+
+    Attributes:
+        pins: that the store remembers.
+        table: of its blocks.
+
+    Raises:
+        StoreInUseError: another process writes to it.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        codec: RecordCodec,
+        reader: SlotReader,
+        *,
+        capacity: int,
+        queue_bytes: int,
+        counters: StoreCounters,
+        clock: Callable[[], float],
+    ) -> None:
+        self._root = root
+        self._codec = codec
+        self._slot_bytes = reader.slot_bytes
+        self._slots_per_call = reader.slots_per_call
+        self._capacity = capacity
+        self._counters = counters
+        self._clock = clock
+        self._writes = Backoff(f"writing {root}", clock)
+        self._growth = Backoff(f"taking more space for {root}", clock)
+        self._closed = False
+        self.table = SlotTable()
+        self.pins = StoredPins(codec, self._write_pins_soon)
+        # Held around transactions of the index, and as long as the disk hangs in one.
+        self._index_lock = threading.Lock()
+        self._clear_lock = threading.Lock()  # of what is cleared in memory; never held while the disk is waited for
+        # Namespaces that the index is yet to forget, before anything else changes in it.
+        self._uncleared: frozenset[bytes | None] = frozenset()
+        self._stale: set[int] = set()  # slots of which the index may say what is no longer so
+        self._free: list[int] = []  # the writer's own
+        self._opened: OpenStore | None = None
+        self._files: SlotFiles | None = None  # of what is open, or was until its disk failed
+        try:
+            self._open()
+        except MediumErrors as error:
+            self._failed(self._writes, error)
+        self._writer = BackgroundWriter("disk-tier", codec.format.block_bytes, queue_bytes, self._write)
+        self._clearer = Worker("disk-tier-clearer")
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def find(self, keys: Sequence[BlockKey]) -> Found:
+        """The leading ones that are there."""
+        files = self._files
+        return Found(files, [] if files is None else self.table.find(keys))
+
+    def settle(self, found: Found, verdicts: Sequence[Verdict | None], count: int) -> int:
+        """See `SlotTable.settle`."""
+        return self.table.settle(found.blocks, verdicts, count)
+
+    def put(self, keys: Sequence[BlockKey], blocks: BlockBytes, *, lent: bool) -> int:
+        """Queue what is not there; returns how many were dropped. See `BackgroundWriter.put`."""
+        # What is there must not make room for the rest of its prefix.
+        self.table.mark_used(keys)
+        return self._writer.put(keys, blocks, self.table.missing(keys), lent=lent)
+
+    def clear(self, namespace: bytes | None) -> None:
+        """See `radixkv.tiers.disk_tier.DiskTier.clear`."""
+        if self._closed:
+            return
+        with self._clear_lock:
+            self._forget(namespace)
+        done = threading.Event()
+        self._clearer.submit(partial(self._clear, done))
+        if not done.wait(_CLEAR_SECONDS):
+            _log.warning(
+                "%s: the disk does not answer, and a restart before it does would find what was cleared", self._root
+            )
+
+    def flush(self, timeout: float | None) -> bool:
+        """See `BackgroundWriter.flush`."""
+        return self._writer.flush(timeout)
+
+    def close(self) -> None:
+        """Write what waits, and close the store."""
+        self._writer.close()
+        self._closed = True
+        self._clearer.stop(0.0)
+        with self._index_lock:
+            if self._opened is not None:
+                try:
+                    self._commit(self._opened, [])
+                    self.pins.commit(self._opened.index)
+                except MediumErrors as error:
+                    self._failed(self._writes, error)
+                self._opened.close_index()
+                self._opened = None
+            if self._files is not None:
+                self._files.close()
+                self._files = None
+
+    # Opening
+
+    def _open(self) -> OpenStore:
+        with self._index_lock:
+            cleared = self._uncleared
+            opened, entries, free = open_to_write(
+                self._root, self._codec, self._slot_bytes, self._capacity, cleared, self.pins
+            )
+            with self._clear_lock:
+                before, self._files = self._files, opened.files
+                self.table.fill(entries)
+                self._opened, self._free = opened, free
+                self._stale.clear()
+                self._uncleared -= cleared
+                for namespace in self._uncleared:  # what was cleared meanwhile
+                    self._forget(namespace)
+        if before is not None:
+            before.close()
+        return opened
+
+    def _give_up(self) -> None:
+        """Have the next batch open the store anew."""
+        with self._index_lock:
+            if self._opened is not None:
+                self._opened.close_index()
+                self._opened = None
+
+    # Clearing
+
+    def _forget(self, namespace: bytes | None) -> None:
+        """In memory; with the lock of what is cleared."""
+        self._uncleared |= {namespace}
+        slots = self.table.clear(namespace)
+        self.pins.clear(namespace)
+        release = self._release_all if namespace is None else partial(self._erase, self._files, slots)
+        self._writer.cancel(namespace, release)
+
+    def _clear(self, done: threading.Event) -> None:
+        try:
+            with self._index_lock:
+                if self._opened is not None:
+                    self._clear_index(self._opened)
+                    self.pins.commit(self._opened.index)
+        except MediumErrors as error:
+            self._failed(self._writes, error)
+        self._write_pins_soon()  # what was deleted is still in the index's log
+        done.set()
+
+    def _clear_index(self, opened: OpenStore) -> None:
+        """With the index's lock."""
+        for namespace in self._uncleared:
+            opened.index.clear(namespace)
+            with self._clear_lock:
+                self._uncleared -= {namespace}
+
+    # In the writer's thread
+
+    def _write(self, batch: list[PendingBlock]) -> None:
+        begin = self._clock()
+        written = 0
+        try:
+            if self._writes.ready:
+                written = self._write_slots(batch)
+                self._writes.worked()
+            self._write_pins()  # those that could not be written before
+        except (*MediumErrors, StoreInUseError) as error:
+            self._failed(self._writes, error)
+            if _may_be_gone(error):
+                self._give_up()
+        self._counters.add(
+            written_blocks=written,
+            written_bytes=written * self._codec.format.block_bytes,
+            dropped_blocks=len(batch) - written,
+            write_seconds=self._clock() - begin,
+        )
+
+    def _write_slots(self, batch: list[PendingBlock]) -> int:
+        opened = self._current()
+        batch = [pending for pending in batch if not pending.cancelled]
+        slots = self._allocate(opened, len(batch))
+        placed = list(zip(batch, slots, strict=False))
+        try:
+            for part in runs_of(slots, opened.files.slots_per_file, self._slots_per_call):
+                buffers: list[bytes | memoryview] = []
+                for pending, _ in placed[part.start : part.stop]:
+                    header, body = self._codec.encode(pending.key, pending.block.data)
+                    buffers += [header.ljust(self._slot_bytes - len(body), b"\0"), body]
+                opened.files.write(slots[part.start], buffers)
+            with self._index_lock:
+                now = time.time()
+                blocks = {p: IndexedBlock(slot, p.key.digest, p.key.namespace, now) for p, slot in placed}
+                self._commit(opened, [block for pending, block in blocks.items() if not pending.cancelled])
+                with self._clear_lock:
+                    kept = [pending for pending in blocks if not pending.cancelled]
+                    self.table.add([pending.key for pending in kept], [blocks[pending] for pending in kept])
+            for pending in kept:
+                self.table.mark_used(pending.prefix)
+        except BaseException:
+            self._free += slots
+            raise
+        written = {blocks[pending].slot for pending in kept}
+        self._erase(opened.files, [slot for slot in slots if slot not in written])
+        return len(kept)
+
+    def _current(self) -> OpenStore:
+        opened = self._opened
+        if opened is None:
+            return self._open()
+        if not opened.index.is_current:
+            raise OSError(errno.ESTALE, "another folder is in place of that which was opened", str(self._root))
+        return opened
+
+    def _commit(self, opened: OpenStore, blocks: Sequence[IndexedBlock]) -> None:
+        self._clear_index(opened)
+        used, gone = self.table.take_changes()
+        self._free += gone
+        self._stale.update(gone)
+        opened.index.commit(blocks, used, self._stale)
+        self._stale.clear()
+
+    def _write_pins_soon(self) -> None:
+        self._writer.call(self._write_pins)
+
+    def _write_pins(self) -> None:
+        if self._opened is None or not self._writes.ready:
+            return
+        try:
+            with self._index_lock:
+                self._clear_index(self._opened)
+                self.pins.commit(self._opened.index)
+                self._opened.index.erase_deleted()
+        except MediumErrors as error:
+            self._failed(self._writes, error)
+
+    def _allocate(self, opened: OpenStore, count: int) -> list[int]:
+        """So many slots in ascending order, or as many as there are in all: free ones, new ones, those used longest ago."""
+        while len(self._free) < count and opened.files.num_slots < self._capacity and self._growth.ready:
+            first = opened.files.num_slots
+            try:
+                opened.files.grow(self._capacity)
+            except OSError as error:
+                self._failed(self._growth, error)  # but what is there can be used
+                break
+            self._growth.worked()
+            self._free += range(first, opened.files.num_slots)
+        self._free.sort(reverse=True)
+        slots = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        evicted = self.table.evict(count - len(slots))
+        self._counters.add(evicted_blocks=len(evicted))
+        return sorted(slots + evicted)
+
+    def _erase(self, files: SlotFiles | None, slots: list[int]) -> None:
+        if self._opened is None or self._opened.files is not files:
+            return  # opening found, or will find, them free
+        zeros = bytes(self._slot_bytes)
+        try:
+            for slot in slots:
+                files.write(slot, [zeros])
+        except OSError as error:
+            self._failed(self._writes, error)
+        self._free += slots
+
+    def _release_all(self) -> None:
+        opened = self._opened
+        if opened is None:
+            return
+        self.table.take_changes()
+        self._free.clear()
+        try:
+            opened.files.shrink(0)
+        except OSError as error:
+            self._failed(self._writes, error)
+
+    def _failed(self, backoff: Backoff, error: Exception) -> None:
+        self._counters.add(errors=1)
+        backoff.failed(error)
+
+
+def _may_be_gone(error: Exception) -> bool:
+    """Whether a disk that fails so is perhaps not there any more: one that is full is, or whose index another one reads."""
+    if isinstance(error, OSError):
+        return error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return primary_code(error) not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
