@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,12 +49,16 @@ def verify(folder: Folder) -> None:
     """Read all blocks and compare their checksums; ends with status 1 if one is not as it was written."""
     from radixkv.tiers.maintenance import verify
 
-    sound = True
-    for path in _stores(folder):
+    num_corrupt = 0
+
+    def verified(path: Path) -> str:
+        nonlocal num_corrupt
         found = verify(path)
-        print(f"{path}: {found.right} right, {found.corrupt} corrupt, {found.replaced} replaced by others")
-        sound &= not found.corrupt
-    if not sound:
+        num_corrupt += found.corrupt
+        return f"{found.right} right, {found.corrupt} corrupt, {found.replaced} replaced by others"
+
+    _do_for_each(folder, verified)
+    if num_corrupt:
         raise typer.Exit(1)
 
 
@@ -79,9 +83,7 @@ def prune(
             raise typer.BadParameter(f"{name}: expected a finite number, got {value}")
     max_bytes = None if max_gib is None else int(max_gib * (1 << 30))
     used_since = None if unused_days is None else time.time() - unused_days * 86_400
-    for path in _stores(folder):
-        count = prune(path, max_bytes=max_bytes, used_since=used_since)
-        print(f"{path}: {_number(count, 'block')} forgotten")
+    _do_for_each(folder, lambda path: _forgotten(prune(path, max_bytes=max_bytes, used_since=used_since)))
 
 
 @app.command()
@@ -96,8 +98,26 @@ def clear(
         digest = None if namespace is None else bytes.fromhex(namespace)
     except ValueError:
         raise typer.BadParameter(f"--namespace: expected hexadecimal digits, got {namespace!r}") from None
+    _do_for_each(folder, lambda path: _forgotten(clear(path, digest)))
+
+
+def _do_for_each(folder: Path, action: Callable[[Path], str]) -> None:
+    """Print what is done to each store, or why it cannot be; ends with status 1 if one could not."""
+    from radixkv.errors import StoreInUseError
+
+    failed = False
     for path in _stores(folder):
-        print(f"{path}: {_number(clear(path, digest), 'block')} forgotten")
+        try:
+            print(f"{path}: {action(path)}")
+        except (OSError, StoreInUseError, ValueError) as error:
+            print(f"{path}: {error}")
+            failed = True
+    if failed:
+        raise typer.Exit(1)
+
+
+def _forgotten(count: int) -> str:
+    return f"{_number(count, 'block')} forgotten"
 
 
 def _stores(folder: Path) -> Iterator[Path]:

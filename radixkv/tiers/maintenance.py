@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import sqlite3
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from radixkv.tiers.record import RecordLayout
+from radixkv.tiers.record import RecordLayout, Verdict
 from radixkv.tiers.slot_files import SlotFiles
-from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
+from radixkv.tiers.slot_index import IndexedBlock, IndexErrors, SlotIndex
 from radixkv.tiers.slot_reader import slot_bytes_of
 from radixkv.tiers.store_folder import FolderLock, StoreHeader, owner_of, read_header
+
+# How often a block is looked at that seems corrupt in a store that a process writes.
+_LOOKS = 5
+_SECONDS_BETWEEN_LOOKS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,10 @@ class UnreadableStoreError(ValueError):
     """A store is of another version of RadixKV, or damaged; the message says which."""
 
 
+class UnreadableIndexError(UnreadableStoreError):
+    """A store's index is damaged, or its disk fails; the message says how."""
+
+
 def describe(folder: Path) -> StoreInfo:
     """Look at a store, which another process may be writing.
 
@@ -91,18 +99,23 @@ def verify(folder: Path) -> Verification:
         OSError: it cannot be read.
         UnreadableStoreError: it makes no sense to this version.
     """
-    right = corrupt = replaced = 0
     with _opened(folder, writable=False) as store:
-        for row in store.index.all():
-            slot = store.read(row.slot)
-            header = bytes(slot[: store.layout.header_bytes])
-            if len(slot) < store.slot_bytes or not store.layout.intact(header, slot[-store.layout.body_bytes :]):
-                corrupt += 1
-            elif store.layout.digest_of(header) != row.digest:
-                replaced += 1
-            else:
-                right += 1
-    return Verification(right, corrupt, replaced)
+        verdicts = Counter(_judge(folder, store, row) for row in store.index.all())
+    return Verification(verdicts[Verdict.RIGHT], verdicts[Verdict.CORRUPT], verdicts[Verdict.OTHER])
+
+
+def _judge(folder: Path, store: _Store, row: IndexedBlock) -> Verdict:
+    """What a block's slot holds. While it is given to another, it seems corrupt until that one is written."""
+    for _ in range(_LOOKS):
+        verdict = store.verdict(row)
+        if verdict is not Verdict.CORRUPT:
+            return verdict
+        if [found.slot for found in store.index.find([row.digest])] != [row.slot]:
+            return Verdict.OTHER
+        if owner_of(folder) is None:
+            break
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    return Verdict.CORRUPT
 
 
 def prune(folder: Path, *, max_bytes: int | None = None, used_since: float | None = None) -> int:
@@ -147,23 +160,37 @@ def clear(folder: Path, namespace: bytes | None = None) -> int:
         namespace: as `describe` names it.
 
     Returns:
-        How many blocks were forgotten.
+        How many blocks were forgotten; of those whose index cannot be read, which is removed, none are counted.
 
     Raises:
         OSError: it cannot be read or written.
         StoreInUseError: a process writes to it.
         UnreadableStoreError: it makes no sense to this version.
     """
-    with _opened(folder, writable=True) as store:
-        doomed = [row for row in store.index.all() if namespace in (None, row.namespace)]
-        store.index.clear(namespace)
-        if namespace is None:
-            store.files.shrink(0)
-        else:
-            zeros = bytes(store.slot_bytes)
-            for row in doomed:
-                store.files.write(row.slot, [zeros])
-        return len(doomed)
+    try:
+        with _opened(folder, writable=True) as store:
+            doomed = [row for row in store.index.all() if namespace in (None, row.namespace)]
+            store.index.clear(namespace)
+            if namespace is None:
+                store.files.shrink(0)
+            else:
+                zeros = bytes(store.slot_bytes)
+                for row in doomed:
+                    store.files.write(row.slot, [zeros])
+            return len(doomed)
+    except UnreadableIndexError:
+        if namespace is not None:
+            raise
+        _remove_all(folder)
+        return 0
+
+
+def _remove_all(folder: Path) -> None:
+    header = read_header(folder)
+    slot_bytes = slot_bytes_of(RecordLayout(header.block_format, sealed=header.sealed))
+    with closing(FolderLock(folder)), closing(SlotFiles(folder, slot_bytes, writable=True)) as files:
+        SlotIndex.remove(folder)
+        files.shrink(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +204,17 @@ class _Store:
     def read(self, slot: int) -> memoryview:
         record = memoryview(bytearray(self.slot_bytes))
         return record[: self.files.read(slot, [record])]
+
+    def verdict(self, row: IndexedBlock) -> Verdict:
+        """Whether a block is in its slot; what cannot be read is as lost as what is corrupt."""
+        try:
+            slot = self.read(row.slot)
+        except OSError:
+            return Verdict.CORRUPT
+        header = bytes(slot[: self.layout.header_bytes])
+        if len(slot) < self.slot_bytes or not self.layout.intact(header, slot[-self.layout.body_bytes :]):
+            return Verdict.CORRUPT
+        return Verdict.RIGHT if self.layout.digest_of(header) == row.digest else Verdict.OTHER
 
 
 @contextmanager
@@ -199,8 +237,8 @@ def _opened(folder: Path, *, writable: bool) -> Iterator[_Store]:
                 files.close()
         finally:
             index.close()
-    except sqlite3.Error as error:
-        raise UnreadableStoreError(f"{folder}: its index cannot be read ({error})") from error
+    except IndexErrors as error:
+        raise UnreadableIndexError(f"{folder}: its index cannot be read ({error})") from error
     finally:
         if lock is not None:
             lock.close()

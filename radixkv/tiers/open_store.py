@@ -53,12 +53,8 @@ class OpenStore:
     files: SlotFiles
 
     def close(self) -> None:
-        """Close what is open; files that are read meanwhile, afterwards."""
+        """Give the store back. Its slots can still be read, but no file stays open."""
         self.files.close()
-        self.close_index()
-
-    def close_index(self) -> None:
-        """Give the store back, of whose files what can be read still is."""
         self.index.close()
         if self.lock is not None:
             self.lock.close()

@@ -139,7 +139,13 @@ class SlotFiles:
             self._files.give_back(file)
 
     def _open(self, index: int) -> int:
-        return open_private(self._path(index), self._flags | os.O_CLOEXEC)
+        path = self._path(index)
+        try:
+            return open_private(path, self._flags | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # what was written before can still be read
 
     def _size(self, index: int) -> int:
         try:

@@ -141,11 +141,9 @@ class StoreWriter:
                     self.pins.commit(self._opened.index)
                 except MediumErrors as error:
                     self._failed(self._writes, error)
-                self._opened.close_index()
+                self._opened.close()
                 self._opened = None
-            if self._files is not None:
-                self._files.close()
-                self._files = None
+            self._files = None
 
     # Opening
 
@@ -156,22 +154,20 @@ class StoreWriter:
                 self._root, self._codec, self._slot_bytes, self._capacity, cleared, self.pins
             )
             with self._clear_lock:
-                before, self._files = self._files, opened.files
+                self._files = opened.files
                 self.table.fill(entries)
                 self._opened, self._free = opened, free
                 self._stale.clear()
                 self._uncleared -= cleared
                 for namespace in self._uncleared:  # what was cleared meanwhile
                     self._forget(namespace)
-        if before is not None:
-            before.close()
         return opened
 
     def _give_up(self) -> None:
-        """Have the next batch open the store anew."""
+        """Have the next batch open the store anew; and nothing stay open meanwhile, which would keep a disk from its end."""
         with self._index_lock:
             if self._opened is not None:
-                self._opened.close_index()
+                self._opened.close()
                 self._opened = None
 
     # Clearing

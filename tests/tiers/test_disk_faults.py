@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, put, slot_file
+from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, files_open_in, put, slot_file
 from support.faulty_os import FaultyOs
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
@@ -123,7 +123,7 @@ def test_a_disk_of_which_a_part_cannot_be_read_is_not_said_to_work_again(
 
 
 def test_what_a_disk_has_is_read_while_it_cannot_be_written_and_found_when_it_can(
-    open_tier: OpenTier, clock: FakeClock
+    open_tier: OpenTier, tmp_path: Path, clock: FakeClock
 ) -> None:
     with mock.patch.object(slot_files, "os", FaultyOs()) as disk:
         tier = open_tier()
@@ -133,6 +133,7 @@ def test_what_a_disk_has_is_read_while_it_cannot_be_written_and_found_when_it_ca
         for _ in range(2):
             put(tier, other, BLOCKS[:1])
             assert np.array_equal(get(tier, KEYS), BLOCKS)
+            assert not files_open_in(tmp_path)  # so that a disk can be unmounted
             clock.now += 60
         disk.fault = "none"
         put(tier, other, BLOCKS[:1])

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.tier_model import FORMAT, get, prefix_keys, random_blocks
+from support.tier_model import FORMAT, FakeClock, get, prefix_keys, random_blocks
 from typer.testing import CliRunner, Result
 
 from radixkv.cli.main import app
+from radixkv.tiers import maintenance
 from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import SlotIndex
 from radixkv.tiers.store_folder import store_folders
 
@@ -22,6 +26,7 @@ BLOCKS = random_blocks(0, 6)
 SLOT = 4096
 
 Run = Callable[..., Result]
+ReadOnlyFolder = Callable[[Path], AbstractContextManager[Path]]
 
 
 def open_tier(root: Path, key: bytes | None = None) -> DiskTier:
@@ -41,6 +46,26 @@ def root(tmp_path: Path) -> Path:
     index.commit([], [(1000.0 + i, row.slot) for i, row in enumerate(index.all())], [])
     index.close()
     return tmp_path
+
+
+@pytest.fixture
+def read_only_folder(tmp_path_factory: pytest.TempPathFactory) -> ReadOnlyFolder:
+    """Shows a folder where nothing can be written to it."""
+
+    @contextmanager
+    def mounted(folder: Path) -> Iterator[Path]:
+        place = tmp_path_factory.mktemp("mounted")
+        try:
+            subprocess.run(["mount", "--bind", folder, place], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("only root can mount a folder")
+        try:
+            subprocess.run(["mount", "-o", "remount,bind,ro", place], check=True)
+            yield place
+        finally:
+            subprocess.run(["umount", "--lazy", place], check=True)
+
+    return mounted
 
 
 @pytest.fixture
@@ -107,6 +132,48 @@ def test_verify_finds_what_is_not_as_it_was_written(tmp_path: Path, key: bytes |
     assert "3 right, 3 corrupt" in result.output
 
 
+@pytest.mark.parametrize("then", ["written", "cleared", "still corrupt"])
+def test_verify_waits_for_what_is_written_just_now(
+    run: Run, root: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """A healthy store of an engine that wrote was called corrupt."""
+    monkeypatch.setattr(maintenance, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    real = SlotFiles.read
+    num_reads = 0
+
+    def read(files: SlotFiles, first: int, buffers: list[memoryview]) -> int:
+        nonlocal num_reads
+        length = real(files, first, buffers)
+        if first == 3:
+            num_reads += 1
+            if num_reads == 1 or then == "still corrupt":
+                buffers[0][-1] ^= 1
+            if num_reads == 1 and then == "cleared":
+                tier.clear()
+                assert tier.flush(600)
+        return length
+
+    monkeypatch.setattr(SlotFiles, "read", read)
+    tier = open_tier(root)
+    result = run("verify")
+    tier.close()
+    shown = {"written": "9 right, 0 corrupt, 0 replaced", "cleared": "0 corrupt", "still corrupt": "8 right, 1 corrupt"}
+    assert shown[then] in result.output
+    assert result.exit_code == (then == "still corrupt")
+
+
+def test_verify_counts_what_cannot_be_read_as_corrupt(run: Run, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = SlotFiles.read
+
+    def read(files: SlotFiles, first: int, buffers: list[memoryview]) -> int:
+        if first == 3:
+            raise OSError(5, "unreadable")
+        return real(files, first, buffers)
+
+    monkeypatch.setattr(SlotFiles, "read", read)
+    assert "8 right, 1 corrupt, 0 replaced" in run("verify").output
+
+
 def test_prune_keeps_what_was_used_last_and_gives_space_back(run: Run, root: Path) -> None:
     assert "5 blocks forgotten" in run("prune", "--max-gib", str(4 * SLOT / (1 << 30))).output
     (path,) = root.glob("*/blocks-00000")
@@ -143,9 +210,53 @@ def test_a_store_in_use_is_left_alone(run: Run, root: Path) -> None:
     tier = open_tier(root)
     for command in (["prune", "--unused-days", "0"], ["clear"]):
         result = run(*command)
-        assert "is written by process" in str(result.exception)
+        assert "is written by process" in result.output
+        assert result.exit_code == 1
     assert np.array_equal(get(tier, ANN), BLOCKS)
     tier.close()
+
+
+def test_what_is_wrong_with_one_store_does_not_keep_the_others_from_being_looked_after(run: Run, root: Path) -> None:
+    """The first store that was in use or damaged ended all."""
+    open_tier(root, key=bytes(32)).close()
+    plain, sealed = sorted(store_folders(root), key=lambda folder: "-" in folder.name)
+    (plain / "index.sqlite").write_bytes(b"nonsense" * 1000)
+    owner = open_tier(root, key=bytes(32))
+    owner.put_many(ANN, BLOCKS)
+    assert owner.flush(600)
+    result = run("verify")
+    assert f"{plain}: {plain}: its index cannot be read" in result.output
+    assert f"{sealed}: 6 right" in result.output
+    assert result.exit_code == 1
+    result = run("clear", "--namespace", BOB[0].namespace.hex())
+    assert f"{plain}: {plain}: its index cannot be read" in result.output
+    assert f"{sealed}: {sealed} is written by process" in result.output
+    assert result.exit_code == 1
+    owner.close()
+    result = run("clear")
+    assert "0 blocks forgotten" in result.output
+    assert "6 blocks forgotten" in result.output
+    assert result.exit_code == 0
+    assert not any(path.stat().st_size for path in root.glob("*/blocks-*"))
+    assert "0 blocks of 4 tokens" in run("info").output
+
+
+def test_a_store_that_cannot_be_written_can_be_read(run: Run, root: Path, read_only_folder: ReadOnlyFolder) -> None:
+    """SQLite refused, for want of the files that it makes beside the index."""
+    with read_only_folder(root) as mounted:
+        clock = FakeClock()
+        tier = DiskTier(mounted, FORMAT, capacity_bytes=64 * SLOT, read_only=True, clock=clock)
+        assert np.array_equal(get(tier, ANN), BLOCKS)
+        for command, shown in (("info", "9 blocks of 4 tokens"), ("verify", "9 right, 0 corrupt")):
+            assert shown in CliRunner().invoke(app, ["store", command, str(mounted)]).output
+        writer = open_tier(root)
+        other = prefix_keys("eve", 1)
+        writer.put_many(other, BLOCKS[:1])
+        assert writer.flush(600)
+        clock.now += 1
+        assert np.array_equal(get(tier, other), BLOCKS[:1])
+        tier.close()
+        writer.close()
 
 
 @pytest.mark.parametrize(
