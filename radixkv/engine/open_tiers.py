@@ -106,7 +106,10 @@ def _store_key(config: EngineConfig) -> bytes | None:
 
 def _open_host_tier(opened: OpenTiers, size: str | int, block_nbytes: int, *, on_gpu: bool) -> None:
     num_bytes = _size("host_cache_size", size, block_nbytes)
-    tier = HostTier(num_bytes, block_nbytes)
+    try:
+        tier = HostTier(num_bytes, block_nbytes)
+    except MemoryError as error:
+        raise MemoryError(f"host_cache_size: expected as much as there is memory for, got {size!r}") from error
     if opened.events is not None:
         tier.observer = opened.events.of(_HOST_MEDIUM if on_gpu else _HOST_MEDIUM_BELOW_CPU)
     opened.tiers.append(tier)

@@ -78,10 +78,13 @@ def read_key(path: Path | None) -> bytes | None:
         OSError: the file cannot be read.
         ValueError: it is not 64 hexadecimal digits.
     """
-    text = os.environ.get(KEY_VARIABLE) if path is None else path.read_text()
+    try:
+        text = os.environ.get(KEY_VARIABLE) if path is None else path.read_text(errors="replace")
+    except OSError as error:
+        raise OSError(f"store_key_file: expected a file that can be read, got {path} ({error.strerror})") from error
     if text is None:
         return None
-    source = KEY_VARIABLE if path is None else path
+    source = KEY_VARIABLE if path is None else f"store_key_file {path}"
     try:
         key = bytes.fromhex(text.strip())
     except ValueError:

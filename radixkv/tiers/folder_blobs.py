@@ -115,6 +115,12 @@ class FolderBlobs:
         return bytes(memoryview(blob)[:length]), status.st_mtime < time.time() - TOUCH_SECONDS
 
     def _write(self, path: Path, blob: bytes) -> None:
+        try:
+            self._write_once(path, blob)
+        except FileNotFoundError:  # another process cleared the namespace meanwhile, and its folder with it
+            self._write_once(path, blob)
+
+    def _write_once(self, path: Path, blob: bytes) -> None:
         self._make_folder(path.parent)
         draft = path.with_name(f".{uuid.uuid4().hex}")
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -41,6 +41,10 @@ def find_secret(
     if secret_file is not None:
         try:
             secret = bytes.fromhex(secret_file.read_text().strip())
+        except OSError as error:
+            raise OSError(
+                f"cache_secret_file: expected a file that can be read, got {secret_file} ({error.strerror})"
+            ) from error
         except ValueError:
             secret = b""
         if len(secret) != _NUM_BYTES:

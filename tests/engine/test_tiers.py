@@ -442,6 +442,21 @@ def test_what_is_no_tier_or_too_small_for_one_is_refused_by_its_option(tmp_path:
             make(**options)
 
 
+@pytest.mark.parametrize("size", ["900000GiB", 1 << 50])
+def test_more_host_memory_than_there_is_is_refused_by_its_option(size: str | int) -> None:
+    with pytest.raises(
+        MemoryError, match=rf"^host_cache_size: expected as much as there is memory for, got '?{size}'?$"
+    ):
+        make(host_cache_size=size)
+
+
+@pytest.mark.parametrize("name", ["store_key_file", "cache_secret_file"])
+def test_a_file_that_cannot_be_read_is_named_with_its_option(tmp_path: Path, name: str) -> None:
+    message = rf"^{name}: expected a file that can be read, got {tmp_path}/none \(No such file or directory\)$"
+    with pytest.raises(OSError, match=message):
+        make(disk_cache=str(tmp_path / "disk"), **{name: str(tmp_path / "none")})
+
+
 @pytest.mark.parametrize("name", ["disk_cache", "shared_cache"])
 def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path, name: str) -> None:
     file = tmp_path / "file"

@@ -287,6 +287,26 @@ def test_a_folder_is_its_users_alone_and_its_files_are_written_whole(tmp_path: P
     assert all(stat.S_IMODE(path.stat().st_mode) == (0o600 if path.is_file() else 0o700) for path in paths)
 
 
+def test_what_another_machine_clears_while_it_is_written_is_no_failure(tmp_path: Path) -> None:
+    """The folder was left alone for a second or longer, as one that fails."""
+    store, other = (FolderBlobs(tmp_path, capacity_bytes=1 << 20) for _ in range(2))
+    with mock.patch.object(folder_blobs, "os", FaultyOs()) as disk:
+
+        def replace(draft: Path, path: Path) -> None:
+            if not cleared:
+                cleared.append(path)
+                other.clear("prefix")
+            os.replace(draft, path)
+
+        cleared: list[Path] = []
+        with mock.patch.object(disk, "replace", replace, create=True):
+            assert store.write({"prefix/block": b"bytes"}) == 1
+    assert cleared
+    assert other.read(["prefix/block"]) == [b"bytes"]
+    for each in (store, other):
+        each.close()
+
+
 def test_what_a_folder_fails_with_reaches_the_reader(tmp_path: Path) -> None:
     store = FolderBlobs(tmp_path, capacity_bytes=1 << 20)
     store.write({"prefix/block": b"bytes"})
