@@ -76,7 +76,7 @@ class DiskTier:
         if read_only:
             self._store = StoreReader(root, self._codec, slot_bytes, clock)
             self.table, self.pins = SlotTable(), StoredPins(self._codec, lambda: None)
-            self._find([])
+            self._find([])  # warns at once of a store that is not there
         else:
             self._store = self._writer = StoreWriter(
                 root,

@@ -15,9 +15,8 @@ from radixkv.tiers.slot_index import IndexedBlock, IndexErrors, SlotIndex
 from radixkv.tiers.slot_reader import slot_bytes_of
 from radixkv.tiers.store_folder import FolderLock, StoreHeader, owner_of, read_header
 
-# How often a block is looked at that seems corrupt in a store that a process writes.
-_LOOKS = 5
-_SECONDS_BETWEEN_LOOKS = 0.02
+# Between looks at a block that seems corrupt in a store that a process writes.
+_SECONDS_BETWEEN_LOOKS = (0.01, 0.02, 0.04, 0.08, 0.16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ def verify(folder: Path) -> Verification:
 
 def _judge(folder: Path, store: _Store, row: IndexedBlock) -> Verdict:
     """What a block's slot holds. While it is given to another, it seems corrupt until that one is written."""
-    for _ in range(_LOOKS):
+    for seconds in (*_SECONDS_BETWEEN_LOOKS, 0.0):
         verdict = store.verdict(row)
         if verdict is not Verdict.CORRUPT:
             return verdict
@@ -114,7 +113,7 @@ def _judge(folder: Path, store: _Store, row: IndexedBlock) -> Verdict:
             return Verdict.OTHER
         if owner_of(folder) is None:
             break
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        time.sleep(seconds)
     return Verdict.CORRUPT
 
 

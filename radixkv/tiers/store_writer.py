@@ -234,7 +234,9 @@ class StoreWriter:
             with self._index_lock:
                 now = time.time()
                 blocks = {p: IndexedBlock(slot, p.key.digest, p.key.namespace, now) for p, slot in placed}
-                self._commit(opened, [block for pending, block in blocks.items() if not pending.cancelled])
+                wanted = [block for pending, block in blocks.items() if not pending.cancelled]
+                self._stale.update({*slots} - {block.slot for block in wanted})
+                self._commit(opened, wanted)
                 with self._clear_lock:
                     kept = [pending for pending in blocks if not pending.cancelled]
                     self.table.add([pending.key for pending in kept], [blocks[pending] for pending in kept])
@@ -242,6 +244,7 @@ class StoreWriter:
                 self.table.mark_used(pending.prefix)
         except BaseException:
             self._free += slots
+            self._stale.update(slots)
             raise
         written = {blocks[pending].slot for pending in kept}
         self._erase(opened.files, [slot for slot in slots if slot not in written])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from support.disk_tiers import BLOCKS, KEYS, OpenTier, put
-from support.tier_model import get
+from support.tier_model import FakeClock, get, prefix_keys
 
 from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
 
@@ -110,3 +111,24 @@ def test_a_store_is_used_again_at_once_whatever_is_damaged(
         assert np.array_equal(get(tier, KEYS), BLOCKS)
         assert tier.stats.dropped_blocks == tier.stats.errors == 0
         tier.close()
+
+
+def test_an_index_that_turns_out_damaged_when_it_is_written_is_begun_anew(
+    open_tier: OpenTier, tmp_path: Path, clock: FakeClock
+) -> None:
+    """Nothing was stored any more until a restart."""
+    tier = open_tier()
+    put(tier)
+    (index,) = tmp_path.glob("store/*/index.sqlite")
+    index.write_bytes(b"nonsense" * 1000)
+    error = sqlite3.DatabaseError("database disk image is malformed")
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    other = prefix_keys("bob", 1)
+    with mock.patch.object(SlotIndex, "commit", side_effect=error):
+        put(tier, other, BLOCKS[:1])
+    clock.now += 1
+    put(tier, other, BLOCKS[:1])
+    assert np.array_equal(get(tier, other), BLOCKS[:1])
+    assert tier.stats.errors == 1
+    tier.close()
+    assert open_tier().contains_prefix(other) == 1

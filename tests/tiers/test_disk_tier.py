@@ -18,6 +18,7 @@ from support.tier_model import FORMAT, FakeClock, get, prefix_keys, random_block
 from radixkv.errors import StoreInUseError
 from radixkv.tiers import slot_files
 from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.maintenance import Verification, verify
 from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
 
 
@@ -123,6 +124,30 @@ def test_a_block_that_is_cleared_while_it_waits_or_is_written_is_not_found_later
     assert tier.stats.written_blocks == 0
     tier.close()
     assert open_tier().contains_prefix(KEYS) == 0
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_made_room_for_a_block_that_was_not_kept_is_not_in_the_index(
+    open_tier: OpenTier, tmp_path: Path, full: bool
+) -> None:
+    """It was, with a slot that held something else by then."""
+    tier = open_tier(capacity_bytes=6 * SLOT)
+    put(tier)
+    real = slot_files.SlotFiles.write
+
+    def write(files: Any, first: int, buffers: Any) -> None:
+        real(files, first, buffers)
+        if len(buffers) > 1:
+            if full:
+                raise OSError(28, "no space left")
+            tier.clear(other[0].namespace)
+
+    other = prefix_keys("bob", 1, 2)
+    with mock.patch.object(slot_files.SlotFiles, "write", write):
+        put(tier, other, BLOCKS[:2])
+    tier.close()
+    (folder,) = tmp_path.glob("store/*")
+    assert verify(folder) == Verification(right=4, corrupt=0, replaced=0)
 
 
 def test_the_least_recently_used_make_room_and_tails_go_before_heads(open_tier: OpenTier) -> None:

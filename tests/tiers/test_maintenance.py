@@ -137,7 +137,7 @@ def test_verify_waits_for_what_is_written_just_now(
     run: Run, root: Path, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
     """A healthy store of an engine that wrote was called corrupt."""
-    monkeypatch.setattr(maintenance, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(maintenance, "_SECONDS_BETWEEN_LOOKS", (0.0, 0.0))
     real = SlotFiles.read
     num_reads = 0
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -44,6 +46,17 @@ def test_a_store_of_many_files_has_few_of_them_open(
     sizes = [path.stat().st_size // SLOT for path in sorted(tmp_path.glob("store/*/blocks-*"))]
     assert sizes == [2, 2, 1] + [0] * (len(sizes) - 3)
     assert np.array_equal(get(tier, KEYS), BLOCKS[:5])
+
+
+def test_what_was_written_is_read_on_a_disk_that_became_read_only(
+    open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier()
+    put(tier, KEYS[:8], BLOCKS[:8])
+    tier.close()
+    tier = open_tier()
+    monkeypatch.setattr(slot_files, "open_private", Mock(side_effect=OSError(errno.EROFS, "read-only file system")))
+    assert np.array_equal(get(tier, KEYS[:8]), BLOCKS[:8])
 
 
 def test_a_file_in_use_stays_open_and_is_closed_after_it(tmp_path: Path) -> None:
