@@ -61,7 +61,7 @@ def read_checkpoint(
     elif may_defer and device.type == "cpu" and path.is_dir():
         found = _defer(path, config, dtype)
     if found is None:
-        whole: Any = load_whole(folder, dtype)
+        whole: Any = load_whole(folder, dtype, config)
         return whole.to(device), None
     model, deferred = found
     if (path / "generation_config.json").exists():
@@ -119,7 +119,7 @@ def _open_quantised(
     try:
         # Of a method that it does not know, it would make up the weights.
         if AutoHfQuantizer.supports_quant_method(dict(quantisation)):
-            return load_whole(str(folder), dtype), None
+            return load_whole(str(folder), dtype, config), None
     except (ImportError, RuntimeError, ValueError) as error:
         refusal = error
     raise ModelLoadError(

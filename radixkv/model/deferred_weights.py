@@ -24,6 +24,7 @@ from transformers.initialization import no_init_weights
 
 from radixkv.model import gguf_blocks
 from radixkv.model.gguf_conversion import BLOCKS_FILE
+from radixkv.model.whole_weights import model_class
 from radixkv_cpu import Blocks
 
 
@@ -222,7 +223,7 @@ def build_without_weights(config: Any, dtype: torch.dtype) -> transformers.PreTr
     rotary embeddings, whatever a model's type; then what has another type gets that.
     """
     with init_empty_weights(include_buffers=False), no_init_weights():
-        model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model: transformers.PreTrainedModel = model_class(config).from_config(config, dtype=torch.float32)
     saved = model.state_dict(keep_vars=True).values()
     for tensor in [*model.parameters(), *(each for each in saved if not isinstance(each, nn.Parameter))]:
         if tensor.is_floating_point():

@@ -54,6 +54,9 @@ def load_errors(name: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError) as error:
         raise ModelLoadError(f"{name}: could not be loaded ({str(error).splitlines()[0]}); {_EXPECTED}") from error
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        raise ModelLoadError(f"{name}: could not be loaded, for a package is missing: {reason}") from error
 
 
 def print_progress(message: str) -> None:

@@ -56,7 +56,7 @@ def read_tokenizer(folder: str) -> Any:
     """
     try:
         return transformers.AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):  # the last where a vocabulary that is a file of its own is not there
         if not Path(folder).is_dir():
             raise
         return None  # without a tokenizer, the model serves token ids

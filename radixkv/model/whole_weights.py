@@ -19,23 +19,31 @@ from radixkv.errors import ModelLoadError
 _OF_QUANTISED = re.compile(r"weight_scale(_inv|_2)?|scales")
 
 
+def model_class(config: Any) -> Any:
+    """What transformers makes the model of a configuration by: one of a text alone, or of texts and images."""
+    is_with_images = type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if is_with_images and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
+
+
 def load_whole(
-    folder: str, dtype: torch.dtype, gguf_file: str | None = None, config: Any = None
+    folder: str, dtype: torch.dtype, config: Any, gguf_file: str | None = None
 ) -> transformers.PreTrainedModel:
     """What transformers loads, with all weights in memory.
 
     Args:
         folder: of the model, or a hub id.
         dtype: of the model.
+        config: of the model.
         gguf_file: name of a GGUF file in the folder, to be loaded; None: its checkpoint.
-        config: of the model; None: what its files say.
 
     Raises:
         ModelLoadError: parameters of the model are not in its files, or its weights are quantised and its configuration does
             not say so.
         OSError, ValueError, KeyError: as transformers raises them.
     """
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+    model, info = model_class(config).from_pretrained(
         folder, dtype=dtype, output_loading_info=True, gguf_file=gguf_file, config=config
     )
     source = folder if gguf_file is None else str(Path(folder) / gguf_file)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from support.model_zoo import build_supported
+import transformers
+from support.model_zoo import build, build_supported
 from torch import nn
 
 from radixkv import LLM, SamplingParams
@@ -44,6 +46,44 @@ def test_a_folder_without_a_tokenizer_serves_token_ids(tmp_path: Path) -> None:
     assert len(output.outputs[0].token_ids) == 4
     with pytest.raises(ValueError, match="no tokenizer"):
         llm.generate("text", use_tqdm=False)
+
+
+def test_a_folder_whose_tokenizer_lacks_its_vocabulary_serves_token_ids(tmp_path: Path) -> None:
+    """transformers raises a TypeError of its own code then."""
+    build("ctrl", {"n_embd": 32, "dff": 48, "n_head": 4, "n_layer": 2}).save_pretrained(tmp_path)
+    assert load_model(tmp_path).tokenizer is None
+
+
+def test_a_package_that_a_tokenizer_needs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    build_supported("biogpt").save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match=rf"^{tmp_path}: could not be loaded, .* package .* install sacremoses"):
+        load_model(tmp_path)
+
+
+def test_a_folder_of_a_model_that_sees_images_gives_its_texts(tmp_path: Path) -> None:
+    """It was looked for among the models of texts alone, though the same model runs as an object."""
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+    }
+    text = {**sizes, "model_type": "mistral", "vocab_size": 200, "num_key_value_heads": 2, "initializer_range": 0.3}
+    config = transformers.AutoConfig.for_model(
+        "mistral3", text_config=text, vision_config={**sizes, "model_type": "pixtral"}
+    )
+    model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(tmp_path)
+    prompt = [5, 6, 7, 8, 9]
+    expected = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=None)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    for given in (tmp_path, model):
+        llm = LLM(given, num_blocks=50, dtype="float32")
+        output = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)[0]
+        assert output.outputs[0].token_ids == expected[0, len(prompt) :].tolist()
+        llm.shutdown()
 
 
 @pytest.mark.parametrize(
