@@ -66,7 +66,9 @@ def is_unchanged(module: nn.Module) -> bool:
 def groups_by_input(
     model: nn.Module, linears: Sequence[nn.Linear], run_once: Callable[[], object], max_widening: float = math.inf
 ) -> list[list[nn.Linear]]:
-    """Every linear once, grouped where they were called with the same tensor: one after another, or by the same module.
+    """Linears, grouped where they were called with the same tensor: one after another, or by the same module.
+
+    Each is there once, but for those of a module that was called without calling them: it reads their weights itself.
 
     Latent attention calls others between those for its queries and for its keys and values, which read the same input.
 
@@ -76,16 +78,21 @@ def groups_by_input(
         run_once: runs the model on any input.
         max_widening: output features of a group per input feature, at most.
     """
+    parents = {child: parent for parent in model.modules() for child in parent.children()}
+    called_parents: set[nn.Module] = set()
     calls: list[tuple[nn.Linear, torch.Tensor]] = []
     hooks = [
         linear.register_forward_pre_hook(lambda module, args: calls.append((module, args[0]))) for linear in linears
+    ]
+    hooks += [
+        parent.register_forward_pre_hook(lambda module, _: called_parents.add(module))
+        for parent in {parents[linear] for linear in linears}
     ]
     try:
         run_once()
     finally:
         for hook in hooks:
             hook.remove()
-    parents = {child: parent for parent in model.modules() for child in parent.children()}
     pending = dict.fromkeys(linears)
     groups: list[list[nn.Linear]] = []
     reading: dict[int, list[list[nn.Linear]]] = {}  # the groups of each tensor; `calls` keeps all of them alive
@@ -105,4 +112,4 @@ def groups_by_input(
         else:
             groups.append([linear])
             reading[id(x)].append(groups[-1])
-    return groups + [[linear] for linear in pending]
+    return groups + [[linear] for linear in pending if parents[linear] not in called_parents]

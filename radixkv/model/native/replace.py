@@ -67,7 +67,7 @@ def prepare_for_cpu(
             _replace(
                 model, calls, lambda module, _: native_layers(module), None, weights, lambda m: bool(native_layers(m))
             )
-            _replace_linears(model, quantiser, weights)
+            _replace_linears(model, calls, quantiser, weights)
         if deferred is not None:
             deferred.fill(model)
         pack_linears(model, lambda: compute_a_few_tokens(model))
@@ -122,11 +122,17 @@ def _replace_head(
 
 
 def _replace_linears(
-    model: transformers.PreTrainedModel, quantiser: AnyQuantiser | None, weights: DeferredWeights | MappedWeights
+    model: transformers.PreTrainedModel,
+    calls: dict[nn.Module, Call],
+    quantiser: AnyQuantiser | None,
+    weights: DeferredWeights | MappedWeights,
 ) -> None:
-    """Replace the linear layers that are not parts of what has been replaced."""
+    """Replace the linear layers that are not parts of what has been replaced.
+
+    A module that was called without calling its linear layer reads the weight itself, which a replacement does not have.
+    """
     for parent, name, child in _children(model):
-        if isinstance(child, nn.Linear) and is_replaceable(child):
+        if isinstance(child, nn.Linear) and is_replaceable(child) and (child in calls or parent not in calls):
             with weights.filled(child):
                 setattr(parent, name, NativeLinear(child, quantiser))
 

@@ -193,7 +193,29 @@ def test_an_attention_with_parts_of_its_own() -> None:
     model = build_supported("llama")
     for layer in model.model.layers:
         layer.self_attn.gate = nn.Linear(32, 32)
-    assert counts(load_model(model).model)[:2] == (0, 0)
+    loaded = load_model(model).model
+    assert not any(isinstance(module, NativeDecoderLayer | NativeSelfAttention) for module in loaded.modules())
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_linear_layer_whose_weight_is_read_by_its_parent_stays(native: bool) -> None:
+    """What stood in for it had no weight, and loading failed."""
+    model = build_supported("llama")
+    mlp = model.model.layers[1].mlp
+    mlp.router = nn.Linear(32, 32, bias=False)
+    forward = type(mlp).forward
+
+    class Routed(type(mlp)):  # type: ignore[misc]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return forward(self, nn.functional.linear(x, self.router.weight))
+
+    mlp.__class__ = Routed
+    tokens = torch.arange(3, 9).unsqueeze(0)
+    with torch.inference_mode():
+        expected = model(tokens).logits
+        loaded = load_model(model, native=native).model
+        torch.testing.assert_close(loaded(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+    assert type(mlp.router) is nn.Linear
 
 
 def test_a_norm_that_has_a_bias_or_another_epsilon() -> None:
