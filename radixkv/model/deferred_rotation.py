@@ -47,7 +47,7 @@ class DeferredRotation(nn.Module):
         self.head_dim: int = attention.head_dim  # type: ignore[assignment]
         # What transformers' own attention functions read of a module.
         self.num_key_value_groups = parts["q_proj"].out_features // parts["k_proj"].out_features
-        self.is_causal = True
+        self.is_causal = getattr(attention, "is_causal", True)
         self.options = options
         self.rotate_first = True
         self.rotary_dim = 0

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import transformers
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from radixkv.attention import AttentionOptions
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import LayerShape
+from radixkv.model.window_mask import is_of_model, make_mask, window_of
+
+_NOTING_NAME = "radixkv_noting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,26 +31,75 @@ class ProbedLayer:
 class LayerProbe:
     """Notes the layers of a model while it runs: configurations do not give every layer's shapes.
 
+    Args:
+        name: of the model.
+
     Attributes:
         layers: by layer index, in the order in which they were called.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self.layers: dict[int, ProbedLayer] = {}
 
-    def attend(
-        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    @contextmanager
+    def noting(self, model: transformers.PreTrainedModel) -> Iterator[None]:
+        """Within, what the model's layers attend to is zeros, and each is noted when it is called.
+
+        Raises:
+            UnsupportedModelError: a layer that is called cannot be served from blocks.
+        """
+        modules: list[Any] = [module for module in model.modules() if hasattr(module, "layer_idx")]
+        for module in modules:
+            module.radixkv_probe = self
+        implementation = model.config._attn_implementation
+        model.set_attn_implementation(_NOTING_NAME)
+        try:
+            yield
+        finally:
+            model.set_attn_implementation(implementation)
+            for module in modules:
+                del module.radixkv_probe
+
+    def note(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        given: Mapping[str, Any],
     ) -> torch.Tensor:
         """Zeros in the shape of the layer's result.
 
         Raises:
-            UnsupportedModelError: there was a layer of this index already.
+            UnsupportedModelError: it cannot be served from blocks.
         """
-        if layer_idx in self.layers:
-            raise UnsupportedModelError(f"two attention layers of the model have the index {layer_idx}")
+        if getattr(module, "is_causal", True) is False:
+            is_encoder = getattr(getattr(module, "config", None), "is_decoder", None) is False
+            hint = " (a configuration with is_decoder=True may not)" if is_encoder else ""
+            raise UnsupportedModelError(f"{self._name}: its layers attend to later tokens, too{hint}")
+        if is_of_model(mask):
+            raise UnsupportedModelError(
+                f"{self._name}: its layers add to attention what blocks do not hold: a mask of their own"
+            )
+        if module.layer_idx in self.layers:
+            raise UnsupportedModelError(
+                f"{self._name}: its attention function is called twice for layer {module.layer_idx}, by one or by two modules"
+            )
         shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
-        self.layers[layer_idx] = ProbedLayer(shape, query.shape[1], options)
+        scale, softcap, window, sinks = layer_options(query, given)
+        options = AttentionOptions(scale, softcap, window_of(window, mask), sinks)
+        self.layers[module.layer_idx] = ProbedLayer(shape, query.shape[1], options)
         return _zeros(query, value)
+
+
+def layer_options(
+    query: torch.Tensor, given: Mapping[str, Any]
+) -> tuple[float, float | None, int | None, torch.Tensor | None]:
+    """The first four of `AttentionOptions`, by what an attention function was given."""
+    scale = given.get("scaling") or query.shape[-1] ** -0.5
+    return scale, given.get("softcap"), given.get("sliding_window"), given.get("s_aux")
 
 
 def see_itself(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -82,3 +139,20 @@ def attend_nothing(
 
 def _zeros(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+def _note(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **given: Any,
+) -> tuple[torch.Tensor, None]:
+    # Found on the module: some models drop keyword arguments on the way to their attention layers.
+    probe: LayerProbe = module.radixkv_probe
+    return probe.note(module, query, key, value, attention_mask, given), None
+
+
+AttentionInterface.register(_NOTING_NAME, _note)
+AttentionMaskInterface.register(_NOTING_NAME, make_mask)

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from radixkv.model.layer_probe import see_itself
 from radixkv.model.shared_input import is_unchanged
+from radixkv.model.window_mask import make_mask, window_of
 
 # Arguments of an attention function that describe a layer, besides what changes with every batch.
 OPTIONS = ("scaling", "softcap", "sliding_window", "s_aux")
@@ -116,6 +117,7 @@ def probe_attention(model: transformers.PreTrainedModel, options: dict[int, dict
         **given: Any,
     ) -> tuple[torch.Tensor, None]:
         layer_idx: Any = module.layer_idx
+        given["sliding_window"] = window_of(given.get("sliding_window"), attention_mask)
         options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
         return see_itself(query, key, value), None
 
@@ -126,3 +128,6 @@ def probe_attention(model: transformers.PreTrainedModel, options: dict[int, dict
         yield
     finally:
         model.set_attn_implementation(implementation)
+
+
+AttentionMaskInterface.register(_PROBE_NAME, make_mask)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from radixkv.model.compiled_layers import (
     uncompile_layers,
 )
 from radixkv.model.deferred_rotation import DeferredRotation, set_rotate_first
-from radixkv.model.layer_probe import LayerProbe, ProbedLayer, attend_itself, attend_nothing
+from radixkv.model.layer_probe import LayerProbe, ProbedLayer, attend_itself, attend_nothing, layer_options
 from radixkv.model.loader import LoadedModel
 from radixkv.model.model_input import HOST_TOKEN, ModelInput
 from radixkv.model.native import Chain, NativeCall, join_layers, layers_over, losing_rows, watch_chains
@@ -81,7 +82,6 @@ class ModelRunner:
         # Layers that one call computes, where compiled code attends; and the calls over the pool, by the first layer's index.
         self._chains: list[Chain] = []
         self._native_layers: dict[int, DecoderLayers] = {}
-        self._layer_probe = LayerProbe()
         # By layer index, in the order of the pool's layers.
         self._layers: dict[int, ProbedLayer] = {}
         self._vocab_size = 0  # of its logits, once they were seen
@@ -275,7 +275,12 @@ class ModelRunner:
     ) -> torch.Tensor:
         """What the model's attention layers call: ``[1, heads, tokens, dim]`` in, ``[1, tokens, heads, dim]`` out."""
         if self._attend is None:
-            return self._layer_probe.attend(layer_idx, query, key, value, options)
+            raise RuntimeError(
+                "model: it was given to an LLM, which runs it; model.set_attn_implementation('sdpa') lets you call it again"
+            )
+        window = self._layers[layer_idx].options.sliding_window
+        if options.sliding_window != window:  # only a mask says it
+            options = replace(options, sliding_window=window)
         return self._attend(self._layer_of[layer_idx], query, key, value, options)
 
     def native_call(self, chain: Chain) -> NativeCall | None:
@@ -288,7 +293,7 @@ class ModelRunner:
     def _forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, attend: Attend | None
     ) -> torch.Tensor:
-        """The logits of ``rows``; without ``attend``, the layers' shapes are noted and nothing is attended."""
+        """The logits of ``rows``; without ``attend``, layers must not call the engine's attention function."""
         self._attend = attend
         try:
             with set_compiled_attention(self.attend_layer):
@@ -351,10 +356,11 @@ class ModelRunner:
         # The embedding of padding is zero, and so would be everything after it.
         padding = getattr(self._model.config, "pad_token_id", None)
         tokens = torch.tensor([token for token in range(4) if token != padding][:3], device=self._device) % vocab_size
-        with losing_rows(self._model, kept=1) as last, watch_chains(self._model) as chains:
+        probe = LayerProbe(name)
+        with probe.noting(self._model), losing_rows(self._model, kept=1) as last, watch_chains(self._model) as chains:
             logits = self._forward(tokens, positions, positions[1:2], None)
         self._vocab_size = logits.shape[1]
-        called = self._layer_probe.layers
+        called = probe.layers
         if not called:
             raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
         if last is not None and last == [*called][-1] and logits.isfinite().all():
@@ -412,8 +418,7 @@ def _attention_function(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    scale = options.get("scaling") or query.shape[-1] ** -0.5
-    given = scale, options.get("softcap"), options.get("sliding_window"), options.get("s_aux")
+    given = layer_options(query, options)
     rotary = options.get("rotary")
     if torch.compiler.is_compiling():
         return opaque_attention(module.radixkv_layer_idx, query, key, value, *given, *(rotary or (None, None))), None

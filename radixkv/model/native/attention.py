@@ -34,7 +34,7 @@ class NativeSelfAttention(nn.Module):
         self.num_kv_heads = key.out_features // self.head_dim
         # What transformers' own attention functions read of a module.
         self.num_key_value_groups = self.num_query_heads // self.num_kv_heads
-        self.is_causal = True
+        self.is_causal = getattr(attention, "is_causal", True)
         together = (query, key, value)
         self.project = make_weight([p.weight for p in together], [p.bias for p in together], None, quantiser)
         self.project_back = make_weight([output.weight], [output.bias], None, quantiser)

@@ -27,7 +27,7 @@ def make_llm(name: str, backend: str, **options: Any) -> LLM:
 
 
 # Grouped heads; windows and sinks; capped scores; key and value sizes that differ; layers of different heads that share.
-@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2", "deepseek_v3", "gemma4_text"])
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2", "deepseek_v3", "gemma4_text", "phimoe"])
 def test_greedy_tokens_equal_the_cpu_backends(name: str) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]

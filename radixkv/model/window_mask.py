@@ -1,0 +1,39 @@
+"""Sliding windows that a model gives its attention function by the mask alone, as phimoe and qwen2_moe do.
+
+Such masks are made while a model is probed, and only then: what a layer's window is does not change with the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_WINDOW = "radixkv_window"
+
+
+def make_mask(
+    *_: Any, local_size: int | None = None, dtype: torch.dtype | None = None, device: Any = None, **__: Any
+) -> torch.Tensor | None:
+    """What transformers calls to make a mask: one that masks nothing, and knows its window; None: it has none.
+
+    Args:
+        local_size: tokens of a sliding window.
+        dtype: of the mask.
+        device: of the mask.
+    """
+    if not local_size:
+        return None
+    mask = torch.zeros(1, 1, 1, 1, dtype=dtype, device=device)
+    setattr(mask, _WINDOW, local_size)
+    return mask
+
+
+def window_of(sliding_window: int | None, mask: torch.Tensor | None) -> int | None:
+    """The window of a layer by what its attention function was given; None: it has none."""
+    return sliding_window or getattr(mask, _WINDOW, None)
+
+
+def is_of_model(mask: torch.Tensor | None) -> bool:
+    """Whether a mask is not what `make_mask` gave, but made or changed by the model's own code."""
+    return mask is not None and not hasattr(mask, _WINDOW)
