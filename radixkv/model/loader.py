@@ -17,6 +17,7 @@ from radixkv.model.checkpoint import read_checkpoint
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.deferred_weights import DeferredWeights
+from radixkv.model.dynamic_rotation import stop_changes
 from radixkv.model.fingerprint import model_fingerprint, remember_fingerprint
 from radixkv.model.generation_config import read_generation_config, sampling_defaults_of
 from radixkv.model.gguf_conversion import ProgressCallback
@@ -122,6 +123,7 @@ def load_model(
         raise ValueError(f"max_model_len: expected 2 to {model_length} for {name}, got {max_model_len!r}")
     allowed_length = max_model_len or model_length
     rope_factors = choose_factors(model, allowed_length)
+    stop_changes(model)
     generation_config = generation_config or model.generation_config
     sampling_defaults = sampling_defaults_of(generation_config, config, name)
     named = None if not fingerprint else model_fingerprint(model, config.quantization, deferred)

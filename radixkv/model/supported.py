@@ -9,11 +9,10 @@ from typing import Any
 import transformers
 
 from radixkv.errors import UnsupportedModelError
+from radixkv.model.dynamic_rotation import DYNAMIC
 from radixkv.model.longrope import LONGROPE, has_fixable_rotation
 
-_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention", "hybrid"})
-# The rotation depends on the longest sequence in the batch: a cached key would depend on the other sequences of its batch.
-_BATCH_DEPENDENT_ROPES = frozenset({"dynamic", LONGROPE})
+_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
 
 
 def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
@@ -29,18 +28,23 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
         raise UnsupportedModelError(
             f"{name}: it has layers of type {layer_type!r}, whose state is not keys and values that blocks can hold"
         )
-    batch_dependent = _BATCH_DEPENDENT_ROPES - ({LONGROPE} if has_fixable_rotation(model) else set())
-    for rope in sorted(_rope_types(config) & batch_dependent):
+    for rope in sorted(_rope_types(config) & _batch_dependent_ropes(model)):
         raise UnsupportedModelError(
             f"{name}: its rotary positions of type {rope!r} depend on the longest sequence of a batch, "
             "so cached keys could not be shared"
         )
-    if any(getattr(module, "is_causal", True) is False for module in model.modules() if hasattr(module, "layer_idx")):
+    if getattr(config, "attn_temperature_tuning", False) and 0 in (getattr(config, "no_rope_layers", None) or ()):
         raise UnsupportedModelError(
-            f"{name}: {type(model).__name__} attends to later tokens, too (a configuration with is_decoder=True may not)"
+            f"{name}: its layers without rotary positions scale queries by their row in a batch, not by their position "
+            "(attn_temperature_tuning)"
         )
     if not model._can_set_attn_implementation():
         raise UnsupportedModelError(f"{name}: {type(model).__name__} does not let its attention be replaced")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModelError(
+            f"{name}: {type(model).__name__} counts positions itself (no argument position_ids), which a batch of several "
+            "sequences does not allow"
+        )
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModelError(
             f"{name}: {type(model).__name__} cannot compute the logits of selected tokens only (no argument logits_to_keep)"
@@ -49,8 +53,15 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
 
 def _layer_types(config: Any) -> list[str]:
     types = list(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
-    types += ["mamba"] * any(hasattr(config, key) for key in ("mamba_d_state", "ssm_state_size", "state_size"))
-    return types
+    has_state = any(hasattr(config, key) for key in ("mamba_d_state", "ssm_state_size", "state_size"))
+    return types or ["mamba"] * has_state
+
+
+def _batch_dependent_ropes(model: transformers.PreTrainedModel) -> set[str]:
+    """Types by which rotation depends on the longest sequence in the batch, and so would a cached key."""
+    found = set() if has_fixable_rotation(model) else {LONGROPE}
+    has_limit = bool(getattr(model.config.get_text_config(), "max_position_embeddings", None))
+    return found if has_limit else found | {DYNAMIC}
 
 
 def _rope_types(config: Any) -> set[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from support.model_zoo import REFUSED, SUPPORTED, WIDE_EXPERTS, build, build_supported
+import transformers
+from support.model_zoo import REFUSED, SUPPORTED, VARIANTS, WIDE, WIDE_EXPERTS, build, build_supported
 from support.prompt_sets import stem_and_tails
 
 from radixkv import LLM, SamplingParams
@@ -19,6 +21,11 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 @pytest.mark.parametrize("name", sorted(SUPPORTED))
 def test_tokens_equal_transformers_generate(name: str) -> None:
     assert_tokens_equal_transformers(partial(build_supported, name))
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_tokens_equal_with_other_configurations(name: str) -> None:
+    assert_tokens_equal_transformers(partial(build, name, VARIANTS[name]))
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3"])
@@ -48,9 +55,69 @@ def assert_tokens_equal_transformers(build_it: Callable[[], torch.nn.Module]) ->
 def test_models_that_blocks_cannot_serve_are_refused(name: str) -> None:
     model = build(name, REFUSED[name])
     with pytest.raises(
-        UnsupportedModelError, match=r"replaced|layers of type|rotary positions|later tokens|mix tokens"
+        UnsupportedModelError,
+        match=rf"^{type(model).__name__}: .*(replaced|layers of type|later tokens|mix tokens|of their own|called twice|"
+        r"by their row|counts positions)",
     ):
         LLM(model)
+
+
+@pytest.mark.parametrize("sizes", [{}, WIDE], ids=["as torch computes them", "as compiled code does"])
+def test_layers_that_attend_to_later_tokens_are_refused_whatever_stands_in_for_them(sizes: dict[str, Any]) -> None:
+    model = build("gemma3_text", {**SUPPORTED["gemma3_text"], **sizes, "use_bidirectional_attention": True})
+    with pytest.raises(UnsupportedModelError, match=r"^Gemma3ForCausalLM: its layers attend to later tokens, too$"):
+        LLM(model)
+
+
+def test_a_mask_that_a_model_computes_with_is_none_of_a_window() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"^DogeForCausalLM: .* a mask of their own$"):
+        LLM(build("doge", {"sliding_window": 12}))
+
+
+def test_parts_that_no_text_calls_may_attend_to_what_they_like() -> None:
+    """Gemma 4 was refused for its vision tower."""
+
+    def build_with_vision() -> torch.nn.Module:
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+        vision = {**sizes, "num_key_value_heads": 4, "head_dim": 8, "global_head_dim": 8, "position_embedding_size": 64}
+        text = build_supported("gemma4_text").config
+        config = transformers.AutoConfig.for_model("gemma4", text_config=text, vision_config=vision, audio_config=None)
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+    assert_tokens_equal_transformers(build_with_vision)
+
+
+def test_dynamic_rotation_does_not_remember_longer_sequences() -> None:
+    """As of a model that was called with one before: transformers resets what changed only at the next call of its own."""
+
+    def build_and_call() -> torch.nn.Module:
+        model = build("llama", {**VARIANTS["llama+dynamic"], "max_position_embeddings": 80})
+        model(input_ids=torch.tensor([[5, 6]]), position_ids=torch.tensor([[0, 200]]))
+        return model
+
+    assert_tokens_equal_transformers(build_and_call)
+
+
+def test_dynamic_rotation_without_a_limit_is_refused() -> None:
+    model = build("llama", VARIANTS["llama+dynamic"])
+    model.config.max_position_embeddings = 0
+    with pytest.raises(
+        UnsupportedModelError, match=r"^LlamaForCausalLM: its rotary positions of type 'dynamic' depend"
+    ):
+        LLM(model)
+
+
+def test_a_model_that_an_engine_runs_says_so_when_it_is_called_by_itself() -> None:
+    model = build_supported("llama")
+    tokens = torch.arange(3, 9).unsqueeze(0)
+    expected = model(tokens).logits
+    _llm = LLM(model, num_blocks=50)
+    with pytest.raises(RuntimeError, match=r"^model: it was given to an LLM, which runs it"):
+        model(tokens)
+    model.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -175,15 +175,65 @@ LONGROPE: dict[str, dict[str, Any]] = {
     "phimoe": {**_MOE, **_ORIGINAL, "rope_parameters": _longrope(4, short_mscale=1.1, long_mscale=1.4)},
 }
 
-_ROPE = {"rope_theta": 10000.0, "factor": 2.0}
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0}
+
+# What configurations of an architecture may say besides; by the architecture and, behind a "+", what is particular.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "bamba+attention": {"attn_layer_indices": [0, 1, 2], "mamba_n_heads": 8},
+    "gpt2+cross_attention": {**SUPPORTED["gpt2"], "add_cross_attention": True},
+    "granitemoehybrid+attention": {**_MOE, "layer_types": ["attention"] * 3, "mamba_n_heads": 8},
+    "hunyuan_v1_dense+alpha": {"rope_parameters": {**_DYNAMIC, "factor": 1.0, "alpha": 1000.0}},
+    "hunyuan_v1_moe+alpha": {**_MOE, "rope_parameters": {**_DYNAMIC, "factor": 1.0, "alpha": 1000.0}},
+    "internlm3+dynamic": {"rope_parameters": {**_DYNAMIC, "factor": 6.0}},
+    "jamba+attention": {**_MOE, "attn_layer_period": 1, "attn_layer_offset": 0},
+    "llama+dynamic": {"rope_parameters": {**_DYNAMIC, "factor": 3.0}},
+    "llama4_text+full": {
+        **_MOE,
+        "num_experts_per_tok": 1,
+        "layer_types": ["full_attention"] * 3,
+        "no_rope_layers": [1, 0, 1],
+        "attn_temperature_tuning": False,
+    },
+    # Its router reads a linear layer's weight without calling the layer.
+    "longcat_flash": {
+        **_MLA,
+        "num_layers": 2,
+        "num_hidden_layers": None,
+        "ffn_hidden_size": 48,
+        "expert_ffn_hidden_size": 24,
+        "moe_topk": 2,
+        "zero_expert_num": 2,
+    },
+    "phimoe+full": _MOE,
+}
 
 REFUSED: dict[str, dict[str, Any]] = {
+    "bart": {
+        "is_decoder": True,
+        "is_encoder_decoder": False,
+        "d_model": 32,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+        "decoder_ffn_dim": 48,
+        "num_hidden_layers": None,
+    },
     "bert": {},
     "bloom": {"n_head": 4},
+    # Its attention is called twice a layer.
+    "diffllama": {},
+    # What each key is worth is learned.
+    "doge": {},
     "falcon": {"head_dim": None},
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64, "mamba_d_state": 8},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
-    "llama": {"rope_parameters": {"rope_type": "dynamic", **_ROPE}},
     "llama4_text": {**_MOE, "layer_types": ["chunked_attention", "full_attention", "chunked_attention"]},
+    "llama4_text+tuning": {
+        **_MOE,
+        "num_experts_per_tok": 1,
+        "layer_types": ["full_attention"] * 3,
+        "no_rope_layers": [1, 0, 1],
+        "attn_temperature_tuning": True,
+    },
     "mamba2": {"num_heads": 8, "head_dim": 8, "expand": 2, "state_size": 8, "n_groups": 1},
     "minimax": {**_MOE, "layer_types": ["full_attention", "linear_attention", "full_attention"]},
     "mpt": {"d_model": 32, "n_heads": 4},
@@ -199,10 +249,14 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 def build(name: str, options: dict[str, Any], seed: int = 0) -> transformers.PreTrainedModel:
-    """A model of architecture ``name`` with random float32 weights, the same for the same seed."""
+    """A model of architecture ``name`` with random float32 weights, the same for the same seed.
+
+    Args:
+        name: what follows a "+" only tells two of an architecture apart.
+    """
     torch.manual_seed(seed)
     options = {key: value for key, value in {**_COMMON, **options}.items() if value is not None}
-    config = transformers.AutoConfig.for_model(name, **options)
+    config = transformers.AutoConfig.for_model(name.partition("+")[0], **options)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     # Sinks, biases and norms begin as constants, which would hide mistakes with them.
     with torch.no_grad():
@@ -219,7 +273,7 @@ def build_supported(name: str, seed: int = 0) -> transformers.PreTrainedModel:
 
 def build_longrope(name: str) -> transformers.PreTrainedModel:
     """A model of `LONGROPE`."""
-    return build(name.partition("+")[0], LONGROPE[name])
+    return build(name, LONGROPE[name])
 
 
 def build_shallow(name: str) -> transformers.PreTrainedModel:

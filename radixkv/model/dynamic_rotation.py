@@ -1,0 +1,36 @@
+"""Rotary embeddings of type dynamic, which change for sequences that are longer than the model's limit: here there are none.
+
+To find that out, transformers reads positions from the device at each call, for which the host waits, and which no CUDA graph
+can capture. So it is told that the embeddings are of a type that never changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+DYNAMIC = "dynamic"
+# Of this type, transformers changes no frequencies.
+_NEVER_CHANGED = "default"
+
+
+def stop_changes(model: nn.Module) -> None:
+    """Have the embeddings rotate as up to the model's limit, whatever the model was called with before."""
+    for module in model.modules():
+        rotary: Any = module
+        types = getattr(rotary, "rope_type", None)
+        if types == DYNAMIC:
+            rotary.rope_type = _NEVER_CHANGED
+            _reset(rotary, "")
+        elif isinstance(types, dict) and DYNAMIC in types.values():
+            dynamic = [layer_type for layer_type, each in types.items() if each == DYNAMIC]
+            rotary.rope_type = {**types, **dict.fromkeys(dynamic, _NEVER_CHANGED)}
+            for layer_type in dynamic:
+                _reset(rotary, f"{layer_type}_")
+
+
+def _reset(rotary: Any, prefix: str) -> None:
+    frequencies = getattr(rotary, f"{prefix}inv_freq")
+    original = getattr(rotary, f"{prefix}original_inv_freq")
+    setattr(rotary, f"{prefix}inv_freq", original.to(frequencies.device, copy=True))
