@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from radixkv.attention import AttentionBatch
 from radixkv.attention.triton import TritonAttention, TritonBackend
 from radixkv.attention.triton.buffers import drafting_sizes, padded_sizes
-from radixkv.attention.triton.cost_model import Placement, max_tiles, whole_from
+from radixkv.attention.triton.cost_model import Tiling, max_tiles, whole_from
 from radixkv.attention.triton.launches import PartialResults
 from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.model.cuda_graph import GraphCapture, Replay
@@ -86,10 +86,10 @@ class DecodeGraphs:
         fewest_heads = min(layer.num_kv_heads for layer in backend.pool.layers)
         chosen = frozenset(backend.groups if groups is None else groups)
         self._has_wide = functools.cache(
-            partial(has_wide_tiles, groups=chosen, dtype=backend.dtype, placement=backend.placement)
+            partial(has_wide_tiles, groups=chosen, dtype=backend.dtype, tiling=backend.tiling)
         )
         self.kinds = kinds_in_order(
-            max_num_seqs, max_draft_rows, self._has_wide, whole_from(fewest_heads, backend.placement)
+            max_num_seqs, max_draft_rows, self._has_wide, whole_from(fewest_heads, backend.tiling)
         )
         self._backend = backend
         self._forward = forward
@@ -161,15 +161,15 @@ class DecodeGraphs:
         self._logits[: padded.num_rows].copy_(logits)
 
 
-def has_wide_tiles(num_rows: int, groups: Iterable[int], dtype: torch.dtype, placement: Placement) -> bool:
+def has_wide_tiles(num_rows: int, groups: Iterable[int], dtype: torch.dtype, tiling: Tiling) -> bool:
     """Whether a layer of a batch of up to so many rows may take wider tiles than its narrowest.
 
     Args:
         groups: query heads per key-value head, of the layers.
         dtype: of queries.
-        placement: on the GPU.
+        tiling: on the GPU.
     """
-    return any(len(max_tiles(num_rows, group, dtype, placement)) > 1 for group in groups)
+    return any(len(max_tiles(num_rows, group, dtype, tiling)) > 1 for group in groups)
 
 
 def kinds_in_order(

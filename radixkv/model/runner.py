@@ -340,12 +340,12 @@ class ModelRunner:
 
     def _partials_nbytes(self, num_tokens: int) -> int:
         # Only here: it imports Triton, which a CPU need not have.
-        from radixkv.attention.triton.cost_model import Placement, partials_nbytes
+        from radixkv.attention.triton.cost_model import Tiling, partials_nbytes
 
         multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count
         heads = {(layer.num_query_heads, layer.shape) for layer in self._layers.values()}
         return max(
-            partials_nbytes(num_tokens, heads, self._dtype, Placement(multiprocessors, one_class))
+            partials_nbytes(num_tokens, heads, self._dtype, Tiling(multiprocessors, one_class))
             for one_class in (False, True)
         )
 

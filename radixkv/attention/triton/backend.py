@@ -18,7 +18,7 @@ from radixkv.attention.plan import AttentionPlan, Planner
 from radixkv.attention.query_batch import QueryBatch
 from radixkv.attention.sharing_rule import SharingRule
 from radixkv.attention.triton.buffers import BatchBuffers, DeviceRows
-from radixkv.attention.triton.cost_model import Placement, num_pieces, sharing_rule, tile_classes, widest_tile
+from radixkv.attention.triton.cost_model import Tiling, num_pieces, sharing_rule, tile_classes, widest_tile
 from radixkv.attention.triton.launches import Launcher, LayerTensors, PartialResults, flat_launchers, shared_launchers
 from radixkv.attention.triton.layer_launches import LayerLaunches, PoolLayers
 from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems, lower
@@ -51,7 +51,7 @@ class TritonBackend:
         pool: as given.
         dtype: as given.
         groups: query heads per key-value head, if all layers have the first one's query heads.
-        placement: of decoding batches.
+        tiling: of decoding batches.
         buffers: the tables, and the rows of a decoding batch, padding included.
         pool_layers: the pool's.
 
@@ -81,7 +81,7 @@ class TritonBackend:
         self.dtype = dtype
         self.groups = {num_query_heads // shape.num_kv_heads for shape in pool.layers}
         device = pool.keys[0].device
-        self.placement = Placement(
+        self.tiling = Tiling(
             multiprocessors or _multiprocessors(device),
             one_class=True,
             widest_tile=widest_tile(pool.layers, current_target()) if device.type == "cuda" else TILE_ROWS[-1],
@@ -113,7 +113,7 @@ class TritonBackend:
         plan = self._planner.plan(batch)
         rows = self.buffers.load(plan)
         self._attention = TritonAttention(
-            plan, rows, self.buffers, self.pool_layers, self.dtype, self.placement, batch.decodes
+            plan, rows, self.buffers, self.pool_layers, self.dtype, self.tiling, batch.decodes
         )
         self._steps_left = _STEPS_PER_PLAN
         return self._attention
@@ -131,7 +131,7 @@ class TritonAttention:
         rows: on the device.
         buffers: the tables, and the rows of a decoding batch, padding included.
         dtype: of queries.
-        placement: how the batch is cut. With a prompt of more than 32 new tokens it takes several tile classes, one after the
+        tiling: how the batch is cut. With a prompt of more than 32 new tokens it takes several tile classes, one after the
             other: the prompt's wide tiles fill the GPU. Others, with drafts of any length, take one.
     """
 
@@ -142,7 +142,7 @@ class TritonAttention:
         buffers: BatchBuffers,
         pool_layers: PoolLayers,
         dtype: torch.dtype,
-        placement: Placement,
+        tiling: Tiling,
         decodes: bool,
     ) -> None:
         self.plan = plan
@@ -152,7 +152,7 @@ class TritonAttention:
         self.buffers = buffers
         self.dtype = dtype
         narrow = decodes or int(np.diff(plan.row_starts).max(initial=0)) <= _MOST_DECODING_ROWS
-        self.placement = placement if narrow else replace(placement, one_class=False)
+        self.tiling = tiling if narrow else replace(tiling, one_class=False)
         self._layers = LayerLaunches(pool_layers)
         self._partials = PartialResults(rows.positions.device)
         self._host_items: dict[HeadShape, HostItems] = {}
@@ -185,7 +185,7 @@ class TritonAttention:
         """The work items for layers of this shape, made when first asked for."""
         items = self._host_items.get(shape)
         if items is None:
-            items = self._host_items[shape] = lower(self.plan.ranges, shape, self.dtype, self.placement)
+            items = self._host_items[shape] = lower(self.plan.ranges, shape, self.dtype, self.tiling)
         return items
 
     def items(self, shape: HeadShape) -> DeviceItems:
@@ -202,7 +202,7 @@ class TritonAttention:
             # All rows are split into as many parts as the longest one, as if they were tiles over one range.
             lengths = self.plan.ranges.key_stop - self.plan.ranges.key_start
             longest, total, rows = lengths.max(keepdims=True), lengths.sum(keepdims=True), np.array([len(lengths)])
-            tile_class = tile_classes(np.ones(1, dtype=np.int64), shape.group, self.dtype, self.placement)
-            (pieces,) = num_pieces(longest, rows, total, shape.num_kv_heads, tile_class, self.placement)
+            tile_class = tile_classes(np.ones(1, dtype=np.int64), shape.group, self.dtype, self.tiling)
+            (pieces,) = num_pieces(longest, rows, total, shape.num_kv_heads, tile_class, self.tiling)
             splits = self._num_splits[shape] = int(pieces)
         return splits

@@ -154,7 +154,7 @@ class PaddedDecode:
         if buffer is not None:
             return buffer.items
         backend, num_rows = self._backend, self.num_rows
-        counts = max_tiles(num_rows, shape.group, backend.dtype, backend.placement)
+        counts = max_tiles(num_rows, shape.group, backend.dtype, backend.tiling)
         tile_rows = max(counts) if self.wide else min(counts)
         if not self.wide and len(counts) > 1:
             # Where nothing is shared, each row is a range of its own; what is left for pieces is enough for most of what few
@@ -162,10 +162,10 @@ class PaddedDecode:
             counts = {tile_rows: num_rows}
         # A batch takes tiles of one of the classes, and is cut into more pieces in narrow ones, of which more run at once.
         num_items = max(
-            count + max_pieces(rows, count, shape.num_kv_heads, backend.placement) for rows, count in counts.items()
+            count + max_pieces(rows, count, shape.num_kv_heads, backend.tiling) for rows, count in counts.items()
         )
         num_partials = max(
-            max_partials(num_rows, {rows: count}, shape.group, shape.num_kv_heads, backend.placement)
+            max_partials(num_rows, {rows: count}, shape.group, shape.num_kv_heads, backend.tiling)
             for rows, count in counts.items()
         )
         first = None if self._batch is None else self._batch.host_items(shape)

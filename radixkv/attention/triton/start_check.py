@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from radixkv.attention.options import AttentionOptions
-from radixkv.attention.triton.cost_model import Placement, max_tiles, widest_tile
+from radixkv.attention.triton.cost_model import Tiling, max_tiles, widest_tile
 from radixkv.memory import LayerShape
 from radixkv_kernels import (
     NO_PARTIAL,
@@ -185,8 +185,8 @@ class _Problem:
             yield "rotate_and_write", partial(self._rotate, self._layer.rotary_dim)
         yield "copy_blocks", self._copy
         yield "advance_rows", self._advance
-        placement = Placement(1, widest_tile=widest_tile([self._layer.shape], current_target()))
-        tiles = max_tiles(TILE_ROWS[-1], group, self._dtype, placement)
+        tiling = Tiling(1, widest_tile=widest_tile([self._layer.shape], current_target()))
+        tiles = max_tiles(TILE_ROWS[-1], group, self._dtype, tiling)
         for tile_rows in tiles:
             yield f"attend_items with tiles of {tile_rows} rows", partial(self._items, tile_rows)
         yield "attend_split", self._split

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from radixkv.attention.plan import KeyRanges
 from radixkv.attention.query_batch import Ints
-from radixkv.attention.triton.cost_model import Placement, num_pieces, tile_classes
+from radixkv.attention.triton.cost_model import Tiling, num_pieces, tile_classes
 from radixkv.memory.upload import upload
 from radixkv_kernels import ITEM_FIELDS, NO_PARTIAL, OPEN_END, TILE_ROWS
 
@@ -99,14 +99,14 @@ class _Cuts:
     piece_keys: Ints
 
 
-def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, placement: Placement) -> HostItems:
+def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, tiling: Tiling) -> HostItems:
     """The work items for layers of this shape.
 
     Args:
         dtype: of queries.
-        placement: how the batch is cut.
+        tiling: how the batch is cut.
     """
-    cuts = _cut(ranges, shape, dtype, placement)
+    cuts = _cut(ranges, shape, dtype, tiling)
     # The range of each item: one for each of its tiles x pieces.
     count = cuts.num_tiles * cuts.num_pieces
     of = np.arange(len(count)).repeat(count)
@@ -151,17 +151,17 @@ def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, placement: Pl
     return HostItems(by_tile, starts, partials)
 
 
-def _cut(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, placement: Placement) -> _Cuts:
+def _cut(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, tiling: Tiling) -> _Cuts:
     rows = ranges.row_stop - ranges.row_start
     keys = ranges.key_stop - ranges.key_start
-    tile_class = tile_classes(rows, shape.group, dtype, placement)
+    tile_class = tile_classes(rows, shape.group, dtype, tiling)
     tile_rows = (_TILE_ROWS // shape.group)[tile_class]
     tiles = -(-rows // tile_rows)
     work = tiles * keys
     # Each tile of a private tail ends at its own last row.
     unseen = tiles * rows - rows - tile_rows * (tiles * (tiles - 1) // 2)
     work[ranges.num_shared :] -= unseen[ranges.num_shared :]
-    pieces = num_pieces(keys, tiles, work, shape.num_kv_heads, tile_class, placement)
+    pieces = num_pieces(keys, tiles, work, shape.num_kv_heads, tile_class, tiling)
     # In multiples of 16 keys fewer pieces may do. One that begins behind the last key must not exist: it would have the open
     # end, and new keys in between would belong to no item.
     piece_keys = -(-keys // (16 * pieces)) * 16

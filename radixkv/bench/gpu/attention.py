@@ -103,7 +103,7 @@ def _attend(batch: QueryBatch, pool: KVPool, rows: int, in_graphs: bool = False)
     if not in_graphs:
         return layer_work(prepared, rows, len(pool.layers))
     flat = prepared.plan.is_flat
-    whole = flat and rows >= whole_from(KV_HEADS, backend.placement)
+    whole = flat and rows >= whole_from(KV_HEADS, backend.tiling)
     padded = PaddedDecode(rows, backend, not flat, PartialResults(pool.keys[0].device), whole)
     assert padded.load(prepared)
     return layer_work(padded, rows, len(pool.layers))

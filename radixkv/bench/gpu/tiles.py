@@ -267,7 +267,7 @@ def _tile_classes_table(report: GpuReport) -> Table:
 def _placed(levels: list[Level], one_class: bool) -> Timed:
     batch, num_blocks, _ = tree_batch(256, levels, 1)
     attention = planned(batch, make_pool(num_blocks, torch.bfloat16, "cuda"), shared=True)
-    attention.placement = replace(attention.placement, one_class=one_class)
+    attention.tiling = replace(attention.tiling, one_class=one_class)
     return _timed(layer_work(attention, 256))
 
 

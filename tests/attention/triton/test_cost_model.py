@@ -11,7 +11,7 @@ from radixkv.attention import Planner
 from radixkv.attention.triton.cost_model import (
     MAX_LEVELS,
     PROGRAMS_PER_MULTIPROCESSOR,
-    Placement,
+    Tiling,
     max_partials,
     max_tiles,
     num_pieces,
@@ -46,7 +46,7 @@ def test_the_last_program_ends_soon_after_the_others_could(num_sequences: int) -
     """50 sequences whole would be 400 programs where 396 run at once: two waves for the work of one."""
     keys = np.full(num_sequences, 4096)
     ones = np.ones_like(keys)
-    pieces = num_pieces(keys, ones, keys, KV_HEADS, 0 * keys, Placement(MULTIPROCESSORS))
+    pieces = num_pieces(keys, ones, keys, KV_HEADS, 0 * keys, Tiling(MULTIPROCESSORS))
     num_concurrent = MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR[16]
     waves = np.ceil(KV_HEADS * pieces.sum() / num_concurrent)
     # No piece has fewer than 256 keys, so that one sequence alone fills a third of the device.
@@ -75,9 +75,9 @@ def test_tiles_that_would_spill_are_not_taken() -> None:
     ):
         target = Target(arch, 99 * 1024)
         assert widest_tile([LayerShape(8, 64, 64), LayerShape(8, dim, 128)], target) == widest
-        placement = Placement(1, widest_tile=widest)
-        assert max(max_tiles(100, GROUP, torch.bfloat16, placement)) == widest
-        assert max(max_tiles(100, 100, torch.bfloat16, placement)) == 128  # or the group would not fit
+        tiling = Tiling(1, widest_tile=widest)
+        assert max(max_tiles(100, GROUP, torch.bfloat16, tiling)) == widest
+        assert max(max_tiles(100, 100, torch.bfloat16, tiling)) == 128  # or the group would not fit
 
 
 def test_rows_have_a_bounded_number_of_partial_results() -> None:
@@ -88,5 +88,5 @@ def test_rows_have_a_bounded_number_of_partial_results() -> None:
         chunks.append(Chunk(Table(path), 16 * len(path) - 1, 1))
     shared = planned(chunks)
     assert len(shared) == MAX_LEVELS
-    tiles = max_tiles(10, GROUP, torch.bfloat16, Placement(1))
-    assert max_partials(10, tiles, GROUP, KV_HEADS, Placement(1)) >= 10 * (MAX_LEVELS + 1)
+    tiles = max_tiles(10, GROUP, torch.bfloat16, Tiling(1))
+    assert max_partials(10, tiles, GROUP, KV_HEADS, Tiling(1)) >= 10 * (MAX_LEVELS + 1)

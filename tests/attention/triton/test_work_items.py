@@ -62,17 +62,15 @@ def test_each_row_reads_each_key_once_however_far_it_grows(
 ) -> None:
     batch = prepare(levels, num_new, shape, multiprocessors, shares)
     items = batch.items(shape)
-    tiles = max_tiles(batch.plan.num_rows, shape.group, torch.bfloat16, batch.placement)
+    tiles = max_tiles(batch.plan.num_rows, shape.group, torch.bfloat16, batch.tiling)
     for tile_rows, own in items.by_tile.items():
         last_positions = batch.rows.positions[(own[:, 0] + own[:, 1] - 1).long()]
         lengths = torch.minimum(own[:, 4], last_positions + 1) - own[:, 3]
         assert (lengths > 0).all(), "no item of keys that none of its rows sees"
         assert (lengths.diff() <= 0).all(), "longest first"
-        most = tiles[tile_rows] + max_pieces(tile_rows, tiles[tile_rows], shape.num_kv_heads, batch.placement)
+        most = tiles[tile_rows] + max_pieces(tile_rows, tiles[tile_rows], shape.num_kv_heads, batch.tiling)
         assert len(own) <= most
-    assert items.num_partials <= max_partials(
-        batch.plan.num_rows, tiles, shape.group, shape.num_kv_heads, batch.placement
-    )
+    assert items.num_partials <= max_partials(batch.plan.num_rows, tiles, shape.group, shape.num_kv_heads, batch.tiling)
     reads: list[list[list[int]]] = [[] for _ in range(batch.plan.num_rows)]
     for row_start, num_rows, _, start, stop, partial in np.concatenate(list(items.by_tile.values())).tolist():
         for i in range(num_rows):

@@ -209,7 +209,7 @@ def test_tails_in_wide_tiles_give_what_they_give_in_narrow_ones(
         pool.keys[0].view(-1, 1, 8)[slots], pool.values[0].view(-1, 1, 8)[slots] = key[:69], value[:69]
     # By the type of queries that the backend is told, which are float32 all the same, wide tiles are taken.
     backend = TritonBackend(pool, torch.float16, 16, 5, 80)
-    backend.placement = replace(backend.placement, one_class=one_class)
+    backend.tiling = replace(backend.tiling, one_class=one_class)
     batch = Batch(chunks, all_keys, all_values, pool)
     classes = list(backend.prepare(query_batch(chunks)).items(HeadShape(1, 16)).by_tile)
     assert classes == ([64] if one_class else [16, 128])
