@@ -45,7 +45,7 @@ class NamespaceSelection:
 def clear(cache: PrefixCache, selection: NamespaceSelection) -> Cleared:
     """Forget what is cached of namespaces, below the pool too, where what is derived from one is always cleared with it."""
     namespaces = [name for name in cache.namespaces if name in selection]
-    num_freed = sum(cache.clear(name) for name in namespaces)
-    cache.clear(selection.name)  # of what is not cached any more, something may be below the pool
+    num_freed = 0 if selection.name is None else sum(map(cache.clear, namespaces))
+    num_freed += cache.clear(selection.name)  # of what is not cached any more, something may be below the pool
     num_idle = cache.num_evictable_blocks
     return Cleared(len(namespaces), num_freed, cache.num_held_blocks - num_idle, num_idle)

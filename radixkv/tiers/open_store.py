@@ -125,8 +125,8 @@ def open_to_write(
         opened.callback(lock.close)
         files = SlotFiles(folder, slot_bytes, writable=True)
         opened.callback(files.close)
-        files.shrink(capacity)
         cleared = list(cleared)
+        files.shrink(0 if None in cleared else capacity)
         try:
             index, rows, pinned = _read_index(folder, files.num_slots, cleared)
         except IndexErrors as error:

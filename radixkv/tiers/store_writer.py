@@ -85,6 +85,7 @@ class StoreWriter:
         self._uncleared: frozenset[bytes | None] = frozenset()
         self._stale: set[int] = set()  # slots of which the index may say what is no longer so
         self._free: list[int] = []  # the writer's own
+        self._has_unwiped = False  # free slots may have what was cleared while the disk failed; likewise
         self._opened: OpenStore | None = None
         self._files: SlotFiles | None = None  # of what is open, or was until its disk failed
         try:
@@ -134,6 +135,11 @@ class StoreWriter:
         self._writer.close()
         self._closed = True
         self._clearer.stop(0.0)
+        if self._opened is None and (self._uncleared or self._has_unwiped):
+            try:
+                self._current()
+            except (*MediumErrors, StoreInUseError) as error:
+                self._failed(self._writes, error)
         with self._index_lock:
             if self._opened is not None:
                 try:
@@ -253,9 +259,12 @@ class StoreWriter:
     def _current(self) -> OpenStore:
         opened = self._opened
         if opened is None:
-            return self._open()
-        if not opened.index.is_current:
+            opened = self._open()
+        elif not opened.index.is_current:
             raise OSError(errno.ESTALE, "another folder is in place of that which was opened", str(self._root))
+        if self._has_unwiped:
+            self._has_unwiped = False
+            self._wipe_free()
         return opened
 
     def _commit(self, opened: OpenStore, blocks: Sequence[IndexedBlock]) -> None:
@@ -299,18 +308,29 @@ class StoreWriter:
 
     def _erase(self, files: SlotFiles | None, slots: list[int]) -> None:
         if self._opened is None or self._opened.files is not files:
-            return  # opening found, or will find, them free
+            self._wipe_free()  # opening found, or will find, them free
+            return
         zeros = bytes(self._slot_bytes)
         try:
             for slot in slots:
                 files.write(slot, [zeros])
         except OSError as error:
+            self._has_unwiped = True
             self._failed(self._writes, error)
         self._free += slots
+
+    def _wipe_free(self) -> None:
+        """Overwrite all free slots: those that were cleared are among them."""
+        if self._opened is None:
+            self._has_unwiped = True
+        else:
+            slots, self._free = self._free, []
+            self._erase(self._opened.files, slots)
 
     def _release_all(self) -> None:
         opened = self._opened
         if opened is None:
+            self._has_unwiped = True
             return
         self.table.take_changes()
         self._free.clear()

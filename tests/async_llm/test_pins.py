@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, prompts, run, tiny, tokens_of
+from support.async_streams import ENDLESS, GREEDY, prompts, run, tiny, tokens_of
 from support.event_replay import replay_events
 
 from radixkv import AsyncLLM
 from radixkv.cache import PinQuotaExceeded
+from radixkv.cache.node import Node
+from radixkv.cache.observer import TreeObserver
 from radixkv.engine.clearing import NamespaceSelection
 
 PINNED = {"prompt_token_ids": list(range(3, 23))}
@@ -104,3 +107,20 @@ def test_nothing_is_computed_for_a_pin_where_nothing_is_cached() -> None:
 
     run(test, llm)
     assert llm.engine.num_steps == 0
+
+
+def test_to_forget_everything_is_said_once() -> None:
+    """It was said for each namespace before, so that a disk overwrote each block before it gave all of its space back."""
+    cleared: list[str | None] = []
+
+    class Observer(TreeObserver):
+        def on_clear(self, namespace: str | None, nodes: Sequence[Node]) -> None:
+            cleared.append(namespace)
+
+    llm = tiny()
+    for salt in ("ann", "bob"):
+        llm.generate({**PINNED, "cache_salt": salt}, GREEDY, use_tqdm=False)
+    llm.engine.cache.add_observer(Observer())
+    held = llm.engine.cache.num_held_blocks
+    assert llm.engine.clear(NamespaceSelection()).freed_blocks == held > 0
+    assert cleared == [None]

@@ -53,6 +53,38 @@ def test_a_disk_that_cannot_be_written_is_warned_of_once_and_tried_again_later(
         assert np.array_equal(get(tier, KEYS), BLOCKS)
 
 
+def bytes_of_blocks_in(folder: Path) -> int:
+    """How many of `BLOCKS` are somewhere in the files with slots."""
+    stored = b"".join(path.read_bytes() for path in folder.glob("store/*/blocks-*"))
+    return sum(block.tobytes() in stored for block in BLOCKS)
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["a namespace", "everything"])
+@pytest.mark.parametrize("afterwards", ["put", "close"])
+def test_what_is_cleared_while_the_disk_fails_is_overwritten_when_it_is_back(
+    open_tier: OpenTier, clock: FakeClock, tmp_path: Path, everything: bool, afterwards: str
+) -> None:
+    """A store that was given up for a failure had nothing to overwrite when it was opened anew."""
+    other = prefix_keys("b", 1, 2)
+    with mock.patch.object(slot_files, "os", FaultyOs()) as disk:
+        tier = open_tier()
+        put(tier)
+        assert bytes_of_blocks_in(tmp_path) == 6
+        disk.fault = "write fails"
+        put(tier, other, BLOCKS[:2])
+        disk.fault = "none"
+        tier.clear(None if everything else KEYS[0].namespace)
+        clock.now += 60
+        if afterwards == "put":
+            put(tier, other, np.zeros_like(BLOCKS[:2]))
+            assert tier.contains_prefix(other) == 2
+            assert bytes_of_blocks_in(tmp_path) == 0
+        tier.close()
+        assert bytes_of_blocks_in(tmp_path) == 0
+        again = open_tier()
+        assert again.contains_prefix(KEYS) == 0
+
+
 def test_a_disk_that_is_full_later_keeps_what_it_has_and_makes_room_there(
     open_tier: OpenTier, clock: FakeClock
 ) -> None:
