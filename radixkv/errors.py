@@ -79,6 +79,10 @@ class StepFailedError(EngineError):
     """The step that a request was in crashed; the cause says how. Other requests go on."""
 
 
+class MissingPackageError(ImportError):
+    """A call asks for what needs a package that is not installed; the message names it, and the argument."""
+
+
 class RequestTimeoutError(EngineError):
     """A request took longer than it may; the message says which limit it met.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 from radixkv.cache.arguments import check_clock, check_count, check_namespace, check_retention
@@ -109,6 +109,10 @@ class PrefixCache(CacheControl):
         super().__init__(store, evicted, clock)
         if policy is not None:
             self._policies[id(policy)] = policy  # its leaves are those of one tree
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._policies[id(self._tree.policy)] = self._tree.policy
 
     def open(
         self,

@@ -300,6 +300,8 @@ class ReplicaSet:
             if old is not None and old.instance != description.instance and member.client is client:
                 await self._mark_down(member)  # it was started anew meanwhile
                 client = self._connect(member.url)
+            if old is not None and old.instance != description.instance:
+                member.sent_shares = None  # what an earlier one has confirmed, perhaps without ever being up
             member.description = description
             if member.client is not client:
                 await self._tenants.send(member, client)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.errors import StructuredOutputError
+from radixkv.errors import MissingPackageError, StructuredOutputError
 from radixkv.model.text_interface import TextInterface
 from radixkv.sampling.grammar_budget import GrammarBudget
 from radixkv.sampling.grammar_tokenizer import grammar_tokenizer
@@ -204,7 +204,7 @@ class GrammarCompiler:
         Raises:
             ValueError: the specification is malformed, nothing can satisfy it, it uses what cannot be enforced, or it is too
                 large; or the model has no tokenizer.
-            ImportError: llguidance is not installed.
+            MissingPackageError: llguidance is not installed.
         """
         kind, text = _kind_and_text(spec)
         frame = None if spec.frame is None else _frame_text(spec.frame)
@@ -217,7 +217,7 @@ class GrammarCompiler:
 
         Raises:
             ValueError: the model has no tokenizer.
-            ImportError: llguidance is not installed.
+            MissingPackageError: llguidance is not installed.
             Exception: the tokenizer is of a kind that llguidance does not know.
         """
         self._prepared_tokenizer()
@@ -261,8 +261,10 @@ class GrammarCompiler:
         try:
             return grammar_tokenizer(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
         except ModuleNotFoundError as error:
-            raise ImportError(
-                f"structured_outputs: {error.name} is not installed: pip install 'radixkv[server]'"
+            if (error.name or "").partition(".")[0] != "llguidance":
+                raise
+            raise MissingPackageError(
+                "structured_outputs: llguidance is not installed: pip install 'radixkv[server]'"
             ) from error
 
 

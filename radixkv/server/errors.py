@@ -22,6 +22,7 @@ from radixkv.errors import (
     DrainingError,
     EngineDeadError,
     EngineError,
+    MissingPackageError,
     NoBlocksLeftError,
     PromptTooLongError,
     QueueFullError,
@@ -105,14 +106,14 @@ def as_api_error(error: Exception) -> ApiError:
 def client_errors(request_field_names: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
     """While a request is validated: turn `ValueError` and `TypeError` into a 400 that names the field.
 
-    `ImportError`, too: the request asks for what needs a package that is not installed.
+    `MissingPackageError`, too: the request asks for what is not installed.
 
     Args:
         request_field_names: library argument name to request field name, where the two differ.
     """
     try:
         yield
-    except (ValueError, TypeError, ImportError) as error:
+    except (ValueError, TypeError, MissingPackageError) as error:
         # The checks of prompts and parameters begin with the argument's name.
         message, param = str(error), None
         name, colon, rest = message.partition(":")

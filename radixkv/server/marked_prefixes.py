@@ -21,8 +21,8 @@ def marked_prefixes(
 ) -> dict[float, Sequence[int]]:
     """The part of a prompt before the last breakpoint of each time to live; empty where the chat template cannot tell.
 
-    The conversation up to the breakpoint is written by itself, and before an empty message; what the whole one has in common
-    with either is the prefix. So whatever the template does, it is a prefix of the prompt.
+    The conversation up to the breakpoint is written by itself and, unless that is a prefix as it is, before an empty message;
+    what the whole one has in common with either is the prefix. So whatever the template does, it is a prefix of the prompt.
 
     Args:
         chat: the request.
@@ -32,8 +32,11 @@ def marked_prefixes(
     last = {mark.ttl: mark.messages for mark in breakpoints}
     prefixes: dict[float, Sequence[int]] = {}
     for ttl, messages in last.items():
-        written = (_written(chat, each, loaded) for each in (messages, [*messages, _NEXT_MESSAGE]))
-        prefixes[ttl] = prompt[: max(_common_length(tokens, prompt) for tokens in written)]
+        alone = _written(chat, messages, loaded)
+        length = _common_length(alone, prompt)
+        if length < len(alone) or not alone:
+            length = max(length, _common_length(_written(chat, [*messages, _NEXT_MESSAGE], loaded), prompt))
+        prefixes[ttl] = prompt[:length]
     return prefixes
 
 

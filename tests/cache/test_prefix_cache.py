@@ -218,6 +218,8 @@ def test_a_copy_goes_on_as_its_original_does(how: Callable[[Any], Any], policy: 
         for token in range(10, 16):
             leave(cache, [token, 1, 2, 3, 4, 5])
         lives.append((twin.block_ids.tolist(), cache.ref_counts().tolist(), cache.stats, list(cache.events)))
+        with pytest.raises(InvalidArgumentError, match="another cache's"):
+            PrefixCache(12, 4, cache._tree.policy)
     assert lives[0] == lives[1]
 
 

@@ -16,7 +16,9 @@ from support.async_streams import prompts, run, tiny
 from support.async_streams import tokens_of as stream_tokens
 from support.held_steps import HeldSteps
 from support.pretended_replicas import (
+    CAPACITY,
     HANGING,
+    IDENTITY,
     LOAD,
     SECRET,
     Body,
@@ -27,7 +29,7 @@ from support.pretended_replicas import (
 )
 
 from radixkv import AsyncLLM
-from radixkv.cluster import MismatchError, ReplicaSet
+from radixkv.cluster import MismatchError, ReplicaSet, replica_set
 from radixkv.cluster.announcement import Announcements
 from radixkv.cluster.connection import connect
 from radixkv.cluster.membership import Membership, read_replicas
@@ -376,6 +378,50 @@ def test_what_tenants_may_have_is_sent_again_to_a_replica_that_did_not_confirm_i
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
+
+
+def test_a_replica_that_was_started_anew_before_it_was_up_is_told_what_tenants_may_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that had confirmed it and died before it was up was taken for its successor, which was told nothing."""
+    monkeypatch.setattr(replica_set, "_SECONDS_BETWEEN_ATTEMPTS", 0.0)
+
+    async def main() -> None:
+        cluster, told = Cluster(), list[int]()
+        instance = 0
+        may_end = asyncio.Event()
+
+        async def describe(request: httpx.Request) -> httpx.Response:
+            described = {"instance": f"instance {instance}", "started": 0.0, "chat_template": None}
+            return httpx.Response(200, json={**described, "identity": IDENTITY, "capacity": CAPACITY})
+
+        async def tell(request: httpx.Request) -> httpx.Response:
+            told.append(instance)
+            return httpx.Response(200)
+
+        async def events(request: httpx.Request) -> httpx.Response:
+            async def body() -> AsyncIterator[bytes]:
+                nonlocal instance
+                if instance != 1:
+                    yield encode_record(Kind.HELD) + encode_load(LOAD)
+                if instance == 2:
+                    await asyncio.Event().wait()
+                await may_end.wait()
+                instance += 1
+                raise httpx.ReadError("it died")
+
+            return httpx.Response(200, stream=Body(body))
+
+        cluster.answers |= {"/description": describe, "/tenants": tell, "/events": events}
+        replicas = cluster.replicas()
+        await replicas.set_tenants({"ann": TenantShare(max_num_seqs=1)})
+        await replicas.add("a", "http://a")
+        may_end.set()
+        await until(lambda: instance == 2 and replicas.available == ["a"])
+        await replicas.close()
+        assert told == [0, 1, 2]
+
+    asyncio.run(main())
 
 
 def test_what_tenants_may_have_is_not_overtaken() -> None:

@@ -17,6 +17,7 @@ from radixkv import LLM, AsyncLLM
 from radixkv.prompts import Prompt
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.server.chat_messages import ChatMessage
+from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.completions import CompletionRequest
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Name three colours."}], "temperature": 0}
@@ -267,6 +268,21 @@ def test_a_package_that_the_server_lacks_is_named(llm: LLM, monkeypatch: pytest.
         error = (await post(client, "/v1/chat/completions", {**CHAT, **fields}, 400))["error"]
         assert error["param"] == "response_format"
         assert "llguidance is not installed" in error["message"]
+
+    run(llm, test)
+
+
+def test_what_cannot_be_imported_for_another_reason_is_no_fault_of_the_request(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> Any:
+        raise ImportError("cannot import name 'x' from 'y' (/a/folder/of/the/server)")
+
+    monkeypatch.setattr(ChatCompletionRequest, "as_prompt", broken)
+
+    async def test(client: httpx.AsyncClient) -> None:
+        error = (await post(client, "/v1/chat/completions", CHAT, 500))["error"]
+        assert error["message"] == "the server failed to answer this request"
 
     run(llm, test)
 

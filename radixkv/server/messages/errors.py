@@ -40,7 +40,7 @@ class ThreadRefusal(BaseModel):
 
 
 class RefusedThread(MessagesErrorDetail):
-    """The server holds no conversations, so it cannot continue one."""
+    """The Messages API holds no conversations, so it cannot continue one."""
 
     details: ThreadRefusal = ThreadRefusal()
 

@@ -83,7 +83,7 @@ def response_routes(service: Service) -> APIRouter:
     async def get_response(
         name: str,
         tenant: CurrentTenant,
-        stream: Only[Literal["false"] | None] = None,
+        stream: Only[Literal["false", "False", "0"] | None] = None,
         starting_after: Only[None] = None,
     ) -> ResponseObject:
         """A response that is stored; whole, as its events are not."""

@@ -126,7 +126,9 @@ class ResponsesWriter:
         if response.store:
             messages = [*self._messages, *output_messages(output.items)]
             # As strings take it: one character beyond Latin-1 makes each of its string two or four bytes wide.
-            own = sys.getsizeof(response.model_dump_json()) + sys.getsizeof(self._body.model_dump_json())
+            # Breakpoints may have the texts of the input once more each.
+            num_inputs = 1 + len(self._breakpoints)
+            own = sys.getsizeof(response.model_dump_json()) + num_inputs * sys.getsizeof(self._body.model_dump_json())
             num_bytes = own + self._earlier_bytes
             self._keep(StoredResponse(response, messages, self._breakpoints, num_bytes, self._namespace))
 
