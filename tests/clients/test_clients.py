@@ -345,9 +345,9 @@ def test_llm(url: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     import llm
 
     model = llm.get_model("local")
-    assert model.prompt("Name a colour.", key=KEY, max_tokens=60).text()
+    assert model.prompt("Name a colour.", key=KEY, max_tokens=60, temperature=0).text()
     if kind != "completion":
-        person = model.prompt("Ann is 30.", key=KEY, schema=Person, max_tokens=60).text()
+        person = model.prompt("Ann is 30.", key=KEY, schema=Person, max_tokens=60, temperature=0).text()
         Person.model_validate_json(person)
 
 
