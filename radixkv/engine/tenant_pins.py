@@ -88,7 +88,8 @@ class TenantPins:
         covered = [kept for kept in own if kept.prefix.is_continued_by(new) and kept.expires_at <= expires_at]
         released: list[tuple[str, _Kept]] = []
         for kept in self._too_much([kept for kept in own if kept not in covered], new, max_blocks):
-            self._release(tenant, kept, released)
+            self._release(tenant, kept)
+            released.append((tenant, kept))
         pin = self._pin(tenant, new, ttl, released)
         if pin is None or pin.released:
             for owner, kept in reversed(released):
@@ -96,7 +97,7 @@ class TenantPins:
             return 0
         # Released when the new pin is there: the blocks that they share count once for the cache.
         for kept in covered:
-            self._release(tenant, kept, released)
+            self._release(tenant, kept)
         self._kept.setdefault(tenant, []).append(_Kept(pin, new, expires_at))
         return pin.num_tokens
 
@@ -104,14 +105,14 @@ class TenantPins:
         """Which of a tenant's pins have no room beside a new prefix: the oldest of those that no other one continues."""
         left = own.copy()
         while len(left) >= MAX_PINS or self._num_blocks([new, *(kept.prefix for kept in left)]) > max_blocks:
-            ends = (kept for kept in left if not any(self._continues(other, kept, new) for other in left))
-            left.remove(next(ends, left[0]))
+            for kept in left:
+                others = (new, *(other.prefix for other in left if other is not kept))
+                if not any(map(kept.prefix.is_continued_by, others)):
+                    left.remove(kept)
+                    break
+            else:
+                del left[0]
         return [kept for kept in own if kept not in left]
-
-    @staticmethod
-    def _continues(other: _Kept, kept: _Kept, new: _Prefix) -> bool:
-        """Whether blocks of a pin would not be free without it, since another one or the new one has them."""
-        return kept.prefix.is_continued_by(new) or (other is not kept and kept.prefix.is_continued_by(other.prefix))
 
     def _pin(self, tenant: str, new: _Prefix, ttl: float, released: list[tuple[str, _Kept]]) -> Pin | None:
         """The pin, for which tenants with more may lose some of theirs; None: no tenant has more."""
@@ -124,7 +125,9 @@ class TenantPins:
                 greediest = max(self._kept, key=self._num_blocks_of, default=None)
                 if greediest is None or self._num_blocks_of(greediest) <= num_blocks:
                     return None
-                self._release(greediest, self._kept[greediest][0], released)
+                oldest = self._kept[greediest][0]
+                self._release(greediest, oldest)
+                released.append((greediest, oldest))
 
     def _forget_released(self) -> None:
         """Drop what has expired, or was cleared with the cache."""
@@ -132,10 +135,9 @@ class TenantPins:
         kept = {tenant: [kept for kept in own if kept.pin in active] for tenant, own in self._kept.items()}
         self._kept = {tenant: own for tenant, own in kept.items() if own}
 
-    def _release(self, tenant: str, kept: _Kept, released: list[tuple[str, _Kept]]) -> None:
+    def _release(self, tenant: str, kept: _Kept) -> None:
         self._pins.release(kept.pin)
         self._kept[tenant].remove(kept)
-        released.append((tenant, kept))
 
     def _pin_again(self, tenant: str, kept: _Kept) -> None:
         """As the oldest. Nothing was evicted since it was released, and what may be pinned has room for it again."""

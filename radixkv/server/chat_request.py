@@ -14,7 +14,7 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Message, Prompt, as_chat_prompts, encode
 from radixkv.server.chat_messages import ContentPart, Messages, TextPart
 from radixkv.server.not_supported import NotSupportedInChat
-from radixkv.server.prompt_caching import Breakpoint, PromptCacheOptions, lifetime
+from radixkv.server.prompt_caching import Breakpoint, PromptCacheOptions, last_marks
 from radixkv.server.protocol import MAX_LOGPROBS, GenerationRequest
 from radixkv.server.strict import StrictModel
 from radixkv.server.tool_protocol import AllowedTools, NamedTool, ToolChoice, ToolDefinitions
@@ -64,16 +64,15 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
     @property
     def breakpoints(self) -> list[Breakpoint]:
         """The last ``prompt_cache_breakpoint`` of each time to live, in the order of the prompt."""
-        last: dict[float, tuple[int, int]] = {}
-        for index, message in enumerate(self.messages):
-            if isinstance(message.content, list):
-                for number, part in enumerate(message.content):
-                    if isinstance(part, TextPart) and part.prompt_cache_breakpoint is not None:
-                        last[lifetime(part.prompt_cache_breakpoint, self.prompt_cache_options)] = (index, number)
-        return [
-            Breakpoint(self._messages_up_to(*place), ttl)
-            for ttl, place in sorted(last.items(), key=lambda item: item[1])
-        ]
+        marks = (
+            ((index, number), part.prompt_cache_breakpoint)
+            for index, message in enumerate(self.messages)
+            if isinstance(message.content, list)
+            for number, part in enumerate(message.content)
+            if isinstance(part, TextPart)
+        )
+        last = last_marks(marks, self.prompt_cache_options)
+        return [Breakpoint(self._messages_up_to(*place), ttl) for ttl, place in last]
 
     def _messages_up_to(self, index: int, number: int) -> list[dict[str, Any]]:
         """The messages up to the part of this number of the one at this index, which calls of tools would follow."""

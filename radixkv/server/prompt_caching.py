@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -12,6 +12,9 @@ from radixkv.server.strict import StrictModel
 Lifetime = Literal["30m", "12h"]
 SECONDS: Mapping[Lifetime, float] = MappingProxyType({"30m": 1800.0, "12h": 43200.0})
 _DEFAULT_LIFETIME: Lifetime = "30m"
+
+Place = tuple[int, int]
+"""A message or item of a request, and a part of it, each by its index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,20 @@ class PromptCacheOptions(StrictModel):
         return self.mode != "explicit" or bool(breakpoints)
 
 
-def lifetime(mark: PromptCacheBreakpoint, options: PromptCacheOptions | None) -> float:
-    """Seconds for which a marked prefix stays cached after its last use."""
-    return SECONDS[mark.ttl or (options and options.ttl) or _DEFAULT_LIFETIME]
+def last_marks(
+    marks: Iterable[tuple[Place, PromptCacheBreakpoint | None]], options: PromptCacheOptions | None
+) -> list[tuple[float, Place]]:
+    """The last mark of each time to live, in the order of the prompt: what it keeps has the prefixes of the others.
+
+    Args:
+        marks: of each part, in the order of the prompt; None: it has none.
+        options: of the request.
+
+    Returns:
+        Seconds for which the prefix stays cached, and where it ends.
+    """
+    last: dict[float, Place] = {}
+    for place, mark in marks:
+        if mark is not None:
+            last[SECONDS[mark.ttl or (options and options.ttl) or _DEFAULT_LIFETIME]] = place
+    return sorted(last.items(), key=lambda item: item[1])

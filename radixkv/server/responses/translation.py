@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from radixkv.server.assistant_turns import add_to_assistant_turn
-from radixkv.server.prompt_caching import Breakpoint, lifetime
+from radixkv.server.prompt_caching import Breakpoint, last_marks
 from radixkv.server.responses.items import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -138,12 +138,13 @@ def conversation_breakpoints(body: ResponseRequest, earlier: StoredResponse | No
     before, breakpoints = ((), ()) if earlier is None else (earlier.messages, earlier.breakpoints)
     found = {each.ttl: each for each in breakpoints}
     items = [] if isinstance(body.input, str) else body.input
-    last: dict[float, tuple[int, int]] = {}
-    for index, item in enumerate(items):
-        for number, part in enumerate(_parts(item)):
-            if isinstance(part, InputText) and part.prompt_cache_breakpoint is not None:
-                last[lifetime(part.prompt_cache_breakpoint, body.prompt_cache_options)] = (index, number)
-    for ttl, (index, number) in sorted(last.items(), key=lambda each: each[1]):
+    marks = (
+        ((index, number), part.prompt_cache_breakpoint)
+        for index, item in enumerate(items)
+        for number, part in enumerate(_parts(item))
+        if isinstance(part, InputText)
+    )
+    for ttl, (index, number) in last_marks(marks, body.prompt_cache_options):
         field = "output" if isinstance(items[index], FunctionCallOutputItem) else "content"
         cut = items[index].model_copy(update={field: _parts(items[index])[: number + 1]})
         found.pop(ttl, None)  # what is later in the conversation comes later
