@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from radixkv.cache.arguments import is_whole
 from radixkv.testing.adapter import BlockCopy, CacheAdapter
 
 
@@ -86,7 +87,7 @@ class Answers:
 
     def whole(self, method: str, answer: Any) -> int:
         """The answer of a method that counts, or one of its numbers."""
-        if not _is_whole(answer):
+        if not is_whole(answer):
             self._refuse(method, "a whole number", answer)
         return int(answer)
 
@@ -99,7 +100,7 @@ class Answers:
     def _block_ids(self, method: str, answer: Any) -> list[int]:
         blocks = self._listed(method, answer, "block ids")
         for block in blocks:
-            if not _is_whole(block):
+            if not is_whole(block):
                 self._refuse(method, "block ids", block)
             if not 0 <= block < self._adapter.num_blocks:
                 self._refuse(method, f"block ids from 0 to {self._adapter.num_blocks - 1}", block, ValueError)
@@ -112,7 +113,3 @@ class Answers:
 
     def _refuse(self, method: str, expected: str, answer: Any, error: type[Exception] = TypeError) -> NoReturn:
         raise error(f"{type(self._adapter).__name__}.{method}: expected {expected}, got {answer!r:.80}")
-
-
-def _is_whole(answer: Any) -> bool:
-    return isinstance(answer, int | np.integer) and not isinstance(answer, bool)
