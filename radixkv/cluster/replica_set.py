@@ -390,7 +390,7 @@ class ReplicaSet:
                     router.expect(member.name, taken.number, taken.block_hashes, taken.num_tokens)
             case Kind.ENDED:
                 number, computed = decode_ended(payload)
-                router.settle(member.name, number, computed=computed)
+                router.end_expected(member.name, number, computed=computed)
             case Kind.LOAD:
                 self._note_load(member, client, decode_load(payload), router, streams)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from radixkv.cache import BlockTable
-    from radixkv.drafting.acceptance import RequestRates
     from radixkv.drafting.document import Document
 
 
@@ -39,7 +38,9 @@ NO_DRAFT = Draft(())
 # With slots, a name that is not a field raises.
 @dataclass(eq=False, slots=True)
 class DraftContext:
-    """A sequence as drafters see it. They must not change it.
+    """A sequence as drafters see it.
+
+    They only read it, but for ``own``, ``predicted``, ``answered`` and ``num_noted``: notes of those that every engine has.
 
     Attributes:
         token_ids: prompt and answer so far; grows in place.
@@ -49,12 +50,8 @@ class DraftContext:
         grammar: constrains the answer, in the state after the last token; None: unconstrained.
         table: the sequence's blocks.
         own, predicted, answered: prompt and answer, the prediction, and another answer to the same prompt, as documents in
-            which token runs are found; for drafters that keep them.
-        num_noted: of its tokens, how many the grammar's drafter has looked at.
-        rates: how often drafts for this sequence proved right.
-        proposed: of each source what was drafted last, until it is known whether that was right.
-        num_wrong: how often no source had the next token right, less twice as often as one had; never below 0, nor above what
-            makes it be asked about most seldom.
+            which token runs are found.
+        num_noted: how many of its tokens the grammar's drafter has looked at.
     """
 
     token_ids: list[int]
@@ -67,9 +64,6 @@ class DraftContext:
     predicted: Document | None = None
     answered: Document | None = None
     num_noted: int = 0
-    rates: RequestRates | None = None
-    proposed: dict[str, Draft] = field(default_factory=dict)
-    num_wrong: int = 0
 
 
 class Drafter(ABC):

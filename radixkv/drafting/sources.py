@@ -12,9 +12,9 @@ from radixkv.drafting.tree_index import TreeIndex
 
 # A sequence with more blocks that the tree does not have is on no path of the tree.
 _MAX_OWN_BLOCKS = 2
-# Of an answer to the same prompt, as many tokens are looked at.
+# How many tokens of an answer to the same prompt are looked at.
 _MAX_ANSWER = 1024
-# What answers under grammars did is remembered of as many namespaces.
+# For how many namespaces is remembered what answers under grammars did.
 _MAX_NAMESPACES = 32
 
 

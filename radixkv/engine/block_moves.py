@@ -3,10 +3,10 @@
 ::
 
     evicted (`on_remove`) ──────────────────────┐
-    reused, or published under write-through ───┴─> settle(): before anything overwrites the pool, the bytes are read in one
-                                                    pass and queued; a thread writes them
+    reused, or published under write-through ───┴─> send_down(): before anything overwrites the pool, the bytes are read in
+                                                    one pass and queued; a thread writes them
 
-Eviction only lists what was evicted: its bytes stay in place until the next step writes, and `settle` comes before that.
+Eviction only lists what was evicted: its bytes stay in place until the next step writes, and `send_down` comes before that.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class BlockMoves(TreeObserver):
 
     # -- called by the engine ------------------------------------------------------------------------------------
 
-    def reused(self, table: BlockTable) -> None:
+    def note_reused(self, table: BlockTable) -> None:
         """A sequence began with cached blocks: those are used for the second time at least."""
         if self._policy != "write-back" and table.node is not None:
             self._want(table.node)
@@ -140,7 +140,7 @@ class BlockMoves(TreeObserver):
         hashes = next_hashes(namespace_hash(namespace), tokens, self._block_bytes)
         self._wanted.append(_Wanted(namespace, tokens, hashes, 0))
 
-    def loaded(self, table: BlockTable) -> None:
+    def note_loaded(self, table: BlockTable) -> None:
         """What the table holds beyond what it had from the tree was loaded: it is below."""
         if table.node is not None:
             # What was in the tree already may never have been written.
@@ -153,7 +153,7 @@ class BlockMoves(TreeObserver):
         self._evicted.clear()
         self._wanted.clear()
 
-    def settle(self, cache: PrefixCache) -> None:
+    def send_down(self, cache: PrefixCache) -> None:
         """Read the bytes of what was evicted, and some of what else goes down. Nothing was written since the evictions."""
         parts = []
         for evicted in self._evicted:
@@ -168,9 +168,10 @@ class BlockMoves(TreeObserver):
             parts += self._take_wanted(cache, _BLOCKS_PER_STEP, 0.0)
         self._send(parts)
 
-    def is_settled(self) -> bool:
-        """Whether all that was evicted has been sent: before, it is found neither in the pool nor below."""
-        return not self._evicted
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something that was evicted is still to be sent: until then, it is found neither in the pool nor below."""
+        return bool(self._evicted)
 
     @property
     def has_wanted(self) -> bool:

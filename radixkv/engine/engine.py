@@ -108,7 +108,6 @@ class Engine:
             config.max_num_batched_tokens,
             config.max_num_seqs,
             loads=None if self.tiers is None else self.tiers.loads,
-            on_reuse=None if self.tiers is None else self.tiers.on_reuse,
             max_prompt_logit_rows=PROMPT_LOGIT_ROWS if loaded.device.type == "cuda" else None,
         )
         recorder = None if config.record_trace is None else TraceRecorder(Path(config.record_trace), block_size)
@@ -210,9 +209,9 @@ class Engine:
                 else:
                     touched += self._process(batch)
                     if self._speculator is not None:
-                        self._speculator.settle(batch)
+                        self._speculator.learn(batch)
             if not batch.chunks and in_flight is None and not self._wait_for_loads():
-                touched = self._requests.fail_deferred()
+                touched = self._requests.fail_first_without_room()
             touched += self._requests.finish_ended_elsewhere()
         self._open_cache.publish_events()
         return list(dict.fromkeys(touched))
@@ -239,7 +238,7 @@ class Engine:
         """Compute a batch; True: its tokens stay on the device until the next batch is executed."""
         self._compute_timer.begin_step(batch, in_flight)
         if self.tiers is not None:
-            self.tiers.settle(self._runner.copy_blocks)
+            self.tiers.before_pool_writes(self._runner.copy_blocks)
         if batch.chunks:
             if self._speculator is not None:
                 self._speculator.draft(batch)

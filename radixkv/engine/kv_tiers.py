@@ -5,7 +5,7 @@
     pool ── BlockMoves: evicted or reused blocks ──> BlockWriter ──> TierStack: host, disk, shared store ...
          <── PrefixLoads: waiting requests' prefixes ── BlockLoader <──┘
 
-The engine calls `publish_done` and `settle` once per step; all that touches a medium is done by other threads.
+The engine calls `publish_done` and `before_pool_writes` once per step; all that touches a medium is done by other threads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from radixkv.model.loader import LoadedModel
 from radixkv.observe.explain import Below
 from radixkv.routing import PrefillRate
 from radixkv.scheduling.prefix_loads import PrefixLoads
-from radixkv.scheduling.request import SequenceGroup
 from radixkv.tiers.known_blocks import KnownBlocks
 from radixkv.tiers.loader import BlockLoader
 from radixkv.tiers.other_stores import OtherStores
@@ -134,9 +133,7 @@ class KVTiers:
             self._stack, self._writer, self._keys, self._rows, make_buffer, opened.num_stored, time.monotonic
         )
         moves = BlockMoves(self._rows, self._writer, KnownBlocks(opened.capacity), policy, block_bytes, self._clear)
-        self.loads = PrefixLoads(
-            cache, self._loader, self._rates, self._stack.media, time.monotonic, moves.loaded, moves.is_settled
-        )
+        self.loads = PrefixLoads(cache, self._loader, self._rates, self._stack.media, time.monotonic, moves)
         self._cache = cache
         self._moves = moves
         self._closed = False
@@ -173,12 +170,6 @@ class KVTiers:
             self._writer.num_dropped,
         )
 
-    def on_reuse(self, group: SequenceGroup) -> None:
-        """A group was admitted whose first sequence reuses cached blocks."""
-        table = group.sequences[0].table
-        if table is not None and not self._closed:
-            self._moves.reused(table)
-
     def find(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> tuple[Below, ...]:
         """What tiers have of a prompt beyond what is cached. It may ask a server; any thread may call.
 
@@ -202,7 +193,7 @@ class KVTiers:
             for span in self._stack.find(keys, min(num_cached_tokens // size, len(keys)))
         )
 
-    def settle(self, copy_blocks: Callable[[list[BlockCopy]], None]) -> None:
+    def before_pool_writes(self, copy_blocks: Callable[[list[BlockCopy]], None]) -> None:
         """Before anything is written into the pool in a step: read what goes down, and let loads begin.
 
         Args:
@@ -210,7 +201,7 @@ class KVTiers:
         """
         if self._closed:
             return
-        self._moves.settle(self._cache)
+        self._moves.send_down(self._cache)
         self.loads.send_look_ups()
         if self.loads.has_reserved:
             copy_blocks(self._cache.drain_copies())
@@ -228,7 +219,7 @@ class KVTiers:
         if self._closed:
             return True
         deadline = time.monotonic() + timeout
-        self._moves.settle(self._cache)
+        self._moves.send_down(self._cache)
         self._moves.write_wanted(self._cache, lambda: deadline - time.monotonic())
         return self._writer.flush(max(0.0, deadline - time.monotonic()))
 
@@ -236,13 +227,13 @@ class KVTiers:
         """Send some of what is to go down and is not evicted; False: there is nothing. Not during a step."""
         if self._closed or not self._moves.has_wanted:
             return False
-        self._moves.settle(self._cache)
+        self._moves.send_down(self._cache)
         return True
 
     def write_hot(self, seconds_left: Callable[[], float]) -> None:
         """Write what is cached, what was used last first, while there is time left. Not during a step."""
         if not self._closed:
-            self._moves.settle(self._cache)
+            self._moves.send_down(self._cache)
             self._moves.write_hot(self._cache, seconds_left)
 
     def close(self, grace_seconds: float) -> None:

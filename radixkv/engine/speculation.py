@@ -2,7 +2,7 @@
 
 ::
 
-    schedule ──> draft ──────────────────────────> execute ──> process ──────────────────> settle
+    schedule ──> draft ──────────────────────────> execute ──> process ──────────────────> learn
                  every drafter is asked; the        rows for    drawn tokens are appended   rates and step times
                  best drafts get rows while         drafts      for as long as drafts       are learned
                  rows are worth their time                      proved right
@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from operator import index
 
 from radixkv.drafting import Draft, DraftContext, Drafter
-from radixkv.drafting.acceptance import AcceptanceRates, RequestRates
+from radixkv.drafting.acceptance import AcceptanceRates
 from radixkv.drafting.drafter import NO_DRAFT
 from radixkv.drafting.lengths import choose_lengths
+from radixkv.drafting.sequence_drafts import SequenceDrafts
 from radixkv.drafting.step_times import StepTimes
 from radixkv.outputs import DraftCounts
 from radixkv.scheduling.batch import Batch
@@ -29,8 +30,8 @@ _log = logging.getLogger(__name__)
 
 # Where steps are launched before the last one's tokens are known, drafters are asked at least once in so many steps.
 _ASKED_EVERY = 16
-# Among many sequences, one of which drafts are mostly wrong is asked about in one step of 2, 4, 8, 16, as often as they were
-# wrong beyond so many times; a right one makes up for two. All of them in the same steps, so that few steps carry drafts.
+# Among this many sequences or more, one whose drafts were wrong more than `_MAX_WRONG` times is asked about in one step of 2,
+# 4, 8 or 16, doubling with each further miss; a hit cancels two misses. All in the same steps, so that few carry drafts.
 _MANY_SEQUENCES = 5
 _MAX_WRONG = 3
 _MOST_SKIPPED = 4
@@ -110,11 +111,10 @@ class Speculator:
         if self._num_unasked >= _ASKED_EVERY:
             return True
         for row in batch.sampled:
-            context = row.sequence.drafting
-            if context is not None and any(
-                self._rates.rate(source, draft.strength, _rates_of(context)) > _WORTH_WAITING
-                and len(draft.token_ids) > 1
-                for source, draft in context.proposed.items()
+            drafts = row.sequence.drafts
+            if drafts is not None and any(
+                self._rates.rate(source, draft.strength, drafts.rates) > _WORTH_WAITING and len(draft.token_ids) > 1
+                for source, draft in drafts.proposed.items()
             ):
                 return True
         return False
@@ -127,9 +127,9 @@ class Speculator:
         candidates: list[_Candidate] = []
         asks_all = len(batch.chunks) < _MANY_SEQUENCES or self._num_unasked >= _ASKED_EVERY
         for group, sequence, _, completes in batch.chunks:
-            context = sequence.drafting
-            if context is not None and not asks_all and self._num_steps % _interval(context):
-                context.proposed.clear()  # good or not: it is not this turn's, and no step should wait for what follows it
+            drafts = sequence.drafts
+            if drafts is not None and not asks_all and self._num_steps % _interval(drafts):
+                drafts.proposed.clear()  # good or not: it is not this turn's, and no step should wait for what follows it
                 continue
             request = group.request
             state = sequence.sampling
@@ -141,10 +141,10 @@ class Speculator:
                 continue
             self._num_unasked = 0
             most = min(self._max_tokens, request.max_new_tokens - len(state.output_token_ids) - 1)
-            context = self._context(sequence)
-            context.proposed.clear()
+            drafts = self._drafts_of(sequence)
+            drafts.proposed.clear()
             if most > 0:
-                candidate = self._best(sequence, context, most)
+                candidate = self._best(sequence, drafts, most)
                 if candidate is not None:
                     candidates.append(candidate)
             self._pending.append(_Pending(sequence, len(sequence.token_ids)))
@@ -152,18 +152,18 @@ class Speculator:
             self._choose(batch, candidates)
         self._started = self._clock()
 
-    def settle(self, batch: Batch) -> None:
+    def learn(self, batch: Batch) -> None:
         """Learn from the batch that `draft` was called with, now that it is processed."""
         for pending in self._pending:
-            sequence, context = pending.sequence, pending.sequence.drafting
-            if context is None:
+            sequence, drafts = pending.sequence, pending.sequence.drafts
+            if drafts is None:
                 continue
             tokens = sequence.token_ids[pending.num_tokens : sequence.num_known_tokens]
-            for source, draft in context.proposed.items():
-                self._rates.learn(source, draft, tokens, _rates_of(context))
-            right = any(list(draft.token_ids[:1]) == tokens[:1] for draft in context.proposed.values())
-            wrong = max(context.num_wrong - 2, 0) if right else context.num_wrong + 1
-            context.num_wrong = min(wrong, _MAX_WRONG + _MOST_SKIPPED)
+            for source, draft in drafts.proposed.items():
+                self._rates.learn(source, draft, tokens, drafts.rates)
+            right = any(list(draft.token_ids[:1]) == tokens[:1] for draft in drafts.proposed.values())
+            wrong = max(drafts.num_wrong - 2, 0) if right else drafts.num_wrong + 1
+            drafts.num_wrong = min(wrong, _MAX_WRONG + _MOST_SKIPPED)
             verified = batch.drafts.get(sequence)
             if verified is not None:
                 # The last token was drawn behind the accepted ones.
@@ -187,15 +187,15 @@ class Speculator:
             self._times.observe(batch.num_tokens, now - self._landed, drafting=False)
         self._landed = now if following.chunks else None
 
-    def _best(self, sequence: TokenSequence, context: DraftContext, most: int) -> _Candidate | None:
+    def _best(self, sequence: TokenSequence, drafts: SequenceDrafts, most: int) -> _Candidate | None:
         """Ask every drafter; the draft of which the most tokens can be expected to be right."""
         best, expected = None, 0.0
         for drafter in self._drafters:
-            draft = self._ask(drafter, context, most)
+            draft = self._ask(drafter, drafts.context, most)
             if not draft.token_ids:
                 continue
-            context.proposed[drafter.source] = draft
-            rate = self._rates.rate(drafter.source, draft.strength, _rates_of(context))
+            drafts.proposed[drafter.source] = draft
+            rate = self._rates.rate(drafter.source, draft.strength, drafts.rates)
             tokens = rate * (1 - rate ** len(draft.token_ids)) / (1 - rate)
             if tokens > expected:
                 best, expected = _Candidate(sequence, drafter.source, draft.token_ids, rate), tokens
@@ -223,20 +223,21 @@ class Speculator:
             return NO_DRAFT
         return Draft(token_ids, strength)
 
-    def _context(self, sequence: TokenSequence) -> DraftContext:
-        context = sequence.drafting
-        if context is None:
+    @staticmethod
+    def _drafts_of(sequence: TokenSequence) -> SequenceDrafts:
+        drafts = sequence.drafts
+        if drafts is None:
             request = sequence.request
-            context = sequence.drafting = DraftContext(
+            context = DraftContext(
                 sequence.token_ids,
                 request.num_prompt_tokens,
                 request.namespace,
                 prediction=request.prediction,
                 grammar=None if sequence.sampling is None else sequence.sampling.grammar,
-                rates=RequestRates(),
             )
-        context.table = sequence.table
-        return context
+            drafts = sequence.drafts = SequenceDrafts(context)
+        drafts.context.table = sequence.table
+        return drafts
 
     @staticmethod
     def _useful(sequence: TokenSequence, token_ids: Sequence[int]) -> Sequence[int]:
@@ -276,11 +277,6 @@ class Speculator:
             entry.accepted += num_accepted
 
 
-def _interval(context: DraftContext) -> int:
+def _interval(drafts: SequenceDrafts) -> int:
     """In one of how many steps a sequence is asked about, among many."""
-    return 1 << max(context.num_wrong - _MAX_WRONG, 0)
-
-
-def _rates_of(context: DraftContext) -> RequestRates:
-    assert context.rates is not None
-    return context.rates
+    return 1 << max(drafts.num_wrong - _MAX_WRONG, 0)

@@ -90,9 +90,9 @@ class UnfinishedRequests:
                 request.failure = error
                 self.discard(request)
 
-    def fail_deferred(self) -> list[Request]:
+    def fail_first_without_room(self) -> list[Request]:
         """Fail the request that does not fit although nothing runs: blocks are pinned, and eviction cannot free them."""
-        group = self._scheduler.deferred
+        group = self._scheduler.first_without_room
         if group is None:
             return []
         request = group.request

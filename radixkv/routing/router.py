@@ -20,7 +20,7 @@ What a replica holds is known from its cache's events (`radixkv.cache.events`). 
 counts as held where it was sent, until its first token, and for a while after that, by when the events must be there.
 
 Several routers over the same replicas know what the others have sent, because each replica says what has come to it and
-what it has computed (`expect`, `settle`). So they agree, but for what has happened since.
+what it has computed (`expect`, `end_expected`). So they agree, but for what has happened since.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Router:
         block_size: tokens per block of every replica's cache.
         decode_weight: what a sequence that decodes counts, in tokens of a prompt.
         seconds_per_token: of prefill, as long as no replica has reported it.
-        settle_seconds: by when, after a prompt's first token, events have reported what is held of it.
+        expected_seconds: how long after a prompt's first token its blocks still count as held: by then, events have reported
+            them.
         clock: seconds, from any beginning on.
 
     Raises:
@@ -75,14 +76,14 @@ class Router:
         *,
         decode_weight: float = 128.0,
         seconds_per_token: float = 5e-4,
-        settle_seconds: float = 5.0,
+        expected_seconds: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_count("block_size", block_size, 1)
         given = {
             "decode_weight": decode_weight,
             "seconds_per_token": seconds_per_token,
-            "settle_seconds": settle_seconds,
+            "expected_seconds": expected_seconds,
         }
         for name, value in given.items():
             if not (is_number(value) and value > 0):
@@ -91,11 +92,11 @@ class Router:
         self._held = BlockIndex()
         self._decode_weight = decode_weight
         self._seconds_per_token = seconds_per_token
-        self._settle_seconds = settle_seconds
+        self._expected_seconds = expected_seconds
         self._clock = clock
         self._replicas: dict[str, ReplicaState] = {}
-        # When it is to be settled, the request, and how many of its blocks are meant.
-        self._settling: deque[tuple[float, Placement, int]] = deque()
+        # When expecting it ends, the request, and how many of its blocks are meant.
+        self._expiring: deque[tuple[float, Placement, int]] = deque()
 
     @property
     def replicas(self) -> list[str]:
@@ -158,7 +159,7 @@ class Router:
         """
         if seconds_per_token is not None and not seconds_per_token > 0:
             raise ValueError(f"seconds_per_token: expected a number above 0 or None, got {seconds_per_token!r}")
-        self._settle(self._clock())
+        self._expire_expected(self._clock())
         replica = self._replicas.get(name)
         if replica is None:
             return
@@ -173,8 +174,8 @@ class Router:
     def expect(self, name: str, request: Hashable, block_hashes: Sequence[int], num_prompt_tokens: int) -> None:
         """Take note that another router has sent a replica a request: it counts like one that was sent from here.
 
-        So routers agree which replica will hold what, before any has computed it. `settle` must be called of it, or `reset`.
-        A request that is known already is ignored, and so are those to replicas that are not there, and those beyond a
+        So routers agree which replica will hold what, before any has computed it. `end_expected` or `reset` must be called of
+        it. A request that is known already is ignored, and so are those to replicas that are not there, and those beyond a
         million blocks of one replica.
 
         Args:
@@ -198,7 +199,7 @@ class Router:
         )
         replica.num_others_blocks += len(block_hashes)
 
-    def settle(self, name: str, request: Hashable, *, computed: bool) -> None:
+    def end_expected(self, name: str, request: Hashable, *, computed: bool) -> None:
         """A request of another router waits no longer; one that is not expected is ignored.
 
         Args:
@@ -217,7 +218,7 @@ class Router:
         replica = self._replicas.get(name)
         if replica is not None:
             for request in list(replica.others):
-                self.settle(name, request, computed=False)
+                self.end_expected(name, request, computed=False)
             self.update(name, AllCleared())
 
     def holder(self, block_hashes: Sequence[int]) -> str | None:
@@ -327,8 +328,8 @@ class Router:
         replica = self._replicas.get(placement.replica)
         if replica is not None:
             replica.dequeue(placement, now, computed=computed)
-        self._settling.append((now + self._settle_seconds, placement, len(placement.block_hashes)))
-        self._settle(now)
+        self._expiring.append((now + self._expected_seconds, placement, len(placement.block_hashes)))
+        self._expire_expected(now)
 
     def _average_speeds(self) -> None:
         """What is not known of one replica is taken from the others."""
@@ -336,7 +337,7 @@ class Router:
         if known:
             self._seconds_per_token = sum(known) / len(known)
 
-    def _settle(self, now: float) -> None:
+    def _expire_expected(self, now: float) -> None:
         """Expect no longer what events must have reported by now.
 
         That takes about as long as a choice does. So it is done between choices, and for a few placements at a time.
@@ -345,9 +346,9 @@ class Router:
         for another while.
         """
         for _ in range(2):
-            if not self._settling or self._settling[0][0] > now:
+            if not self._expiring or self._expiring[0][0] > now:
                 return
-            _, placement, end = self._settling.popleft()
+            _, placement, end = self._expiring.popleft()
             replica = self._replicas.get(placement.replica)
             if replica is None:
                 continue
@@ -356,5 +357,5 @@ class Router:
             if first < end and not self._held.replicas(hashes[end - 1]) >> replica.number & 1:
                 awaited = replica.awaited_depth(hashes, first, end)
                 if awaited > first:
-                    self._settling.append((now + self._settle_seconds, placement, awaited))
+                    self._expiring.append((now + self._expected_seconds, placement, awaited))
             replica.expected.difference_update(hashes[awaited:end])

@@ -6,7 +6,6 @@ A group is admitted if its sequences, the blocks of its prompt, and what the run
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,11 +23,8 @@ from radixkv.scheduling.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
-class _DeferredAdmission:
-    """A group did not fit.
-
-    Trying again is useless before ``num_blocks`` are available or the ``occupancy`` has changed.
-    """
+class _RetryWhen:
+    """A group did not fit: to try again is useless before ``num_blocks`` are available or the ``occupancy`` has changed."""
 
     num_blocks: int
     occupancy: tuple[int, int]
@@ -46,7 +42,6 @@ class Admission:
         shares: of the tenants.
         blocks: of all sequences.
         loads: from tiers below the pool; None: there are none.
-        on_reuse: called with the group when one is admitted that reuses cached blocks; None: nothing is called.
     """
 
     def __init__(
@@ -59,7 +54,6 @@ class Admission:
         shares: FairShares,
         blocks: SequenceBlocks,
         loads: PrefixLoads | None,
-        on_reuse: Callable[[SequenceGroup], None] | None,
     ) -> None:
         self._cache = cache
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -69,9 +63,8 @@ class Admission:
         self._shares = shares
         self._blocks = blocks
         self._loads = loads
-        self._on_reuse = on_reuse
         self._in_flight_prefixes = InFlightPrefixes(cache)
-        self._deferred: dict[SequenceGroup, _DeferredAdmission] = {}
+        self._retry_when: dict[SequenceGroup, _RetryWhen] = {}
         self._first_without_room: SequenceGroup | None = None  # in this step
         self._looked_up: set[str] = set()  # the tenants whose queues were looked up in this step
         # Of the running groups, while a step admits: counted when first asked for, and kept up to date.
@@ -79,7 +72,7 @@ class Admission:
         self._usage: TenantUsage | None = None
 
     @property
-    def deferred(self) -> SequenceGroup | None:
+    def first_without_room(self) -> SequenceGroup | None:
         """The first group that did not fit in this step."""
         return self._first_without_room
 
@@ -94,7 +87,7 @@ class Admission:
         self._in_flight_prefixes.forget(group)
         if self._loads is not None:
             self._loads.forget(group)
-        self._deferred.pop(group, None)
+        self._retry_when.pop(group, None)
         if self._first_without_room is group:
             self._first_without_room = None
 
@@ -114,7 +107,7 @@ class Admission:
                     break
                 if self._loads is not None and self._loads.is_waiting(group):
                     break
-                if group in self._deferred and not self._may_fit_now(self._deferred[group]):
+                if not self._may_fit_now(group):
                     return victims or usage.victims_for_blocks(group)
                 missing = group.num_seqs - (self._max_num_seqs - usage.num_seqs.total())
                 if missing > 0:
@@ -170,7 +163,7 @@ class Admission:
                 break
             if self._in_flight_prefixes.should_wait(group, self._running):
                 continue
-            if self._loads is not None and self._loads.should_wait(group, self._num_spare_blocks):
+            if self._loads is not None and self._loads.find_or_load(group, self._num_spare_blocks):
                 continue
             if max_tokens is not None and self._waiting.num_uncached(group) > max_tokens:
                 break
@@ -242,23 +235,26 @@ class Admission:
         """Running groups, and those of them whose prompts are in progress: what decode growth mostly depends on."""
         return len(self._running), sum(group.num_pending > 1 for group in self._running)
 
-    def _may_fit_now(self, deferred: _DeferredAdmission) -> bool:
-        return self._cache.num_available_blocks >= deferred.num_blocks or self._occupancy != deferred.occupancy
+    def _may_fit_now(self, group: SequenceGroup) -> bool:
+        """Whether something has changed since the group did not fit, if it did not."""
+        retry = self._retry_when.get(group)
+        return (
+            retry is None or self._cache.num_available_blocks >= retry.num_blocks or self._occupancy != retry.occupancy
+        )
 
     def _admit(self, group: SequenceGroup) -> bool:
         """Open the group's tables; False: it does not fit beside the running groups."""
-        deferred = self._deferred.get(group)
-        if group.num_seqs > self._num_admissible_seqs or (deferred is not None and not self._may_fit_now(deferred)):
+        if group.num_seqs > self._num_admissible_seqs or not self._may_fit_now(group):
             return False
         available = self._cache.num_available_blocks
         try:
             if len(group.sequences) == 1:
-                self._check_room(group)
+                self._require_room(group)
                 self._open_tables(group)
             else:
                 # How much they share is known when they are open.
                 self._open_tables(group)
-                self._check_decode_growth(group)
+                self._require_growth(group)
         except OutOfBlocks as error:
             self._growth = None
             for sequence in group.sequences:
@@ -266,12 +262,12 @@ class Admission:
                 sequence.num_computed = 0
             group.num_shared_prefill_tokens = 0
             missing = error.needed - error.free - error.evictable
-            self._deferred[group] = _DeferredAdmission(available + missing, self._occupancy)
+            self._retry_when[group] = _RetryWhen(available + missing, self._occupancy)
             return False
         self.forget(group)
         self._waiting.admit(group)
-        if self._on_reuse is not None and group.sequences[0].num_computed >= self._cache.block_size:
-            self._on_reuse(group)
+        if self._loads is not None:
+            self._loads.note_admitted(group)
         return True
 
     def _num_spare_blocks(self) -> int:
@@ -317,23 +313,23 @@ class Admission:
         sequence.num_computed = table.num_tokens
         return table
 
-    def _check_room(self, group: SequenceGroup) -> None:
-        """Raise OutOfBlocks unless the group's one sequence can be opened, and `_check_decode_growth` then holds.
+    def _require_room(self, group: SequenceGroup) -> None:
+        """Raise OutOfBlocks unless the group's one sequence can be opened, and all that run can then continue.
 
         Before it is opened: otherwise what does not fit would evict others' prefixes in vain, and count as a use of its own.
         """
-        (sequence,) = group.sequences
         request = group.request
         demand = self._cache.demand(group.prompt, request.namespace, read=request.reads_cache)
-        sequence.num_computed = demand.num_cached_tokens
-        self._check_decode_growth(group, demand.num_blocks)
+        self._require_growth(group, demand.num_cached_tokens, demand.num_blocks)
 
-    def _check_decode_growth(self, group: SequenceGroup, num_more_blocks: int = 0) -> None:
-        """Raise OutOfBlocks unless the running groups and ``group`` can continue together, see `decode_growth`.
+    def _require_growth(self, group: SequenceGroup, num_cached: int = 0, num_more_blocks: int = 0) -> None:
+        """Raise OutOfBlocks unless the running groups and ``group``, counted among them now, can continue together.
 
         Args:
-            num_more_blocks: that ``group`` takes before.
+            group: that is about to run.
+            num_cached: tokens that its one sequence will find cached, if that has no table yet.
+            num_more_blocks: that it takes before.
         """
         growth = self._decode_growth()
-        growth.add(group)
+        growth.add(group, num_cached)
         self._cache.require(num_more_blocks + (growth.num_blocks if self._running else 0))

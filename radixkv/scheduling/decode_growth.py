@@ -45,8 +45,13 @@ class DecodeGrowth:
         for group in groups:
             self.add(group)
 
-    def add(self, group: SequenceGroup) -> None:
-        """Count a group that runs from now on, or is about to: then its one sequence has no table yet."""
+    def add(self, group: SequenceGroup, num_cached: int = 0) -> None:
+        """Count a group that runs from now on, or is about to.
+
+        Args:
+            group: with its tables, or with one sequence that has none yet.
+            num_cached: tokens that such a sequence will find cached.
+        """
         request, sequence, num_seqs = group.request, group.sequences[0], group.num_seqs
         num_tokens = len(sequence.token_ids)
         if num_seqs == 1:
@@ -58,8 +63,8 @@ class DecodeGrowth:
         left = request.max_new_tokens - (num_tokens - request.num_prompt_tokens)
         self._numbers.extend((num_tokens, left, num_blocks, num_seqs))
         self.num_seqs += num_seqs
-        if group.num_pending > 1:
-            self._num_pending += sum(sequence.num_pending for sequence in group.sequences)
+        if group.num_pending - num_cached > 1:
+            self._num_pending += sum(sequence.num_pending for sequence in group.sequences) - num_cached
 
     @property
     def num_blocks(self) -> int:

@@ -46,7 +46,7 @@ class LoadClaims:
         for claim in self._claims:
             self._count(claim)
 
-    def can_be_admitted(self, claim: Claim) -> None:
+    def renew(self, claim: Claim) -> None:
         """The group is looked at; it decides anew whether it yields."""
         claim.step = self.step
         claim.yields = False

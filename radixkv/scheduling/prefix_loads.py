@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -37,6 +38,20 @@ _MAX_SECONDS = 5.0
 _SLACK_SECONDS = 0.05
 
 
+class MovesDown(Protocol):
+    """What goes down from the pool, as far as loads depend on it, and it on what is loaded and reused."""
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something that was evicted is not on its way yet. Until it is, nothing is looked for below."""
+
+    def note_loaded(self, table: BlockTable) -> None:
+        """What was loaded into a table, which is still open, is in the tree."""
+
+    def note_reused(self, table: BlockTable) -> None:
+        """A sequence began with cached blocks."""
+
+
 class PrefixLoads:
     """The loads of one engine; for its thread.
 
@@ -46,8 +61,7 @@ class PrefixLoads:
         rates: are kept up to date.
         media: the name of each tier.
         clock: seconds.
-        on_published: called with the table when what was loaded is in the tree; the table is still open.
-        is_settled: whether everything that was evicted is on its way below. Until it is, nothing is looked for there.
+        moves: what goes down meanwhile.
     """
 
     def __init__(
@@ -57,16 +71,14 @@ class PrefixLoads:
         rates: Rates,
         media: list[str],
         clock: Callable[[], float],
-        on_published: Callable[[BlockTable], None],
-        is_settled: Callable[[], bool],
+        moves: MovesDown,
     ) -> None:
         self._cache = cache
         self._loader = loader
         self._rates = rates
         self._media = media
         self._clock = clock
-        self._on_published = on_published
-        self._is_settled = is_settled
+        self._moves = moves
         self._waits: dict[SequenceGroup, WaitingPrefix] = {}
         self._active: list[ActiveLoad] = []
         self._not_begun: list[ActiveLoad] = []
@@ -107,11 +119,14 @@ class PrefixLoads:
         wait = self._waits[group] = WaitingPrefix()
         self._look_up(group, wait)
 
-    def should_wait(self, group: SequenceGroup, num_spare_blocks: Callable[[], int]) -> bool:
-        """Whether the group should not be admitted yet, because more of its prompt is being found or loaded.
+    def find_or_load(self, group: SequenceGroup, num_spare_blocks: Callable[[], int]) -> bool:
+        """Take the group's look-up or load one step further.
 
         Args:
             num_spare_blocks: how many blocks a load may take without taking them from running groups.
+
+        Returns:
+            Whether the group waits for it, and is not to be admitted yet.
         """
         wait = self._waits.get(group)
         if wait is None or wait.computes:
@@ -124,7 +139,7 @@ class PrefixLoads:
             wait.active = None
             self._end_waiting(wait)
             return False
-        self._claims.can_be_admitted(wait.claim)
+        self._claims.renew(wait.claim)
         if wait.version == self._cache.version:
             return False
         if wait.look_up is None:
@@ -154,7 +169,7 @@ class PrefixLoads:
                 self._end_waiting(wait)
             wait.version = self._cache.version
             return False
-        return self._load(group, wait, look_up, spans, num_cached, num_spare_blocks)
+        return self._join_or_begin_load(group, wait, look_up, spans, num_cached, num_spare_blocks)
 
     def forget(self, group: SequenceGroup) -> None:
         """The group is admitted, or gone. A load that no group waits for any more ends as soon as it can."""
@@ -166,6 +181,12 @@ class PrefixLoads:
             wait.active.waiting.pop(group, None)
             if not wait.active.waiting and wait.active.try_cancel():
                 self._end(wait.active)
+
+    def note_admitted(self, group: SequenceGroup) -> None:
+        """A group begins, perhaps with cached blocks."""
+        table = group.sequences[0].table
+        if table is not None and table.num_cached_tokens >= self._cache.block_size and not self._stopped:
+            self._moves.note_reused(table)
 
     def send_look_ups(self) -> None:
         """Look for what could not be looked for before; all that was evicted is on its way below."""
@@ -224,7 +245,7 @@ class PrefixLoads:
             wait.look_up = LookUp(group.request.namespace, _encoded(group, stop * size), start)
             wait.gives_up_at = self._clock() + self._allowed_seconds(stop - start)
             self._not_sent.append(wait.look_up)
-            if self._is_settled():
+            if not self._moves.has_unsent:
                 self.send_look_ups()
 
     def _finder_hangs(self) -> bool:
@@ -264,7 +285,7 @@ class PrefixLoads:
                 return active, num_common
         return None
 
-    def _load(
+    def _join_or_begin_load(
         self,
         group: SequenceGroup,
         wait: WaitingPrefix,
@@ -288,13 +309,13 @@ class PrefixLoads:
         if self._reader_hangs():
             self._end_waiting(wait)
             return False
-        if not self._rates.prefers_loading(spans, sum(active.seconds_left for active in self._active)):
+        if not self._rates.choose_loading(spans, sum(active.seconds_left for active in self._active)):
             self.num_not_worth_it += 1
             self._end_waiting(wait)
             return False
-        return self._reserve(group, wait, look_up, spans, num_spare_blocks)
+        return self._begin_load(group, wait, look_up, spans, num_spare_blocks)
 
-    def _reserve(
+    def _begin_load(
         self,
         group: SequenceGroup,
         wait: WaitingPrefix,
@@ -374,7 +395,7 @@ class PrefixLoads:
         if load.num_loaded:
             start, stop = load.first * size, (load.first + load.num_loaded) * size
             cache.append(active.table, np.frombuffer(active.tokens, dtype=np.int32)[start:stop])
-            self._on_published(active.table)
+            self._moves.note_loaded(active.table)
         num_available = cache.num_available_blocks
         cache.abort(active.table)
         # What no other table holds may be evicted again, or is free; the first group that waits takes it once more.

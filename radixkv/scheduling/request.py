@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.cache import BlockTable
-from radixkv.drafting import DraftContext
+from radixkv.drafting.sequence_drafts import SequenceDrafts
 from radixkv.outputs import FinishReason, PromptLogprobs, RequestMetrics, SampleLogprobs
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
 from radixkv.sampling.sampler import SamplingState
@@ -133,7 +133,7 @@ class TokenSequence:
         num_placeholders: tokens sampled on the device, or about to be, that the host has not fetched yet.
         sampling: the sampler's state of the sequence; None for a beam.
         detokenizer: makes its text; None for a beam, and where the model has no tokenizer.
-        drafting: what drafters see and keep of it; None before its first draft.
+        drafts: what is kept of it between its drafts; None before the first one.
         num_streamed: output tokens that were part of a streamed output already.
         num_resumed: output tokens that were generated elsewhere, before the sequence was resumed here.
         num_resumed_characters: of the text, those that belong to them.
@@ -151,7 +151,7 @@ class TokenSequence:
     num_placeholders: int = 0
     sampling: SamplingState | None = None
     detokenizer: IncrementalDetokenizer | None = None
-    drafting: DraftContext | None = None
+    drafts: SequenceDrafts | None = None
     num_streamed: int = 0
     num_resumed: int = 0
     num_resumed_characters: int = 0

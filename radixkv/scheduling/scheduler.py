@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -46,7 +46,6 @@ class Scheduler:
         waiting: the queue to use; by default one with the usual bounds.
         shares: of the tenants; by default equal ones.
         loads: from tiers below the pool; None: there are none.
-        on_reuse: called with each group that is admitted and reuses cached blocks; None: nothing is called.
         max_prompt_logit_rows: for the log-probabilities of prompts in a step; None: any number.
     """
 
@@ -58,7 +57,6 @@ class Scheduler:
         waiting: WaitingQueue | None = None,
         shares: FairShares | None = None,
         loads: PrefixLoads | None = None,
-        on_reuse: Callable[[SequenceGroup], None] | None = None,
         max_prompt_logit_rows: int | None = None,
     ) -> None:
         self._cache = cache
@@ -81,14 +79,13 @@ class Scheduler:
             self.shares,
             self.blocks,
             loads,
-            on_reuse,
         )
         self._arrivals = itertools.count()
 
     @property
-    def deferred(self) -> SequenceGroup | None:
+    def first_without_room(self) -> SequenceGroup | None:
         """The first group that did not fit in the last step."""
-        return self._admission.deferred
+        return self._admission.first_without_room
 
     def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
         """From the next step on, what each tenant may have."""

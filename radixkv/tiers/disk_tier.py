@@ -157,7 +157,7 @@ class DiskTier:
         count = next((row for row, verdict in enumerate(verdicts) if verdict is not Verdict.RIGHT), len(verdicts))
         if count and not errors:
             self._reads.worked()
-        self._counters.add(corrupt_blocks=self._store.settle(found, verdicts, count))
+        self._counters.add(corrupt_blocks=self._store.note_verdicts(found, verdicts, count))
         return count
 
     def _failed(self, error: Exception) -> None:

@@ -65,7 +65,7 @@ class Rates:
         seconds = self._prefill.seconds_per_token
         return None if seconds is None else seconds * num_blocks * self._block_size
 
-    def prefers_loading(self, spans: Sequence[Span], seconds_before: float) -> bool:
+    def choose_loading(self, spans: Sequence[Span], seconds_before: float) -> bool:
         """Whether the spans should be loaded rather than computed; where nothing is known, they should.
 
         Args:

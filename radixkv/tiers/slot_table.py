@@ -76,7 +76,7 @@ class SlotTable:
             if self.observer is not None:
                 self.observer.on_stored(keys)
 
-    def settle(
+    def note_verdicts(
         self, found: Sequence[tuple[BlockKey, IndexedBlock]], verdicts: Sequence[Verdict | None], count: int
     ) -> int:
         """What was wrong is forgotten, unless another block took its slot meanwhile.

@@ -55,7 +55,7 @@ class StoreReader:
                 raise
             return Found(opened.files, list(zip(keys, rows, strict=False)))
 
-    def settle(self, found: Found, verdicts: Sequence[Verdict | None], count: int) -> int:
+    def note_verdicts(self, found: Found, verdicts: Sequence[Verdict | None], count: int) -> int:
         """How many were corrupt; to a reader, a block that its writer is overwriting is so, too.
 
         Where one could not be read, the store is opened anew.

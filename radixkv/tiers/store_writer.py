@@ -103,9 +103,9 @@ class StoreWriter:
         files = self._files
         return Found(files, [] if files is None else self.table.find(keys))
 
-    def settle(self, found: Found, verdicts: Sequence[Verdict | None], count: int) -> int:
-        """See `SlotTable.settle`."""
-        return self.table.settle(found.blocks, verdicts, count)
+    def note_verdicts(self, found: Found, verdicts: Sequence[Verdict | None], count: int) -> int:
+        """See `SlotTable.note_verdicts`."""
+        return self.table.note_verdicts(found.blocks, verdicts, count)
 
     def put(self, keys: Sequence[BlockKey], blocks: BlockBytes, *, lent: bool) -> int:
         """Queue what is not there; returns how many were dropped. See `BackgroundWriter.put`."""

@@ -80,9 +80,9 @@ def test_one_that_is_not_asked_about_has_no_draft_of_an_earlier_turn() -> None:
         asked_about = {prompt for prompt, _ in late.asked}
         for group in engine.scheduler.running:
             (sequence,) = group.sequences
-            if sequence.drafting is not None and sequence.token_ids[0] not in asked_about:
+            if sequence.drafts is not None and sequence.token_ids[0] not in asked_about:
                 skipped += 1
-                assert not sequence.drafting.proposed
+                assert not sequence.drafts.proposed
     assert skipped > 100
 
 

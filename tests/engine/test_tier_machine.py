@@ -113,8 +113,7 @@ class TieredAdapter(PrefixCacheAdapter):
             Rates(1, block_size, PrefillRate()),
             ["dict"],
             lambda: self.now,
-            self.moves.loaded,
-            self.moves.is_settled,
+            self.moves,
         )
 
     def _memory(self) -> ShadowMemory:
@@ -122,7 +121,7 @@ class TieredAdapter(PrefixCacheAdapter):
         return self.checked._memory
 
     def take_copies(self) -> Any:
-        self.moves.settle(self.cache)
+        self.moves.send_down(self.cache)
         self.writer._worker.run()
         return super().take_copies()
 
@@ -133,14 +132,14 @@ class TieredAdapter(PrefixCacheAdapter):
         group = SequenceGroup(request, [sequence], request.prompt_token_ids)
         loads = self.loads
         loads.expect(group)
-        self.moves.settle(self.cache)
+        self.moves.send_down(self.cache)
         loads.send_look_ups()
         self.loader._finder.run()
         self.writer._worker.run()
         self.loader._finder.run()
-        while loads.should_wait(group, lambda: self.cache.num_available_blocks):
+        while loads.find_or_load(group, lambda: self.cache.num_available_blocks):
             # As in a step: evicted bytes are read before anything is overwritten.
-            self.moves.settle(self.cache)
+            self.moves.send_down(self.cache)
             if meanwhile == "clear":
                 self.cache.clear(namespace)
             if meanwhile == "abort":
@@ -148,7 +147,7 @@ class TieredAdapter(PrefixCacheAdapter):
             elif meanwhile == "give up":
                 self.now += 1e6
                 loads.publish_done()  # a step begins: it is over time
-                assert not loads.should_wait(group, lambda: self.cache.num_available_blocks)
+                assert not loads.find_or_load(group, lambda: self.cache.num_available_blocks)
             loads.send_look_ups()
             loads.begin(None)
             self.writer._worker.run()

@@ -87,7 +87,7 @@ class Routers(RuleBasedStateMachine):
         own, name = self.routers[sent.by], sent.placement.replica
         (own.prefilled if computed else own.finish)(sent.placement)
         for _ in range(2 * told):
-            self.routers[1 - sent.by].settle(name, sent.number, computed=computed)
+            self.routers[1 - sent.by].end_expected(name, sent.number, computed=computed)
 
     @precondition(lambda self: self.waiting)
     @rule(which=st.integers(0, 1000))
@@ -176,7 +176,7 @@ class Routers(RuleBasedStateMachine):
             for _ in range(200):
                 self.report("a")
         for each in self.routers:
-            assert not each._settling
+            assert not each._expiring
             for state in each._replicas.values():
                 assert (state.queued, state.num_others_blocks) == (0, 0)
                 assert not any((state.expected, state.waiting, state.others, state.decoding))
@@ -193,11 +193,11 @@ def test_when_the_first_prompt_ends_the_next_one_begins() -> None:
     for number in range(2):
         router.expect("a", number, [], 100)
     times.append(0.09)
-    router.settle("a", 1, computed=False)
+    router.end_expected("a", 1, computed=False)
     state = router._replicas["a"]
     assert state.seconds_left(times[-1], 0.001) == pytest.approx(0.01)
     router.expect("a", 2, [], 100)
-    router.settle("a", 0, computed=False)
+    router.end_expected("a", 0, computed=False)
     assert state.seconds_left(times[-1], 0.001) == pytest.approx(0.1)
 
 
@@ -209,12 +209,12 @@ def test_others_requests_beyond_the_bound_are_not_collected(monkeypatch: pytest.
         router.expect("a", number, [3 * number, 3 * number + 1, 3 * number + 2], 50)
     state = router._replicas["a"]
     assert (len(state.others), state.num_others_blocks, len(state.expected)) == (3, 9, 9)
-    router.settle("a", 0, computed=True)
+    router.end_expected("a", 0, computed=True)
     for number in range(100, 120):
         router.expect("a", number, [], 1)
     assert len(state.others) == 10
     router.expect("gone", 0, [1], 20)
-    router.settle("gone", 0, computed=True)
+    router.end_expected("gone", 0, computed=True)
     assert router.replicas == ["a"]
 
 

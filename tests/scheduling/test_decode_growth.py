@@ -16,21 +16,22 @@ from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 def test_admission_counts_the_growth_of_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept up while a step admits, it is what counting all running groups anew says."""
     checks = 0
-    check = Admission._check_decode_growth
+    check = Admission._require_growth
 
-    def check_anew(admission: Admission, group: SequenceGroup, num_more_blocks: int = 0) -> None:
+    def check_anew(admission: Admission, group: SequenceGroup, num_cached: int = 0, num_more_blocks: int = 0) -> None:
         nonlocal checks
         checks += 1
         running = DecodeGrowth(admission._running, 4, 32)
         assert admission._num_admissible_seqs == admission._max_num_seqs - running.num_seqs
         try:
-            check(admission, group, num_more_blocks)
+            check(admission, group, num_cached, num_more_blocks)
         finally:
             assert admission._growth is not None
-            anew = DecodeGrowth([*admission._running, group], 4, 32)
+            anew = DecodeGrowth(admission._running, 4, 32)
+            anew.add(group, num_cached)
             assert (admission._growth.num_blocks, admission._growth.num_seqs) == (anew.num_blocks, anew.num_seqs)
 
-    monkeypatch.setattr(Admission, "_check_decode_growth", check_anew)
+    monkeypatch.setattr(Admission, "_require_growth", check_anew)
     driver = SchedulerDriver(num_blocks=24, block_size=4, budget=32, max_num_seqs=8)
     for number in range(40):
         driver.add([number, *range(number % 9)], max_new=3 + number % 11, n=1 + number % 3)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from radixkv import SamplingParams
-from radixkv.cache import PrefixCache
+from radixkv.cache import BlockTable, PrefixCache
 from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
 from radixkv.routing import PrefillRate
 from radixkv.scheduling.fair_shares import FairShares
@@ -28,6 +28,16 @@ SIZE = 4
 # What a tier has: sixty blocks, and twenty.
 STEM = list(range(1, 60 * SIZE + 1))
 SHORT_STEM = list(range(7000, 7000 + 20 * SIZE))
+
+
+class NothingMoves:
+    """Nothing goes down."""
+
+    has_unsent = False
+
+    def note_loaded(self, table: BlockTable) -> None: ...
+
+    def note_reused(self, table: BlockTable) -> None: ...
 
 
 class Loader:
@@ -102,8 +112,7 @@ class Driver:
             Rates(1, SIZE, prefill_rate),
             ["tier"],
             lambda: self.now,
-            lambda table: None,
-            lambda: True,
+            NothingMoves(),
         )
         self.scheduler = Scheduler(
             self.cache, 512, max_num_seqs, WaitingQueue(self.cache), FairShares(shares), loads=self.loads
@@ -167,7 +176,7 @@ def test_two_that_were_loaded_and_evicted_do_not_yield_to_each_other_for_ever() 
     assert driver.num_cached(waiting[0]) < 60, "the test needs that a part is evicted"
     for _ in range(20):
         computes = driver.step() > 0
-        # Else the engine fails the one that was deferred, as one that can never fit.
+        # Else the engine fails the first one without room, as one that can never fit.
         assert computes or driver.loads.in_progress or not driver.scheduler.waiting
         driver.loader.finish()
     assert not driver.scheduler.waiting
@@ -425,7 +434,7 @@ def test_what_loading_costs_is_not_forgotten_where_others_are_in_the_way() -> No
     spans = [Span(0, 0, 10)]
     before = rates.load_seconds(spans)
     for _ in range(50):
-        assert not rates.prefers_loading(spans, 10.0)
+        assert not rates.choose_loading(spans, 10.0)
     assert rates.load_seconds(spans) == before
 
 

@@ -21,6 +21,7 @@ from radixkv.bench.gpu.report import GpuReport
 from radixkv.drafting import Draft, DraftContext, Drafter
 from radixkv.engine.speculation import Speculator
 from radixkv.llm import LLM
+from radixkv.scheduling.batch import Batch
 
 DRAFTS = 4
 RATES = (0.0, 0.5, 0.8)
@@ -63,8 +64,17 @@ class ForcedDrafts(Drafter):
         self._rate = rate
 
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
-        context.num_wrong = 0  # or where drafts are never right they would seldom be asked for
         return Draft([0 if self._random.random() < self._rate else 1 for _ in range(min(DRAFTS, max_tokens))])
+
+
+class UndauntedSpeculator(Speculator):
+    """Asks in every step, however often drafts were wrong."""
+
+    def learn(self, batch: Batch) -> None:
+        super().learn(batch)
+        for chunk in batch.chunks:
+            if chunk.sequence.drafts is not None:
+                chunk.sequence.drafts.num_wrong = 0
 
 
 def row_names(prefix: str) -> dict[str, float | None]:
@@ -81,7 +91,7 @@ def force_drafts(llm: LLM, rate: float | None) -> None:
         return
     # By its clock each step takes as long as any other, so that every draft seems worth its row.
     ticks = itertools.count()
-    engine._speculator = Speculator(
+    engine._speculator = UndauntedSpeculator(
         [ForcedDrafts(rate)],
         engine.scheduler.blocks,
         max_tokens=DRAFTS,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from support.model_zoo import build_supported
 
 from radixkv import LLM, SamplingParams
 from radixkv.bench.gpu.decode_drafts import DRAFTS, OPTIONS, _measure, force_drafts
-from radixkv.drafting import Draft, DraftContext
+from radixkv.drafting import DraftContext
+from radixkv.engine.speculation import Speculator
 from radixkv.prompts import Prompt
 
 NUM_SEQUENCES, NUM_STEPS = 6, 20
@@ -36,12 +39,7 @@ def test_every_step_has_all_of_them(decoding: LLM) -> None:
 def test_a_row_some_of_whose_steps_had_none_fails(decoding: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     speculator = decoding.engine._speculator
     assert speculator is not None
-    (drafter,) = speculator._drafters
-
-    def draft(context: DraftContext, max_tokens: int) -> Draft:
-        return Draft([1] * min(DRAFTS, max_tokens))  # and what is wrong is counted
-
-    monkeypatch.setattr(drafter, "draft", draft)
+    monkeypatch.setattr(speculator, "learn", partial(Speculator.learn, speculator))  # so that what is wrong is counted
     with pytest.raises(RuntimeError, match=rf"\d+ of {NUM_STEPS} steps were without drafts"):
         _measure(decoding, NUM_STEPS)
 

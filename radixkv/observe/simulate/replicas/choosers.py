@@ -13,7 +13,10 @@ from radixkv.routing import Placement, Router
 
 
 class Chooser(Protocol):
-    """Chooses replicas, numbered from 0 on. `expect`, `settle`, `prefilled` and `finish` are called for every request."""
+    """Chooses replicas, numbered from 0 on.
+
+    Of every request, `expect`, `end_expected`, `prefilled` and `finish` are called.
+    """
 
     def choose(self, request: int, blocks: Sequence[int], num_tokens: int) -> int:
         """The replica for a request.
@@ -27,8 +30,8 @@ class Chooser(Protocol):
     def expect(self, replica: int, request: int, blocks: Sequence[int], num_tokens: int) -> None:
         """A replica has told all ingresses that it has got a request, see `Router.expect`."""
 
-    def settle(self, replica: int, request: int) -> None:
-        """It has told them that the request's prompt is computed, see `Router.settle`."""
+    def end_expected(self, replica: int, request: int) -> None:
+        """It has told them that the request's prompt is computed, see `Router.end_expected`."""
 
     def prefilled(self, request: int) -> None:
         """The request's first token has come."""
@@ -65,7 +68,7 @@ class _Counting:
     def expect(self, replica: int, request: int, blocks: Sequence[int], num_tokens: int) -> None:
         pass
 
-    def settle(self, replica: int, request: int) -> None:
+    def end_expected(self, replica: int, request: int) -> None:
         pass
 
     def prefilled(self, request: int) -> None:
@@ -199,10 +202,10 @@ class Prefix:
             if router is not self._senders[request]:
                 router.expect(str(replica), request, blocks, num_tokens)
 
-    def settle(self, replica: int, request: int) -> None:
+    def end_expected(self, replica: int, request: int) -> None:
         del self._senders[request]
         for router in self._routers:
-            router.settle(str(replica), request, computed=True)
+            router.end_expected(str(replica), request, computed=True)
 
     def prefilled(self, request: int) -> None:
         router, placement = self._placements[request]

@@ -183,7 +183,7 @@ class Cluster:
         if table is not None:
             replica.cache.append(table, request.prompt[num_hits:])
             self._publish_events(replica)
-        self._later(_SECONDS_TO_PUBLISH, lambda: self._chooser.settle(replica.number, number))
+        self._later(_SECONDS_TO_PUBLISH, lambda: self._chooser.end_expected(replica.number, number))
         num_tokens = request.num_output_tokens or len(request.output) * self._trace.block_size
         self._change(replica, 0, begins=(num_tokens, number))
         self._start(replica)
