@@ -52,7 +52,7 @@ class RequestMetrics:
     drafts: dict[str, DraftCounts] = field(default_factory=dict)
 
     def clip_loaded_tokens(self, num_cached_tokens: int) -> None:
-        """Of what was loaded, some was evicted before the request could use it: only so many tokens were reused."""
+        """Only so many tokens were reused: some of what was loaded was evicted before the request could use it."""
         for medium in reversed(list(self.loaded_tokens)):
             excess = sum(self.loaded_tokens.values()) - num_cached_tokens
             if excess <= 0:

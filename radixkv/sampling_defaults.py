@@ -20,7 +20,7 @@ SamplingDefaults = Mapping[str, Any]
 
 _log = logging.getLogger(__name__)
 
-# Of transformers' GenerationConfig to that of SamplingParams.
+# Fields of transformers' GenerationConfig, and what they are called in SamplingParams.
 _FIELDS: Mapping[str, str] = types.MappingProxyType(
     {
         "temperature": "temperature",

@@ -138,7 +138,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self.n = _whole("n", self.n, 1)
         self.temperature = _number("temperature", self.temperature, 0.0, _MAX_FACTOR)
-        # Of less, nothing is left in float32; what is above that leaves the likeliest token, too.
+        # Less than that is 0 in float32; that much leaves the likeliest token alone, too.
         self.top_p = max(_number("top_p", self.top_p, 0.0, 1.0, above=True), _MIN_FACTOR)
         self.top_k = _whole("top_k", self.top_k, -1)
         self.min_p = _number("min_p", self.min_p, 0.0, 1.0)

@@ -59,7 +59,7 @@ _CONTENT_FORMAT = Elsewhere(("auto",), "the chat template is tried, and given wh
 _PROCESSORS = Elsewhere((None, []), "logit_bias, bad_words and structured_outputs belong to requests")
 _TIERS = "host_cache_size, disk_cache and shared_cache keep blocks elsewhere"
 
-# Of vLLM's `LLM`, and of its command line.
+# Options of vLLM's `LLM` and of its command line.
 ENGINE: Mapping[str, Elsewhere] = types.MappingProxyType(
     {
         "tensor_parallel_size": Elsewhere((1, None), _ONE_DEVICE),
@@ -112,7 +112,7 @@ ENGINE: Mapping[str, Elsewhere] = types.MappingProxyType(
         "logits_processors": _PROCESSORS,
     }
 )
-# Of its command line, ``vllm serve``, alone.
+# Options of its command line, ``vllm serve``, alone.
 SERVER: Mapping[str, Elsewhere] = types.MappingProxyType(
     {
         "tokenizer": Elsewhere(
@@ -158,7 +158,7 @@ SERVER: Mapping[str, Elsewhere] = types.MappingProxyType(
 )
 
 
-# Of the methods of vLLM's `LLM` and `AsyncLLM` that generate.
+# Arguments of the methods of vLLM's `LLM` and `AsyncLLM` that generate.
 CALLS: Mapping[str, Elsewhere] = types.MappingProxyType(
     {
         "lora_request": Elsewhere((None,), _ADAPTERS),
@@ -174,7 +174,7 @@ CALLS: Mapping[str, Elsewhere] = types.MappingProxyType(
         "data_parallel_rank": Elsewhere((None,), _ONE_ENGINE),
     }
 )
-# Of vLLM's `SamplingParams`.
+# Fields of vLLM's `SamplingParams`.
 SAMPLING: Mapping[str, Elsewhere] = types.MappingProxyType(
     {
         "output_kind": Elsewhere((), _STREAMS),
@@ -192,7 +192,7 @@ SAMPLING: Mapping[str, Elsewhere] = types.MappingProxyType(
         "skip_clone": Elsewhere((True, False), "parameters may be changed between calls"),
     }
 )
-# Of vLLM's `StructuredOutputsParams`.
+# Fields of vLLM's `StructuredOutputsParams`.
 STRUCTURED_OUTPUTS: Mapping[str, Elsewhere] = types.MappingProxyType(
     {
         "disable_fallback": Elsewhere((True, False), "grammars are enforced in one way"),
@@ -201,7 +201,7 @@ STRUCTURED_OUTPUTS: Mapping[str, Elsewhere] = types.MappingProxyType(
         "whitespace_pattern": Elsewhere((None,), "JSON has at most one space between its parts"),
     }
 )
-# Of vLLM's `BeamSearchParams`.
+# Fields of vLLM's `BeamSearchParams`.
 BEAM_SEARCH: Mapping[str, Elsewhere] = types.MappingProxyType(
     {"include_stop_str_in_output": Elsewhere((True,), "beams have what ended them, end tokens too")}
 )

@@ -23,7 +23,7 @@ SecretFile = Annotated[
         help=f"File with the secret that replicas and ingresses have in common; by default the variable {SECRET_VARIABLE}.",
     ),
 ]
-# Of a model's options, how conversations are written and answers read.
+# The options of a model that say how conversations are written and answers read.
 _READING = ("chat_template", "tool_call_parser", "reasoning_parser")
 _MAX_QUEUE, _GRACE = ServerConfig.model_fields["max_queue"], ServerConfig.model_fields["grace_seconds"]
 _STEP_TIMEOUT = ServerConfig.model_fields["step_timeout"]

@@ -15,7 +15,7 @@ from radixkv.text_files import read_utf8
 
 # Variables that are not options of a command: the cache of converted models (see `radixkv.model.model_cache`).
 _OTHER_VARIABLES = frozenset({"RADIXKV_CACHE", "RADIXKV_STORE_KEY", "RADIXKV_REPLICA_SECRET"})
-# Of a service of this name: its address, and each of its ports (Kubernetes documentation, "Service", environment variables).
+# What Kubernetes sets for a service of this name: its address and ports (documentation, "Service", environment variables).
 _KUBERNETES = re.compile(r"SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
 
 

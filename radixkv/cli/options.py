@@ -114,7 +114,7 @@ def _as_configured(parameter: typer.CallbackParam, value: str | None) -> str | N
 
 
 def _path(given: str) -> Path:
-    # Of an unset variable of a shell, perhaps; a Path would be the folder that the program was started in.
+    # From an unset variable of a shell, perhaps; a Path would be the folder that the program was started in.
     if not given:
         raise typer.BadParameter("expected a path, got ''")
     return Path(given)

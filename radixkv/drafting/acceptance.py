@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from radixkv.drafting.drafter import Draft
 
-# Of a source and strength of which nothing is known yet; as if so many tokens had been seen.
+# Rate of a source and strength of which nothing is known yet, and its weight: as if so many tokens had been seen.
 _FIRST_RATE = 0.5
 _FIRST_WEIGHT = 4.0
 # Weight of what all requests have shown, in tokens, beside what this request has shown.

@@ -18,7 +18,7 @@ REALIGNED, NEAR_TOKEN, NEAR_PAIR = 0, 1, 3
 _NEAR = 16
 # So many tokens may differ before a position in the text is given up.
 _MAX_DIFFERING = 8
-# Of each table, at least. With so many a token, seven of eight older runs are still there.
+# Least size of a table, for each token. With it, seven of eight older runs are still there.
 _ENTRIES_PER_TOKEN = 8
 # Fewer tokens are indexed one by one.
 _FEW_TOKENS = 16
@@ -45,7 +45,7 @@ class Document:
 
     @property
     def nbytes(self) -> int:
-        """Of the index."""
+        """Size of the index."""
         return sum(table.nbytes for table in self._tables.values())
 
     def draft(self, sequence: Sequence[int], max_tokens: int) -> Draft:

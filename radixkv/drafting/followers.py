@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Of each token as many different ones are kept, and of so many tokens.
+# How many different followers of a token are kept, and of how many tokens.
 _MOST = 4
 _MOST_TOKENS = 4096
 

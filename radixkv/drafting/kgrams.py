@@ -64,7 +64,7 @@ class KGramTable:
 
     @property
     def nbytes(self) -> int:
-        """Of the table."""
+        """Size of the table."""
         return self._positions.nbytes
 
     def put_all(self, hashes: NDArray[np.uint64], positions: NDArray[np.int32]) -> None:

@@ -17,7 +17,7 @@ def choose_lengths(
     times: StepTimes,
     max_rows: int,
 ) -> list[int]:
-    """Of each draft the number of tokens with which the step brings the most tokens a second, by what is expected.
+    """How many tokens of each draft to verify, so that the step is expected to bring the most tokens a second.
 
     The i-th token of a draft is kept with probability ``rate ** i``. The likeliest tokens of all drafts come first.
 

@@ -53,14 +53,14 @@ class TreeIndex(TreeObserver):
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self._tables = {k: KGramTable(entries * num_blocks * block_size) for k, entries in RUNS.items()}
-        # Of each block the node that has it, and how many blocks of the prefix are before it, which no split changes.
+        # For each block the node that has it, and how many blocks of the prefix are before it, which no split changes.
         self._nodes: list[Node | None] = [None] * num_blocks
         self._depths = array("i", bytes(4 * num_blocks))
         self._offsets = np.arange(block_size, dtype=np.int32)
 
     @property
     def nbytes(self) -> int:
-        """Of the tables, and of the two numbers per block."""
+        """Size of the tables, and of the two numbers per block."""
         return sum(table.nbytes for table in self._tables.values()) + 12 * len(self._nodes)
 
     def find(self, sequence: Sequence[int], namespace: str) -> Found | None:

@@ -27,7 +27,7 @@ class ComputeTimer:
         self._clock = clock
         self._ahead = ahead
         self._since = 0.0
-        # Of batches that were not waited for.
+        # What has landed since then: the last batch, and the tokens of all.
         self._carried: Batch | None = None
         self._num_prompt_tokens = 0
         self._num_tokens = 0

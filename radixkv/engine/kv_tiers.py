@@ -50,10 +50,10 @@ _log = logging.getLogger(__name__)
 _ROWS_VERSION = 1
 _MAX_QUEUED_BYTES = 256 << 20
 MANY_BLOCKS = 1 << 20
-"""Of tiers whose size is not known here."""
+"""Capacity of tiers whose size is not known here."""
 # How long an engine that can only wait for loads waits before it looks for new requests.
 _IDLE_SECONDS = 0.01
-# Of the time at the end, what is kept for tiers to be closed at most: one that hangs does not take it from the others.
+# Most of the time at the end that is kept for closing tiers: one that hangs does not take it from the others.
 _CLOSE_SECONDS = 2.0
 
 

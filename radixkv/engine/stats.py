@@ -62,7 +62,7 @@ class EngineStats:
         return self.num_blocks - self.num_free_blocks - self.num_evictable_blocks
 
 
-# What several engines have together at a time.
+# Fields that are summed over several engines.
 GAUGES = (
     "num_running",
     "num_waiting",

@@ -14,7 +14,7 @@ from radixkv.cache.tokens import TOKEN_BYTES, decode, encode
 from radixkv.engine.named_pins import NamedPins
 
 MAX_PINS = 64
-# Of the blocks that may be pinned at all, by default half of the cache's.
+# One tenant's part of the blocks that may be pinned at all, which are half of the cache's by default.
 _TENANT_SHARE = 0.25
 
 

@@ -46,7 +46,7 @@ class BlockRows(PoolRows):
         # What rows are copied in: of eight bytes, scattered ones take half as long as of one; a GPU needs a thread for each.
         self._word = np.dtype(np.int64 if all(stop % 8 == 0 for stop in self._stops) else np.uint8)
         self._device_rows = [rows.view(_device_word(self._word)) for rows in self._rows]
-        # Of a pool on the host: each tensor as rows of words, and where they are in a row of all.
+        # For a pool on the host: each tensor as rows of words, and where they are in a row of all.
         self._host_rows: list[tuple[NDArray[np.generic], slice]] = []
         if self._device.type != "cuda":
             starts = [0, *(stop // self._word.itemsize for stop in self._stops)]

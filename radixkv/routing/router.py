@@ -39,7 +39,7 @@ from radixkv.routing.replica_state import Placement, ReplicaState
 # What a token that is computed counts where nobody waits, for its time and its room. Of 1 to 4, it is what answered soonest,
 # or nearly so, on synthetic traces and a public one; with less, fewer tokens are found, and with more, loads differ more.
 _LEAST_WEIGHT = 3.0
-# Of the prompts that other routers have sent to one replica; what exceeds them is known from its reports alone.
+# Most blocks of prompts that other routers have sent to one replica; what exceeds them is known from its reports alone.
 _MAX_OTHERS_BLOCKS = 1 << 20
 
 

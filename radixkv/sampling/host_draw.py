@@ -22,7 +22,7 @@ BLOCK_IDS = 256
 # Numbers per pass: a pass's arrays together fit into a processor's second cache.
 _PASS_SIZE = 1 << 15
 
-# Of a larger vocabulary, unlikely tokens are put aside before the rest is sorted.
+# A larger vocabulary is not sorted as a whole: its unlikely tokens are put aside first.
 _SORTED_WHOLE = 2048
 
 _CPU = torch.device("cpu")
@@ -237,7 +237,7 @@ def _truncate(candidates: _Candidates, parameters: DrawParameters) -> NDArray[np
     is_left: NDArray[np.bool_] = ~(probs < last[:, None])
     surplus = is_left.sum(1) - num_left
     for row in (surplus > 0).nonzero()[0].tolist():
-        # Of tokens as likely as the last one, those of the lowest ids stay.
+        # Where several tokens are as likely as the last one, those of the lowest ids stay.
         (ties,) = (probs[row] == last[row]).nonzero()
         is_left[row, ties[len(ties) - surplus[row] :]] = False
     return is_left
@@ -247,7 +247,7 @@ def _race(candidates: _Candidates, is_left: NDArray[np.bool_], states: Ints) -> 
     """The winner of each row, drawn from those that are left."""
     counts = is_left.sum(1)
     starts = counts.cumsum() - counts
-    # Of all rows, one behind the other.
+    # All rows' tokens, one row behind the other.
     token_ids: Ints = candidates.token_ids[is_left]
     variates = exponential_variates(torch.from_numpy(states.repeat(counts)), torch.from_numpy(token_ids)).numpy()
     ratios = np.divide(candidates.probs[is_left], variates, out=variates)

@@ -38,6 +38,10 @@ class ScheduledChunk(NamedTuple):
     num_tokens: int
     completes: bool
 
+    def first(self, count: int) -> ScheduledChunk:
+        """At most the first ``count`` of its tokens."""
+        return self if count >= self.num_tokens else self._replace(num_tokens=count, completes=False)
+
 
 class SampledRow(NamedTuple):
     """``sequence`` gets a token, sampled from row ``logits_row`` of the batch's logits; those behind it are its drafts'."""

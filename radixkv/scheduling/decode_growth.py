@@ -38,7 +38,7 @@ class DecodeGrowth:
         self._block_size = block_size
         self._max_num_batched_tokens = max_num_batched_tokens
         self._num_pending = 0
-        # Of each group four numbers: tokens of its first sequence, tokens that it may still generate, blocks that each of
+        # Four numbers for each group: tokens of its first sequence, tokens that it may still generate, blocks that each of
         # its sequences has for itself or in common, and concurrent sequences. An array, because numpy copies it at once.
         self._numbers = array("q")
         self.num_seqs = 0

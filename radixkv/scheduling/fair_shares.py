@@ -45,7 +45,7 @@ class FairShares:
     def __init__(self, tenants: Mapping[str, TenantShare] | None = None) -> None:
         self.tenants: Mapping[str, TenantShare] = tenants or {}
         self._counters: dict[str, float] = {}
-        # Of tenants that are otherwise equal, the one goes first that was charged longest ago.
+        # Among tenants that are otherwise equal, the one that was charged longest ago goes first.
         self._charged_at: dict[str, int] = {}
         self._num_charges = 0
 

@@ -1,8 +1,8 @@
 """What waiting groups will take of the pool besides what loads hold for them, so that one load evicts no other's blocks.
 
-Of those whose prefixes were loaded, only they claim blocks that could have been admitted in this step or the one before,
-and thus wait for nothing but blocks: no group leaves blocks to a tenant that has reached its limit. A group that leaves
-blocks to others claims none, so that no two leave them to each other.
+A group whose load is running always claims blocks. Once its prefix is loaded, it claims them only if it could have been
+admitted in this step or the one before, that is, if it waits for nothing but blocks: else others would leave blocks to a
+tenant that has reached its limit. A group that yields claims nothing, so that no two yield to each other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False, slots=True)
 class Claim:
-    """Of one waiting group; `LoadClaims` changes it.
+    """What one waiting group claims; `LoadClaims` changes it.
 
     Attributes:
         num_blocks: that the group will take when it is admitted, besides those that a load holds for it.

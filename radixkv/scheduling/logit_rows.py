@@ -10,7 +10,7 @@ from __future__ import annotations
 from radixkv.scheduling.batch import ScheduledChunk
 
 PROMPT_LOGIT_ROWS = 256
-"""Of a step on a GPU. So many rows keep its matrix units busy, so that shorter steps take hardly longer in all."""
+"""Most rows in a step on a GPU. This many keep its matrix units busy, so that shorter steps take hardly longer in all."""
 
 
 def bound_logit_rows(chunks: list[ScheduledChunk], max_rows: int) -> list[ScheduledChunk]:
@@ -23,10 +23,8 @@ def bound_logit_rows(chunks: list[ScheduledChunk], max_rows: int) -> list[Schedu
     bounded = []
     for chunk in chunks:
         if chunk.group.request.lacks_prompt_logprobs:
-            count = min(chunk.num_tokens, max_rows)
-            max_rows -= count
-            if count < chunk.num_tokens:
-                chunk = chunk._replace(num_tokens=count, completes=False)
+            chunk = chunk.first(max_rows)
+            max_rows -= chunk.num_tokens
         if chunk.num_tokens:
             bounded.append(chunk)
     return bounded

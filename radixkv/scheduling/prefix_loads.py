@@ -249,11 +249,11 @@ class PrefixLoads:
                 self.send_look_ups()
 
     def _finder_hangs(self) -> bool:
-        """Whether what was given up is still being looked for: all others would wait behind it, and be given up, too."""
+        """Whether the finder still works on a look-up that was given up: another would wait behind it and be given up."""
         return self._unanswered is not None and not self._unanswered.done.is_set()
 
     def _reader_hangs(self) -> bool:
-        """Whether a load of which nobody wants more is read for too long: another one would wait behind it."""
+        """Whether reading for a load that has ended takes too long: another load would wait behind it."""
         now = self._clock()
         self._ended = [ended for ended in self._ended if not ended.load.done.is_set()]
         return any(now > ended.gives_up_at and ended.load.in_vain(now) is not None for ended in self._ended)

@@ -51,10 +51,8 @@ def bound_prompts(
         tenant = chunk.group.request.tenant
         if tenant in left:
             # A single token is all or nothing for the samples of a group, and costs next to nothing.
-            count = min(chunk.num_tokens, max(left[tenant], int(chunk.num_tokens == 1)))
-            left[tenant] -= count
-            if count < chunk.num_tokens:
-                chunk = chunk._replace(num_tokens=count, completes=False)
+            chunk = chunk.first(max(left[tenant], int(chunk.num_tokens == 1)))
+            left[tenant] -= chunk.num_tokens
         if chunk.num_tokens:
             bounded.append(chunk)
     return bounded

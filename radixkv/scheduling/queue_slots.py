@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from radixkv.scheduling.tenant_share import TenantShare, share_of
 
-# A tenant of mean weight may have so many times what is free.
+# A tenant of mean weight may hold this many times the slots that are still free.
 _SLOTS_PER_FREE_SLOT = 3
 
 

@@ -87,7 +87,7 @@ class ActiveLoad:
 
 @dataclass(eq=False, slots=True)
 class WaitingPrefix:
-    """Of one waiting group.
+    """The prefix of one waiting group.
 
     Attributes:
         look_up: the last one; None: all of the prefix was cached when the tree had this version.

@@ -201,7 +201,7 @@ class RequestIntake:
             raise QueueFullError(refusal, retry_after=max(1, min(60, seconds)))
 
     def names(self, request_id: str | None, count: int, unfinished: Container[str]) -> list[str]:
-        """Of ``count`` requests: ``request_id``, or ``request_id-0`` and so on where there are several.
+        """The ids of ``count`` requests: ``request_id``, or ``request_id-0`` and so on where there are several.
 
         Args:
             request_id: None: one that was not yet used.

@@ -5,31 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from radixkv.routing import PrefillRate
+from radixkv.routing.decayed_rate import DecayedRate
 from radixkv.tiers.stack import Span
 
-# Of an observation's weight, what is left at the next.
-_DECAY = 0.8
 # What is left of what loading is believed to cost, each time that computing is chosen: a slow medium is tried again.
-_FORGETTING = 0.95
-
-
-class _Rate:
-    """Seconds for each unit, of late."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._count = 0.0
-
-    def observe(self, count: int, seconds: float) -> None:
-        self._seconds = _DECAY * self._seconds + seconds
-        self._count = _DECAY * self._count + count
-
-    def forget_some(self) -> None:
-        self._seconds *= _FORGETTING
-
-    def seconds(self, count: int) -> float | None:
-        """For so many; None: nothing is known. Without a success, what was spent in vain counts for one unit."""
-        return None if not self._seconds else self._seconds / max(self._count, 1.0) * count
+_FADING = 0.95
 
 
 class Rates:
@@ -42,7 +22,7 @@ class Rates:
     """
 
     def __init__(self, num_tiers: int, block_size: int, prefill_rate: PrefillRate) -> None:
-        self._tiers = [_Rate() for _ in range(num_tiers)]
+        self._tiers = [DecayedRate() for _ in range(num_tiers)]
         self._prefill = prefill_rate
         self._block_size = block_size
 
@@ -79,5 +59,5 @@ class Rates:
         # Where only others' loads are in the way, what is believed of the tiers is not in doubt.
         if loading > computing:
             for span in spans:
-                self._tiers[span.tier].forget_some()
+                self._tiers[span.tier].fade(_FADING)
         return False

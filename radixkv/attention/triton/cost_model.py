@@ -26,7 +26,7 @@ PROGRAMS_PER_MULTIPROCESSOR = MappingProxyType({16: 3, 64: 2, 128: 1})
 
 _TILE_ROWS = np.array(TILE_ROWS)
 
-# Of a decoding batch, unless a group has more heads. Two programs of 128 rows do not fit a multiprocessor.
+# Most rows of a tile in a decoding batch, unless a group has more heads: two programs of 128 do not fit a multiprocessor.
 _WIDEST_IN_DECODING = 64
 
 # A piece writes partial results of about a kilobyte per head and waits for its keys' latency before the first is done. One

@@ -163,7 +163,7 @@ class _Problem:
 
     @property
     def bound(self) -> float:
-        """Of an error's norm to its result's."""
+        """The most that the norm of an error may be, relative to its result's."""
         return max(_BOUNDS[self._dtype], _BOUNDS[self._cache_dtype])
 
     def __str__(self) -> str:
@@ -319,7 +319,7 @@ class _Problem:
         return [(ours, truth)]
 
     def _draw(self, truncated: bool = False) -> Pairs:
-        """Of each row one id alone can be drawn."""
+        """From each row one id alone can be drawn."""
         drawn = torch.tensor([self._vocab_size - 1, 0, self._vocab_size * 3 // 5])
         logits = torch.full((3, self._vocab_size), float("-inf"), dtype=torch.float32)
         logits[torch.arange(3), drawn] = 2.0

@@ -38,7 +38,7 @@ class HeadShape:
 
     @classmethod
     def of(cls, query: torch.Tensor, key: torch.Tensor) -> HeadShape:
-        """Of ``[rows, heads, dim]``."""
+        """The shape of queries and keys of ``[rows, heads, dim]``."""
         return cls(key.shape[1], query.shape[1] // key.shape[1])
 
 
@@ -73,7 +73,7 @@ class HostItems:
 
     @property
     def num_items(self) -> int:
-        """Of all tile classes."""
+        """Items of all tile classes."""
         return sum(map(len, self.by_tile.values()))
 
     def upload(self, device: torch.device) -> DeviceItems:

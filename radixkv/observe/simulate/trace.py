@@ -27,7 +27,7 @@ from radixkv.observe.trace_format import TRACE_FORMAT, TRACE_VERSION
 from radixkv.option_words import nearest
 
 MOONCAKE_BLOCK_SIZE = 512
-# Of both formats, and how much a misspelt one is like it.
+# Fields of both formats, and how much a misspelt one is like one of them.
 _FIELDS = ("timestamp", "hash_ids", "input_length", "output_length", "output_hash_ids", "priority")
 _LIKE_A_FIELD = 0.8
 _ROOT = -1  # comes before the first block of a prompt

@@ -183,7 +183,7 @@ class Prefix:
         self._routers = routers
         self._random = random.Random(seed)
         self._placements: dict[int, tuple[Router, Placement]] = {}
-        # Of requests whose prompts are not known to be computed.
+        # The senders of requests whose prompts are not known to be computed.
         self._senders: dict[int, Router] = {}
         for router in routers:
             for number in range(num_replicas):
