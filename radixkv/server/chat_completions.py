@@ -18,9 +18,9 @@ from radixkv.server.authentication import CurrentTenant
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.chat_events import ChatAnswer, ChatEvent, ChatEvents, ChatFinishReason, start_chat
 from radixkv.server.chat_request import ChatCompletionRequest
-from radixkv.server.generation import respond
 from radixkv.server.logprobs import ChatLogprobs, EncodedPromptLogprobs, encode_chat_logprobs, encode_prompt_logprobs
 from radixkv.server.protocol import ResponseHead, Usage
+from radixkv.server.respond import respond
 from radixkv.server.service import Service, new_id, response_id
 from radixkv.server.tool_protocol import AssistantToolCall, FunctionCall, FunctionCallDelta, ToolCallDelta
 from radixkv.tools.definitions import ParsedAnswer

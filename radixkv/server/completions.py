@@ -19,7 +19,7 @@ from radixkv.prompts import Prompt, PromptInput, as_prompts
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.errors import client_errors
-from radixkv.server.generation import ChoiceDelta, Generation, respond
+from radixkv.server.generation import ChoiceDelta, Generation
 from radixkv.server.logprobs import (
     CompletionLogprobs,
     EncodedPromptLogprobs,
@@ -37,6 +37,7 @@ from radixkv.server.protocol import (
     finish_reason,
 )
 from radixkv.server.rate_limits import default_max_tokens
+from radixkv.server.respond import respond
 from radixkv.server.response_size import check_response_size
 from radixkv.server.service import Service, new_id, response_id
 from radixkv.server.tenants import Tenant

@@ -81,7 +81,7 @@ def logged_path(scope: Scope) -> str:
 
 
 def _generated(state: dict[str, Any]) -> dict[str, Any]:
-    """What is logged of a request that was answered by the model: `radixkv.server.generation.respond` puts it there."""
+    """What is logged of a request that was answered by the model: `radixkv.server.respond.respond` puts it there."""
     generation = state.get("generation")
     if generation is None:
         return {}

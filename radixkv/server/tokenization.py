@@ -13,7 +13,7 @@ from radixkv.prompts import Message, as_conversations, encode, encode_rendered, 
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.chat_messages import Messages, as_messages
 from radixkv.server.errors import client_errors
-from radixkv.server.generation import JsonResponse
+from radixkv.server.respond import JsonResponse
 from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
 from radixkv.server.token_text import TokenTexts

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
     from radixkv.outputs import RequestMetrics
-    from radixkv.server.generation import Answers
+    from radixkv.server.respond import Answers
 
 
 class Tracing:

@@ -11,13 +11,13 @@ from radixkv.server.authentication import CurrentTenant
 from radixkv.server.chat_events import start_chat
 from radixkv.server.chat_messages import as_messages
 from radixkv.server.errors import ERROR_STATUSES, client_errors
-from radixkv.server.generation import respond
 from radixkv.server.messages.errors import MessagesError
 from radixkv.server.messages.objects import MessageObject, TokenCount
 from radixkv.server.messages.request import CountTokensRequest, MessagesRequest
 from radixkv.server.messages.translation import FIELD_NAMES, as_chat_request
 from radixkv.server.messages.writer import MessageWriter
 from radixkv.server.named_events import named_events
+from radixkv.server.respond import respond
 from radixkv.server.service import Service, new_id
 from radixkv.server.translated_chat import translate
 

@@ -12,9 +12,9 @@ from fastapi.responses import Response
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.chat_events import start_chat
 from radixkv.server.errors import ApiError
-from radixkv.server.generation import respond
 from radixkv.server.named_events import named_events
 from radixkv.server.not_supported import Only
+from radixkv.server.respond import respond
 from radixkv.server.responses.objects import DeletedResponse, ResponseObject
 from radixkv.server.responses.request import ResponseRequest
 from radixkv.server.responses.store import StoredResponse
