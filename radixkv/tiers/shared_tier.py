@@ -9,10 +9,10 @@ from functools import partial
 from typing import Protocol
 
 from radixkv.cache.arguments import check_count
-from radixkv.tiers.background_writer import BackgroundWriter, PendingBlock
 from radixkv.tiers.backoff import Backoff
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.medium_queue import MediumQueue, PendingBlock
 from radixkv.tiers.record import RecordCodec, Verdict
 from radixkv.tiers.stats import StoreCounters, StoreStats
 from radixkv.tiers.tier import BlockBytes
@@ -93,7 +93,7 @@ class SharedTier:
         self._uncleared: frozenset[str] = frozenset()
         self._clearing = threading.Lock()
         self._closed = False
-        self._writer = BackgroundWriter("shared-tier", block_format.block_bytes, queue_bytes, self._write)
+        self._writer = MediumQueue("shared-tier", block_format.block_bytes, queue_bytes, self._write)
 
     @property
     def stats(self) -> StoreStats:

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from radixkv.errors import StoreInUseError
-from radixkv.tiers.background_writer import BackgroundWriter, PendingBlock
 from radixkv.tiers.backoff import Backoff
 from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.medium_queue import MediumQueue, PendingBlock
 from radixkv.tiers.open_store import Found, MediumErrors, OpenStore, open_to_write
 from radixkv.tiers.record import RecordCodec, Verdict
 from radixkv.tiers.slot_files import SlotFiles
@@ -92,7 +92,7 @@ class StoreWriter:
             self._open()
         except MediumErrors as error:
             self._failed(self._writes, error)
-        self._writer = BackgroundWriter("disk-tier", codec.format.block_bytes, queue_bytes, self._write)
+        self._writer = MediumQueue("disk-tier", codec.format.block_bytes, queue_bytes, self._write)
         self._clearer = Worker("disk-tier-clearer")
 
     def __len__(self) -> int:
@@ -108,7 +108,7 @@ class StoreWriter:
         return self.table.note_verdicts(found.blocks, verdicts, count)
 
     def put(self, keys: Sequence[BlockKey], blocks: BlockBytes, *, lent: bool) -> int:
-        """Queue what is not there; returns how many were dropped. See `BackgroundWriter.put`."""
+        """Queue what is not there; returns how many were dropped. See `MediumQueue.put`."""
         # What is there must not make room for the rest of its prefix.
         self.table.mark_used(keys)
         return self._writer.put(keys, blocks, self.table.missing(keys), lent=lent)
@@ -127,7 +127,7 @@ class StoreWriter:
             )
 
     def flush(self, timeout: float | None) -> bool:
-        """See `BackgroundWriter.flush`."""
+        """See `MediumQueue.flush`."""
         return self._writer.flush(timeout)
 
     def close(self) -> None:

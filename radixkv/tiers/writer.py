@@ -59,7 +59,9 @@ class QueuedBlocks:
 
 
 class BlockWriter:
-    """Takes blocks until its queue is full, and loses no more than that queue when the process is killed.
+    """Moves blocks from the pool into the tier stack; the counterpart of `BlockLoader`.
+
+    It takes blocks until its queue is full, and loses no more than that queue when the process is killed.
 
     Args:
         stack: where blocks are put.

@@ -37,8 +37,10 @@ class PendingBlock:
     cancelled: bool = False
 
 
-class BackgroundWriter:
-    """Has a thread write blocks in batches, out of memory of its own or of whoever puts them.
+class MediumQueue:
+    """One tier's blocks that wait for its medium, and the thread that writes them.
+
+    It writes them in batches. They wait in memory of the queue's own or, where they are lent, of whoever puts them.
 
     Args:
         name: of the thread.
