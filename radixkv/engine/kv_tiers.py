@@ -10,8 +10,6 @@ The engine calls `publish_done` and `before_pool_writes` once per step; all that
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -28,7 +26,6 @@ from radixkv.engine.block_moves import BlockMoves
 from radixkv.memory import KVPool
 from radixkv.memory.block_rows import BlockRows
 from radixkv.memory.pages import take_pages
-from radixkv.model.loader import LoadedModel
 from radixkv.observe.explain import Below
 from radixkv.routing import PrefillRate
 from radixkv.scheduling.prefix_loads import PrefixLoads
@@ -46,8 +43,6 @@ from radixkv.tiers.writer import BlockWriter
 
 _log = logging.getLogger(__name__)
 
-# Of how a pool's blocks become rows of bytes, and how what they hold is computed: a change needs another number.
-_ROWS_VERSION = 1
 _MAX_QUEUED_BYTES = 256 << 20
 MANY_BLOCKS = 1 << 20
 """Capacity of tiers whose size is not known here."""
@@ -55,22 +50,6 @@ MANY_BLOCKS = 1 << 20
 _IDLE_SECONDS = 0.01
 # Most of the time at the end that is kept for closing tiers: one that hangs does not take it from the others.
 _CLOSE_SECONDS = 2.0
-
-
-def block_fingerprint(loaded: LoadedModel, pool: KVPool) -> bytes:
-    """Names everything, besides namespace and tokens, that the bytes of a pool's blocks depend on."""
-    scales = [pool.scales(layer) for layer in range(len(pool.layers))]
-    described = {
-        "rows": _ROWS_VERSION,
-        "model": loaded.fingerprint,
-        "rope factors": loaded.rope_factors,
-        "compute dtype": str(loaded.dtype),
-        "stored dtype": str(pool.dtype),
-        "scales": [[None if scale is None else scale.tolist() for scale in pair] for pair in scales],
-        "layers": [[shape.num_kv_heads, shape.key_dim, shape.value_dim] for shape in pool.layers],
-        "block size": pool.block_size,
-    }
-    return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=32).digest()
 
 
 @dataclass(slots=True)
@@ -101,7 +80,7 @@ class KVTiers:
         cache: of the engine; what changes in it is observed from now on.
         pool: likewise.
         opened: the tiers.
-        fingerprint: see `block_fingerprint`.
+        fingerprint: see `radixkv.engine.block_fingerprint`.
         secret: of the hash of namespaces, at most 64 bytes.
         policy: which blocks go down.
         prefill_rate: what computing costs, as the engine learns it.

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from radixkv.cache import CacheEvent, PrefixCache
 from radixkv.config import EngineConfig
-from radixkv.engine.kv_tiers import MANY_BLOCKS, KVTiers, OpenTiers, block_fingerprint
+from radixkv.engine.block_fingerprint import block_fingerprint
+from radixkv.engine.kv_tiers import MANY_BLOCKS, KVTiers, OpenTiers
 from radixkv.memory import KVPool
 from radixkv.model.loader import LoadedModel
 from radixkv.routing import PrefillRate

@@ -25,7 +25,8 @@ from radixkv.cache.tokens import TOKEN_BYTES
 from radixkv.scheduling.load_claims import LoadClaims
 from radixkv.scheduling.request import SequenceGroup
 from radixkv.scheduling.waiting_prefix import ActiveLoad, WaitingPrefix
-from radixkv.tiers.loader import BlockLoader, Load, LookUp
+from radixkv.tiers.load import Load, LookUp
+from radixkv.tiers.loader import BlockLoader
 from radixkv.tiers.rates import Rates
 from radixkv.tiers.stack import Span
 

@@ -21,7 +21,7 @@ from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
 from radixkv.outputs import RequestMetrics
 from radixkv.scheduling.load_claims import Claim
 from radixkv.scheduling.request import SequenceGroup
-from radixkv.tiers.loader import Load, LookUp
+from radixkv.tiers.load import Load, LookUp
 
 # What was loaded may be evicted before its group is admitted; it is loaded again so often.
 _MAX_LOADS = 3

@@ -12,7 +12,7 @@ import transformers
 from support.model_zoo import build_shallow
 
 from radixkv import LLM
-from radixkv.engine.kv_tiers import block_fingerprint
+from radixkv.engine.block_fingerprint import block_fingerprint
 from radixkv.memory import Fp8KVPool, KVPool
 from radixkv.memory.fp8_kv_pool import KVScales
 from radixkv.memory.kv_pool import LayerShape

@@ -14,7 +14,7 @@ from support.model_zoo import LONGROPE, ORIGINAL_LENGTH, VOCAB_SIZE, build, buil
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cluster.describe import describe
 from radixkv.cluster.description import ReplicaDescription
-from radixkv.engine.kv_tiers import block_fingerprint
+from radixkv.engine.block_fingerprint import block_fingerprint
 from radixkv.errors import UnsupportedModelError
 from radixkv.model.longrope import choose_factors
 

@@ -21,7 +21,8 @@ from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.prompts import Prompt
 from radixkv.serving.engine_thread import EngineThread
 from radixkv.serving.heartbeat import Heartbeat
-from radixkv.tiers.loader import BlockLoader, LookUp
+from radixkv.tiers.load import LookUp
+from radixkv.tiers.loader import BlockLoader
 from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.stack import Span, TierStack

@@ -20,7 +20,7 @@ from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.scheduling.waiting_queue import WaitingQueue
-from radixkv.tiers.loader import Load, LookUp
+from radixkv.tiers.load import Load, LookUp
 from radixkv.tiers.rates import Rates
 from radixkv.tiers.stack import Span
 

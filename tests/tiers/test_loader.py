@@ -13,7 +13,8 @@ from support.tier_model import prefix_keys
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.host_tier import HostTier
-from radixkv.tiers.loader import BlockLoader, Load
+from radixkv.tiers.load import Load
+from radixkv.tiers.loader import BlockLoader
 from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.stack import Span, TierStack
 

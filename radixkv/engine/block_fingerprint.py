@@ -1,0 +1,28 @@
+"""The name of everything that the bytes of a pool's blocks depend on: pools of the same name read each other's blocks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from radixkv.memory import KVPool
+from radixkv.model.loader import LoadedModel
+
+# How a pool's blocks become rows of bytes, and how what they hold is computed: a change needs another number.
+_ROWS_VERSION = 1
+
+
+def block_fingerprint(loaded: LoadedModel, pool: KVPool) -> bytes:
+    """Names everything, besides namespace and tokens, that the bytes of a pool's blocks depend on."""
+    scales = [pool.scales(layer) for layer in range(len(pool.layers))]
+    described = {
+        "rows": _ROWS_VERSION,
+        "model": loaded.fingerprint,
+        "rope factors": loaded.rope_factors,
+        "compute dtype": str(loaded.dtype),
+        "stored dtype": str(pool.dtype),
+        "scales": [[None if scale is None else scale.tolist() for scale in pair] for pair in scales],
+        "layers": [[shape.num_kv_heads, shape.key_dim, shape.value_dim] for shape in pool.layers],
+        "block size": pool.block_size,
+    }
+    return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=32).digest()

@@ -1,0 +1,156 @@
+"""A prefix that is looked for in tiers, and one that is loaded from them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.pool_rows import PoolRows
+from radixkv.tiers.stack import Span
+from radixkv.tiers.tier import BlockBytes
+
+
+@dataclass(eq=False, slots=True)
+class LookUp:
+    """Where a prefix lies below.
+
+    Attributes:
+        start: the first block that was asked for.
+        keys: of the prefix's blocks; set with ``spans``.
+        spans: of the blocks from ``start`` on; None while they are looked for.
+        waits_for_writer: whether nobody looks for them until what is on its way down is written.
+        done: is set when they are known.
+    """
+
+    namespace: str
+    tokens: bytes
+    start: int
+    keys: list[BlockKey] = field(default_factory=list)
+    spans: list[Span] | None = None
+    waits_for_writer: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(eq=False, slots=True)
+class Load:
+    """Blocks of one prefix on their way into the pool.
+
+    Attributes:
+        keys: of the prefix's blocks.
+        spans: where they are read.
+        first: the index of the first one.
+        block_ids: where they are written, int32.
+        fence: see `PoolRows.write`.
+        num_loaded: blocks that are in the pool.
+        read: for each tier that was read: blocks and seconds.
+        cancelled: whether no chunk more is written.
+        done: is set when nothing more of it will be written.
+    """
+
+    keys: Sequence[BlockKey]
+    spans: Sequence[Span]
+    first: int
+    block_ids: NDArray[np.int32]
+    fence: object = None
+    num_loaded: int = 0
+    read: list[tuple[int, int, float]] = field(default_factory=list)
+    cancelled: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+    _changed: threading.Condition = field(default_factory=threading.Condition)  # of what follows
+    _num_wanted: int = 0  # blocks before the first one that is missing
+    _num_writing: int = 0  # chunks
+    # Of the chunks that are read or written, by their first block: the tier, and when reading began.
+    _begun: dict[int, tuple[int, float]] = field(default_factory=dict)
+    # Of those that are behind one of these: the blocks that were written, and when the last was.
+    _finished: dict[int, _Finished] = field(default_factory=dict)
+    _num_tried: int = 0  # blocks that were written or are lost, with all before them
+    _tried_at: float = 0.0  # when the last of them was
+
+    def __post_init__(self) -> None:
+        self._num_wanted = len(self.block_ids)
+
+    def begin_chunk(self, chunk: Span, began: float) -> bool:
+        """A chunk begins to be read; False: it need not be."""
+        start = chunk.start - self.first
+        self._begun[start] = (chunk.tier, began)
+        return self._wants(start)
+
+    def in_vain(self, now: float) -> tuple[int, float] | None:
+        """The tier that is read for the next blocks, and for how long it has been; None: loads before this one are read."""
+        begun = self._begun.get(self._num_tried)
+        return None if begun is None else (begun[0], now - max(begun[1], self._tried_at))
+
+    def cancel(self) -> None:
+        """Write nothing more from now on; waits for chunks that are being written, which takes no medium."""
+        with self._changed:
+            self.cancelled = True
+            self._changed.wait_for(lambda: not self._num_writing)
+
+    def try_cancel(self) -> bool:
+        """Write no chunk more from now on; False: one is being written, and `done` or a later call says when it is."""
+        with self._changed:
+            self.cancelled = True
+            return not self._num_writing
+
+    def write(self, rows: PoolRows, chunk: Span, blocks: BlockBytes, clock: Callable[[], float]) -> bool:
+        """Write what was read of a chunk, unless the load has ended. Several threads write chunks at the same time.
+
+        Args:
+            rows: of the pool.
+            chunk: that was begun.
+            blocks: the leading ones that were there; the load ends with them if there are fewer than the chunk's.
+            clock: seconds.
+
+        Returns:
+            Whether the load is done.
+        """
+        start, stop = chunk.start - self.first, chunk.stop - self.first
+        with self._changed:
+            wanted = self._wants(start)
+            self._num_writing += wanted
+        num_written = 0
+        try:
+            if wanted and len(blocks):
+                rows.write(self.block_ids[start : start + len(blocks)], blocks, self.fence)
+                num_written = len(blocks)
+        finally:
+            with self._changed:
+                self._num_writing -= wanted
+                if num_written < stop - start:
+                    self._num_wanted = min(self._num_wanted, start + num_written)
+                self._finished[start] = _Finished(stop, num_written, wanted, clock())
+                self._count()
+                self._changed.notify_all()
+                is_done = self._num_tried == len(self.block_ids)
+                if is_done:
+                    self.done.set()
+        return is_done
+
+    def _wants(self, start: int) -> bool:
+        return not self.cancelled and start < self._num_wanted
+
+    def _count(self) -> None:
+        """Count the chunks that have finished with all before them; of two that were read at once, the time counts once."""
+        while (finished := self._finished.pop(self._num_tried, None)) is not None:
+            tier, began = self._begun.pop(self._num_tried)
+            if finished.wanted and self.num_loaded == self._num_tried:  # else blocks before these are missing
+                self.num_loaded += finished.num_written
+                seconds = max(0.0, finished.at - max(began, self._tried_at))
+                self.read.append((tier, finished.num_written, seconds))
+            self._num_tried = finished.stop
+            self._tried_at = max(self._tried_at, finished.at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """A chunk of a load: where the next one begins, how many blocks were written, whether any should be, and when."""
+
+    stop: int
+    num_written: int
+    wanted: bool
+    at: float
