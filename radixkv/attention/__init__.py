@@ -27,7 +27,7 @@ asks. A backend says by its `SharingRule` when sharing pays, and gets everything
 from radixkv.attention.backend import AttentionBackend, AttentionBatch, BatchLimits
 from radixkv.attention.options import AttentionOptions
 from radixkv.attention.plan import AttentionPlan, KeyRanges, Planner
-from radixkv.attention.query_batch import BlockTable, QueryBatch
+from radixkv.attention.query_batch import QueryBatch, ReadableTable
 from radixkv.attention.sharing_rule import SharingRule
 
 __all__ = [
@@ -36,9 +36,9 @@ __all__ = [
     "AttentionOptions",
     "AttentionPlan",
     "BatchLimits",
-    "BlockTable",
     "KeyRanges",
     "Planner",
     "QueryBatch",
+    "ReadableTable",
     "SharingRule",
 ]

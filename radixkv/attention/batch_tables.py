@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.attention.query_batch import BlockTable, Ints, concatenated_ranges
+from radixkv.attention.query_batch import Ints, ReadableTable, concatenated_ranges
 
 _NOT_A_MEMBER = -1
 
@@ -52,25 +52,25 @@ class BatchTables:
 
     def __init__(self, max_sequences: int, max_blocks: int) -> None:
         self.block_ids: NDArray[np.int32] = np.zeros((max_sequences, max_blocks), dtype=np.int32)
-        self.order: list[BlockTable] = []
+        self.order: list[ReadableTable] = []
         # An array rather than a list, because numpy copies it at once.
         self.indices = array("q")
         self.common: list[int] = []
-        self._index_of: dict[BlockTable, int] = {}
+        self._index_of: dict[ReadableTable, int] = {}
         # By row of ``block_ids``: the version of the member's table, and how many of its blocks are there.
         self._versions = np.zeros(max_sequences, dtype=np.int64)
         self._num_blocks = np.zeros(max_sequences, dtype=np.int64)
         self._free = list(range(max_sequences))[::-1]
         # The last batch in its own order: tables, their versions, and their rows of ``block_ids``.
-        self._batch: list[BlockTable] = []
+        self._batch: list[ReadableTable] = []
         self._batch_versions: list[int] = []
         self._batch_indices: Ints = np.zeros(0, dtype=np.int64)
 
-    def is_unchanged(self, tables: Sequence[BlockTable]) -> bool:
+    def is_unchanged(self, tables: Sequence[ReadableTable]) -> bool:
         """Whether these are the last batch's tables in the same order, with all the blocks that they had."""
         return list(tables) == self._batch and [table.version for table in tables] == self._batch_versions
 
-    def update(self, tables: Sequence[BlockTable], num_blocks: Ints) -> NewBlocks:
+    def update(self, tables: Sequence[ReadableTable], num_blocks: Ints) -> NewBlocks:
         """Make exactly these tables the members, as they are now.
 
         Args:
@@ -128,7 +128,7 @@ class BatchTables:
 
     @staticmethod
     def _read(
-        tables: Sequence[BlockTable], known: Ints, num_blocks: Ints
+        tables: Sequence[ReadableTable], known: Ints, num_blocks: Ints
     ) -> tuple[NDArray[np.intp], list[NDArray[np.int32]]]:
         """Which tables have more blocks than the known ones, and those blocks."""
         (grown,) = (known < num_blocks).nonzero()
@@ -150,8 +150,8 @@ class BatchTables:
         return NewBlocks(flat, block_ids)
 
     def _change_members(
-        self, tables: Sequence[BlockTable], indices: Ints, stays: NDArray[np.bool_]
-    ) -> list[BlockTable]:
+        self, tables: Sequence[ReadableTable], indices: Ints, stays: NDArray[np.bool_]
+    ) -> list[ReadableTable]:
         """Remove the members that leave, and give those that join a row, noted in ``indices``; they have no position yet."""
         staying = np.zeros(len(self.block_ids), dtype=np.bool_)
         staying[indices[stays]] = True
@@ -163,7 +163,7 @@ class BatchTables:
             indices[i] = self._index_of[tables[i]] = self._free.pop()
         return [tables[i] for i in joining]
 
-    def _insert(self, table: BlockTable) -> None:
+    def _insert(self, table: ReadableTable) -> None:
         # Sorted by block ids, compared as memory. Every table ends with a block that is its sequence's own, so none is the
         # beginning of another: they differ somewhere within both, and stay in order however they grow. What lies behind
         # that in a row of ``block_ids`` is not reached.

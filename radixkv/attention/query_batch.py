@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 
-class BlockTable(Protocol):
+class ReadableTable(Protocol):
     """What attention reads of a sequence's block table. Tables are compared and hashed by identity.
 
     Attributes:
@@ -41,7 +41,7 @@ class QueryBatch:
             among them. None: one for each sequence.
     """
 
-    tables: Sequence[BlockTable]
+    tables: Sequence[ReadableTable]
     num_context: Ints
     num_new: Ints
     num_decoding: Ints | None = None

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 
-def namespace_secret(secret: str) -> bytes:
-    """By which an ingress names its tenants' namespaces: every ingress with the replicas' secret names them alike.
+def tenant_names_key(secret: str) -> bytes:
+    """The key by which an ingress names its tenants' namespaces: every ingress with the replicas' secret names them alike.
 
     Args:
         secret: the replicas'.
@@ -84,7 +84,7 @@ def create_ingress(
     if config.queue_timeout is not None:
         raise ValueError("queue_timeout: how long requests wait on replicas is not known here; use first_token_timeout")
     if tenants is None:
-        tenants = make_tenants(config, namespace_secret(replicas.secret))
+        tenants = make_tenants(config, tenant_names_key(replicas.secret))
     llm = ClusterLLM(
         text_interface(replicas, config.model, model_config),
         replicas,

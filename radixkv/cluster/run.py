@@ -16,7 +16,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from radixkv.cluster.connection import check_secret
-from radixkv.cluster.ingress import create_ingress, namespace_secret
+from radixkv.cluster.ingress import create_ingress, tenant_names_key
 from radixkv.cluster.membership import Membership, read_replicas
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.config import LLMOptions, ModelConfig
@@ -100,7 +100,7 @@ def run_ingress(
     wanted = replicas if replicas_file is None else {**replicas, **read_replicas(replicas_file)}
     if not wanted:
         raise ValueError("replica: expected at least one NAME=URL, here or in replicas_file")
-    tenants = make_tenants(config, namespace_secret(secret))
+    tenants = make_tenants(config, tenant_names_key(secret))
     write_log, tracer = make_observers(config)
 
     async def main(listener: socket.socket, metrics_listener: socket.socket | None) -> int:

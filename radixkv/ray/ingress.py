@@ -43,12 +43,12 @@ class _Front:
         forgo_torch()  # this process is an ingress and nothing else
         # Only here: the process that describes the application needs nothing of it.
         from radixkv.cluster import ReplicaSet
-        from radixkv.cluster.ingress import create_ingress, namespace_secret
+        from radixkv.cluster.ingress import create_ingress, tenant_names_key
         from radixkv.ray.membership import Membership
         from radixkv.server.run import KeysReload, make_observers, make_tenants
 
         secret = await shared_secret(registry)
-        self._tenants = make_tenants(server, namespace_secret(secret))
+        self._tenants = make_tenants(server, tenant_names_key(secret))
         write_log, tracer = make_observers(server)
         replicas = ReplicaSet(secret)
         self._membership = Membership(replicas)

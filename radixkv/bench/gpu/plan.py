@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from radixkv.attention import BlockTable, QueryBatch
+from radixkv.attention import QueryBatch, ReadableTable
 from radixkv.attention.triton import TritonBackend
 from radixkv.attention.triton.launches import PartialResults
 from radixkv.attention.triton.padded_decode import PaddedDecode
@@ -157,11 +157,11 @@ def _plan_all(steps: Sequence[list[Decoding]], count: int) -> list[float]:
     return times
 
 
-def _columns(batch: list[Decoding]) -> tuple[list[BlockTable], list[int]]:
+def _columns(batch: list[Decoding]) -> tuple[list[ReadableTable], list[int]]:
     return [sequence.table for sequence in batch], [sequence.length for sequence in batch]
 
 
-def _query_batch(tables: list[BlockTable], lengths: list[int]) -> QueryBatch:
+def _query_batch(tables: list[ReadableTable], lengths: list[int]) -> QueryBatch:
     return QueryBatch(tables, np.array(lengths, dtype=np.int64), np.ones(len(lengths), dtype=np.int64))
 
 
