@@ -29,7 +29,8 @@ class MergedLinear(nn.Linear):
 
     def __init__(self, linear: nn.Linear, product: FusedProduct, index: int) -> None:
         nn.Module.__init__(self)
-        _take_over(self, linear)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
         self._product = product
         self._index = index
 
@@ -68,20 +69,3 @@ def merge_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
                 merged |= {linear: MergedLinear(linear, product, index) for index, linear in enumerate(group)}
     replace_modules(model, merged)
     return len(merged)
-
-
-def split_linears(model: nn.Module) -> None:
-    """Undo `merge_linears`, but for where the weights lie."""
-    plain: dict[nn.Module, nn.Linear] = {}
-    for module in model.modules():
-        if isinstance(module, MergedLinear):
-            plain[module] = linear = nn.Linear.__new__(nn.Linear)
-            nn.Module.__init__(linear)
-            _take_over(linear, module)
-    replace_modules(model, plain)
-
-
-def _take_over(linear: nn.Linear, other: nn.Linear) -> None:
-    """Give one linear layer the parameters of another."""
-    linear.in_features, linear.out_features = other.in_features, other.out_features
-    linear.weight, linear.bias = other.weight, other.bias

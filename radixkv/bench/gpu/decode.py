@@ -23,6 +23,7 @@ import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from radixkv.bench.gpu.decode_drafts import OPTIONS, measure_drafts, row_names
@@ -30,7 +31,8 @@ from radixkv.bench.gpu.report import GpuReport
 from radixkv.llm import LLM
 from radixkv.model.compiled_layers import uncompile_layers
 from radixkv.model.deferred_rotation import restore_rotation
-from radixkv.model.merged_linear import split_linears
+from radixkv.model.merged_linear import MergedLinear
+from radixkv.model.replace_modules import replace_modules
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import SamplingParams
 
@@ -303,6 +305,17 @@ def release(model: Any, attention: str) -> None:
     model.set_attn_implementation(attention)
     gc.collect()
     torch.cuda.empty_cache()
+
+
+def split_linears(model: nn.Module) -> None:
+    """Undo `merge_linears`, but for where the weights lie."""
+    plain: dict[nn.Module, nn.Linear] = {}
+    for module in model.modules():
+        if isinstance(module, MergedLinear):
+            has_bias = module.bias is not None
+            plain[module] = linear = nn.Linear(module.in_features, module.out_features, has_bias, device="meta")
+            linear.weight, linear.bias = module.weight, module.bias
+    replace_modules(model, plain)
 
 
 def run_decode(console: Console, json_path: Path | None, only: str | None = None, resume: bool = False) -> bool:

@@ -13,17 +13,19 @@ import pytest
 import torch
 from rich.console import Console
 from rich.table import Table
+from support.model_zoo import build_supported
 from torch.autograd import DeviceType
 
 from radixkv.attention.batch_tables import common_blocks
 from radixkv.bench.gpu import decode
 from radixkv.bench.gpu.attention import run_attention
-from radixkv.bench.gpu.decode import busy_seconds, run_decode
+from radixkv.bench.gpu.decode import busy_seconds, run_decode, split_linears
 from radixkv.bench.gpu.layer import BLOCK_SIZE, Level, make_pool, max_tokens, tree_batch
 from radixkv.bench.gpu.report import GpuReport
 from radixkv.bench.gpu.tiles import run_tiles
 from radixkv.bench.gpu.timing import Limits
 from radixkv.memory.fp8_kv_pool import FP8
+from radixkv.model.merged_linear import MergedLinear, merge_linears
 
 
 def test_a_tree_shares_what_its_levels_say() -> None:
@@ -67,6 +69,19 @@ def test_a_profile_without_kernels_is_no_idle_gpu(monkeypatch: pytest.MonkeyPatc
     llm: Any = SimpleNamespace(engine=SimpleNamespace(step=lambda: []))
     with pytest.raises(RuntimeError, match="saw no kernel"):
         decode.measure_idle(llm)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])  # without biases, and with
+def test_linear_layers_are_split_again(name: str) -> None:
+    model, tokens = build_supported(name), torch.arange(3, 40).unsqueeze(0)
+    names = dict(model.named_parameters()).keys()
+    with torch.inference_mode():
+        before = model(input_ids=tokens, use_cache=False).logits
+        assert merge_linears(model, lambda: model(input_ids=tokens, use_cache=False))
+        split_linears(model)
+        assert not any(isinstance(module, MergedLinear) for module in model.modules())
+        assert dict(model.named_parameters()).keys() == names
+        torch.testing.assert_close(model(input_ids=tokens, use_cache=False).logits, before, rtol=1e-4, atol=1e-4)
 
 
 def test_transformers_time_is_that_of_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
