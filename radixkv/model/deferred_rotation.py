@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from radixkv.model.probing import Call, error_of, probe_attention, record_calls
+from radixkv.model.equivalence import Call, error_in_tolerances, probe_attention, record_calls
 from radixkv.model.replace_modules import replace_modules
 
 
@@ -23,7 +23,7 @@ class DeferredRotation(nn.Module):
 
     Args:
         attention: what it replaces, whose parts it takes over, and of which `is_candidate` holds.
-        options: those of `radixkv.model.probing.OPTIONS` that the module gives its attention function.
+        options: those of `radixkv.model.attention_function.OPTIONS` that the module gives its attention function.
 
     Attributes:
         rotate_first: rotate here, for attention functions that know nothing of it.
@@ -128,7 +128,7 @@ def defer_rotation(model: transformers.PreTrainedModel) -> int:
                 if child not in calls or not is_candidate(child) or child.layer_idx not in options:
                     continue
                 candidate = DeferredRotation(child, options[child.layer_idx])
-                if error_of(candidate, child, calls[child]) <= 1 and candidate.rotary_dim % 2 == 0:
+                if error_in_tolerances(candidate, child, calls[child]) <= 1 and candidate.rotary_dim % 2 == 0:
                     setattr(parent, name, candidate)
                     replaced += 1
     return replaced

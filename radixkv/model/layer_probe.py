@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from radixkv.attention import AttentionOptions
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import LayerShape
+from radixkv.model.attention_function import attention_by, layer_options
 from radixkv.model.window_mask import is_of_model, make_mask, window_of
 
 _NOTING_NAME = "radixkv_noting"
@@ -52,12 +53,10 @@ class LayerProbe:
         modules: list[Any] = [module for module in model.modules() if hasattr(module, "layer_idx")]
         for module in modules:
             module.radixkv_probe = self
-        implementation = model.config._attn_implementation
-        model.set_attn_implementation(_NOTING_NAME)
         try:
-            yield
+            with attention_by(model, _NOTING_NAME):
+                yield
         finally:
-            model.set_attn_implementation(implementation)
             for module in modules:
                 del module.radixkv_probe
 
@@ -92,14 +91,6 @@ class LayerProbe:
         options = AttentionOptions(scale, softcap, window_of(window, mask), sinks)
         self.layers[module.layer_idx] = ProbedLayer(shape, query.shape[1], options)
         return _zeros(query, value)
-
-
-def layer_options(
-    query: torch.Tensor, given: Mapping[str, Any]
-) -> tuple[float, float | None, int | None, torch.Tensor | None]:
-    """The first four of `AttentionOptions`, by what an attention function was given."""
-    scale = given.get("scaling") or query.shape[-1] ** -0.5
-    return scale, given.get("softcap"), given.get("sliding_window"), given.get("s_aux")
 
 
 def see_itself(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

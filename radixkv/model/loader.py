@@ -18,6 +18,7 @@ from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.dynamic_rotation import stop_changes
+from radixkv.model.equivalence import TOLERANCES
 from radixkv.model.fingerprint import model_fingerprint, remember_fingerprint
 from radixkv.model.generation_config import read_generation_config, sampling_defaults_of
 from radixkv.model.gguf_conversion import ProgressCallback
@@ -26,7 +27,6 @@ from radixkv.model.longrope import choose_factors
 from radixkv.model.merged_linear import merge_linears
 from radixkv.model.model_cache import packed_folder, quantised_folder, remove_unused
 from radixkv.model.native import AnyQuantiser, BlockKeeper, PanelCache, Quantiser, prepare_for_cpu, weights_of
-from radixkv.model.probing import TOLERANCES
 from radixkv.model.quantisation_report import report_quantised
 from radixkv.model.shared_weights import share_weights
 from radixkv.model.source import load_errors, print_progress, resolve_folder

@@ -26,6 +26,7 @@ from radixkv.cache import BlockCopy
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
 from radixkv.memory.upload import to_device
+from radixkv.model.attention_function import layer_options
 from radixkv.model.compiled_layers import (
     Attend,
     compile_layers,
@@ -34,7 +35,7 @@ from radixkv.model.compiled_layers import (
     uncompile_layers,
 )
 from radixkv.model.deferred_rotation import DeferredRotation, set_rotate_first
-from radixkv.model.layer_probe import LayerProbe, ProbedLayer, attend_itself, attend_nothing, layer_options
+from radixkv.model.layer_probe import LayerProbe, ProbedLayer, attend_itself, attend_nothing
 from radixkv.model.loader import LoadedModel
 from radixkv.model.model_input import HOST_TOKEN, ModelInput
 from radixkv.model.native import Chain, NativeCall, join_layers, layers_over, losing_rows, watch_chains

@@ -19,7 +19,7 @@ class NativeSelfAttention(nn.Module):
 
     Args:
         attention: the module that it replaces, of which `is_candidate` holds; its norms are replaced already.
-        options: those of `radixkv.model.probing.OPTIONS` that the module gives its attention function.
+        options: those of `radixkv.model.attention_function.OPTIONS` that the module gives its attention function.
         quantiser: of the weights; see `make_weight`.
     """
 

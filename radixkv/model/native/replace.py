@@ -11,6 +11,14 @@ import transformers
 from torch import nn
 
 from radixkv.model.deferred_weights import DeferredWeights, ProductsOfZeros
+from radixkv.model.equivalence import (
+    TOLERANCES,
+    Call,
+    compute_a_few_tokens,
+    error_in_tolerances,
+    probe_attention,
+    record_calls,
+)
 from radixkv.model.mapped_weights import MappedWeights
 from radixkv.model.native import attention, experts, mlp
 from radixkv.model.native.attention import NativeSelfAttention
@@ -22,7 +30,6 @@ from radixkv.model.native.mlp import native_mlps
 from radixkv.model.native.norm import native_norms
 from radixkv.model.native.weights import AnyQuantiser, BlockKeeper
 from radixkv.model.packed_linear import pack_linears
-from radixkv.model.probing import TOLERANCES, Call, compute_a_few_tokens, error_of, probe_attention, record_calls
 from radixkv_cpu import library
 
 # What could stand in for a module, with weights as they are or quantised.
@@ -96,7 +103,7 @@ def _replace(
             continue
         with weights.filled(child) if reads_weights(child) else nullcontext():
             candidates = make(child, None)
-            errors = [error_of(candidate, child, calls[child]) for candidate in candidates]
+            errors = [error_in_tolerances(candidate, child, calls[child]) for candidate in candidates]
             if errors and min(errors) <= 1:
                 best = errors.index(min(errors))
                 setattr(parent, name, candidates[best] if quantiser is None else make(child, quantiser)[best])

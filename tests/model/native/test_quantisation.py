@@ -130,14 +130,14 @@ def test_a_pattern_that_does_not_fit_leaves_layers_that_are_quantised_alone() ->
 def test_what_is_compared_is_not_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a pattern that fits could be refused for the error of 4 bits, and one that does not fit hide in it."""
     seen = []
-    error = replace.error_of
+    error = replace.error_in_tolerances
 
     def watch(replacement: nn.Module, *others: Any) -> float:
         if not isinstance(replacement, NativeDecoderLayer):  # made of parts that were compared before
             seen.extend(kinds(replacement))
         return error(replacement, *others)
 
-    monkeypatch.setattr(replace, "error_of", watch)
+    monkeypatch.setattr(replace, "error_in_tolerances", watch)
     load_model(tiny("llama"), ModelConfig(quantization="int4"))
     assert {*seen} == {"plain"}
 

@@ -18,12 +18,10 @@ import transformers
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from radixkv.model.attention_function import OPTIONS, attention_by
 from radixkv.model.layer_probe import see_itself
 from radixkv.model.shared_input import is_unchanged
 from radixkv.model.window_mask import make_mask, window_of
-
-# Arguments of an attention function that describe a layer, besides what changes with every batch.
-OPTIONS = ("scaling", "softcap", "sliding_window", "s_aux")
 
 _PROBE_NAME = "radixkv_probe"
 # The length of the difference to what the original gives for a token, relative to the length of that.
@@ -66,7 +64,7 @@ def compute_a_few_tokens(model: transformers.PreTrainedModel) -> None:
     model(input_ids=tokens, position_ids=tokens * ((longest - 1) // count), use_cache=False)
 
 
-def error_of(replacement: nn.Module, original: nn.Module, call: Call) -> float:
+def error_in_tolerances(replacement: nn.Module, original: nn.Module, call: Call) -> float:
     """How far the replacement is from giving what the original gives for random input, in tolerances."""
     args, kwargs = call.args, dict(call.kwargs)
     x = args[0] if args else kwargs.get("hidden_states")
@@ -121,13 +119,9 @@ def probe_attention(model: transformers.PreTrainedModel, options: dict[int, dict
         options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
         return see_itself(query, key, value), None
 
-    implementation = model.config._attn_implementation
     AttentionInterface.register(_PROBE_NAME, probe)
-    model.set_attn_implementation(_PROBE_NAME)
-    try:
+    with attention_by(model, _PROBE_NAME):
         yield
-    finally:
-        model.set_attn_implementation(implementation)
 
 
 AttentionMaskInterface.register(_PROBE_NAME, make_mask)
