@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from radixkv.cache import PrefixCache
 from radixkv.engine.trace_recorder import TraceRecorder
@@ -30,9 +30,6 @@ class UnfinishedRequests:
 
     def __len__(self) -> int:
         return len(self._by_id)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_id)
 
     def get(self, request_id: str) -> Request | None:
         """The request with this id, if there is one."""

@@ -10,9 +10,15 @@ import pytest
 from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
+from radixkv.engine.engine import Engine
 from radixkv.server.watchdog import watch_engine
 
 BODY = {"prompt": "One, two,", "max_tokens": 5, "temperature": 0}
+
+
+def abort_all(engine: Engine) -> None:
+    for group in [*engine.scheduler.running, *engine.scheduler.waiting]:
+        engine.abort(group.request.request_id)
 
 
 def test_a_crashed_step_is_a_500_and_the_engine_goes_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +66,7 @@ def test_after_the_engine_s_death_everything_is_refused(llm: LLM, monkeypatch: p
 
     asyncio.run(main())
     monkeypatch.undo()
-    for request_id in list(llm.engine._requests):
-        llm.engine.abort(request_id)
+    abort_all(llm.engine)
 
 
 class Panic(BaseException):
@@ -105,8 +110,7 @@ def test_a_panic_between_steps_is_the_engine_s_death(llm: LLM, monkeypatch: pyte
 
     asyncio.run(main())
     monkeypatch.undo()
-    for request_id in list(llm.engine._requests):
-        llm.engine.abort(request_id)
+    abort_all(llm.engine)
 
 
 def test_a_panic_in_the_tokenizer_fails_its_request_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
