@@ -21,10 +21,10 @@ class AnnouncedRequests:
 
     def __init__(self) -> None:
         self._feeds: list[BlockFeed] = []
-        self._requests: dict[int, AnnouncedRequest] = {}
+        self._requests: dict[int, PendingRequest] = {}
         self._numbers = itertools.count(1)
 
-    def add(self, prompt: Prompt, sender: int) -> AnnouncedRequest:
+    def add(self, prompt: Prompt, sender: int) -> PendingRequest:
         """A request has come; it is announced if there is another reader than the one that knows it.
 
         Args:
@@ -34,7 +34,7 @@ class AnnouncedRequests:
         Raises:
             InvalidArgumentError: its tokens or its namespace are none, and there are several readers.
         """
-        request = AnnouncedRequest(self, next(self._numbers), prompt, sender)
+        request = PendingRequest(self, next(self._numbers), prompt, sender)
         if len(self._feeds) > 1:
             self._send(request.record(self._feeds[0].block_size))
             request.announced = True
@@ -54,7 +54,7 @@ class AnnouncedRequests:
             request.announced = True
         return self._records(present, feed.block_size)
 
-    def _records(self, requests: list[AnnouncedRequest], block_size: int) -> Iterator[bytes]:
+    def _records(self, requests: list[PendingRequest], block_size: int) -> Iterator[bytes]:
         for request in requests:
             if request.number not in self._requests:
                 continue
@@ -68,7 +68,7 @@ class AnnouncedRequests:
         if feed in self._feeds:
             self._feeds.remove(feed)
 
-    def end(self, request: AnnouncedRequest, *, computed: bool) -> None:
+    def end(self, request: PendingRequest, *, computed: bool) -> None:
         """Announce that it waits no longer to all that may have heard of it; again: nothing."""
         if self._requests.pop(request.number, None) is not None and request.announced:
             self._send(encode_ended(request.number, computed=computed))
@@ -78,7 +78,7 @@ class AnnouncedRequests:
             feed.append(record)
 
 
-class AnnouncedRequest:
+class PendingRequest:
     """A request from when it has come until its prompt is computed. Whoever added it must `end` it.
 
     Attributes:

@@ -87,7 +87,7 @@ class ReplicaPins(AdministratorPins):
             ReplicasLostError: no replica is up, or that one does not answer.
             ValueError: it is refused, as it would be by any.
         """
-        name = self._replicas.home_of(prompt.token_ids, prompt.namespace)
+        name = self._replicas.place_prefix(prompt.token_ids, prompt.namespace)
         if name is None:
             raise ReplicasLostError("no replica is up")
         content = encode_pin(None, prompt.namespace, prompt.token_ids, ttl)

@@ -39,8 +39,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.async_llm import AsyncLLM
 from radixkv.cache import InvariantViolation, PinQuotaExceeded
-from radixkv.cluster.announced_requests import AnnouncedRequest
-from radixkv.cluster.announcement import Announcements
+from radixkv.cluster.announced_requests import PendingRequest
+from radixkv.cluster.announcements import Announcements
 from radixkv.cluster.connection import check_secret
 from radixkv.cluster.describe import describe
 from radixkv.cluster.description import ReplicaDescription
@@ -143,14 +143,14 @@ class _Replica:
         self._check_room(prompt, params)
         sender = decode_sender(request.headers)
         # At once: the engine takes it between two steps.
-        unfinished = self._announcements.unfinished(prompt, sender)
+        pending = self._announcements.add(prompt, sender)
         try:
             accepted = decode_accepted(request.headers)
             (stream,) = await self._llm.submit([prompt], params, priority=priority, tenant=tenant, accepted=accepted)
         except BaseException:
-            unfinished.end()
+            pending.end()
             raise
-        return _Lines(self._llm, stream, unfinished)
+        return _Lines(self._llm, stream, pending)
 
     def _check_room(self, prompt: Prompt, params: SamplingParams | BeamSearchParams) -> None:
         """Refuse to end an answer sooner than others would, for this replica's pool is smaller.
@@ -246,10 +246,10 @@ class _Records(StreamingResponse):
 class _Lines(StreamingResponse):
     """A line for each piece; when the ingress goes away, the request is aborted."""
 
-    def __init__(self, llm: AsyncLLM, stream: RequestStream, unfinished: AnnouncedRequest) -> None:
+    def __init__(self, llm: AsyncLLM, stream: RequestStream, pending: PendingRequest) -> None:
         self._stream = stream
-        self._unfinished = unfinished
-        self._lines = _lines(llm, stream, unfinished)
+        self._pending = pending
+        self._lines = _lines(llm, stream, pending)
         super().__init__(self._lines, media_type="application/x-ndjson")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -257,24 +257,24 @@ class _Lines(StreamingResponse):
             async with aclosing(self._lines):
                 await super().__call__(scope, receive, send)
         finally:
-            self._unfinished.end()
+            self._pending.end()
             # A generator that was closed before its first step has not run its own cleanup.
             self._stream.close()
 
 
-async def _lines(llm: AsyncLLM, stream: RequestStream, unfinished: AnnouncedRequest) -> AsyncGenerator[bytes, None]:
+async def _lines(llm: AsyncLLM, stream: RequestStream, pending: PendingRequest) -> AsyncGenerator[bytes, None]:
     try:
         has_begun = False
         async for delta in stream:
             if not isinstance(delta, RequestOutput):
                 if llm.cut_short:  # the beams alone do not show that only complete ones are among them
                     raise DrainingError("the search was aborted: the replica stops")
-                unfinished.end(computed=True)
+                pending.end(computed=True)
                 yield encode_beams(delta)
                 continue
             had_begun, has_begun = has_begun, has_begun or any(output.token_ids for output in delta.outputs)
             if has_begun:
-                unfinished.end(computed=True)
+                pending.end(computed=True)
             # Of a long prompt these are hundreds of kilobytes, and the same each time.
             yield encode_delta(replace(delta, prompt_logprobs=None) if had_begun else delta)
     except EngineError as error:  # the status is sent, so it is a line of its own

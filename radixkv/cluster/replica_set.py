@@ -214,11 +214,13 @@ class ReplicaSet:
         except (httpx.HTTPError, RuntimeError):  # of a closed client
             return None
 
-    def home_of(self, token_ids: Sequence[int], namespace: str) -> str | None:
-        """The replica that holds most of a prompt, or where none holds any of it, that a request for it is sent to.
+    def place_prefix(self, token_ids: Sequence[int], namespace: str) -> str | None:
+        """Place a prefix where most of it is held; where none of it is, where a request for it would go.
+
+        For a while, the router then expects it there, as if such a request had come and ended.
 
         Returns:
-            None: no replica is up.
+            The replica's name; None: no replica is up.
         """
         router = self._router
         if router is None:

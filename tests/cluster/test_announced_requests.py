@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from radixkv.cache import InvalidArgumentError
-from radixkv.cluster.announced_requests import AnnouncedRequest, AnnouncedRequests
+from radixkv.cluster.announced_requests import AnnouncedRequests, PendingRequest
 from radixkv.cluster.feed import BlockFeed
 from radixkv.cluster.records import Kind, RecordReader, decode_ended, decode_taken
 from radixkv.prompts import Prompt
@@ -43,7 +43,7 @@ class Unfinished(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.requests = AnnouncedRequests()
-        self.present: dict[int, AnnouncedRequest] = {}
+        self.present: dict[int, PendingRequest] = {}
         self.readers: list[Reader] = []
         self.taken_among_several: set[int] = set()
 

@@ -30,7 +30,7 @@ from support.pretended_replicas import (
 
 from radixkv import AsyncLLM
 from radixkv.cluster import MismatchError, ReplicaSet, replica_set
-from radixkv.cluster.announcement import Announcements
+from radixkv.cluster.announcements import Announcements
 from radixkv.cluster.connection import connect
 from radixkv.cluster.membership import Membership, read_replicas
 from radixkv.cluster.records import Kind, encode_load, encode_record
@@ -465,7 +465,7 @@ def test_a_busy_replica_is_not_silent() -> None:
 
 
 def test_a_reader_hears_of_an_engine_in_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixkv.cluster.announcement._SECONDS_BETWEEN_LOADS", 0.0)
+    monkeypatch.setattr("radixkv.cluster.announcements._SECONDS_BETWEEN_LOADS", 0.0)
     offline = tiny()
     steps = HeldSteps(offline.engine)
 

@@ -96,7 +96,7 @@ class _Lowering:
             if start < stop - num_new:
                 yield from self._over_keys(table, rows, start, stop - num_new)
             if num_new:
-                yield CausalCall(rows, self._is_first(rows), _causal_window(num_new, self._window))
+                yield CausalCall(rows, self._cover(rows), _causal_window(num_new, self._window))
 
     def tails(self) -> Iterator[Call]:
         """Long ones in place, the others gathered with those of about their length."""
@@ -135,7 +135,7 @@ class _Lowering:
             return
         slots = self._slots(table, start, stop)
         breaks = np.flatnonzero(np.diff(slots) != 1) + 1
-        first = self._is_first(rows)
+        first = self._cover(rows)
         if len(breaks) and not view_pays(len(breaks) + 1, len(slots)):
             yield GatherCall(rows, first, torch.from_numpy(slots).unsqueeze(0), visibility)
             return
@@ -159,9 +159,10 @@ class _Lowering:
         first_row, last_row = int(row_ids[0]), int(row_ids[-1])
         consecutive = last_row - first_row == len(row_ids) - 1
         rows = slice(first_row, last_row + 1) if consecutive else torch.from_numpy(row_ids)
-        return GatherCall(rows, self._is_first(row_ids), torch.from_numpy(slots), visibility)
+        return GatherCall(rows, self._cover(row_ids), torch.from_numpy(slots), visibility)
 
-    def _is_first(self, rows: slice | Ints) -> bool:
+    def _cover(self, rows: slice | Ints) -> bool:
+        """Rows get a result; True: none of them had one before."""
         first = not self._covered[rows].any()
         self._covered[rows] = True
         return first

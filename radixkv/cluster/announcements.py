@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.async_llm import AsyncLLM
-from radixkv.cluster.announced_requests import AnnouncedRequest, AnnouncedRequests
+from radixkv.cluster.announced_requests import AnnouncedRequests, PendingRequest
 from radixkv.cluster.counters import counters_of
 from radixkv.cluster.feed import BlockFeed
 from radixkv.cluster.records import encode_held, encode_load
@@ -39,7 +39,7 @@ class Announcements:
         self._farewells: set[asyncio.Task[None]] = set()
         self._announced = AnnouncedRequests()
 
-    def unfinished(self, prompt: Prompt, sender: int) -> AnnouncedRequest:
+    def add(self, prompt: Prompt, sender: int) -> PendingRequest:
         """A request has come, which is announced where there are several readers. Whoever calls this must `end` it.
 
         Args:
