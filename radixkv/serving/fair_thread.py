@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from radixkv.tiers.daemon_threads import DaemonThreads, carry_out
+from radixkv.threads import FutureThreads, carry_out
 
 _T = TypeVar("_T")
 
@@ -23,7 +23,7 @@ class FairThread:
     """
 
     def __init__(self, name: str) -> None:
-        self._thread = DaemonThreads(1, name)
+        self._thread = FutureThreads(name)
         self._lock = threading.Lock()
         # The functions of each party; the party that comes first is the next.
         self._waiting: dict[str, deque[tuple[Callable[[], Any], Future[Any]]]] = {}

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from radixkv.cache.arguments import check_count, check_path
-from radixkv.tiers.daemon_threads import DaemonThreads
+from radixkv.threads import FutureThreads
 
 NUM_THREADS = 4
 # What is younger was used just now.
@@ -46,7 +46,7 @@ class FolderBlobs:
         self._root = root / "files"  # beside what a disk tier may have there
         self._capacity = capacity_bytes
         self._until_look = 0
-        self._threads = DaemonThreads(NUM_THREADS, "folder-blobs")
+        self._threads = FutureThreads("folder-blobs", NUM_THREADS)
 
     def count_present(self, names: Sequence[str]) -> int:
         return next((i for i, name in enumerate(names) if not self._path(name).exists()), len(names))

@@ -10,12 +10,12 @@ from queue import SimpleQueue
 
 import numpy as np
 
+from radixkv.threads import Worker
 from radixkv.tiers.load import Load, LookUp
 from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.stack import Span, TierStack
 from radixkv.tiers.tier import BlockBytes
-from radixkv.tiers.worker import Worker
 from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
 # Read and written at once: few enough to stay in the processor's caches in between, many enough for a disk to be fast.

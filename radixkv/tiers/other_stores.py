@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from radixkv.errors import StoreInUseError
+from radixkv.threads import Worker
 from radixkv.tiers.block_key import namespace_digest
 from radixkv.tiers.maintenance import clear
 from radixkv.tiers.store_folder import read_header, store_folders
-from radixkv.tiers.worker import Worker
 
 _log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from radixkv.errors import StoreInUseError
+from radixkv.threads import Worker
 from radixkv.tiers.backoff import Backoff
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.medium_queue import MediumQueue, PendingBlock
@@ -24,7 +25,6 @@ from radixkv.tiers.slot_table import SlotTable
 from radixkv.tiers.stats import StoreCounters
 from radixkv.tiers.stored_pins import StoredPins
 from radixkv.tiers.tier import BlockBytes
-from radixkv.tiers.worker import Worker
 
 _log = logging.getLogger(__name__)
 

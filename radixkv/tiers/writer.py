@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from radixkv.threads import Worker
 from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import BlockBytes
-from radixkv.tiers.worker import Worker
 
 # A tier that takes longer for one batch is not waited for until it has written all that it was given.
 _FLUSH_SECONDS = 5.0

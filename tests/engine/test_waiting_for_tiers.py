@@ -21,13 +21,13 @@ from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.prompts import Prompt
 from radixkv.serving.engine_thread import EngineThread
 from radixkv.serving.heartbeat import Heartbeat
+from radixkv.threads import Worker
 from radixkv.tiers.load import LookUp
 from radixkv.tiers.loader import BlockLoader
 from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.stack import Span, TierStack
 from radixkv.tiers.tier import BlockBytes
-from radixkv.tiers.worker import Worker
 from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
 # Eight of 41 tokens, which have nothing in common: they need 96 blocks with their answers.

@@ -1,0 +1,98 @@
+"""Threads that carry out jobs, and end with the process: one that hangs does not keep a process from its end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Runs what it is given, in order, until it is stopped.
+
+    Args:
+        name: of the threads.
+        num_threads: so many jobs run at the same time; they begin in order.
+    """
+
+    def __init__(self, name: str, num_threads: int = 1) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(num_threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run ``job``; begin it after those before it."""
+        self._jobs.put(job)
+
+    def stop(self, timeout: float) -> bool:
+        """Finish the jobs and end; returns whether that took no longer than ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception:
+                # What it was for notices that nothing came of it; the jobs behind it are others'.
+                _log.exception("a job of %s failed", threading.current_thread().name)
+            del job  # with what it holds, before the next one comes
+
+
+class FutureThreads:
+    """A `Worker` that returns futures, as `concurrent.futures.ThreadPoolExecutor` does.
+
+    Args:
+        name: of the threads.
+        num_threads: so many functions run at the same time; they begin in order.
+    """
+
+    def __init__(self, name: str, num_threads: int = 1) -> None:
+        self._worker = Worker(name, num_threads)
+        self._lock = threading.Lock()
+        self._shut_down = False
+
+    def submit(self, function: Callable[[], _T]) -> Future[_T]:
+        """Run a function after those before it.
+
+        Raises:
+            RuntimeError: the threads were shut down.
+        """
+        future: Future[_T] = Future()
+        with self._lock:
+            if self._shut_down:
+                raise RuntimeError("the threads were shut down")
+            self._worker.submit(partial(carry_out, future, function))
+        return future
+
+    def shutdown(self) -> None:
+        """Take no more functions, and do not wait for those that were taken; they are still run."""
+        with self._lock:
+            self._shut_down = True
+            self._worker.stop(0.0)
+
+
+def carry_out(future: Future[_T], function: Callable[[], _T]) -> None:
+    """Have a future get what a function returns or raises, unless the future was cancelled."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function()
+    except BaseException as error:  # handled where the result is awaited
+        future.set_exception(error)
+    else:
+        future.set_result(result)
