@@ -31,7 +31,8 @@ class KeyRanges:
         table: the row of ``AttentionPlan.block_ids`` through which the keys are found, of any one of the sequences.
         key_start: the first key's position.
         key_stop: one past the last.
-        num_decoding: at how many of a private tail's last rows the answer goes on; see `QueryBatch`. 0 for shared prefixes.
+        num_decoding: how many of a private tail's last rows are followed by a token of the answer, see `QueryBatch`; 0 for
+            shared prefixes.
         num_shared: how many of the ranges are shared prefixes.
     """
 

@@ -36,9 +36,9 @@ class QueryBatch:
         tables: each sequence's block table, all different.
         num_context: int64 ``[sequences]``: tokens whose keys and values are already in the blocks.
         num_new: int64 ``[sequences]``: tokens to compute now, at positions ``num_context ..``; at least 1.
-        num_decoding: int64 ``[sequences]``: at how many of a sequence's new tokens, the last ones, its answer goes on: at the
-            last one that is known, and at drafts behind it. The others are a prompt's, all of them where its end is not
-            among them. None: one for each sequence.
+        num_decoding: int64 ``[sequences]``: how many of a sequence's last new tokens are followed by a token of the
+            answer: the last known token and the drafts behind it; 0 if the last known token is not in this batch. None: one
+            for each sequence.
     """
 
     tables: Sequence[ReadableTable]

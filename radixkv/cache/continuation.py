@@ -5,7 +5,7 @@ from __future__ import annotations
 from radixkv.cache.node import Node
 from radixkv.cache.tokens import TOKEN_BYTES
 
-# Of more children than this, only so many are compared.
+# Children of a node that are compared at most.
 _MAX_COMPARED_CHILDREN = 8
 
 
@@ -44,7 +44,7 @@ def following(node: Node, offset: int, num_tokens: int) -> bytes:
 
 
 def _likeliest_child(node: Node, beginning: bytes) -> Node | None:
-    """Of the children that begin so and go on, the one that was used most, of those the last."""
+    """The most used child of those that begin so and go on; among equals, the one used last."""
     if node.children is None:
         return None
     children = node.children.starting_with(beginning, _MAX_COMPARED_CHILDREN)

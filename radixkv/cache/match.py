@@ -30,7 +30,7 @@ class Match:
 
     @property
     def num_evictable_blocks(self) -> int:
-        """Of the prefix's whole blocks those that could be evicted, and cannot once it is locked."""
+        """Whole blocks of the prefix that could be evicted, and cannot be once it is locked."""
         if self.node.lock_count:
             return 0
         num_blocks, step = self.num_node_blocks, self.node.parent

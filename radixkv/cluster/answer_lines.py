@@ -18,7 +18,7 @@ from radixkv.errors import DrainingError, QueueFullError, RequestTooLargeError
 _SECONDS_FOR_HEALTH = 2.0
 # After the last line, for the response's end.
 _SECONDS_TO_END = 0.25
-# Of a line: with the log-probabilities of a prompt of 100,000 tokens, 20 of each, it has about 100 MiB.
+# Longest line. With log-probabilities of a 100,000-token prompt, 20 each, it is about 100 MiB.
 _MAX_LINE_BYTES = 1 << 30
 
 

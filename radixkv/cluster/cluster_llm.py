@@ -82,7 +82,7 @@ class _RemoteEngine:
 
     @property
     def max_num_seqs(self) -> int:
-        """Of all of them together."""
+        """Sequences that run at a time on all of them together."""
         return max(1, sum(capacity["max_num_seqs"] for capacity in self._replicas.generations.capacities))
 
 
@@ -343,7 +343,7 @@ class ClusterLLM:
     # -- internals -----------------------------------------------------------------------------------------------
 
     def _bounded(self, params: SamplingParams | BeamSearchParams, prompt: Prompt) -> SamplingParams | BeamSearchParams:
-        """With as many tokens as fit on the smallest replica, so that an answer ends at the same token on each.
+        """Parameters with as many tokens as fit on the smallest replica, so that an answer ends at the same token on each.
 
         Raises:
             PromptTooLongError: there are none.

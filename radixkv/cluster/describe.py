@@ -70,7 +70,7 @@ def _describe_engine(engine: Engine) -> tuple[dict[str, int], dict[str, Any]]:
 
 
 def _weights_digest(model: transformers.PreTrainedModel) -> str:
-    """Of the files that a model was read from, its revision on the hub, or, of one made in memory, of its tensors."""
+    """A name of the weights: the digest of their files, the model's revision on the hub, or the tensors' digest."""
     path = model.config.name_or_path
     if path and Path(path).is_dir():
         return files_digest(Path(path))

@@ -66,7 +66,7 @@ class BlockFeed(TreeObserver):
             self._add(Kind.REMOVED, self._hashes(node, 0))
 
     def _hashes(self, node: Node, start: int) -> bytes:
-        """Of the whole blocks only: a partly filled one has another name when it is full."""
+        """Hashes of the whole blocks only: a partly filled one has another name when it is full."""
         if not node.blocks:
             return b""
         whole = node.num_tokens // self.block_size

@@ -89,8 +89,8 @@ class Generations:
     def newest(self) -> ReplicaDescription | None:
         """The description of the generation that was begun last, of those that are up, or were last; None: none ever was.
 
-        A generation begins with the replica of it that was started first: that one of an old one is started anew, does not
-        make it new.
+        A generation is as old as its first replica: restarting a replica of an old generation does not make that generation
+        the newest.
         """
         begun: dict[str, ReplicaDescription] = {}
         for each in sorted(self._last, key=lambda each: each.started):
@@ -99,7 +99,7 @@ class Generations:
 
     @property
     def capacities(self) -> list[Mapping[str, int]]:
-        """Of the replicas that are up, or were last, see `ReplicaDescription`."""
+        """Capacities of the replicas that are up, or were last; see `ReplicaDescription`."""
         return [each.capacity for each in self._last]
 
     @property

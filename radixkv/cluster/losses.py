@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 # A request that ran on so many replicas when they died, without a token in between, is taken to be the reason.
 _MAX_DEATHS = 2
-# Between two questions whether a replica has room again, the first and the longest. Each sends the whole request, and a
+# The first and the longest pause before it is asked again whether a replica has room. Each sends the whole request, and a
 # hundred long ones may wait at a time.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 2.0
 
@@ -46,7 +46,9 @@ class RefusedError(Exception):
 
 
 class Losses:
-    """Of one request, since its last token: what was delivered is not lost again, so that a long answer may be moved often.
+    """How often one request was lost since its last token.
+
+    A delivered token resets the count, so a long answer may move often.
 
     Args:
         request_id: the request's.

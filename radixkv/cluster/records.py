@@ -38,7 +38,7 @@ _HASH = np.dtype("<u8")
 HASH_BYTES = _HASH.itemsize
 # So few at once, because the reader has other work to do in between.
 _HASHES_PER_RECORD = 4096
-# Of a record; a node of a million tokens has hashes of half as many bytes.
+# Longest record; a node of a million tokens has hashes of half as many bytes.
 _MAX_RECORD_BYTES = 16 << 20
 # Numbers of a load are below it, so that sums and shares of them can be computed.
 _MAX_NUMBER = 1 << 63

@@ -35,7 +35,7 @@ def all_answers(answers: Mapping[str, httpx.Response | None]) -> dict[str, httpx
 
 
 async def explain_by_replicas(replicas: ReplicaSet, prompts: Sequence[Prompt], tenant: str) -> list[PromptExplanation]:
-    """Of each prompt, the explanation of the replica that would reuse most of it.
+    """Each prompt's explanation, by the replica that would reuse most of it.
 
     Args:
         replicas: of which those that are up are asked. What one answers that is no explanation of each prompt is left out.

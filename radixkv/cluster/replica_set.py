@@ -87,12 +87,12 @@ class ReplicaSet:
 
     @property
     def names(self) -> list[str]:
-        """Of all replicas, those that are down among them."""
+        """Names of all replicas, including those that are down."""
         return list(self._members)
 
     @property
     def available(self) -> list[str]:
-        """Of those that requests are sent to."""
+        """Names of those that requests are sent to."""
         return [] if self._router is None else self._router.replicas
 
     async def add(self, name: str, url: str) -> None:

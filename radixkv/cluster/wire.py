@@ -35,7 +35,7 @@ from radixkv.sampling_params import BeamSearchParams, SamplingParams, Structured
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.tools.grammar import AnswerFrame
 
-# Of a request to a replica: the number, in hexadecimal digits, by which its sender knows it again among those of others.
+# Header of a request to a replica: the hexadecimal number by which its sender knows it again among those of others.
 SENDER_HEADER = "radixkv-sender"
 ACCEPTED_HEADER = "radixkv-accepted"
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 DYNAMIC = "dynamic"
-# Of this type, transformers changes no frequencies.
+# The type whose frequencies transformers never changes.
 _NEVER_CHANGED = "default"
 
 

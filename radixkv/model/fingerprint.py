@@ -14,9 +14,9 @@ from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.native import weights_of
 from radixkv.model.packed_linear import PackedLinear
 
-# Of a model whose weights have been repacked: its name, and the digest of the tensors that it has left.
+# Attribute of a model whose weights have been repacked: its name, and the digest of the tensors that it has left.
 _ATTRIBUTE = "radixkv_fingerprint"
-# Of a configuration, what says where it came from, and not what is computed.
+# Fields of a configuration that say where it came from, and not what is computed.
 _WITHOUT = frozenset({"_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype"})
 
 

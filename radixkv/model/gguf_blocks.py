@@ -79,7 +79,7 @@ def _q4_k(blocks: torch.Tensor) -> Blocks:
 def _q6_k(blocks: torch.Tensor) -> Blocks:
     """256 weights: the lower 4 bits in 128 bytes, the upper 2 in 64, 16 scales of 8 bits, and a number for these."""
     low, high, scales, unit = blocks.split((128, 64, 16, 2), dim=-1)
-    # Of each half, 4 runs of 32 weights: two in the lower nibbles of 64 bytes, two in the upper; two bits of 32 bytes each.
+    # Each half has 4 runs of 32 weights: two in the lower nibbles of 64 bytes, two in the upper; two bits of 32 bytes each.
     lower = torch.stack([part for half in low.split(64, dim=-1) for part in (half & 15, half >> 4)], dim=-2).flatten(-2)
     upper = torch.stack([(half >> shift) & 3 for half in high.split(32, dim=-1) for shift in (0, 2, 4, 6)], dim=-2)
     integers = (lower | (upper.flatten(-2) << 4)).to(torch.int8) - 32

@@ -22,7 +22,7 @@ from radixkv.model.model_cache import MANIFEST, cache_folder, mark_used
 from radixkv.model.without_torch import call_with_torch
 
 BLOCKS_FILE = "blocks.safetensors"
-"""Of a folder that a GGUF file was converted to: its tensors, blocks as they are."""
+"""The file in a converted GGUF file's folder that has its tensors, blocks as they are."""
 # Float32 weights take at most this many times a quantized file's bytes (2-bit weights), with some margin.
 _MAX_EXPANSION = 18
 # In its own blocks, it takes what it takes, and a tokenizer.

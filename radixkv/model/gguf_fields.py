@@ -50,7 +50,7 @@ _ATTRIBUTES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-# Of no model that is made of a file: with these values alone, they change nothing.
+# Fields of which no model made of a file knows anything: with these values alone, they change nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "attention.causal": (True,),
@@ -186,7 +186,7 @@ def _apply_windows(fields: Fields, config: Any) -> None:
 
 
 def _apply_ends(fields: Fields, config: Any) -> None:
-    """Of models that end answers by another token than texts, both are named, and llama.cpp stops at any."""
+    """Name all tokens that end an answer: some models end it by another one than a text, and llama.cpp stops at any."""
     ids = [fields.get_of_file(f"tokenizer.ggml.{name}_token_id") for name in _ENDS]
     tokens = fields.get_of_file("tokenizer.ggml.tokens") or []
     kinds = fields.get_of_file("tokenizer.ggml.token_type") or []

@@ -78,7 +78,7 @@ def _row_order(processor: Any, tensor: Any) -> NDArray[np.int64] | None:
 
 
 def _saved_names(model: torch.nn.Module) -> list[str]:
-    """Of what a model saves, of parameters that are tied the first."""
+    """Names of what a model saves; where parameters are tied, the first one's."""
     seen: dict[int, str] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         seen.setdefault(id(tensor), name)

@@ -22,7 +22,7 @@ from radixkv.model.gguf_fields import Fields, apply_fields, check_rotary_dim
 from radixkv.model.gguf_rotation import IS_ROTATION, apply_scaling
 from radixkv.model.supported import check_supported
 
-# Of what sees and hears beside a model of text.
+# Prefixes of the tensors that see and hear beside a model of text.
 _OTHER_MODALITIES = ("v.", "a.", "mm.")
 
 

@@ -18,7 +18,7 @@ IS_ROTATION = re.compile(
     r"rope_freqs\.weight|(blk\.\d+\.)?rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd.*"
 ).fullmatch
 """Whether a tensor of this name says how embeddings are rotated: read here, or what the rotary base says already."""
-# Of Llama 3.1 and later: what llama.cpp's converter makes factors from. The largest is the model's own.
+# Parameters of Llama 3.1 and later, from which llama.cpp's converter makes factors. The largest is the model's own.
 _LLAMA3 = MappingProxyType({"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192})
 # Architectures whose rotary embeddings transformers and llama.cpp scale alike, by the type of scaling.
 _SCALED_ALIKE = MappingProxyType(

@@ -19,7 +19,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from radixkv.model.replace_modules import replace_modules
 
 LONGROPE = "longrope"
-# Of this type, transformers changes no frequencies.
+# The type whose frequencies transformers never changes.
 _NEVER_CHANGED = "default"
 
 
@@ -110,7 +110,7 @@ def choose_factors(model: transformers.PreTrainedModel, model_length: int) -> st
 
 
 def original_length(model: nn.Module) -> int:
-    """Of a model of which `choose_factors` gave some: tokens of a sequence up to which all are the short ones."""
+    """Tokens of a sequence up to which all factors are the short ones, of a model to which `choose_factors` gave some."""
     return min(rotation.original_length for rotation in _fixed_rotations(model))
 
 

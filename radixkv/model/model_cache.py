@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 MANIFEST = "radixkv.json"
-"""In the folder of a converted model: its files."""
+"""The file in a converted model's folder that lists its files."""
 _SECONDS_UNUSED = 90 * 86400
 # The last of these ends the name of a file that is being written, or whose writer was killed.
 _FILE_NAME = re.compile(r"[0-9a-f]{32}(\.safetensors)?(\.\w{8})?")
@@ -36,12 +36,12 @@ def cache_folder() -> Path:
 
 
 def quantised_folder() -> Path:
-    """Of quantised weights."""
+    """The folder of quantised weights."""
     return cache_folder() / "quantised"
 
 
 def packed_folder() -> Path:
-    """Of packed weights."""
+    """The folder of packed weights."""
     return cache_folder() / "packed"
 
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # Strings, lists and objects of one body. Millions of small ones, as 8 MB hold, kept the event loop for 4.5 s; these 0.2 s.
 _MAX_PARTS = 100_000
-# Of lists and objects within each other. Python reads several hundred, and what is done with them afterwards then fails.
+# Depth of lists and objects within each other. Python reads several hundred, and what comes afterwards then fails.
 _MAX_DEPTH = 128
 # A tenant's bodies at a time, as a multiple of the longest one.
 _MAX_BODIES = 16

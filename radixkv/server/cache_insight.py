@@ -17,7 +17,7 @@ from radixkv.server.service import Service
 if TYPE_CHECKING:
     from radixkv.async_llm import AsyncLLM
 
-# Of one request.
+# Limit for one request.
 MAX_EXPLAINED = 16
 
 

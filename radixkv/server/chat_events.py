@@ -183,7 +183,7 @@ class ChatEvents:
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
-        """Of the prompt's tokens; None unless the request asked for them."""
+        """Those of the prompt's tokens; None unless the request asked for them."""
         return self._generation.prompt_logprobs[0]
 
     def close(self) -> None:

@@ -167,7 +167,7 @@ class _CompletionResponseWriter:
         self._llm = service.llm
         self._tenant = tenant.name
         self._prompt_texts: dict[int, str] = {}
-        # By choice: of the tokens whose log-probabilities were returned; the next `text_offset`.
+        # By choice: how long the text is whose log-probabilities were returned, which is the next `text_offset`.
         self._lengths: dict[int, TextLength] = {}
 
     async def full_response(self, generation: Generation) -> Completion:
@@ -241,7 +241,7 @@ class _CompletionResponseWriter:
         return usage
 
     async def _prompt_text(self, index: int) -> str:
-        """Of a prompt; one that was sent as ids is decoded once, off the event loop."""
+        """A prompt's text; one that was sent as ids is decoded once, off the event loop."""
         prompt = self._prompts[index]
         if prompt.text is not None:
             return prompt.text

@@ -63,7 +63,7 @@ class Generation:
         self._reservation = reservation
         self._timers = timers
         self.request_id = request_id
-        # Of the prompt that had a token first; None before.
+        # Those of the prompt that had a token first; None before.
         self.times: RequestMetrics | None = None
         self._num_cached_tokens = [0] * len(prompts)
         self._loaded_of_each: list[dict[str, int]] = [{} for _ in prompts]
@@ -151,7 +151,7 @@ class Generation:
         )
 
     def _loaded_tokens(self) -> dict[str, int] | None:
-        """Of the reused tokens, those that came from below the pool, by medium; None: none did."""
+        """How many reused tokens came from below the pool, by medium; None: none did."""
         total: Counter[str] = Counter()
         for loaded in self._loaded_of_each:
             total.update(loaded)

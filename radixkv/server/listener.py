@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# Of a connection on which nothing comes: seconds until the other end is asked whether it is there, seconds between further
+# For a connection on which nothing comes: seconds until the other end is asked whether it is there, seconds between further
 # questions, and how many of them are not answered by one that is gone.
 _PROBES = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 

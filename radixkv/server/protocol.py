@@ -28,7 +28,7 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 32
 _MAX_STOP_CHARACTERS = 1000
 _NUM_SEEDS = 1 << 64
-# Of a token id; Python refuses to read thousands.
+# Most digits of a token id; Python refuses to read thousands.
 _MAX_DIGITS = 20
 
 # Request fields with the same name and meaning in SamplingParams; and fields that beam search does not support.
@@ -267,7 +267,7 @@ class ResponseHead(TypedDict):
 
 
 class PromptTokensDetails(BaseModel):
-    """Of the prompt's tokens.
+    """Counts of the prompt's tokens.
 
     Attributes:
         cached_tokens: those that were reused rather than computed.
@@ -286,8 +286,7 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """Of the generated tokens those of reasoning; of drafted ones, which are guesses that cost the client nothing, those that
-    proved right, and the others."""
+    """Counts of generated tokens: those of reasoning, and drafts that proved right or not, which cost the client nothing."""
 
     reasoning_tokens: int = 0
     accepted_prediction_tokens: int

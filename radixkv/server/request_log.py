@@ -17,11 +17,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _HEADER = "X-Request-Id"
-# Of an answer; the second is the one that Anthropic's clients read.
+# An answer's headers with the request's id; the second is the one that Anthropic's clients read.
 ANSWER_HEADERS = (_HEADER, "Request-Id")
 # What a log can hold without being misread: no spaces, no quotes, no line ends.
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-# Of a path as many characters are logged: whoever has no key can send 64 KiB of it.
+# Characters of a path that are logged: whoever has no key can send 64 KiB of it.
 _MAX_PATH = 512
 
 

@@ -12,9 +12,9 @@ from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.server.protocol import GenerationRequest
 
-# Of prompts, once for each choice that repeats them; four bytes of text a token, or as many of its id.
+# Tokens of prompts, once for each choice that repeats them; four bytes of text a token, or as many of its id.
 MAX_REPEATED_TOKENS = 1 << 20
-# Of all choices together; some 150 bytes each.
+# Log-probabilities of all choices together; some 150 bytes each.
 MAX_RETURNED_LOGPROBS = 1 << 22
 
 

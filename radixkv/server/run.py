@@ -351,7 +351,7 @@ def metrics_listener_for(config: ServerConfig, tenants: Tenants) -> Iterator[soc
 
 
 def start_logging() -> None:
-    """To standard error."""
+    """Log to standard error."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(
         logging.WARNING

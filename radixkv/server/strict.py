@@ -11,7 +11,7 @@ from radixkv.cache.arguments import is_unicode
 
 # More than any request has. Every unknown field is an error with a text of its own, and a megabyte holds 100,000 of them.
 _MAX_FIELDS = 256
-# Of numbers: prompts are lists of token ids.
+# Depth of lists of numbers: prompts are lists of token ids.
 _MAX_LIST_DEPTH = 2
 
 

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from radixkv.cache.arguments import check_count
 
-# Of records and of the folder. A change of either needs another number; older stores are then not read any more.
+# Version of records and of the folder. A change of either needs another number; older stores are then not read any more.
 FORMAT_VERSION = 1
 
 

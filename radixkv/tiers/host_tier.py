@@ -78,7 +78,7 @@ class HostTier:
         """See `Tier.put_many`."""
         began, evicted = time.monotonic(), list[bytes]()
         written: list[BlockKey] = []
-        # Of more than fit, the first: without them the others could not be found.
+        # The first ones, where they are more than fit: without them the others could not be found.
         fitting = list(zip(keys, blocks, strict=True))[: self.capacity]
         with self._put_lock:
             for key, block in reversed(fitting):

@@ -64,9 +64,9 @@ class Load:
     _changed: threading.Condition = field(default_factory=threading.Condition)  # of what follows
     _num_wanted: int = 0  # blocks before the first one that is missing
     _num_writing: int = 0  # chunks
-    # Of the chunks that are read or written, by their first block: the tier, and when reading began.
+    # Chunks that are read or written, by their first block: the tier, and when reading began.
     _begun: dict[int, tuple[int, float]] = field(default_factory=dict)
-    # Of those that are behind one of these: the blocks that were written, and when the last was.
+    # Finished chunks that are behind one of these, by their first block.
     _finished: dict[int, _Finished] = field(default_factory=dict)
     _num_tried: int = 0  # blocks that were written or are lost, with all before them
     _tried_at: float = 0.0  # when the last of them was

@@ -22,15 +22,17 @@ from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 _CHUNK_BLOCKS = 8
 # Threads that take chunks: while one is at a disk, the other copies.
 _NUM_READERS = 2
-# Of a pool's memory, what is made ready at most when nothing is loaded yet; and how much of it before a load's own is.
+# Memory of a pool that is prepared before anything is loaded, at most; and blocks that are prepared at a time.
 _MAX_PREPARED_BYTES = 1 << 30
 _PREPARED_BLOCKS = 64
-# Steps take memory from the system, too, one after the other with this: for each second of it, so many are left to them.
+# Preparing memory holds up steps that take memory too: for each second of it, the thread sleeps for this many.
 _PREPARING_PAUSE = 4
 
 
 class BlockLoader:
-    """Threads of its own, so that no look-up waits for a medium that reads, nor what is read for memory to be ready.
+    """Looks prefixes up and loads them, in separate threads.
+
+    A look-up never waits for a read, and a read never waits for memory to be prepared.
 
     Args:
         stack: where blocks are read.

@@ -67,7 +67,7 @@ def find_secret(
 
 
 def _shared_secret(shared: Path, disk: Path, *, may_write: bool) -> bytes:
-    """That of the shared folder; while it is gone, what is known of it here, so that the disk goes on to be found."""
+    """The shared folder's secret; while the folder is gone, the copy on the disk, by which what it holds is still found."""
     own, copy = disk / _NAME, disk / _COPY_NAME
     try:
         secret = namespace_secret(shared, initial=_read(own) if own.exists() else None)

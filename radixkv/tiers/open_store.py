@@ -20,7 +20,7 @@ from radixkv.tiers.stored_pins import StoredPins
 
 _log = logging.getLogger(__name__)
 
-# What SQLite says of all but a file that is damaged; of those it has many words, and sometimes no code.
+# SQLite's codes for a disk or lock that fails. Anything else counts as damage, which has many codes and sometimes none.
 _DISK_CODES = frozenset(
     {
         sqlite3.SQLITE_PERM,

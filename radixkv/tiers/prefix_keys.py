@@ -8,7 +8,7 @@ from threading import Lock
 from radixkv.tiers.block_key import BlockKey, block_keys, namespace_digest
 from radixkv.tiers.tier_events import TierEvents
 
-# Of which the keys are kept: a long prefix is looked up, loaded, and evicted in parts, each time from the same start.
+# Prefixes whose keys are kept: a long one is looked up, loaded, and evicted in parts, each time from the same start.
 _KEPT_PREFIXES = 32
 
 

@@ -166,7 +166,7 @@ class RecordCodec(RecordLayout):
 
 
 def _fields_of(key: BlockKey) -> bytes:
-    """Of a block that is not encrypted."""
+    """The fields of a block that is not encrypted."""
     return _FIELDS.pack(key.digest, b"") + key.tokens
 
 

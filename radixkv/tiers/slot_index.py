@@ -97,7 +97,7 @@ class SlotIndex:
         if writable:
             with open(self._path, "ab", opener=open_private):  # SQLite gives its other files the mode of this one
                 pass
-        # Of an earlier process, perhaps.
+        # An earlier process may have deleted something, and not cut the log.
         self._log_has_deleted = writable
         self._identity = _identity_of(self._path)
         self._ignores_log = False

@@ -46,7 +46,7 @@ class RecordsReader(Protocol):
     ) -> list[int]: ...
 
 
-# Of what a `RecordsReader` returns for a record that could be read.
+# Verdicts on a record that could be read, by what a `RecordsReader` returns for it.
 _VERDICTS = (Verdict.RIGHT, Verdict.OTHER, Verdict.CORRUPT)
 
 

@@ -52,7 +52,7 @@ class TierStack:
 
     @property
     def media(self) -> list[str]:
-        """Of the tiers, in order."""
+        """The tiers' media, in order."""
         return [tier.medium for tier in self._tiers]
 
     @property

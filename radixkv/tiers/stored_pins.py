@@ -17,7 +17,7 @@ from radixkv.tiers.block_key import DIGEST_BYTES
 from radixkv.tiers.record import RecordCodec
 from radixkv.tiers.slot_index import IndexedPin, SlotIndex
 
-# Of what one tenant had pinned, so many come back, those that were made last.
+# How many of a tenant's pins come back: the most recent ones.
 _MAX_OF_TENANT = 64
 
 
@@ -57,7 +57,7 @@ class StoredPins:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._loaded = False
-        # Of an earlier process, by name, and not in force yet.
+        # Pins of an earlier process, by name, and not in force yet.
         self._waiting: dict[str, StoredPin] = {}
         # What the index does not have yet: pins by name, None: it is to be forgotten; and groups that were cleared before.
         self._changes: dict[str, StoredPin | None] = {}

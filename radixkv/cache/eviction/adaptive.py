@@ -59,8 +59,9 @@ _AHEAD = 1.5
 # The factor by which a density must be below that of the oldest leaf: in doubt, and at most; and how fast it changes.
 _DOUBT, _MAX_MARGIN = 1.75, 16.0
 _STEP, _STEP_BACK = 1.5, 0.9
-# Of a group: the leaf that it would give up first, the oldest or the newest, and its density; its oldest leaf, that one's
-# density and last use; the time at which one of them reaches the next bin of ages. A bare tuple: one is made at every change.
+# A group's candidates: the leaf that it would give up first, the oldest or the newest, and its density; its oldest leaf,
+# that one's density and last use; the time at which one of them reaches the next bin of ages. A bare tuple: one is made at
+# every change.
 _Candidate = tuple[float, EvictableLeaf, float, EvictableLeaf, float, float]
 
 

@@ -66,7 +66,10 @@ class LRUShadow:
         self._squares *= 1 - share
 
     def _forget_excess(self) -> None:
-        """Not as blocks are used again: those of one request count before any of them makes others too many."""
+        """Forget what LRU would have evicted by now.
+
+        Not called when blocks are reused: all reuses of one request count before any of them pushes others out.
+        """
         excess = self._num_idle - self._num_cached
         while excess > 0:
             excess -= self._take(excess, next(iter(self._idle)))

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from radixkv.model.model_cache import mark_used
 
-# Of what is in a file: another layout of panels, or another way to quantise, needs another number.
+# Version of what is in a file: another layout of panels, or another way to quantise, needs another number.
 _FORMAT = 2
 
 _log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from radixkv.model.quantised.words import unpack
 
 _BITS = 4
 _POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Of features 0 to 7, in a word."""
+"""Positions of features 0 to 7 in a word."""
 
 
 @dataclass(frozen=True)

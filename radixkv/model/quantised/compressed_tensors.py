@@ -127,7 +127,7 @@ def _find_packed(tensors: ModuleTensors, shape: tuple[int, int], config: Mapping
 
 
 def _num_groups(tensors: ModuleTensors, shape: tuple[int, int]) -> int:
-    """Of a feature, after what the scales' shape is."""
+    """Groups of a feature, by the scales' shape."""
     features, inputs = shape
     num_groups = tensors.size("weight_scale", 1) or 1
     # Groups that do not divide the inputs would be of no known size.

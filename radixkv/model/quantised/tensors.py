@@ -19,7 +19,7 @@ class UnreadableError(ModelLoadError):
 
 
 class OtherLayoutError(UnreadableError):
-    """Of a layout that is not read here, but maybe by transformers: as where a model joins what its file has by experts."""
+    """A layout that is not read here, but maybe by transformers: as where a model joins what its file has by experts."""
 
 
 class StoredMatrix(Protocol):
@@ -50,14 +50,14 @@ class ModuleTensors:
         self.used: set[str] = set()
 
     def name(self, part: str) -> str:
-        """Of a tensor, in full."""
+        """A tensor's full name."""
         return f"{self._module}.{part}"
 
     def __contains__(self, part: str) -> bool:
         return self.name(part) in self._files
 
     def shape(self, part: str) -> list[int]:
-        """Of a tensor.
+        """A tensor's shape.
 
         Raises:
             UnreadableError: there is no such tensor.
@@ -65,7 +65,7 @@ class ModuleTensors:
         return [*self._slice(part).get_shape()]
 
     def size(self, part: str, dim: int) -> int:
-        """Of a tensor, in one dimension; 0: it has no such dimension.
+        """A tensor's size in one dimension; 0: it has no such dimension.
 
         Raises:
             UnreadableError: there is no such tensor.
@@ -74,7 +74,7 @@ class ModuleTensors:
         return shape[dim] if dim < len(shape) else 0
 
     def dtype(self, part: str) -> str:
-        """By safetensors' names.
+        """A tensor's type, by its name in safetensors.
 
         Raises:
             UnreadableError: there is no such tensor.

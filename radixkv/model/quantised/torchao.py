@@ -32,7 +32,7 @@ from radixkv.model.quantised.tensors import FLOATS, ModuleTensors, OtherLayoutEr
 
 _CODES, _SCALES, _ZEROS = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 _INPUT_SCALES = "_weight_act_pre_scale"
-# Of codes of 4 bits with a sign: what they are less than those without.
+# What 4-bit codes with a sign are less than those without.
 _MIDDLE = 8
 
 

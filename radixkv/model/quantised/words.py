@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 BITS = (4, 8, 2)
-"""Of an integer: those that fill a word. With 3 bits, integers cross words, and programs disagree on zero points there."""
+"""Bits of an integer that fill a word. With 3 bits, integers cross words, and programs disagree on zero points there."""
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:

@@ -61,7 +61,7 @@ OutputItem = Annotated[OutputMessage | OutputFunctionCall | OutputReasoning, Fie
 
 
 class InputTokensDetails(BaseModel):
-    """Of the prompt's tokens.
+    """Counts of the prompt's tokens.
 
     Attributes:
         cached_tokens: those that were reused rather than computed.
