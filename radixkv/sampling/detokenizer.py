@@ -118,14 +118,15 @@ class IncrementalDetokenizer:
         self._stop = list(stop)
         self._include_stop_str = include_stop_str_in_output
         self._stop_buffer_length = max((len(string) for string in self._stop), default=1) - 1
-        self._window = [int(token_id) for token_id in prompt_token_ids[-_CONTEXT_TOKENS:]]
+        self._byte_tokens = _byte_tokens(tokenizer)
+        start = self._character_start(prompt_token_ids, max(0, len(prompt_token_ids) - _CONTEXT_TOKENS))
+        self._window = [int(token_id) for token_id in prompt_token_ids[start:]]
         context = self._decode(self._window)
         if context.endswith(_INCOMPLETE):
             # The first new bytes may complete a character of the prompt: they must not be decoded together with it.
             self._window, context = [], ""
         self._num_read = len(context)
         self._unread: list[int] = []
-        self._byte_tokens = _byte_tokens(tokenizer)
         self._partial: list[int] = []  # byte tokens that may become a character
         self._text = ""
         self._num_streamed = 0
@@ -227,15 +228,19 @@ class IncrementalDetokenizer:
 
     def _shrink_window(self, rest: str) -> None:
         """Keep only the last tokens of the window, whose decoded text ends with ``rest``, which is not text yet."""
-        start = len(self._window) - _MIN_WINDOW_TOKENS
-        while start > 0 and self._byte_tokens.get(self._window[start], 0) & 0xC0 == 0x80:
-            start -= 1  # within a character
-        tail = self._window[start:]
+        tail = self._window[self._character_start(self._window, len(self._window) - _MIN_WINDOW_TOKENS) :]
         if rest or not self._decode(tail):
             # Tokens that are left out could take the place of those that later text depends on.
             tail = [token_id for token_id in self._window if self._has_text(token_id)][-_MIN_WINDOW_TOKENS:]
         self._window = tail
         self._num_read = max(0, len(self._decode(tail)) - len(rest))
+
+    def _character_start(self, token_ids: Sequence[int] | NDArray[np.int32], position: int) -> int:
+        """Where the character begins that a position is within; the position itself, where no byte token continues one."""
+        first = max(0, position - _MAX_INCOMPLETE)
+        while position > first and self._byte_tokens.get(int(token_ids[position]), 0) & 0xC0 == 0x80:
+            position -= 1
+        return position
 
     def _has_text(self, token_id: int) -> bool:
         # Twice: alone, the token of a space has none where the leading space of a text is dropped.

@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.sentencepiece_tokenizer import sentencepiece_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
@@ -226,6 +227,18 @@ def test_an_answer_starts_with_the_space_that_separates_it_from_its_prompt() -> 
             pieces += detokenizer.delta()
         detokenizer.finish()
         assert pieces + detokenizer.delta() == detokenizer.text == text
+
+
+@pytest.mark.parametrize("prompt", ["Hello", "Hello é", "Hello 漢字", "Hello é漢", "Hello 🎉🎉", "🎉"])
+def test_an_answer_has_its_leading_space_whatever_characters_its_prompt_ends_with(prompt: str) -> None:
+    """Behind two characters in bytes it was lost: the last tokens of the prompt began within the first of them."""
+    tokenizer = sentencepiece_tokenizer()
+    prompt_ids = tokenizer(prompt)["input_ids"]
+    answer_ids = tokenizer("world é", add_special_tokens=False)["input_ids"]
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids)
+    detokenizer.append(answer_ids)
+    detokenizer.finish()
+    assert detokenizer.text == " world é"
 
 
 def test_an_answer_to_an_incomplete_character_has_all_its_own_bytes(default_tokenizer: Any) -> None:
