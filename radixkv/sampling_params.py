@@ -101,7 +101,7 @@ class SamplingParams:
         bad_words: strings that may not be generated, at most 256: the last token of one is masked where the tokens before it
             have been generated. Its tokens are those that it has alone and those that it has after a space.
         allowed_token_ids: the only tokens that may be generated, at most 1,024; not together with ``structured_outputs``.
-        ignore_eos: go on after the end-of-sequence token.
+        ignore_eos: go on after the end-of-sequence token, but for one that ends ``structured_outputs``.
         detokenize: False: there is no text, only tokens; not together with ``stop``.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: let the text end with the stop string, or the token that ended it.
@@ -225,7 +225,7 @@ class BeamSearchParams:
     Attributes:
         beam_width: beams kept, and returned.
         max_tokens: tokens to generate at most.
-        ignore_eos: go on after the end-of-sequence token.
+        ignore_eos: go on after the end-of-sequence token, but for one that ends ``structured_outputs``.
         temperature: divides the logits; 0 leaves them as they are.
         length_penalty: a beam's score is divided by its length to this power.
         stop: strings that end a beam.

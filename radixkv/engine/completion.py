@@ -62,8 +62,8 @@ def append_token(sequence: TokenSequence, token_id: int) -> None:
         sequence.finish_reason, sequence.stop_reason = "stop", token_id
     # A token that ends the sequence is one of its tokens, and not part of its text unless that is requested (as in vLLM).
     if sequence.detokenizer is not None and (params.include_stop_str_in_output or sequence.finish_reason is None):
-        stop = sequence.detokenizer.append([token_id], may_stop)
-        if stop is not None and sequence.finish_reason is None:
+        stop = sequence.detokenizer.append([token_id], may_stop and sequence.finish_reason is None)
+        if stop is not None:
             sequence.finish_reason, sequence.stop_reason = "stop", stop
     grammar = state.grammar
     if grammar is not None:

@@ -75,6 +75,8 @@ class RequestFactory:
             loaded.require_tokenizer()
         tokens = validate_prompt(prompt.token_ids, loaded.vocab_size, loaded.max_model_len, loaded.model_length)
         own_seed = params.seed if isinstance(params, SamplingParams) else None
+        # Nothing can follow the token that ends what a grammar asks for.
+        ignore_eos = params.ignore_eos and params.structured_outputs is None
         request = Request(
             request_id,
             prompt.text,
@@ -82,7 +84,7 @@ class RequestFactory:
             params,
             seed=self._seeds.getrandbits(63) if own_seed is None else own_seed,
             max_new_tokens=self._max_new_tokens(len(tokens), params.max_tokens),
-            end_token_ids=frozenset() if params.ignore_eos else loaded.eos_token_ids,
+            end_token_ids=frozenset() if ignore_eos else loaded.eos_token_ids,
             namespace=prompt.namespace,
             read_cache=prompt.read_cache and self._enable_prefix_caching,
             write_cache=prompt.write_cache and self._enable_prefix_caching,

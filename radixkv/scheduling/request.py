@@ -44,7 +44,7 @@ class Request:
         params: how to sample, or search.
         seed: of the request's random numbers: its own, or one that the engine drew.
         max_new_tokens: tokens to generate at most, limited by the model's length.
-        end_token_ids: tokens that end a sample; none with ``ignore_eos``.
+        end_token_ids: tokens that end a sample; with ``ignore_eos`` those that end what a grammar asks for, else none.
         namespace: only prefixes cached under the same namespace are shared.
         read_cache: reuse cached prefixes.
         write_cache: publish what is computed.

@@ -132,6 +132,16 @@ def test_stop_strings_stop_tokens_and_min_tokens(llm: LLM) -> None:
     assert (full.finish_reason, len(full.token_ids)) == ("length", 24)
 
 
+def test_a_token_that_ends_an_answer_is_whole_in_its_text(llm: LLM) -> None:
+    """A stop string in its text cut the text there, although the token had ended the answer."""
+    (token,) = llm.get_tokenizer()(" eight", add_special_tokens=False)["input_ids"]
+    params = SamplingParams(
+        temperature=0, stop=["eig"], stop_token_ids=[token], logit_bias={token: 100}, include_stop_str_in_output=True
+    )
+    (output,) = llm.generate("Seven,", params, use_tqdm=False)[0].outputs
+    assert (output.text, output.finish_reason, output.stop_reason) == (" eight", "stop", token)
+
+
 def test_stop_strings_end_beams(llm: LLM) -> None:
     params = BeamSearchParams(3, 24, stop=[","], logprobs=2)
     for beam in llm.beam_search("One, two, three, four", params)[0].sequences:

@@ -230,6 +230,23 @@ def test_a_grammar_combines_with_other_sampling_options(llm: LLM) -> None:
     assert len(sample.logprobs[0]) >= 3
 
 
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("options", [{}, {"ignore_eos": True}, {"ignore_eos": True, "min_tokens": 4}])
+def test_the_token_that_ends_what_a_grammar_asks_for_is_no_part_of_it(
+    llm: LLM, options: dict[str, Any], include: bool
+) -> None:
+    """With ``ignore_eos``, the text ended with the token's name, and nothing kept it from coming before ``min_tokens``."""
+    end = llm.get_tokenizer().eos_token_id
+    params = SamplingParams(
+        seed=1, max_tokens=50, logit_bias={end: 100}, skip_special_tokens=False, include_stop_str_in_output=include,
+        structured_outputs=StructuredOutputsParams(regex="[a-z]{3,50}"), **options,
+    )  # fmt: skip
+    (sample,) = llm.generate("A word is", params, use_tqdm=False)[0].outputs
+    assert re.fullmatch(f"[a-z]{{3,50}}{re.escape('<|im_end|>') if include else ''}", sample.text)
+    assert (sample.finish_reason, sample.stop_reason, sample.token_ids[-1]) == ("stop", None, end)
+    assert len(sample.token_ids) > options.get("min_tokens", 0)
+
+
 def test_requests_without_a_grammar_in_the_same_batch_are_unchanged(llm: LLM) -> None:
     free = SamplingParams(temperature=0, max_tokens=12)
     (expected,) = llm.generate("One, two, three,", free, use_tqdm=False)[0].outputs
