@@ -214,6 +214,10 @@ class EngineThread:
     def _abort(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
         if request is not None and self._engine.abort(request_id):
+            # Only here: what is unfinished when the engine stops may go on elsewhere, with the text that it withholds.
+            for sequence in request.sequences:
+                if sequence.detokenizer is not None:
+                    sequence.detokenizer.finish()
             self._deliver(StepResult(self._updates_of([request]), engine_stats(self._engine)))
 
     def _step(self) -> StepResult:

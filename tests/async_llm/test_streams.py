@@ -11,6 +11,7 @@ import pytest
 from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tiny, tokens_of
 from support.held_steps import HeldSteps
 from support.model_zoo import VOCAB_SIZE
+from support.replica_servers import tiny_model
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, RequestOutput, SamplingParams
 
@@ -187,6 +188,27 @@ def test_abort_ends_the_iteration() -> None:
         llm.abort("no such request")
 
     run(test)
+
+
+def test_an_aborted_stream_has_the_text_of_all_its_tokens(default_tokenizer: Any) -> None:
+    """What could have become a stop string was held back, and never came."""
+    offline = LLM(tiny_model(len(default_tokenizer)), tokenizer=default_tokenizer, block_size=4, num_blocks=200)
+    params = SamplingParams(n=2, seed=1, max_tokens=50, ignore_eos=True, stop=["never" * 5])
+
+    async def test(llm: AsyncLLM) -> None:
+        texts, tokens = ["", ""], [list[int](), list[int]()]
+        steps = await llm.call(HeldSteps)
+        steps.allow(4)
+        async for output in llm.generate("Who are you?", params, "mine"):
+            for part in output.outputs:
+                texts[part.index] += part.text
+                tokens[part.index] += part.token_ids
+            llm.abort("mine")
+            steps.allow_all()
+        assert {part.finish_reason for part in output.outputs} == {"abort"}
+        assert texts == [default_tokenizer.decode(token_ids, skip_special_tokens=True) for token_ids in tokens]
+
+    run(test, offline)
 
 
 def test_the_event_loop_never_waits_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
