@@ -80,7 +80,7 @@ class PrefixLoads:
         self._media = media
         self._clock = clock
         self._moves = moves
-        self._waits: dict[SequenceGroup, WaitingPrefix] = {}
+        self._prefixes: dict[SequenceGroup, WaitingPrefix] = {}
         self._active: list[ActiveLoad] = []
         self._not_begun: list[ActiveLoad] = []
         self._ended: list[ActiveLoad] = []  # that may still be read
@@ -103,22 +103,22 @@ class PrefixLoads:
         """Whether a group waits for a look-up, a load, or others' blocks."""
         # A group that left blocks to others is not in progress unless it was looked at in this step.
         return bool(self._active) or any(
-            wait.waits and (not wait.claim.yields or wait.claim.step == self._claims.step)
-            for wait in self._waits.values()
+            prefix.waits and (not prefix.claim.yields or prefix.claim.step == self._claims.step)
+            for prefix in self._prefixes.values()
         )
 
     def is_waiting(self, group: SequenceGroup) -> bool:
         """Whether the group waits now; begins nothing."""
-        wait = self._waits.get(group)
-        return wait is not None and wait.waits
+        prefix = self._prefixes.get(group)
+        return prefix is not None and prefix.waits
 
     def expect(self, group: SequenceGroup) -> None:
         """Begin to look for a group's prefix, so that it is known when the group could be admitted."""
         request = group.request
         if self._stopped or not request.reads_cache:
             return
-        wait = self._waits[group] = WaitingPrefix()
-        self._look_up(group, wait)
+        prefix = self._prefixes[group] = WaitingPrefix()
+        self._look_up(group, prefix)
 
     def find_or_load(self, group: SequenceGroup, num_spare_blocks: Callable[[], int]) -> bool:
         """Take the group's look-up or load one step further.
@@ -129,28 +129,28 @@ class PrefixLoads:
         Returns:
             Whether the group waits for it, and is not to be admitted yet.
         """
-        wait = self._waits.get(group)
-        if wait is None or wait.computes:
+        prefix = self._prefixes.get(group)
+        if prefix is None or prefix.computes:
             return False
-        if wait.active is not None:
-            if self._clock() <= wait.gives_up_at:
+        if prefix.active is not None:
+            if self._clock() <= prefix.gives_up_at:
                 return True
             # Others want more of the load; if none is left, it ends as the next step begins.
-            del wait.active.waiting[group]
-            wait.active = None
-            self._end_waiting(wait)
+            del prefix.active.waiting[group]
+            prefix.active = None
+            self._end_waiting(prefix)
             return False
-        self._claims.renew(wait.claim)
-        if wait.version == self._cache.version:
+        self._claims.renew(prefix.claim)
+        if prefix.version == self._cache.version:
             return False
-        if wait.look_up is None:
-            self._look_up(group, wait)
-        look_up = wait.look_up
+        if prefix.look_up is None:
+            self._look_up(group, prefix)
+        look_up = prefix.look_up
         if look_up is None:
             return False
         spans = self._answer(look_up)
         if spans is None:
-            if self._clock() <= wait.gives_up_at:
+            if self._clock() <= prefix.gives_up_at:
                 return True
             if not look_up.waits_for_writer:
                 if self._unanswered is None:  # said once
@@ -158,30 +158,30 @@ class PrefixLoads:
                         "tiers: finding a prefix takes longer than computing it; whenever it does, no other is looked for"
                     )
                 self._unanswered = look_up
-            self._end_waiting(wait)
+            self._end_waiting(prefix)
             return False
         num_cached = self._cache.match(group.prompt, group.request.namespace) // self._cache.block_size
         if num_cached < look_up.start:
-            self._look_up(group, wait)  # evicted since
+            self._look_up(group, prefix)  # evicted since
             return True
         spans = [Span(span.tier, max(span.start, num_cached), span.stop) for span in spans if span.stop > num_cached]
         if not spans:
             if not look_up.spans and not look_up.start:  # neither here nor below
-                self._end_waiting(wait)
-            wait.version = self._cache.version
+                self._end_waiting(prefix)
+            prefix.version = self._cache.version
             return False
-        return self._join_or_begin_load(group, wait, look_up, spans, num_cached, num_spare_blocks)
+        return self._join_or_begin_load(group, prefix, look_up, spans, num_cached, num_spare_blocks)
 
     def forget(self, group: SequenceGroup) -> None:
         """The group is admitted, or gone. A load that no group waits for any more ends as soon as it can."""
-        wait = self._waits.pop(group, None)
-        if wait is None:
+        prefix = self._prefixes.pop(group, None)
+        if prefix is None:
             return
-        self._claims.end(wait.claim)
-        if wait.active is not None:
-            wait.active.waiting.pop(group, None)
-            if not wait.active.waiting and wait.active.try_cancel():
-                self._end(wait.active)
+        self._claims.end(prefix.claim)
+        if prefix.active is not None:
+            prefix.active.waiting.pop(group, None)
+            if not prefix.active.waiting and prefix.active.try_cancel():
+                self._end(prefix.active)
 
     def note_admitted(self, group: SequenceGroup) -> None:
         """A group begins, perhaps with cached blocks."""
@@ -223,29 +223,29 @@ class PrefixLoads:
     def stop(self) -> None:
         """End all loads, and begin no more."""
         self._stopped = True
-        self._waits.clear()
+        self._prefixes.clear()
         self._not_sent.clear()
         for active in list(self._active):
             self._end(active)
 
     # -- internals -----------------------------------------------------------------------------------------------
 
-    def _look_up(self, group: SequenceGroup, wait: WaitingPrefix) -> None:
+    def _look_up(self, group: SequenceGroup, prefix: WaitingPrefix) -> None:
         """Begin to look for what is not cached of a group's prompt."""
         if self._finder_hangs():
-            self._end_waiting(wait)
+            self._end_waiting(prefix)
             return
         size = self._cache.block_size
         start = self._cache.match(group.prompt, group.request.namespace) // size
         # The last token of a prompt is always computed, for its logits.
         stop = (len(group.prompt) - 1) // size
-        wait.look_up = None
+        prefix.look_up = None
         if start == stop:
-            wait.version = self._cache.version
+            prefix.version = self._cache.version
         else:
-            wait.look_up = LookUp(group.request.namespace, _encoded(group, stop * size), start)
-            wait.gives_up_at = self._clock() + self._allowed_seconds(stop - start)
-            self._not_sent.append(wait.look_up)
+            prefix.look_up = LookUp(group.request.namespace, _encoded(group, stop * size), start)
+            prefix.gives_up_at = self._clock() + self._allowed_seconds(stop - start)
+            self._not_sent.append(prefix.look_up)
             if not self._moves.has_unsent:
                 self.send_look_ups()
 
@@ -289,37 +289,37 @@ class PrefixLoads:
     def _join_or_begin_load(
         self,
         group: SequenceGroup,
-        wait: WaitingPrefix,
+        prefix: WaitingPrefix,
         look_up: LookUp,
         spans: list[Span],
         num_cached: int,
         num_spare_blocks: Callable[[], int],
     ) -> bool:
         """Wait for a load that runs, or begin one; False: there is none, and the group computes what it lacks."""
-        if not wait.may_load:
-            self._end_waiting(wait)
+        if not prefix.may_load:
+            self._end_waiting(prefix)
             return False
         shared = self._shared_load(look_up, num_cached)
         if shared is not None:
             active, num_common = shared
-            wait.active = active
-            wait.gives_up_at = self._clock() + self._allowed_seconds(num_common - num_cached)
-            self._claims.set(wait.claim, self._num_blocks(group) - num_common, loading=True)
+            prefix.active = active
+            prefix.gives_up_at = self._clock() + self._allowed_seconds(num_common - num_cached)
+            self._claims.set(prefix.claim, self._num_blocks(group) - num_common, loading=True)
             active.waiting[group] = None
             return True
         if self._reader_hangs():
-            self._end_waiting(wait)
+            self._end_waiting(prefix)
             return False
         if not self._rates.choose_loading(spans, sum(active.seconds_left for active in self._active)):
             self.num_not_worth_it += 1
-            self._end_waiting(wait)
+            self._end_waiting(prefix)
             return False
-        return self._begin_load(group, wait, look_up, spans, num_spare_blocks)
+        return self._begin_load(group, prefix, look_up, spans, num_spare_blocks)
 
     def _begin_load(
         self,
         group: SequenceGroup,
-        wait: WaitingPrefix,
+        prefix: WaitingPrefix,
         look_up: LookUp,
         spans: list[Span],
         num_spare_blocks: Callable[[], int],
@@ -338,9 +338,9 @@ class PrefixLoads:
         if missing > 0:
             cache.abort(table)
             return False
-        if not nothing_runs and missing + self._claims.of_others(wait.claim) > 0:
+        if not nothing_runs and missing + self._claims.of_others(prefix.claim) > 0:
             cache.abort(table)
-            self._claims.leave_to_others(wait.claim)
+            self._claims.leave_to_others(prefix.claim)
             return True
         try:
             cache.reserve(table, stop * size)
@@ -353,16 +353,16 @@ class PrefixLoads:
         active = ActiveLoad(load, table, tokens, seconds, now, now + allowed, {group: None})
         self._active.append(active)
         self._not_begun.append(active)
-        wait.active, wait.gives_up_at = active, math.inf  # the load itself is given up
-        wait.num_loads += 1
-        self._claims.set(wait.claim, self._num_blocks(group) - table.num_blocks, loading=True)
+        prefix.active, prefix.gives_up_at = active, math.inf  # the load itself is given up
+        prefix.num_loads += 1
+        self._claims.set(prefix.claim, self._num_blocks(group) - table.num_blocks, loading=True)
         self.num_loads += 1
         return True
 
-    def _end_waiting(self, wait: WaitingPrefix) -> None:
+    def _end_waiting(self, prefix: WaitingPrefix) -> None:
         """The group computes what it lacks."""
-        wait.computes = True
-        self._claims.end(wait.claim)
+        prefix.computes = True
+        self._claims.end(prefix.claim)
 
     def _num_blocks(self, group: SequenceGroup) -> int:
         return -(-len(group.prompt) // self._cache.block_size)
@@ -371,7 +371,7 @@ class PrefixLoads:
         """It takes longer than it is worth. The time that its next blocks took in vain says how slow their tier is."""
         self.num_given_up += 1
         for group in active.waiting:
-            self._end_waiting(self._waits[group])
+            self._end_waiting(self._prefixes[group])
         in_vain = active.load.in_vain(self._clock())
         if not active.try_cancel():
             return  # what is being written says itself how slow it is
@@ -403,11 +403,11 @@ class PrefixLoads:
         num_freed = cache.num_available_blocks - num_available
         is_whole = load.num_loaded == len(load.block_ids)
         for group in active.waiting:
-            wait = self._waits.get(group)
-            if wait is not None:
-                wait.end_load(is_whole)
-                if not wait.computes:
-                    self._claims.set(wait.claim, wait.claim.num_blocks + num_freed, loading=False)
+            prefix = self._prefixes.get(group)
+            if prefix is not None:
+                prefix.end_load(is_whole)
+                if not prefix.computes:
+                    self._claims.set(prefix.claim, prefix.claim.num_blocks + num_freed, loading=False)
                     num_freed = 0
             if group.request.num_cached_tokens is None:
                 tokens = _encoded(group, len(group.prompt) - 1)

@@ -94,7 +94,8 @@ class WaitingPrefix:
         version: of the tree when nothing was to be loaded.
         gives_up_at: when the group waits no longer for the look-up, or for a load that another one began.
         active: the load that it waits for.
-        num_loads: that were its own.
+        num_loads: how many loads were its own.
+        was_cut_short: whether one of them ended before all was loaded: a tier does not have what it said.
         claim: what it will take of the pool.
         computes: it computes what it lacks, whatever there is below.
     """
@@ -104,6 +105,7 @@ class WaitingPrefix:
     gives_up_at: float = 0.0
     active: ActiveLoad | None = None
     num_loads: int = 0
+    was_cut_short: bool = False
     claim: Claim = field(default_factory=Claim)
     computes: bool = False
 
@@ -120,10 +122,9 @@ class WaitingPrefix:
     @property
     def may_load(self) -> bool:
         """Whether it may begin another load."""
-        return self.num_loads < _MAX_LOADS
+        return self.num_loads < _MAX_LOADS and not self.was_cut_short
 
     def end_load(self, is_whole: bool) -> None:
-        """The load that it waits for has ended; one that is not whole shows that a tier does not have what it said."""
+        """The load that it waits for has ended."""
         self.active = None
-        if self.num_loads and not is_whole:
-            self.num_loads = _MAX_LOADS
+        self.was_cut_short |= self.num_loads > 0 and not is_whole

@@ -80,7 +80,7 @@ def test_what_was_loaded_for_another_prompt_counts_as_far_as_it_is_common() -> N
     expected += answers(llm, prompts[1:])
     evict_all(llm)
     near.blocks = of_first  # of the second prompt's end, only the far one has anything
-    waiting.append(llm.engine.tiers.loads._waits)
+    waiting.append(llm.engine.tiers.loads._prefixes)
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected
     assert [output.metrics.loaded_tokens for output in outputs] == [{"near": 76}, {"near": 16, "far": 60}]
