@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import transformers
 from accelerate import init_empty_weights  # type: ignore[import-untyped]
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -26,6 +26,9 @@ from radixkv.model import gguf_blocks
 from radixkv.model.gguf_conversion import BLOCKS_FILE
 from radixkv.model.whole_weights import model_class
 from radixkv_cpu import Blocks
+
+# What transformers loads where there are no safetensors.
+_OF_TORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 class WeightFiles(ABC):
@@ -89,14 +92,14 @@ class CheckpointFiles(WeightFiles):
 
     Args:
         folder: with ``model.safetensors``, with several files and ``model.safetensors.index.json``, or with one file of
-            another name.
+            another name and none of torch's own format.
 
     Raises:
-        OSError, SafetensorError: there are none, or they cannot be read.
+        OSError, SafetensorError: there are none, or they cannot be read; the latter names the file.
     """
 
     def __init__(self, folder: Path) -> None:
-        files: list[Any] = [safe_open(path, framework="pt", backend="pread") for path in _safetensors_of(folder)]
+        files = [_open(path) for path in _safetensors_of(folder)]
         self._files: dict[str, Any] = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (it is no dictionary)
 
     def __contains__(self, name: str) -> bool:
@@ -106,8 +109,12 @@ class CheckpointFiles(WeightFiles):
         tensor: torch.Tensor = self._files[name].get_tensor(name)
         return tensor
 
+    def is_stored_as(self, name: str, other: str) -> bool:
+        """Whether a tensor that is tied to another one is not stored, or stored with the same numbers."""
+        return name not in self._files or torch.equal(self.read(name), self.read(other))
+
     def holds(self, model: nn.Module) -> bool:
-        """Whether there is a tensor of the right shape for all that a model saves, and of no other name."""
+        """Whether there is one tensor of the right shape for all that a model saves, tied or not, and of no other name."""
         tied: dict[int, list[str]] = {}
         wanted = model.state_dict(keep_vars=True)
         for name, tensor in wanted.items():
@@ -115,16 +122,27 @@ class CheckpointFiles(WeightFiles):
         return {*self._files} <= {*wanted} and all(
             (found := next((name for name in names if name in self._files), None)) == names[0]
             and self._files[found].get_slice(found).get_shape() == list(wanted[found].shape)
+            and all(self.is_stored_as(name, found) for name in names[1:])
             for names in tied.values()
         )
 
 
 def _safetensors_of(folder: Path) -> list[Path]:
+    """Those that transformers loads; a file of another name, which it does not know, only where it would load nothing."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if single.exists():
+        return [single]
     if index.exists():
         return [folder / name for name in sorted({*json.loads(index.read_text())["weight_map"].values()})]
     others = [*folder.glob("*.safetensors")]
-    return others if len(others) == 1 else [single]
+    return others if len(others) == 1 and not any((folder / name).exists() for name in _OF_TORCH) else [single]
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", backend="pread")
+    except SafetensorError as error:
+        raise SafetensorError(f"{path}: {error}") from error
 
 
 class DeferredWeights:

@@ -49,12 +49,13 @@ def describe(path: Path) -> GgufModel:
     """Read all of a GGUF file but its weights, and refuse it if its model would compute something else here.
 
     Raises:
-        UnreadableGgufError: the file says something that is not read, or has tensors that the model lacks.
+        UnreadableGgufError: the file is one of several, says something that is not read, or has tensors that the model lacks.
         UnsupportedModelError: the model cannot run over KV cache blocks.
         OSError, ValueError, KeyError, RuntimeError, NotImplementedError: the file cannot be read, as transformers says it.
     """
-    config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     reader = gguf.GGUFReader(path)
+    _check_whole(reader)
+    config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     fields = Fields(reader)
     apply_fields(fields, config)
     apply_scaling(reader, fields, config)
@@ -67,6 +68,19 @@ def describe(path: Path) -> GgufModel:
     names = get_gguf_hf_weights_map(model, processor)
     _check_unread(reader, model, names)
     return GgufModel(reader, config, model, processor, names)
+
+
+def _check_whole(reader: gguf.GGUFReader) -> None:
+    """Refuse one of several files that a model was split into: without an output head, say, it would be another model.
+
+    Raises:
+        UnreadableGgufError: says how to join them.
+    """
+    count = reader.fields.get("split.count")
+    if count is not None and count.contents() > 1:
+        raise UnreadableGgufError(
+            f"split.count: expected a model in one file, got one of {count.contents()}; llama-gguf-split --merge joins them"
+        )
 
 
 def _check_unread(reader: gguf.GGUFReader, model: transformers.PreTrainedModel, names: dict[str, str]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support.model_zoo import SUPPORTED, WIDE, WIDE_EXPERTS, build, build_shallow
 from torch import nn
 
@@ -74,3 +75,38 @@ def test_files_with_the_experts_of_a_layer_in_one_tensor_are_read(dtype: str, tm
     save_file(original.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
     assert CheckpointFiles(tmp_path).holds(original)
     load_model(tmp_path, ModelConfig(dtype=dtype))
+
+
+def test_a_head_of_its_own_is_not_tied_by_a_configuration_that_says_so(tmp_path: Path) -> None:
+    """It was dropped, and the embedding took its place; transformers compares them."""
+    build("llama", {"tie_word_embeddings": True}).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    head = torch.rand(tensors["model.embed_tokens.weight"].shape)
+    for given in (tensors["model.embed_tokens.weight"].clone(), head):
+        save_file(tensors | {"lm_head.weight": given}, path, {"format": "pt"})
+        model, deferred = read_checkpoint(str(tmp_path), torch.float32, torch.device("cpu"), True)
+        assert (deferred is None) == (given is head)
+    assert torch.equal(model.lm_head.weight, head)
+    assert torch.equal(model.model.embed_tokens.weight, tensors["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("beside", ["model.safetensors.index.json", "pytorch_model.bin"])
+def test_of_several_checkpoints_in_a_folder_the_one_that_transformers_loads_is_read(
+    beside: str, tmp_path: Path
+) -> None:
+    """Old shards were read instead of the file that a fine-tuning had written, and averages instead of the weights."""
+    wanted, other = build("llama", {}, seed=1), build("llama", {}, seed=2)
+    wanted.save_pretrained(tmp_path)
+    if beside == "pytorch_model.bin":
+        (tmp_path / "model.safetensors").unlink()
+        torch.save(wanted.state_dict(), tmp_path / beside)
+        save_file(other.state_dict(), tmp_path / "ema.safetensors", {"format": "pt"})
+    else:
+        save_file(other.state_dict(), tmp_path / "model-00001-of-00001.safetensors", {"format": "pt"})
+        weight_map = dict.fromkeys(other.state_dict(), "model-00001-of-00001.safetensors")
+        (tmp_path / beside).write_text(json.dumps({"weight_map": weight_map}))
+    model, deferred = read_checkpoint(str(tmp_path), torch.float32, torch.device("cpu"), True)
+    if deferred is not None:
+        deferred.fill(model)
+    assert torch.equal(model.lm_head.weight, wanted.lm_head.weight)

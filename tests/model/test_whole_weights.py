@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
-from support.gguf_files import write_llama
+from support.gguf_files import write_llama, write_model
 from support.model_zoo import build
 from support.quantised_checkpoints import Scheme, awq, float8, gptq, int8, write
 
@@ -34,7 +34,6 @@ def test_a_checkpoint_without_a_weight_is_refused(native: bool, tmp_path: Path) 
 
 
 def test_a_gguf_file_without_a_weight_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As is one of several that a model was split into."""
     monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
     add = gguf.GGUFWriter.add_tensor
 
@@ -47,6 +46,16 @@ def test_a_gguf_file_without_a_weight_is_refused(tmp_path: Path, monkeypatch: py
     with pytest.raises(ModelLoadError, match=rf"tiny\.gguf: expected all weights .*, {UP} among them"):
         load_model(tmp_path / "tiny.gguf", ModelConfig(dtype="float32"))
     assert not list((tmp_path / "cache").iterdir())
+
+
+def test_one_of_several_gguf_files_that_a_model_was_split_into_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the output head, which was in another one, it was loaded as a model that ties its own to the embedding."""
+    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
+    write_model(build("llama", SIZES), tmp_path / "tiny.gguf", "llama", fields={"split.count": 2})
+    with pytest.raises(ModelLoadError, match=r"split\.count: .* got one of 2; llama-gguf-split --merge joins them"):
+        load_model(tmp_path / "tiny.gguf", ModelConfig(dtype="float32"))
 
 
 def test_a_gguf_file_with_biases_that_the_model_lacks_is_refused(

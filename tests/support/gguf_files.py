@@ -45,8 +45,8 @@ def write_model(
     Args:
         architecture: llama.cpp's name of it.
         kind_of: of a matrix, by its GGUF name, the kind of its blocks. Those that gguf cannot make are random.
-        fields: what the file says besides, by names without the architecture's, or of the tokenizer; of those that it says
-            in any case, what it says instead, or None: nothing.
+        fields: what the file says besides, by names without the architecture's, or of the tokenizer or a split; of those
+            that it says in any case, what it says instead, or None: nothing.
         tensors: that the file has besides.
         control_tokens: of the vocabulary, by their ids, which are more than 1.
     """
@@ -68,7 +68,7 @@ def write_model(
         **(fields or {}),
     }
     for name, value in sizes.items():
-        _add_field(writer, name if name.startswith("tokenizer.") else f"{architecture}.{name}", value)
+        _add_field(writer, name if name.startswith(("tokenizer.", "split.")) else f"{architecture}.{name}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     characters = [chr(0x100 + i) for i in range(config.vocab_size - 1)]

@@ -35,8 +35,8 @@ class QuantisedFiles(CheckpointFiles):
     Raises:
         OSError, SafetensorError: the files cannot be read.
         OtherLayoutError: they are of a layout that is not read here.
-        UnreadableError: not all of the model's parameters are there, as the format says; or there is more of a module than
-            the format knows of.
+        UnreadableError: not all of the model's parameters are there, as the format says; there is more of a module than
+            the format knows of; or what is tied is stored twice with other numbers.
     """
 
     has_blocks = True
@@ -51,12 +51,17 @@ class QuantisedFiles(CheckpointFiles):
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         known: set[str] = {name for name in model.state_dict() if name not in parameters}  # buffers
         missing: list[str] = []
-        seen: set[nn.Parameter] = set()
+        first: dict[nn.Parameter, str] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            if parameter in seen:  # it is tied, and may be stored twice
+            owner = first.setdefault(parameter, name)
+            if owner != name:  # it is tied, and may be stored twice
                 known.add(name)
+                if owner not in missing and not self.is_stored_as(name, owner):
+                    raise UnreadableError(
+                        f"{name}: expected the numbers of {owner}, which the configuration ties it to, got others; for one "
+                        'of its own, it has to say "tie_word_embeddings": false'
+                    )
                 continue
-            seen.add(parameter)
             found = self._find(model, name, parameter)
             known |= found
             missing += [] if found else [name]

@@ -217,6 +217,26 @@ def test_what_cannot_be_read_says_what_can(tmp_path: Path) -> None:
             load_model(tmp_path)
 
 
+def test_a_head_of_its_own_is_refused_where_the_configuration_ties_it(tmp_path: Path) -> None:
+    """It was dropped, and the embedding took its place."""
+    truth = tiny(tie_word_embeddings=True)
+    write(truth, tmp_path, gptq(4, 64))
+    path = tmp_path / "model.safetensors"
+    given = load_file(path)
+    embedding = given["model.embed_tokens.weight"]
+    save_file(given | {"lm_head.weight": embedding.clone()}, path)
+    ours = load_model(tmp_path, ModelConfig(dtype="float32"), native=False).model
+    assert torch.equal(ours.lm_head(torch.eye(128)).t(), truth.lm_head.weight)
+    save_file(given | {"lm_head.weight": embedding + 1}, path)
+    message = r"lm_head\.weight: expected the numbers of model\.embed_tokens\.weight, .* \"tie_word_embeddings\": false"
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(tmp_path, ModelConfig(dtype="float32"), native=False)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    ours = load_model(tmp_path, ModelConfig(dtype="float32"), native=False).model
+    assert torch.equal(ours.lm_head(torch.eye(128)).t(), (embedding + 1).float())
+
+
 def test_a_method_without_a_name_is_refused(tmp_path: Path) -> None:
     """As MLX writes it."""
     write(tiny(), tmp_path, gptq(4, 64))
