@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import huggingface_hub
@@ -22,6 +24,9 @@ from radixkv.model.deferred_weights import (
 from radixkv.model.gguf_conversion import BLOCKS_FILE
 from radixkv.model.quantised import METHODS, OtherLayoutError, QuantisedFiles, UnreadableError, quantisation_of
 from radixkv.model.whole_weights import load_whole
+
+# What safetensors and torch raise of a damaged file, beside an OSError.
+_OF_DAMAGE = (SafetensorError, UnpicklingError, EOFError, RuntimeError)
 
 
 def read_checkpoint(
@@ -44,7 +49,8 @@ def read_checkpoint(
         The model, and where its weights are; None: they are in memory.
 
     Raises:
-        ModelLoadError: it is quantised, and neither this nor transformers can read how; or it lacks weights of the model.
+        ModelLoadError: it is quantised, and neither this nor transformers can read how; it lacks weights of the model; or a
+            file is damaged.
         OSError, ValueError, KeyError: as transformers raises them.
     """
     path = Path(folder)
@@ -59,9 +65,11 @@ def read_checkpoint(
     elif quantisation is not None:
         found = _open_quantised(path, config, quantisation, dtype)
     elif may_defer and device.type == "cpu" and path.is_dir():
-        found = _defer(path, config, dtype)
+        with _damage_errors(folder):
+            found = _defer(path, config, dtype)
     if found is None:
-        whole: Any = load_whole(folder, dtype, config)
+        with _damage_errors(folder):
+            whole: Any = load_whole(folder, dtype, config)
         return whole.to(device), None
     model, deferred = found
     if (path / "generation_config.json").exists():
@@ -74,13 +82,30 @@ def read_checkpoint(
     return moved, None
 
 
+@contextmanager
+def _damage_errors(folder: str) -> Iterator[None]:
+    """What a damaged file raises becomes a `ModelLoadError` that names the folder, and the file where it is known."""
+    try:
+        yield
+    except _OF_DAMAGE as error:
+        raise ModelLoadError(
+            f"{folder}: its weights cannot be read, a file may be damaged: {_reason(error)}"
+        ) from error
+
+
+def _reason(error: Exception | str) -> str:
+    """The first sentence, without the advice that follows."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].partition(". ")[0]
+
+
 def _defer(
     folder: Path, config: Any, dtype: torch.dtype
 ) -> tuple[transformers.PreTrainedModel, DeferredWeights] | None:
     """None: the folder's tensors are not the model's parameters one by one."""
     try:
         files = CheckpointFiles(folder)
-    except (OSError, SafetensorError):
+    except OSError:
         return None
     model = build_without_weights(config, dtype)
     if _keeps_float32(model) or not files.holds(model):
@@ -120,10 +145,10 @@ def _open_quantised(
         # Of a method that it does not know, it would make up the weights.
         if AutoHfQuantizer.supports_quant_method(dict(quantisation)):
             return load_whole(str(folder), dtype, config), None
-    except (ImportError, RuntimeError, ValueError) as error:
+    except (ImportError, ValueError, *_OF_DAMAGE) as error:
         refusal = error
     raise ModelLoadError(
         f"{folder}: its weights, quantised by {by}, cannot be read here ({reason}), nor by transformers "
-        f"({str(refusal).strip().splitlines()[0]}); possible are dense models of {', '.join(METHODS)}, GGUF files, and "
+        f"({_reason(refusal)}); possible are dense models of {', '.join(METHODS)}, GGUF files, and "
         "models that are not quantised, with quantization='int8' or 'int4'"
     )

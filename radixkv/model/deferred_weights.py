@@ -142,7 +142,7 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt", backend="pread")
     except SafetensorError as error:
-        raise SafetensorError(f"{path}: {error}") from error
+        raise SafetensorError(f"{path.name}: {error}") from error
 
 
 class DeferredWeights:

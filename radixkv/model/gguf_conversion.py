@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import xxhash
+from safetensors import SafetensorError
 
 from radixkv.errors import ModelLoadError
 from radixkv.model.default_model import packaged_digest
-from radixkv.model.model_cache import MANIFEST, cache_folder, mark_used
+from radixkv.model.model_cache import MANIFEST, cache_folder, mark_used, temporary_folder
 from radixkv.model.without_torch import call_with_torch
 
 BLOCKS_FILE = "blocks.safetensors"
@@ -28,7 +29,7 @@ _MAX_EXPANSION = 18
 # In its own blocks, it takes what it takes, and a tokenizer.
 _BLOCKS_EXPANSION = 1.5
 # Counts up when a file becomes another folder: those that were made before are not used any more.
-_CONVERTER = 3
+_CONVERTER = 4
 
 ProgressCallback = Callable[[str], None]
 
@@ -65,7 +66,7 @@ def ensure_converted(gguf: Path, progress: ProgressCallback, in_blocks: bool = F
         in_blocks: with weights in their own blocks. Where they cannot be, a message says why, and they become floats.
 
     Raises:
-        ModelLoadError: the file cannot be read, or the disk has too little space for the result.
+        ModelLoadError: the file cannot be read, or the result cannot be written, as where the disk has too little space.
     """
     if in_blocks:
         try:
@@ -80,43 +81,66 @@ def ensure_converted(gguf: Path, progress: ProgressCallback, in_blocks: bool = F
 def _ensure(
     gguf: Path, target: Path, progress: ProgressCallback, convert: Callable[[Path, Path], None], expansion: float
 ) -> Path:
-    if target.exists():
-        damage = find_damage(target)
-        if damage is None:
-            mark_used(target)
-            return target
-        progress(f"the cached model is damaged ({damage}): converting it again")
-        shutil.rmtree(target)
     needed = gguf.stat().st_size * expansion
     try:
+        if target.exists():
+            damage = find_damage(target)
+            if damage is None:
+                mark_used(target)
+                return target
+            progress(f"the cached model is damaged ({damage}): converting it again")
+            _remove(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free
+        if free < needed:
+            raise ModelLoadError(
+                f"converting {gguf.name} can take {needed / 2**30:.1f} GiB in {target.parent}, which has "
+                f"{free / 2**30:.1f} GiB left: make room, or set RADIXKV_CACHE to another disk"
+            )
+        progress(f"converting {gguf.name} to safetensors, once (half a minute at most for a small model)")
+        with temporary_folder(target) as temporary:
+            _convert_into(temporary, gguf, convert)
+            try:
+                temporary.rename(target)
+            except OSError:
+                if find_damage(target) is not None:  # otherwise another process has finished first
+                    raise
     except OSError as error:
         raise ModelLoadError(f"the model cache {target.parent} cannot be used: {error}; set RADIXKV_CACHE") from error
-    if free < needed:
-        raise ModelLoadError(
-            f"converting {gguf.name} can take {needed / 2**30:.1f} GiB in {target.parent}, which has "
-            f"{free / 2**30:.1f} GiB left: make room, or set RADIXKV_CACHE to another disk"
-        )
-    progress(f"converting {gguf.name} to safetensors, once (half a minute at most for a small model)")
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.") as temporary:
-        folder = Path(temporary) / "model"
-        try:
-            call_with_torch(convert, gguf, folder)
-            _write_manifest(folder)
-        except UnreadableGgufError as error:
-            raise ModelLoadError(
-                f"{gguf} would not compute here what it is meant to: {error}; possible instead is the same model in "
-                "transformers' format, as a folder or a hub id"
-            ) from error
-        except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
-            raise ModelLoadError(f"{gguf} could not be converted: {error}") from error
-        try:
-            folder.rename(target)
-        except OSError:
-            if find_damage(target) is not None:  # otherwise another process has finished first
-                raise
     return target
+
+
+def _remove(damaged: Path) -> None:
+    """Away first: of several processes one removes it, and none what another has made in its place."""
+    with temporary_folder(damaged) as temporary, suppress(FileNotFoundError):  # another process has it
+        damaged.rename(temporary)
+
+
+def _convert_into(folder: Path, gguf: Path, convert: Callable[[Path, Path], None]) -> None:
+    """Make a folder of a file.
+
+    Raises:
+        NotInBlocksError: as ``convert`` raises it.
+        ModelLoadError: it cannot be made; the message says why.
+    """
+    try:
+        call_with_torch(convert, gguf, folder)
+        _write_manifest(folder)
+    except (NotInBlocksError, ModelLoadError):
+        raise
+    except UnreadableGgufError as error:
+        raise ModelLoadError(
+            f"{gguf} would not compute here what it is meant to: {error}; possible instead is the same model in "
+            "transformers' format, as a folder or a hub id"
+        ) from error
+    except (OSError, SafetensorError) as error:
+        raise ModelLoadError(
+            f"{gguf} could not be converted in {cache_folder()}: {error}; where its disk is full, make room, or set "
+            "RADIXKV_CACHE to another one"
+        ) from error
+    except Exception as error:  # of any class: of what a damaged file says, gguf and transformers check little
+        reason = " ".join(str(error).split())
+        raise ModelLoadError(f"{gguf} could not be converted ({type(error).__name__}: {reason})") from error
 
 
 def find_damage(folder: Path) -> str | None:

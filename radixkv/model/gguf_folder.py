@@ -51,7 +51,7 @@ def write_folder(path: Path, folder: Path) -> None:
             tensors[name] = torch.from_numpy(np.array(floats))
             shape = list(floats.shape)
         else:
-            tensors[name], kinds[name] = torch.from_numpy(tensor.data[order]), tensor.tensor_type.name
+            tensors[name], kinds[name] = torch.from_numpy(tensor.data[order].view(np.uint8)), tensor.tensor_type.name
             shape = tensor.shape[::-1].tolist()
         if shape != shapes[name]:
             raise NotInBlocksError(f"{tensor.name} has shape {shape}, but {name} {shapes[name]}")
@@ -64,8 +64,8 @@ def write_folder(path: Path, folder: Path) -> None:
 
 
 def _row_order(processor: Any, tensor: Any) -> NDArray[np.int64] | None:
-    """The rows of a quantised matrix in the order in which transformers has them; None: they are not just reordered."""
-    if len(tensor.shape) != 2 or tensor.data.dtype != np.uint8:
+    """The rows of a matrix in the order in which transformers has them; None: they are in float32, or not just reordered."""
+    if len(tensor.shape) != 2 or tensor.data.dtype not in (np.uint8, np.float16):
         return None
     rows = len(tensor.data)
     # Two columns, so that a transposed matrix has another shape.

@@ -39,16 +39,18 @@ def load_whole(
         gguf_file: name of a GGUF file in the folder, to be loaded; None: its checkpoint.
 
     Raises:
-        ModelLoadError: parameters of the model are not in its files, or its weights are quantised and its configuration does
-            not say so.
+        ModelLoadError: parameters of the model are not in its files, or in another shape; or its weights are quantised and
+            its configuration does not say so.
         OSError, ValueError, KeyError: as transformers raises them.
     """
     model, info = model_class(config).from_pretrained(
-        folder, dtype=dtype, output_loading_info=True, gguf_file=gguf_file, config=config
+        folder, dtype=dtype, output_loading_info=True, gguf_file=gguf_file, config=config, ignore_mismatched_sizes=True
     )
     source = folder if gguf_file is None else str(Path(folder) / gguf_file)
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     scales = [name for name in unexpected if _OF_QUANTISED.fullmatch(name.rpartition(".")[2])]
+    for name, given, expected in sorted(info["mismatched_keys"]):
+        raise ModelLoadError(f"{source}: {name}: expected shape {[*expected]}, got {[*given]}")
     if missing:
         others = f"; it has {unexpected[0]}, which is no parameter of the model" if unexpected else ""
         raise ModelLoadError(

@@ -99,6 +99,22 @@ def test_quantised_anew_or_where_no_compiled_code_stands_in_a_file_is_what_it_sa
     assert not any(isinstance(weight, BlockWeight) for weight in weights_of(plain))
 
 
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_a_file_of_16_bits_takes_no_more_on_disk(kind: str, tmp_path: Path, cache: Path) -> None:
+    """With F16 it took twice as much: it was kept as float32."""
+    path = tmp_path / "tiny.gguf"
+    write_llama(build("llama", SIZES), path, lambda _: kind)
+    ours = load_model(path, ModelConfig(dtype="float32"), native=False).model
+    (blocks,) = cache.glob("*/blocks.safetensors")
+    assert blocks.stat().st_size < 1.01 * path.stat().st_size
+    truth = reference(path)
+    tokens = torch.arange(3, 40)[None]
+    ours.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        given, expected = ours(tokens, use_cache=False).logits, truth(tokens, use_cache=False).logits
+    assert (given - expected).norm() <= 1e-5 * expected.norm()
+
+
 @needs_library
 def test_a_file_whose_tensors_are_no_parameters_becomes_floats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path

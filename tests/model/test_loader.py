@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 from support.model_zoo import build, build_supported
 from torch import nn
 
@@ -228,6 +229,66 @@ def test_a_full_disk_is_detected_before_anything_is_written(
     with pytest.raises(ModelLoadError, match="make room, or set RADIXKV_CACHE"):
         ensure_converted(gguf, str)
     assert list(model_cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left")])
+def test_a_disk_that_is_full_says_what_to_do(
+    error: Exception, model_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of safetensors went through as it was."""
+    gguf = tmp_path / "tiny.gguf"
+    gguf.write_bytes(b"GGUF")
+
+    def fill(gguf: Path, folder: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(gguf_conversion, "_convert", fill)
+    message = rf"^{gguf} could not be converted in {model_cache}: .*No space left.* set RADIXKV_CACHE"
+    with pytest.raises(ModelLoadError, match=message):
+        ensure_converted(gguf, str)
+    assert list(model_cache.iterdir()) == []
+
+
+def test_a_model_cache_that_cannot_be_written_says_what_to_do(
+    model_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that can only be read, and where it is a file."""
+    gguf = tmp_path / "tiny.gguf"
+    gguf.write_bytes(b"GGUF")
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    model_cache.touch()
+    with pytest.raises(ModelLoadError, match=rf"^the model cache {model_cache} cannot be used: .*; set RADIXKV_CACHE$"):
+        ensure_converted(gguf, str)
+    model_cache.unlink()
+    folder = ensure_converted(gguf, str)
+    (folder / "config.json").write_text("[]")
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.mkdtemp", refuse)
+        with pytest.raises(ModelLoadError, match=r"cannot be used: .*Read-only file system; set RADIXKV_CACHE$"):
+            ensure_converted(gguf, str)
+    shutil.rmtree(folder)
+    folder.touch()  # a file in its place
+    assert ensure_converted(gguf, str) == folder
+    assert find_damage(folder) is None
+
+
+def test_a_damaged_conversion_that_another_process_replaces_at_the_same_time(model_cache: Path, tmp_path: Path) -> None:
+    """Both find the damage; what the later one was to remove was gone, which it raised."""
+    gguf = tmp_path / "tiny.gguf"
+    gguf.write_bytes(b"GGUF")
+    folder = ensure_converted(gguf, str)
+    (folder / "config.json").write_text("[]")
+
+    def replace(message: str) -> None:
+        if "damaged" in message:
+            shutil.rmtree(folder)
+
+    assert ensure_converted(gguf, replace) == folder
+    assert find_damage(folder) is None
+    assert [path.name for path in model_cache.iterdir()] == [folder.name]
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,24 @@ def test_what_is_old_is_removed_unless_it_is_marked(cache: Path) -> None:
         assert [path.exists() for path in paths] == [bool(prefix)] * 4
 
 
+def test_a_conversion_whose_process_was_killed_is_removed_when_it_is_old(cache: Path, tmp_path: Path) -> None:
+    """It has no manifest, and stayed for ever."""
+    gguf = tmp_path / "tiny model.v2.gguf"
+    gguf.write_bytes(b"GGUF")
+    targets = [converted_folder(gguf, in_blocks) for in_blocks in (False, True)]
+    cache.mkdir()
+    for target in targets:
+        folder = Path(tempfile.mkdtemp(dir=cache, prefix=f"{target.name}."))
+        (folder / "model").mkdir()
+        (folder / "model" / "blocks.safetensors").write_bytes(b"weights")
+    remove_unused()
+    assert len([*cache.iterdir()]) == 2
+    for folder in cache.iterdir():
+        os.utime(folder, (OLD, OLD))
+    remove_unused()
+    assert not [*cache.iterdir()]
+
+
 def test_files_of_others_stay(cache: Path) -> None:
     """The folder may be one that holds other things."""
     paths = [
@@ -54,9 +73,11 @@ def test_files_of_others_stay(cache: Path) -> None:
         cache / "packed" / "lunch",
         cache / "quantised" / f"{KEY}.txt",
         cache / "a" / "b.json",
+        cache / "a-0123456789abcdef-4.abcd1234" / "b.json",
     ]
     paths = [make_old(path) for path in paths]
-    os.utime(cache / "a", (OLD, OLD))
+    for path in paths:
+        os.utime(path.parent, (OLD, OLD))
     remove_unused()
     assert all(path.exists() for path in paths)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from support.gguf_files import write_llama, write_model
 from support.model_zoo import build
@@ -31,6 +33,58 @@ def test_a_checkpoint_without_a_weight_is_refused(native: bool, tmp_path: Path) 
     save_file(tensors, path, {"format": "pt"})
     with pytest.raises(ModelLoadError, match=f"got none for 1 of its parameters, {UP} among them"):
         load_model(tmp_path, ModelConfig(dtype="float32"), native=native)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_checkpoint_with_a_weight_of_another_shape_is_refused(native: bool, tmp_path: Path) -> None:
+    """transformers refers to a report, which is not shown."""
+    build("llama", SIZES).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file(load_file(path) | {"model.norm.weight": torch.ones(7)}, path, {"format": "pt"})
+    message = rf"^{tmp_path}: model\.norm\.weight: expected shape \[128\], got \[7\]$"
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(tmp_path, ModelConfig(dtype="float32"), native=native)
+
+
+@pytest.mark.parametrize("contents", ["cut", "cut in its header", "empty", "another program's"])
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("native", [True, False])
+def test_a_damaged_checkpoint_is_refused_by_its_name(native: bool, name: str, contents: str, tmp_path: Path) -> None:
+    """What safetensors and torch raise names no file, and a pickle's advises to run what is in it."""
+    model = build("llama", SIZES)
+    model.config.save_pretrained(tmp_path)
+    path = tmp_path / name
+    if path.suffix == ".bin":
+        torch.save(model.state_dict(), path)
+    else:
+        save_file(model.state_dict(), path, {"format": "pt"})
+    whole = path.read_bytes()
+    path.write_bytes(
+        {
+            "cut": whole[:-5000],
+            "cut in its header": whole[:50],
+            "empty": b"",
+            "another program's": pickle.dumps(Path("x"), protocol=2),
+        }[contents]
+    )
+    with pytest.raises(ModelLoadError, match=f"^{tmp_path}: ") as error:
+        load_model(tmp_path, ModelConfig(dtype="float32"), native=native)
+    assert "weights_only" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["cut", "a length"])
+def test_a_damaged_gguf_file_is_refused_by_its_name(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By errors of any class: gguf and transformers check little of what a file says."""
+    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "tiny.gguf"
+    write_llama(build("llama", SIZES), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:300] if damage == "cut" else whole[:31] + b"\x7f" + whole[32:])
+    with pytest.raises(ModelLoadError, match=rf"^{path} could not be converted"):
+        load_model(path, ModelConfig(dtype="float32"))
+    assert not list((tmp_path / "cache").iterdir())
 
 
 def test_a_gguf_file_without_a_weight_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
