@@ -140,6 +140,10 @@ def _open_quantised(
             reason = str(error)
         except (UnreadableError, SafetensorError) as error:
             raise ModelLoadError(f"{folder}: its weights, quantised by {by}, cannot be read: {error}") from error
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            raise ModelLoadError(
+                f"{folder}: quantization_config: expected what {by} writes, got {quantisation!r:.400} ({error})"
+            ) from error
     refusal: Exception | str = "it does not know the method"
     try:
         # Of a method that it does not know, it would make up the weights.

@@ -187,7 +187,10 @@ def _prepare_on_cpu(
 ) -> None:
     """Let compiled code stand in for the model's modules, and quantise, share or trim what is in memory then."""
     num_linears = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
-    prepare_for_cpu(model, native, _quantiser(config.quantization, panel_cache, deferred), deferred)
+    try:
+        prepare_for_cpu(model, native, _quantiser(config.quantization, panel_cache, deferred), deferred)
+    except ValueError as error:  # names the module whose weights cannot be quantised
+        raise ValueError(f"{name}: {error}") from error
     report_quantised(model, name, config.quantization, num_linears)
     if config.share_weights:
         share_weights(weights_of(model), packed_folder())

@@ -34,7 +34,7 @@ def resolve_folder(model: str | Path | None, progress: ProgressCallback, in_bloc
     if not isinstance(model, str | os.PathLike):
         raise TypeError(f"model: {_EXPECTED}, or a loaded transformers model, got {model!r:.80}")
     path = Path(model)
-    if path.suffix == ".gguf":
+    if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise _missing(model, "there is no such file")
         return str(ensure_converted(path, progress, in_blocks=True))

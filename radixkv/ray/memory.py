@@ -146,7 +146,7 @@ def _folder_of(model: str | None) -> Path | None:
         folder = converted_folder(find_default_model(), in_blocks=False)
         return folder if folder.is_dir() else None
     assert model is not None
-    if model.endswith(".gguf"):
+    if model.lower().endswith(".gguf"):
         folder = converted_folder(Path(model), in_blocks=True)
         return folder if folder.is_dir() else None
     if Path(model).is_dir():

@@ -163,6 +163,13 @@ def test_a_folder_is_read_one_module_at_a_time(dtype: str, tmp_path: Path, monke
     assert ours.dtype == whole.dtype
 
 
+def test_the_name_of_a_file_may_end_in_capitals(tmp_path: Path) -> None:
+    """It was looked for on the hub."""
+    path = tmp_path / "TINY.GGUF"
+    write_llama(build("llama", SIZES), path)
+    assert load_model(path, ModelConfig(dtype="float32")).vocab_size == 200
+
+
 def test_folders_with_other_tensors_are_left_to_transformers(tmp_path: Path) -> None:
     model = build("llama", {"tie_word_embeddings": True})
     model.save_pretrained(tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -98,7 +98,7 @@ def _replace(
         weights: the model's.
         reads_weights: whether a module's matrices, those of its parts included, make a difference to what is compared.
     """
-    for parent, name, child in _children(model):
+    for _, parent, name, child in _children(model):
         if child not in calls:
             continue
         with weights.filled(child) if reads_weights(child) else nullcontext():
@@ -117,7 +117,7 @@ def _replace_head(
     table = getattr(embedding, "weight", None)
     kept = None
     if isinstance(head, nn.Linear) and is_replaceable(head):
-        with weights.filled(head):
+        with _named("output head"), weights.filled(head):
             replacement = NativeLinear(head, quantiser and quantiser.for_head())
         model.set_output_embeddings(replacement)
         kept = replacement.packed if table is head.weight else None
@@ -138,12 +138,25 @@ def _replace_linears(
 
     A module that was called without calling its linear layer reads the weight itself, which a replacement does not have.
     """
-    for parent, name, child in _children(model):
+    for path, parent, name, child in _children(model):
         if isinstance(child, nn.Linear) and is_replaceable(child) and (child in calls or parent not in calls):
-            with weights.filled(child):
+            with _named(path), weights.filled(child):
                 setattr(parent, name, NativeLinear(child, quantiser))
 
 
-def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Every module with its parent and its name there, as the model is when this begins."""
-    yield from [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
+@contextmanager
+def _named(layer: str) -> Iterator[None]:
+    """A ValueError, as of weights that are not finite and are to be quantised, says of which linear layer they are."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{layer}: {error}") from error
+
+
+def _children(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
+    """Every module with its name in the model, its parent and its name there, as the model is when this begins."""
+    yield from [
+        (f"{prefix}.{name}".removeprefix("."), parent, name, child)
+        for prefix, parent in model.named_modules()
+        for name, child in parent.named_children()
+    ]

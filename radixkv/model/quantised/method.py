@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from radixkv.model.quantised import awq, compressed_tensors, float8, gptq, torchao
-from radixkv.model.quantised.tensors import ModuleTensors, StoredMatrix
+from radixkv.model.quantised.tensors import ModuleTensors, StoredMatrix, UnreadableError
 
 
 class Method(NamedTuple):
@@ -45,9 +45,16 @@ def quantisation_of(config: Any, folder: Path) -> dict[str, Any] | None:
     Args:
         config: of the model.
         folder: of the checkpoint. Older ones of GPTQ say it in a file beside the configuration.
+
+    Raises:
+        UnreadableError: it names its method by something else than a string.
     """
     given = getattr(config, "quantization_config", None)
-    if given is not None:
-        return dict(given if isinstance(given, Mapping) else given.to_dict())
-    beside = folder / "quantize_config.json"
-    return {"quant_method": "gptq", **json.loads(beside.read_text())} if beside.exists() else None
+    if given is None:
+        beside = folder / "quantize_config.json"
+        return {"quant_method": "gptq", **json.loads(beside.read_text())} if beside.exists() else None
+    quantisation = dict(given if isinstance(given, Mapping) else given.to_dict())
+    method = quantisation.get("quant_method")
+    if not isinstance(method, str | None):
+        raise UnreadableError(f"{folder}: quantization_config: quant_method: expected a string, got {method!r:.80}")
+    return quantisation

@@ -174,3 +174,17 @@ def test_a_gpu_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(loader, "resolve_folder", lambda *_: pytest.fail("it was looked for"))
     with pytest.raises(ValueError, match=r"quantization: 'int8' is computed .* not on cuda: use a CPU"):
         load_model(None, ModelConfig(quantization="int8"))
+
+
+@each_quantization
+@pytest.mark.parametrize(
+    ("module", "named"), [("model.layers.1.mlp.down_proj", "model.layers.1.mlp.down_proj"), ("lm_head", "output head")]
+)
+def test_weights_that_are_not_finite_are_refused_by_their_names(module: str, named: str, quantization: str) -> None:
+    """The error named neither the model nor the layer."""
+    model = tiny("llama")
+    model.config.name_or_path = "some/model"
+    with torch.no_grad():
+        model.get_submodule(module).weight[0, 0] = torch.inf
+    with pytest.raises(ValueError, match=rf"^some/model: {named}: weights: expected finite numbers"):
+        load_model(model, ModelConfig(quantization=quantization))

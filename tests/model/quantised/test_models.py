@@ -247,6 +247,27 @@ def test_a_method_without_a_name_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "wrong"),
+    [
+        (gptq(4, 64), {"group_size": "64"}),
+        (awq(64), {"group_size": "64"}),
+        (float8("block"), {"weight_block_size": [0, 128]}),
+        (float8("block"), {"weight_block_size": "abc"}),
+        (int8("channel"), {"config_groups": [1]}),
+        (gptq(4, 64), {"quant_method": ["gptq"]}),
+    ],
+)
+def test_a_configuration_that_no_package_writes_is_refused_by_its_name(
+    scheme: Scheme, wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    """Errors of Python's went through."""
+    write(tiny(), tmp_path, scheme)
+    set_config(tmp_path, {**scheme.config, **wrong})
+    with pytest.raises(ModelLoadError, match=rf"^{tmp_path}: quantization_config: .*expected .*, got "):
+        load_model(tmp_path)
+
+
 def test_experts_that_the_model_joins_are_left_to_transformers(tmp_path: Path) -> None:
     """Of GPTQ, transformers asks for packages that are not there."""
     truth = build("mixtral", SUPPORTED["mixtral"])
