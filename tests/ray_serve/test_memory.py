@@ -13,6 +13,7 @@ from radixkv import LLM
 from radixkv.config import LLMOptions
 from radixkv.engine import kv_tiers
 from radixkv.memory import spare_rows
+from radixkv.model.gguf_conversion import converted_folder
 from radixkv.ray.memory import ReplicaMemory, available_memory, check_memory, replica_memory
 from radixkv.tiers.disk_tier import DiskTier
 
@@ -39,6 +40,17 @@ def test_weights_that_others_packed_into_words_count_by_their_bytes(tmp_path: Pa
     assert stored < memory.weights < 2 * stored
     floats = sum(parameter.numel() for parameter in model.parameters())
     assert memory.weights < 2 * floats
+
+
+def test_a_gguf_file_whose_name_ends_in_capitals_counts_as_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was looked for on the hub, and its weights counted for nothing."""
+    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "TINY.GGUF"
+    path.touch()
+    build_supported("llama").save_pretrained(converted_folder(path, in_blocks=True))
+    assert replica_memory(str(path), {}, on_gpu=False).weights
 
 
 def test_what_is_on_a_gpu_is_not_in_memory(tmp_path: Path) -> None:
