@@ -38,6 +38,11 @@ class Membership:
         self._refusal: ValueError | None = None
         self._attempted = asyncio.Event()
 
+    @property
+    def num_wanted(self) -> int:
+        """Replicas that there are to be."""
+        return len(self._wanted)
+
     async def wait_for_first(self) -> None:
         """Returns when one replica is up, and every other one is up or does not answer yet.
 

@@ -367,6 +367,7 @@ class ReplicaSet:
         member.client = self._clients[member.name] = client
         self.generations.add(member.name, description)
         self._router.add(member.name)
+        _log.info("replica %r is up at %s", member.name, member.url)
 
     def _note(self, member: Member, client: httpx.AsyncClient, kind: Kind, payload: bytes) -> None:
         if member.leaving:
@@ -414,7 +415,6 @@ class ReplicaSet:
         )
         if not member.joined.done():
             member.joined.set_result(None)
-            _log.info("replica %r is up at %s", member.name, member.url)
         streams.replica_is_up()
         self._tenants.tell(member)  # what it did not confirm, or what came while it joined
 

@@ -22,8 +22,8 @@ from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.config import LLMOptions, ModelConfig
 from radixkv.server.config import ServerConfig
 from radixkv.server.listener import tcp_listener, unix_listener
+from radixkv.server.reload import KeysReload, ReloadSignal
 from radixkv.server.run import (
-    KeysReload,
     leave_at_once,
     listener_for,
     make_observers,
@@ -53,7 +53,7 @@ def run_replica(model: str | None, options: LLMOptions, listen: str, secret: str
     """
     start_logging()
     check_secret(secret)
-    with bound(listen) as listener:
+    with ReloadSignal() as reload_signal, bound(listen) as listener:
         from radixkv.async_llm import AsyncLLM
         from radixkv.cluster.replica_routes import replica_app
         from radixkv.llm import LLM
@@ -64,9 +64,12 @@ def run_replica(model: str | None, options: LLMOptions, listen: str, secret: str
         def make_app(drain: Callable[[], None]) -> tuple[str, ASGIApp]:
             return f"a replica of {llm.loaded.name}", replica_app(llm, secret, drain=drain)
 
+        async def main() -> int:
+            reload_signal.call(None)
+            return await serve(llm, config, listener, make_app, watch=partial(watch_engine, llm, config.step_timeout))
+
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            watch = partial(watch_engine, llm, config.step_timeout)
-            status = runner.run(serve(llm, config, listener, make_app, watch=watch))
+            status = runner.run(main())
     if llm.abandoned:
         leave_at_once(status)
     return status
@@ -105,11 +108,21 @@ def run_ingress(
 
     async def main(listener: socket.socket, metrics_listener: socket.socket | None) -> int:
         together = ReplicaSet(secret)
+        await together.set_tenants(tenants.shares)  # there is no replica yet: each learns it before it is up
         membership = Membership(together, wanted)
+        reload_keys = None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, together)
+
+        def reload() -> None:
+            if reload_keys is not None:
+                reload_keys()
+            if replicas_file is not None:
+                membership.reload(replicas, replicas_file)
+
+        reload_signal.call(None if reload_keys is None and replicas_file is None else reload)
         await membership.wait_for_first()
 
         def make_app(drain: Callable[[], None]) -> tuple[str, ASGIApp]:
-            return f"{ingress.service.model_name} by {len(wanted)} replicas", ingress
+            return f"{ingress.service.model_name} by {membership.num_wanted} replicas", ingress
 
         drain = asyncio.Event()
         ingress = create_ingress(
@@ -121,22 +134,17 @@ def run_ingress(
             write_log=write_log,
             tracer=tracer,
         )
-        await ingress.llm.set_tenants(tenants.shares)
-        reload_keys = None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, ingress.llm)
-
-        def reload() -> None:
-            if reload_keys is not None:
-                reload_keys()
-            if replicas_file is not None:
-                membership.reload(replicas, replicas_file)
+        if config.keys_file is not None:
+            reload_keys = KeysReload(Path(config.keys_file), tenants, ingress.llm)  # whose queue is shared out, too
 
         try:
-            return await serve(ingress.llm, config, listener, make_app, metrics_listener, drain=drain, reload=reload)
+            return await serve(ingress.llm, config, listener, make_app, metrics_listener, drain=drain)
         finally:
             await membership.close()
             await together.close()
 
     with (
+        ReloadSignal() as reload_signal,
         listener_for(config, tenants) as listener,
         metrics_listener_for(config, tenants) as metrics_listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

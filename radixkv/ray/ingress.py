@@ -45,12 +45,14 @@ class _Front:
         from radixkv.cluster import ReplicaSet
         from radixkv.cluster.ingress import create_ingress, tenant_names_key
         from radixkv.ray.membership import Membership
-        from radixkv.server.run import KeysReload, make_observers, make_tenants
+        from radixkv.server.reload import KeysReload
+        from radixkv.server.run import make_observers, make_tenants
 
         secret = await shared_secret(registry)
         self._tenants = make_tenants(server, tenant_names_key(secret))
         write_log, tracer = make_observers(server)
         replicas = ReplicaSet(secret)
+        await replicas.set_tenants(self._tenants.shares)  # there is none yet: each learns it before it is up
         self._membership = Membership(replicas)
 
         async def follow() -> None:
@@ -63,7 +65,6 @@ class _Front:
             server, replicas, model_config=model, tenants=self._tenants, write_log=write_log, tracer=tracer
         )
         self._llm = self._app.llm
-        await self._llm.set_tenants(self._tenants.shares)
         if server.keys_file is not None:
             reload = KeysReload(Path(server.keys_file), self._tenants, self._llm)
             self._tasks.append(asyncio.ensure_future(_at_changes(Path(server.keys_file), reload)))

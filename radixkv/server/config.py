@@ -71,7 +71,7 @@ class ServerConfig(Config):
     """Seconds after which a request without a first token is ended by a 504. By default no limit."""
     request_timeout: float | None = Field(default=None, gt=0)
     """Seconds after which an unfinished request is ended by a 504. By default no limit; requests can set a timeout, too."""
-    step_timeout: float = Field(default=300.0, gt=0)
+    step_timeout: float = Field(default=300.0, gt=0, le=1e9, allow_inf_nan=False)
     """Seconds after which a step of the engine is stuck: /health is 503, and the process ends with status 1."""
     access_log: str | Path | None = None
     """Write one line of JSON per request to this file; -: to standard error."""
@@ -89,6 +89,13 @@ class ServerConfig(Config):
                     "cors_origins: expected origins such as https://app.example, in lower case and without a path or "
                     f"a slash at the end; or *; got {origin!r:.80}"
                 )
+        return given
+
+    @field_validator("served_model_name")
+    @classmethod
+    def _are_names(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in given:  # of a variable that is not set, perhaps
+            raise ValueError("served_model_name: expected names, got ''")
         return given
 
     @model_validator(mode="after")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import ipaddress
 import os
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 # For a connection on which nothing comes: seconds until the other end is asked whether it is there, seconds between further
@@ -54,23 +56,50 @@ def tcp_listener(host: str, port: int, *, shared: bool = False) -> Iterator[sock
 def unix_listener(path: Path) -> Iterator[socket.socket]:
     """A socket bound to a path, which is removed at the end. Who may connect follows from the process's umask.
 
+    Meanwhile a file beside it, ``PATH.lock``, is locked, and it stays: a socket that does not listen yet looks like one that
+    a killed process left.
+
     Raises:
-        OSError: the path cannot be used, or another process listens there.
+        OSError: the path cannot be used, or another process has it.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, ExitStack() as held:
         try:
+            lock = held.enter_context(open(f"{path}.lock", "a"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_left_over(path):
                 path.unlink()
             listener.bind(os.fspath(path))
+            own = _identity(path)
         except FileNotFoundError as error:
             raise OSError(f"cannot listen on {path}: there is no folder {path.parent}; make it first") from error
+        except BlockingIOError as error:
+            raise OSError(f"cannot listen on {path}: {os.strerror(errno.EADDRINUSE)}") from error
         except OSError as error:
             raise OSError(f"cannot listen on {path}: {error.strerror or error}") from error
         try:
             yield listener
         finally:
+            # Somebody may have removed it, and have put another one there.
             with suppress(FileNotFoundError):
-                path.unlink()
+                if _identity(path) == own:
+                    path.unlink()
+
+
+def listen(listener: socket.socket, backlog: int) -> None:
+    """Have a bound socket take connections.
+
+    Args:
+        listener: the socket.
+        backlog: connections that may wait to be accepted.
+
+    Raises:
+        OSError: another process listens there. Both could be bound, since neither listened.
+    """
+    try:
+        listener.listen(backlog)
+    except OSError as error:
+        address = address_of(listener, encrypted=False).removeprefix("http://")
+        raise OSError(f"cannot listen on {address}: {error.strerror or error}") from error
 
 
 def is_private(listener: socket.socket) -> bool:
@@ -86,6 +115,11 @@ def address_of(listener: socket.socket, *, encrypted: bool) -> str:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
     return f"{'https' if encrypted else 'http'}://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _is_left_over(path: Path) -> bool:

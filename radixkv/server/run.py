@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import uvicorn
 import uvloop
 
-from radixkv.config import LLMOptions
+from radixkv.config import EngineConfig, LLMOptions
 from radixkv.server.config import ServerConfig
 from radixkv.server.keys import read_keys_file
-from radixkv.server.listener import address_of, is_private, tcp_listener, unix_listener
+from radixkv.server.listener import address_of, is_private, listen, tcp_listener, unix_listener
 from radixkv.server.ports import OnPort, Port
+from radixkv.server.reload import KeysReload, ReloadSignal
 from radixkv.server.request_log import open_access_log
 from radixkv.server.tenants import Tenants
 from radixkv.tiers.namespace_secret import find_secret
@@ -61,7 +62,11 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
     tenants = make_tenants(config, namespaces_secret(options))
     write_log, tracer = make_observers(config)
     # Bound before the model is loaded, so that a wrong address is refused at once; it accepts connections only later.
-    with listener_for(config, tenants) as listener, metrics_listener_for(config, tenants) as metrics_listener:
+    with (
+        ReloadSignal() as reload_signal,
+        listener_for(config, tenants) as listener,
+        metrics_listener_for(config, tenants) as metrics_listener,
+    ):
         from radixkv.async_llm import AsyncLLM
         from radixkv.llm import LLM
         from radixkv.server.assembly import assemble_app, assemble_service
@@ -80,12 +85,15 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
             service = assemble_service(llm, config, tenants, drain, engine=llm)
             return service.model_name, assemble_app(service, config, write_log, tracer)
 
-        reload = None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, llm)
         watch = partial(watch_engine, llm, config.step_timeout)
+
+        async def main() -> int:
+            reload_signal.call(None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, llm))
+            return await serve(llm, config, listener, make_app, metrics_listener, watch=watch)
+
         _avoid_pauses(model)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            serving = serve(llm, config, listener, make_app, metrics_listener, watch=watch, reload=reload)
-            status = runner.run(serving)
+            status = runner.run(main())
     if llm.abandoned:
         leave_at_once(status)
     return status
@@ -117,7 +125,6 @@ async def serve(
     *,
     watch: Callable[[], Coroutine[Any, Any, None]] | None = None,
     drain: asyncio.Event | None = None,
-    reload: Callable[[], object] | None = None,
 ) -> int:
     """Serve what is there until SIGTERM or SIGINT, or until it dies.
 
@@ -129,10 +136,12 @@ async def serve(
         metrics_listener: likewise, for what `radixkv.server.ports` names; None: ``listener`` is for that, too.
         watch: runs beside it.
         drain: starts draining when it is set.
-        reload: is called at SIGHUP.
 
     Returns:
         The exit status.
+
+    Raises:
+        OSError: another process listens there by now.
     """
     drain, abort = drain or asyncio.Event(), asyncio.Event()
     name, app = make_app(drain.set)
@@ -146,18 +155,18 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: abort.set() if drain.is_set() else drain.set())
 
-    if reload is not None:
-        loop.add_signal_handler(signal.SIGHUP, reload)
-
-    serving = asyncio.ensure_future(server.serve([listener]))
-    servers = {server: serving}
-    if metrics_listener is not None:
-        metrics_config = copy(server_config)  # the bound of connections is one for both
-        metrics_config.app = OnPort(app, Port.METRICS, private=is_private(metrics_listener))
-        metrics_server = _Server(metrics_config)
-        servers[metrics_server] = asyncio.ensure_future(metrics_server.serve([metrics_listener]))
-        _log.info("metrics at %s", address_of(metrics_listener, encrypted=encrypted))
+    servers: dict[_Server, asyncio.Future[None]] = {}
     try:
+        # Not left to the event loop: uvloop takes a socket that cannot listen for one that does.
+        for each in (listener, *([] if metrics_listener is None else [metrics_listener])):
+            listen(each, server_config.backlog)
+        serving = servers[server] = asyncio.ensure_future(server.serve([listener]))
+        if metrics_listener is not None:
+            metrics_config = copy(server_config)  # the bound of connections is one for both
+            metrics_config.app = OnPort(app, Port.METRICS, private=is_private(metrics_listener))
+            metrics_server = _Server(metrics_config)
+            servers[metrics_server] = asyncio.ensure_future(metrics_server.serve([metrics_listener]))
+            _log.info("metrics at %s", address_of(metrics_listener, encrypted=encrypted))
         await _first(serving, drain.wait(), llm.wait_for_death())
         if llm.death is None and not serving.done():
             llm.start_draining()
@@ -169,8 +178,8 @@ async def serve(
             await _first(llm.shutdown(config.grace_seconds), abort.wait(), llm.wait_for_death())
     finally:
         finished = await llm.shutdown()
-        for each in servers:
-            each.should_exit = True
+        for running in servers:
+            running.should_exit = True
         await asyncio.gather(*servers.values())
         if watching is not None:
             watching.cancel()
@@ -209,38 +218,6 @@ def uvicorn_config(config: ServerConfig, app: ASGIApp, seconds_to_end: float = _
     )
 
 
-class KeysReload:
-    """Reads the file of keys anew; a bad file changes nothing and is one error in the log.
-
-    Args:
-        path: of the file.
-        tenants: that it names.
-        llm: which gets what each may have.
-    """
-
-    def __init__(self, path: Path, tenants: Tenants, llm: ServedModel) -> None:
-        self._path = path
-        self._tenants = tenants
-        self._llm = llm
-        self._sending: asyncio.Future[None] | None = None
-
-    def __call__(self) -> None:
-        try:
-            keys = read_keys_file(self._path)
-            self._tenants.replace_keys(keys)
-        except (OSError, ValueError) as error:
-            _log.error("keys are kept as they were: %s", error)
-            return
-        _log.info("%d keys read from %s", len(keys), self._path)
-        self._sending = asyncio.ensure_future(self._send(self._sending))
-
-    async def _send(self, earlier: asyncio.Future[None] | None) -> None:
-        """One after the other: what is sent to replicas at the same time may reach them in any order."""
-        if earlier is not None:
-            await asyncio.wait([earlier])
-        await self._llm.set_tenants(self._tenants.shares)
-
-
 async def _first(*awaitables: Any) -> None:
     """Wait until one of them is done, and cancel the others unless they were tasks already."""
     tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
@@ -277,11 +254,8 @@ def check_config(config: ServerConfig) -> None:
     """Refuse options that would fail only after the model is loaded.
 
     Raises:
-        ValueError: a key or a certificate cannot be used.
+        ValueError: a certificate cannot be used.
     """
-    key = config.metrics_key
-    if key is not None and not (key and key.isascii() and key.isprintable()):
-        raise ValueError("metrics_key: expected printable ASCII characters, at least one")
     from radixkv.server.tls import tls_context
 
     tls_context(config)
@@ -297,7 +271,7 @@ def namespaces_secret(options: LLMOptions) -> bytes | None:
     return find_secret(
         None if secret_file is None else Path(secret_file),
         None if disk_cache is None else Path(disk_cache),
-        options.get("shared_cache"),
+        EngineConfig(shared_cache=options.get("shared_cache")).shared_cache,  # a server of an unknown kind is none
         read_only=bool(options.get("disk_cache_read_only")),
     )
 
@@ -370,7 +344,7 @@ def make_tenants(config: ServerConfig, secret: bytes | None) -> Tenants:
     """
     keys_file = None if config.keys_file is None else Path(config.keys_file)
     keys = None if keys_file is None else read_keys_file(keys_file)
-    tenants = Tenants(config.api_keys, config.admin_key, keys, secret=secret)
+    tenants = Tenants(config.api_keys, config.admin_key, keys, secret=secret, metrics_key=config.metrics_key)
     check_config(config)
     return tenants
 

@@ -56,6 +56,7 @@ class Tenants:
         keys: from a file, by name; None: there is no file.
         clock: seconds since 1970, for keys that expire.
         secret: of the keyed hash, where namespaces must be the same after a restart; None: a random one.
+        metrics_key: which none of the others may be; None: there is none.
 
     Raises:
         ValueError: a key is empty or not ASCII, or one is given twice.
@@ -68,12 +69,15 @@ class Tenants:
         keys: Mapping[str, Key] | None = None,
         clock: Callable[[], float] = time.time,
         secret: bytes | None = None,
+        metrics_key: str | None = None,
     ) -> None:
-        for key in [*api_keys, *([] if admin_key is None else [admin_key])]:
+        given = [*api_keys, *(key for key in (admin_key, metrics_key) if key is not None)]
+        for key in given:
             if not key or not key.isascii() or not key.isprintable():
-                raise ValueError("an API or admin key must be of printable ASCII characters, at least one")
-        if admin_key in api_keys or len(set(api_keys)) < len(api_keys):
-            raise ValueError("an API or admin key is given twice: all keys must differ")
+                raise ValueError("an API, admin or metrics key must be of printable ASCII characters, at least one")
+        if len(set(given)) < len(given):
+            raise ValueError("an API, admin or metrics key is given twice: all keys must differ")
+        self._given_hashes = {hash_of(key) for key in given}
         self._secret = secrets.token_bytes(32) if secret is None else secret
         self._admin_key = admin_key
         self._api_keys = [key.encode() for key in api_keys]
@@ -88,13 +92,11 @@ class Tenants:
         """From now on accept these keys of the file, and no others of it. A name keeps what it has cached.
 
         Raises:
-            ValueError: one of them is given as an API or admin key, too; nothing is changed then.
+            ValueError: one of them is given as an API, admin or metrics key, too; nothing is changed then.
         """
-        given = {hash_of(key.decode()) for key in self._api_keys}
-        given |= set() if self._admin_key is None else {hash_of(self._admin_key)}
         for name, key in keys.items():
-            if key.sha256 in given:
-                raise ValueError(f"keys.{name}: given as an API or admin key, too: all keys must differ")
+            if key.sha256 in self._given_hashes:
+                raise ValueError(f"keys.{name}: given as an API, admin or metrics key, too: all keys must differ")
         self._by_hash = {
             key.sha256: Tenant(_keyed_hash(self._secret, "keys file", name), self._secret, name, key)
             for name, key in keys.items()

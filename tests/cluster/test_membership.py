@@ -381,7 +381,7 @@ def test_what_tenants_may_have_is_sent_again_to_a_replica_that_did_not_confirm_i
 
 
 def test_a_replica_that_was_started_anew_before_it_was_up_is_told_what_tenants_may_have(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that had confirmed it and died before it was up was taken for its successor, which was told nothing."""
     monkeypatch.setattr(replica_set, "_SECONDS_BETWEEN_ATTEMPTS", 0.0)
@@ -421,7 +421,10 @@ def test_a_replica_that_was_started_anew_before_it_was_up_is_told_what_tenants_m
         await replicas.close()
         assert told == [0, 1, 2]
 
-    asyncio.run(main())
+    with caplog.at_level(logging.INFO, "radixkv"):
+        asyncio.run(main())
+    ups_and_downs = [message for message in caplog.messages if " is " in message]
+    assert ups_and_downs == [f"replica 'a' is {state}" for state in ("up at http://a", "down", "up at http://a")]
 
 
 def test_what_tenants_may_have_is_not_overtaken() -> None:
@@ -445,6 +448,35 @@ def test_what_tenants_may_have_is_not_overtaken() -> None:
         await asyncio.gather(*setting)
         assert len(told) <= 2
         assert told[-1] == encode_shares(shares[-1])
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_hangs_keeps_no_other_from_what_tenants_may_have() -> None:
+    async def main() -> None:
+        cluster, told = Cluster(), list[tuple[str, bytes]]()
+        confirms = asyncio.Event()
+
+        async def tell(request: httpx.Request) -> httpx.Response:
+            told.append((request.url.host, request.content))
+            if request.url.host == "a":
+                await confirms.wait()
+            return httpx.Response(200)
+
+        cluster.answers["/tenants"] = tell
+        replicas = cluster.replicas()
+        for name in ("a", "b"):
+            await replicas.add(name, f"http://{name}")
+        shares = [{"ann": TenantShare(max_num_seqs=count)} for count in (1, 2, 3)]
+        setting = [asyncio.ensure_future(replicas.set_tenants(shares[0]))]
+        await until(lambda: len(told) == 2)
+        setting += [asyncio.ensure_future(replicas.set_tenants(each)) for each in shares[1:]]
+        await until(lambda: ("b", encode_shares(shares[2])) in told)
+        assert [content for name, content in told if name == "a"] == [encode_shares(shares[0])]
+        confirms.set()
+        await asyncio.gather(*setting)
+        assert told[-1] == ("a", encode_shares(shares[2]))
         await replicas.close()
 
     asyncio.run(main())

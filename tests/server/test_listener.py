@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from radixkv.server.config import ServerConfig
-from radixkv.server.listener import address_of, is_private, tcp_listener, unix_listener
+from radixkv.server.listener import address_of, is_private, listen, tcp_listener, unix_listener
 from radixkv.server.run import run_server
 
 
@@ -39,6 +39,21 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="cannot listen on"), unix_listener(path):
         pass
     assert path.read_text() == "a file"
+
+
+def test_a_unix_socket_is_not_taken_from_a_server_that_does_not_listen_yet(tmp_path: Path) -> None:
+    """It loads its model, and was taken for killed; the other one's socket was then removed by whichever ended first."""
+    path = tmp_path / "socket"
+    with unix_listener(path) as listener:
+        with pytest.raises(OSError, match=f"cannot listen on {path}: Address already in use"), unix_listener(path):
+            pass
+        listen(listener, 1)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+    with unix_listener(path), socket.socket(socket.AF_UNIX) as other:
+        path.unlink()
+        other.bind(str(path))
+    assert path.exists()
 
 
 def test_a_unix_socket_in_no_folder_says_what_to_do(tmp_path: Path) -> None:
@@ -74,7 +89,7 @@ def test_without_keys_only_this_machine_can_connect(host: str) -> None:
     [
         ({"ssl_certfile": "/no/such/file"}, "ssl_certfile: /no/such/file .* No such file"),
         ({"ssl_certfile": __file__}, "ssl_certfile: .* cannot be used"),
-        ({"metrics_key": ""}, "metrics_key: expected printable ASCII"),
+        ({"metrics_key": ""}, "metrics key must be of printable ASCII"),
         (
             {"access_log": "/no/such/folder/log"},
             "access_log: cannot write /no/such/folder/log: No such file or directory",
@@ -104,6 +119,11 @@ def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
 )
 def test_an_origin_is_what_a_browser_sends(origin: str) -> None:
     assert ServerConfig(cors_origins=[origin]).cors_origins == (origin,)
+
+
+def test_a_model_is_served_by_a_name() -> None:
+    with pytest.raises(ValueError, match="served_model_name: expected names, got ''"):
+        ServerConfig(served_model_name=["mine", ""])
 
 
 def test_a_key_file_needs_a_certificate() -> None:

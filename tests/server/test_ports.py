@@ -8,10 +8,11 @@ from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
+import uvloop
 
 from radixkv.server.config import ServerConfig
 from radixkv.server.cors import Cors
-from radixkv.server.listener import address_of
+from radixkv.server.listener import address_of, tcp_listener
 from radixkv.server.ports import OnPort, Port, is_private, port_of
 from radixkv.server.run import listener_for, metrics_listener_for, run_server, serve
 from radixkv.server.tenants import Tenants
@@ -48,6 +49,29 @@ def test_both_ports_are_served_until_the_end(metrics_port: int | None) -> None:
                 return answers, await serving
 
     assert asyncio.run(main()) == (["ONLY False"] if metrics_port is None else ["API True", "METRICS True"], 0)
+
+
+@pytest.mark.parametrize("metrics_port", [None, 0])
+def test_of_two_servers_that_started_on_one_port_the_second_ends(
+    metrics_port: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both could bind it while they loaded their models, and both said that they served."""
+    llm = Mock(death=None, num_unfinished=0, shutdown=AsyncMock(return_value=True))
+    llm.wait_for_death = asyncio.Event().wait
+    config, tenants = ServerConfig(port=0, metrics_port=metrics_port), Tenants()
+
+    async def main() -> None:
+        with listener_for(config, tenants) as first, metrics_listener_for(config, tenants) as second:
+            host, port = (first if second is None else second).getsockname()
+            with tcp_listener(host, port) as other:
+                other.listen()
+                with pytest.raises(OSError, match=f"cannot listen on {host}:{port}: Address already in use"):
+                    await serve(llm, config, first, lambda _: ("it", tell_port), second)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+    assert capsys.readouterr().out == ""
+    llm.shutdown.assert_awaited()
 
 
 def test_pages_that_may_call_the_server_do_not_read_the_metrics() -> None:

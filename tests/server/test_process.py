@@ -135,6 +135,8 @@ def test_a_stuck_engine_ends_the_process_with_status_1(tiny_model_folder: Path, 
         ({"api_keys": ("",)}, "must be of printable ASCII"),
         ({"api_keys": ("x", "x")}, "given twice"),
         ({"api_keys": ("x",), "admin_key": "x"}, "given twice"),
+        ({"api_keys": ("x",), "metrics_key": "x"}, "given twice"),
+        ({"admin_key": "x", "metrics_key": "x"}, "given twice"),
         ({"host": "256.0.0.1"}, "cannot listen on 256.0.0.1:8000"),
     ],
 )

@@ -117,6 +117,8 @@ def test_what_was_warmed_is_there_for_its_tenant_and_explained(tmp_path: Path) -
 def test_a_shared_server_needs_a_secret(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cache_secret_file: expected a file where shared_cache is a server"):
         namespaces_secret({"shared_cache": "redis://localhost/0"})
+    with pytest.raises(ValueError, match=r"shared_cache: expected redis://, .* got foo://"):
+        namespaces_secret({"shared_cache": "foo://bar"})
     file = tmp_path / "secret"
     file.write_text("ab" * 31)
     with pytest.raises(ValueError, match="cache_secret_file: expected 64 hexadecimal digits"):

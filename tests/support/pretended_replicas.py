@@ -62,8 +62,8 @@ class Body(httpx.AsyncByteStream):
             yield part
 
 
-def client_of(handler: Handler) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url="http://replica")
+def client_of(handler: Handler, url: str = "http://replica") -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url=url)
 
 
 def refusal(kind: str, status: int = 503) -> httpx.Response:
@@ -140,7 +140,7 @@ class Cluster:
             await asyncio.Event().wait()
             raise AssertionError
 
-        self.made.append(client_of(handler))
+        self.made.append(client_of(handler, url))
         return self.made[-1]
 
     def replicas(self) -> ReplicaSet:

@@ -1,0 +1,91 @@
+"""SIGHUP: what can be read anew is read anew, and the process goes on, whatever it is doing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Protocol
+
+from radixkv.scheduling.tenant_share import TenantShare
+from radixkv.server.keys import read_keys_file
+from radixkv.server.tenants import Tenants
+
+_log = logging.getLogger(__name__)
+
+
+class TakesShares(Protocol):
+    """What is told what each tenant may have."""
+
+    async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None: ...
+
+
+class ReloadSignal:
+    """SIGHUP, which would end a process that does not handle it. One that comes before there is a reload is not lost.
+
+    A context manager, to be entered in the main thread.
+    """
+
+    def __init__(self) -> None:
+        self._has_come = False
+
+    def __enter__(self) -> ReloadSignal:
+        self._earlier = signal.signal(signal.SIGHUP, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGHUP, self._earlier)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._has_come = True
+
+    def call(self, reload: Callable[[], object] | None) -> None:
+        """Call this at SIGHUP from now on, in the running loop; at once, and once, if one has come before.
+
+        Args:
+            reload: what is called; None: there is nothing to reload, and a line of the log says so.
+        """
+        reload = reload or _nothing_to_reload
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+        if self._has_come:
+            self._has_come = False
+            reload()
+
+
+def _nothing_to_reload() -> None:
+    _log.info("SIGHUP: there is no file to read again")
+
+
+class KeysReload:
+    """Reads the file of keys anew; a bad file changes nothing and is one error in the log.
+
+    Args:
+        path: of the file.
+        tenants: that it names.
+        llm: which gets what each may have.
+    """
+
+    def __init__(self, path: Path, tenants: Tenants, llm: TakesShares) -> None:
+        self._path = path
+        self._tenants = tenants
+        self._llm = llm
+        self._sending: set[asyncio.Future[None]] = set()
+
+    def __call__(self) -> None:
+        try:
+            keys = read_keys_file(self._path)
+            self._tenants.replace_keys(keys)
+        except (OSError, ValueError) as error:
+            _log.error("keys are kept as they were: %s", error)
+            return
+        _log.info("%d keys read from %s", len(keys), self._path)
+        # None waits for an earlier one, which may wait for a replica that hangs: they are begun in order, and who is told
+        # keeps to it.
+        sending = asyncio.ensure_future(self._llm.set_tenants(self._tenants.shares))
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
