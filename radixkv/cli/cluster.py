@@ -38,7 +38,9 @@ def replica(
     secret_file: SecretFile = None,
     max_queue: Annotated[int, typer.Option(min=0, help=_MAX_QUEUE.description)] = _MAX_QUEUE.default,
     grace_seconds: Annotated[float, typer.Option(min=0, help=_GRACE.description)] = _GRACE.default,
-    step_timeout: Annotated[float, typer.Option(min=0.001, help=_STEP_TIMEOUT.description)] = _STEP_TIMEOUT.default,
+    step_timeout: Annotated[
+        float, typer.Option(min=0.001, max=1e9, help=_STEP_TIMEOUT.description)
+    ] = _STEP_TIMEOUT.default,
     **options: Any,
 ) -> None:
     """Run one engine for `radixkv ingress`."""

@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from radixkv.tiers.maintenance import StoreInfo
 
-app = typer.Typer(no_args_is_help=True, help="Folders of stored blocks: inspect, verify, prune, clear.")
+app = typer.Typer(no_args_is_help=True, help="Folders of stored blocks: info, verify, prune, clear.")
 
 Folder = Annotated[
     Path, typer.Argument(exists=True, file_okay=False, help="the folder given as disk_cache, or one store in it")
@@ -20,7 +20,7 @@ Folder = Annotated[
 
 @app.callback()
 def store() -> None:
-    """Folders of stored blocks: inspect, verify, prune, clear."""
+    """Folders of stored blocks: info, verify, prune, clear."""
 
 
 @app.command()

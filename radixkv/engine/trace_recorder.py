@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 
@@ -29,7 +30,7 @@ class TraceRecorder:
     If the file cannot be written later on (a full disk), it warns and records nothing more: requests go on.
 
     Args:
-        path: a new file, or one to be overwritten.
+        path: a new file; a trace that is there already is renamed first, to PATH.1 or the next number that is free.
         block_size: tokens per block.
 
     Raises:
@@ -42,6 +43,7 @@ class TraceRecorder:
         self._start = time.monotonic()
         self._path = path
         try:
+            _put_aside(path)
             self._file = path.open("w", encoding="utf-8", buffering=1)
         except OSError as error:
             raise OSError(
@@ -104,3 +106,12 @@ class TraceRecorder:
 
     def _write(self, fields: dict[str, object]) -> None:
         self._file.write(json.dumps(fields, separators=(",", ":")) + "\n")
+
+
+def _put_aside(path: Path) -> None:
+    """Rename a file with something in it; nothing else, such as a pipe."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    earlier = next(each for number in count(1) if not (each := Path(f"{path}.{number}")).exists())
+    path.rename(earlier)
+    _log.info("record_trace: the trace that was in %s is now %s", path, earlier)

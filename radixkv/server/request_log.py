@@ -16,6 +16,8 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_log = logging.getLogger(__name__)
+
 _HEADER = "X-Request-Id"
 # An answer's headers with the request's id; the second is the one that Anthropic's clients read.
 ANSWER_HEADERS = (_HEADER, "Request-Id")
@@ -103,6 +105,30 @@ def _seconds_between(first: float, second: float | None) -> float | None:
     return None if second is None else round(second - first, 6)
 
 
+class _AccessLogFile(WatchedFileHandler):
+    """A file whose lines are lost while it cannot be written; that, and its end, is one line of the server's own log."""
+
+    _is_lost = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError as error:
+            if not self._is_lost:
+                reason = error.strerror or error
+                _log.error(
+                    "access_log: %s cannot be written (%s); lines are lost until it can", self.baseFilename, reason
+                )
+            self._is_lost = True
+        else:
+            if self._is_lost:
+                _log.info("access_log: %s is written again", self.baseFilename)
+            self._is_lost = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        raise  # to `emit`, in whose base class it is called for what cannot be written
+
+
 def open_access_log(path: str) -> Callable[[str], object]:
     """What writes lines to a file, which is opened anew when it was moved away, or to standard error for "-".
 
@@ -110,7 +136,7 @@ def open_access_log(path: str) -> Callable[[str], object]:
         OSError: the file cannot be written.
     """
     try:
-        handler = logging.StreamHandler(sys.stderr) if path == "-" else WatchedFileHandler(path)
+        handler = logging.StreamHandler(sys.stderr) if path == "-" else _AccessLogFile(path)
     except OSError as error:
         raise OSError(f"access_log: cannot write {path}: {error.strerror or error}") from error
     logger = logging.Logger("radixkv.access")  # not a registered one: nobody else's configuration applies to it

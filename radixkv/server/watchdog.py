@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import logging
 import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from radixkv.async_llm import AsyncLLM
 
+
+_log = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 1.0
 # For code that holds the interpreter's lock for ever, so that no Python runs: longer, because it takes no leave.
@@ -26,6 +29,9 @@ async def watch_engine(llm: AsyncLLM, step_timeout: float) -> None:
         while llm.seconds_in_step <= step_timeout:
             faulthandler.dump_traceback_later(step_timeout + _MORE_SECONDS, exit=True)
             await asyncio.sleep(min(_INTERVAL_SECONDS, step_timeout / 4))
+    except Exception:
+        _log.exception("the engine is watched no longer: a step that never ends will not end the process")
+        raise
     finally:
         faulthandler.cancel_dump_traceback_later()
     faulthandler.dump_traceback(file=sys.stderr)

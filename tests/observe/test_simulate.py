@@ -187,6 +187,30 @@ def test_a_recorded_trace_shares_what_the_prompts_share_and_reveals_nothing_else
     assert [request.priority for request in trace.requests] == [-2, 0, 0]
 
 
+def test_a_trace_of_an_earlier_run_is_kept(tmp_path: Path) -> None:
+    """A restart of the server erased it."""
+    path = tmp_path / "trace.jsonl"
+    path.touch()
+    for number in range(3):
+        with TraceRecorder(path, 4) as recorder:
+            recorder.record("", list(range(10)), [0] * number)
+    lengths = {each.name: json.loads(each.read_text().splitlines()[1])["output_length"] for each in tmp_path.iterdir()}
+    assert lengths == {"trace.jsonl.1": 0, "trace.jsonl.2": 1, "trace.jsonl": 2}
+
+
+def test_an_unfinished_last_line_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The trace of a server that was killed could not be replayed."""
+    path = tmp_path / "trace.jsonl"
+    line = json.dumps({"timestamp": 0, "hash_ids": [1]})
+    path.write_text(f"{line}\n{line}\n{line[:20]}")
+    assert len(read_trace(path).requests) == 2
+    assert caplog.messages == [f"{path}, line 3: it is unfinished, and left out"]
+    for wrong in (f"{line}\n{line[:20]}\n", line[:20]):
+        path.write_text(wrong)
+        with pytest.raises(ValueError, match=r"line [12]: expected an object"):
+            read_trace(path)
+
+
 def test_sizes_and_policies_are_parsed() -> None:
     assert parse_sizes("2000,1000, 5%", 30_000) == [1000, 1500, 2000]
     assert parse_sizes("2%,40%", 10) == [1, 4]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import math
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
 from radixkv.engine.engine import Engine
+from radixkv.server.config import ServerConfig
 from radixkv.server.watchdog import watch_engine
 
 BODY = {"prompt": "One, two,", "max_tokens": 5, "temperature": 0}
@@ -162,6 +166,24 @@ def test_a_stuck_step_is_seen_and_fails_every_request(llm: LLM, monkeypatch: pyt
         engine._engine_thread.stop().result(600)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("given", [math.inf, math.nan, 1e12, 0])
+def test_a_time_limit_of_a_step_is_one_that_can_be_kept(given: float) -> None:
+    """What is longer than the system's timers raised in a task that nobody looked at: no step was watched."""
+    with pytest.raises(ValueError, match="step_timeout: expected a number above 0 and up to 1000000000"):
+        ServerConfig(step_timeout=given)
+    assert ServerConfig(step_timeout=1e9).step_timeout == 1e9
+
+
+def test_a_watch_that_fails_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OverflowError("planted")
+
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", fail)
+    with pytest.raises(OverflowError, match="planted"):
+        asyncio.run(watch_engine(Mock(seconds_in_step=0.0), 1.0))
+    assert "the engine is watched no longer" in caplog.text
 
 
 def test_an_engine_without_work_is_not_stuck(llm: LLM) -> None:

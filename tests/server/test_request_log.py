@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -109,3 +110,34 @@ def test_a_log_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
     assert (tmp_path / "access.log").read_text() == "two\n"
     with pytest.raises(OSError, match=r"access_log: cannot write .*none"):
         open_access_log(str(tmp_path / "none" / "access.log"))
+
+
+def test_a_log_that_cannot_be_written_is_one_line_and_no_request_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each request raised, after its answer, and its traceback was written."""
+    folder, path = tmp_path / "logs", tmp_path / "logs" / "access.log"
+    folder.mkdir()
+    write = open_access_log(str(path))
+    with caplog.at_level(logging.INFO, "radixkv"):
+        for _ in range(2):
+            write("one")
+            path.unlink()
+            folder.rmdir()
+            write("two")
+            write("three")
+            folder.mkdir()
+    write("four")
+    assert path.read_text() == "four\n"
+    lost = f"access_log: {path} cannot be written (No such file or directory); lines are lost until it can"
+    assert caplog.messages == [lost, f"access_log: {path} is written again", lost]
+
+
+def test_a_full_disk_is_told_of_once(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    write = open_access_log("/dev/full")
+    for _ in range(2):
+        write("a line")
+    assert caplog.messages == [
+        "access_log: /dev/full cannot be written (No space left on device); lines are lost until it can"
+    ]
+    assert capsys.readouterr().err == ""

@@ -13,6 +13,7 @@ carry ``priority``, the request's: a whole number, the lowest being the most urg
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from numpy.typing import NDArray
 from radixkv.cache.arguments import is_number, is_whole
 from radixkv.observe.trace_format import TRACE_FORMAT, TRACE_VERSION
 from radixkv.option_words import nearest
+
+_log = logging.getLogger(__name__)
 
 MOONCAKE_BLOCK_SIZE = 512
 # Fields of both formats, and how much a misspelt one is like one of them.
@@ -76,7 +79,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace of either format.
+    """Read a trace of either format. A last line that is unfinished, as a process that is killed leaves it, is left out.
 
     Raises:
         OSError: the file cannot be read.
@@ -108,6 +111,9 @@ def read_trace(path: Path) -> Trace:
                     num_tokens += _num_tokens(fields, "input_length")
                     num_blocks += len(prompt)
             except (ValueError, KeyError, TypeError, RecursionError) as error:
+                if isinstance(error, json.JSONDecodeError) and rows and not line.endswith("\n"):
+                    _log.warning("%s, line %d: it is unfinished, and left out", path, number)
+                    break
                 raise ValueError(
                     f"{path}, line {number}: expected an object with 'timestamp' and 'hash_ids': {_in_words(error)}"
                 ) from error
