@@ -55,6 +55,7 @@ class AsyncLLM(AsyncEngine):
         TypeError: ``tenants`` is none.
         ValueError: ``max_queue`` or ``max_seqs_per_request`` is impossible, or options are given for a model that is already
             running.
+        RuntimeError: the `LLM` has unfinished requests, another `AsyncLLM` runs it, or another process made it.
     """
 
     def __init__(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,7 +82,6 @@ class LLM:
         self._ids = itertools.count()
         # The engine is single-threaded. Reentrant, because the garbage collector may close a stream within another call.
         self._engine_lock = threading.RLock()
-        self._process = os.getpid()
 
     @takes_vllm_options(CALLS)
     def generate(
@@ -327,11 +325,7 @@ class LLM:
         Raises:
             RuntimeError: an AsyncLLM runs it, or another process made it.
         """
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f"this LLM was made by process {self._process}: a fork has none of its threads, and cannot compute; make one "
-                'in each process, with the start method "spawn" of multiprocessing'
-            )
+        self.engine.check_process()
         with self._engine_lock:
             if self.engine.thread not in (None, threading.current_thread()):
                 raise RuntimeError(
@@ -417,7 +411,8 @@ class LLM:
 
     def _abort_unfinished(self, requests: list[Request]) -> None:
         for request in requests:
-            if not request.finished:
+            # Not by its id alone: an AsyncLLM that runs the engine by now may have given it to a request of its own.
+            if self.engine.unfinished_request(request.request_id) is request:
                 self.engine.abort(request.request_id)
 
 

@@ -10,6 +10,7 @@ A step carries one `Batch` through three parts::
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -127,6 +128,7 @@ class Engine:
             )
         self.async_scheduling = config.async_scheduling
         self.thread: threading.Thread | None = None
+        self._made_by = os.getpid()
         self._in_flight: Batch | None = None
         self._in_step = False
         self._aborted_in_step: list[str] = []
@@ -150,6 +152,18 @@ class Engine:
     @property
     def has_unfinished_requests(self) -> bool:
         return len(self._requests) > 0
+
+    def check_process(self) -> None:
+        """Raise unless this process made the engine.
+
+        Raises:
+            RuntimeError: another one did, whose threads a fork does not have.
+        """
+        if os.getpid() != self._made_by:
+            raise RuntimeError(
+                f"this engine was made by process {self._made_by}: a fork has none of its threads, and cannot compute; make "
+                'one in each process, with the start method "spawn" of multiprocessing'
+            )
 
     def add(self, request: Request) -> None:
         """Queue a request that `request_factory` made.

@@ -21,7 +21,7 @@ from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare
-from radixkv.serving.engine_thread import IN_SERVICE, EngineThread, StepResult
+from radixkv.serving.engine_thread import EngineThread, StepResult, refuse_in_use
 from radixkv.serving.heartbeat import Heartbeat
 from radixkv.serving.request_intake import RequestIntake
 from radixkv.serving.request_stream import RequestStream
@@ -49,7 +49,7 @@ class AsyncEngine:
         cut_short: whether a shutdown has aborted requests.
 
     Raises:
-        RuntimeError: another one runs the engine.
+        RuntimeError: another one runs the engine, an `LLM` has unfinished requests in it, or another process made it.
     """
 
     def __init__(
@@ -60,8 +60,7 @@ class AsyncEngine:
         max_seqs_per_request: int | None = None,
         tenants: Mapping[str, TenantShare] | None = None,
     ) -> None:
-        if engine.thread is not None:
-            raise RuntimeError(IN_SERVICE)
+        refuse_in_use(engine)
         self.loaded: LoadedModel = engine.loaded
         self.stats: EngineStats = engine_stats(engine)
         self.on_step: Callable[[EngineStats], None] | None = None
@@ -69,6 +68,7 @@ class AsyncEngine:
             max_seqs_per_request = engine.max_num_seqs
         self._intake = RequestIntake(engine, max_queue, max_seqs_per_request, tenants or {})
         engine.scheduler.set_tenants(self._intake.tenants)
+        self._engine = engine
         self._heartbeat = Heartbeat()
         self._engine_thread = EngineThread(engine, self._deliver, self._heartbeat)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -192,8 +192,10 @@ class AsyncEngine:
         Raises:
             QueueFullError: too many requests are unfinished, or wait to be tokenized.
             DrainingError, EngineDeadError: the thread was stopped.
+            RuntimeError: another process made the engine.
             Exception: what the function raises.
         """
+        self._engine.check_process()
         return await self._intake.run_tokenizer(partial(function, self.loaded), tenant, num_prompts)
 
     async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
@@ -276,15 +278,18 @@ class AsyncEngine:
     # -- internals -----------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
+        self._engine.check_process()
         loop = asyncio.get_running_loop()
         if self._loop is None:
+            refuse_in_use(self._engine)
+            self._loop = loop  # before the thread begins, which delivers to it
             self._engine_thread.start()
-            self._loop = loop
         elif self._loop is not loop:
             raise RuntimeError("an AsyncLLM belongs to the event loop that used it first")
 
     async def _end(self, grace_seconds: float, write_until: float) -> bool:
         """`shutdown`, in which what is cached is written until a time of its own, by `time.monotonic`."""
+        self._engine.check_process()
         self._intake.draining = True
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_seconds)

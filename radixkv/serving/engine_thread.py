@@ -32,8 +32,6 @@ from radixkv.serving.heartbeat import Heartbeat
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-IN_SERVICE = "the engine is already in service: one AsyncLLM at a time may run an LLM"
-
 # What a step brought for a request: new output, all its beams, or why it failed.
 RequestUpdate = RequestOutput | BeamSearchOutput | Exception
 
@@ -79,6 +77,21 @@ class _Abort:
     request_id: str
 
 
+def refuse_in_use(engine: Engine) -> None:
+    """Raise unless a thread may begin to run an engine.
+
+    Raises:
+        RuntimeError: another thread runs it, an `LLM` has unfinished requests in it, or another process made it.
+    """
+    engine.check_process()
+    if engine.thread is not None:
+        raise RuntimeError("the engine is already in service: one AsyncLLM at a time may run an LLM")
+    if engine.has_unfinished_requests:
+        raise RuntimeError(
+            "the LLM has unfinished requests: read its streams to their end, or close them, before it is given away"
+        )
+
+
 class EngineThread:
     """Runs an engine until it is stopped or dies.
 
@@ -87,7 +100,7 @@ class EngineThread:
     A panic in Rust code (tokenizers, grammars), which is no `Exception`, is a crash like any other.
 
     Args:
-        engine: from `start` on, only this thread may touch it.
+        engine: from `start` on, only this thread may touch it; `refuse_in_use` comes before.
         deliver: called on this thread after every step; it must neither block nor raise.
         heartbeat: is kept up to date.
     """
@@ -106,13 +119,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="radixkv-engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to run the engine.
-
-        Raises:
-            RuntimeError: another thread runs it.
-        """
-        if self._engine.thread is not None:
-            raise RuntimeError(IN_SERVICE)
+        """Begin to run the engine."""
         self._engine.thread = self._thread
         self._thread.start()
 
@@ -182,7 +189,7 @@ class EngineThread:
             self._heartbeat.rest()  # what follows has a limit of its own, and is no step
             engine.shutdown(lambda: self._write_until - time.monotonic())
         except BaseException as error:
-            death = EngineDeadError(f"the engine is dead: {error}")
+            death = EngineDeadError(f"the engine is dead: {str(error) or repr(error)}")
             death.__cause__ = error
             _log.critical("%s", death, exc_info=error)
             reason, updates = death, dict.fromkeys(self._requests.values(), death)

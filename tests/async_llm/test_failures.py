@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -235,6 +236,86 @@ def test_a_second_one_changes_nothing_and_does_not_hang() -> None:
         await tokens_of(first, prompts(1)[0])
 
     run(test, offline)
+
+
+def test_an_llm_with_a_stream_left_open_is_refused_until_that_is_closed() -> None:
+    """The engine died of its first step, whose result had no loop to go to; closing the stream later broke into a step."""
+    offline, (prompt,) = tiny(), prompts(1)
+    expected = offline.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    early = AsyncLLM(offline)
+    stream = offline.stream(prompt, ENDLESS)
+    next(stream)
+
+    async def use(llm: AsyncLLM) -> list[list[int]]:
+        async with llm:
+            return await tokens_of(llm, prompt)
+
+    with pytest.raises(
+        RuntimeError, match="the LLM has unfinished requests: read its streams to their end, or close them"
+    ):
+        AsyncLLM(offline)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the LLM has unfinished requests"):
+            asyncio.run(tokens_of(early, prompt))
+    stream.close()
+    assert asyncio.run(use(early)) == [expected]
+
+
+def test_a_stream_that_is_refused_leaves_the_running_engine_alone() -> None:
+    """It aborted the request of the AsyncLLM that had its id, from another thread."""
+    offline, (prompt,) = tiny(), prompts(1)
+
+    async def test(llm: AsyncLLM) -> None:
+        refused = offline.stream(prompt, GREEDY)  # its id is "0", too
+        running = llm.generate(prompt, ENDLESS, request_id="0")
+        await anext(running)
+        with pytest.raises(RuntimeError, match="given to an AsyncLLM"):
+            next(refused)
+        assert [output async for output in running][-1].outputs[0].finish_reason == "length"
+
+    run(test, offline)
+
+
+def test_an_engine_of_another_process_is_refused_and_does_not_hang() -> None:
+    """A fork has none of its threads, and waited for them."""
+    offline, (prompt,) = tiny(), prompts(1)
+    unused, used = AsyncLLM(tiny()), AsyncLLM(tiny())
+    reading, writing = os.pipe()
+    with asyncio.Runner() as runner:
+        runner.run(tokens_of(used, prompt))
+        child = os.fork()
+        if not child:
+            try:
+                for call in (
+                    lambda: tokens_of(unused, prompt),
+                    lambda: tokens_of(used, prompt),
+                    lambda: used.shutdown(),
+                    lambda: AsyncLLM(offline).shutdown(),
+                ):
+                    try:
+                        asyncio.run(asyncio.wait_for(call(), HANGING))
+                    except RuntimeError as error:
+                        os.write(writing, f"{error}\n".encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with open(reading) as said:
+            lines = said.read().splitlines()
+        os.waitpid(child, 0)
+        runner.run(used.shutdown())
+    assert len(lines) == 4
+    assert all(f"made by process {os.getpid()}" in line for line in lines)
+
+
+def test_an_error_without_words_is_told_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    offline = tiny()
+    monkeypatch.setattr(offline.engine, "step", raising_at(1, AssertionError(), offline.engine.step))
+
+    async def main() -> None:
+        with pytest.raises(EngineDeadError, match=r"the engine is dead: AssertionError\(\)"):
+            await tokens_of(AsyncLLM(offline), prompts(1)[0])
+
+    asyncio.run(asyncio.wait_for(main(), HANGING))
 
 
 @pytest.mark.parametrize(
