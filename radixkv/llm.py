@@ -376,7 +376,7 @@ class LLM:
                     _progress_bar(use_tqdm, len(requests)) as bar,
                 ):
                     while not all(request.finished for request in requests):
-                        interrupt.raise_if_requested()
+                        interrupt.deliver()
                         bar.update(sum(request.finished for request in self.engine.step()))
             finally:
                 self._abort_unfinished(requests)
@@ -394,9 +394,8 @@ class LLM:
                 with self._own_engine():
                     # Every step advances all requests: another thread's may have finished this one.
                     if not request.finished:
-                        with deferred_interrupt() as interrupt:
+                        with deferred_interrupt():
                             self.engine.step()
-                            interrupt.raise_if_requested()
                     if request.failure is not None:
                         raise request.failure
                     output = delta_output(request)

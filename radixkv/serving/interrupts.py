@@ -4,37 +4,51 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 class DeferredInterrupt:
-    """Remembers a Ctrl-C until it is asked for."""
+    """Keeps a Ctrl-C from the program's handler until it is delivered.
 
-    def __init__(self) -> None:
-        self._requested = False
+    Args:
+        handler: the program's; Python's own raises KeyboardInterrupt.
+    """
 
-    def request(self, signum: int, frame: FrameType | None) -> None:
-        if self._requested:
-            raise KeyboardInterrupt  # the second Ctrl-C does not wait for the step
-        self._requested = True
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self._handler = handler
+        self._pending: tuple[int, FrameType | None] | None = None
 
-    def raise_if_requested(self) -> None:
-        """Raise KeyboardInterrupt if Ctrl-C was pressed."""
-        if self._requested:
-            raise KeyboardInterrupt
+    def note(self, signum: int, frame: FrameType | None) -> None:
+        """Called in place of the handler."""
+        if self._pending is not None:
+            self._handler(signum, frame)  # the second Ctrl-C does not wait for the step
+        self._pending = signum, frame
+
+    def deliver(self) -> None:
+        """Call the handler if Ctrl-C was pressed since the last time."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._handler(*pending)
 
 
 @contextmanager
 def deferred_interrupt() -> Iterator[DeferredInterrupt]:
-    """While inside, Ctrl-C is only noted. Signals reach the main thread alone: in others there is nothing to defer."""
-    interrupt = DeferredInterrupt()
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
-        yield interrupt
+    """While inside, Ctrl-C waits for `DeferredInterrupt.deliver`, at the latest for the end.
+
+    There is nothing to defer where the program ignores it or is ended by it, nor in threads: only the main one gets signals.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield DeferredInterrupt(signal.default_int_handler)
         return
-    before = signal.signal(signal.SIGINT, interrupt.request)
+    interrupt = DeferredInterrupt(handler)
+    signal.signal(signal.SIGINT, interrupt.note)
     try:
         yield interrupt
     finally:
-        signal.signal(signal.SIGINT, before)
+        if signal.getsignal(signal.SIGINT) == interrupt.note:  # and the program's handler set no other
+            signal.signal(signal.SIGINT, handler)
+        interrupt.deliver()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import pytest
+from support.model_zoo import VOCAB_SIZE, build_supported
 from support.preloaded_process import PreloadedProcess
 
 from radixkv import LLM, SamplingParams
@@ -38,15 +42,77 @@ def test_ctrl_c_in_the_middle_is_a_clean_stop() -> None:
     assert process.wait(600) == 0
 
 
-def test_the_program_gets_its_own_handler_back(llm: LLM) -> None:
+@pytest.fixture
+def handled_by() -> Iterator[Callable[[Any], None]]:
+    """Sets what the program does at Ctrl-C."""
     before = signal.getsignal(signal.SIGINT)
+    yield lambda handler: signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGINT, before)
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_python_s_own_handler_raises_between_steps_and_is_there_again(handled_by: Callable[[Any], None]) -> None:
+    handled_by(signal.default_int_handler)
     with deferred_interrupt() as interrupt:
-        signal.raise_signal(signal.SIGINT)
-        interrupted = False
-        try:
-            interrupt.raise_if_requested()
-        except KeyboardInterrupt:
-            interrupted = True
-    assert interrupted
-    assert signal.getsignal(signal.SIGINT) is before
-    assert llm.generate("Hi", SamplingParams(max_tokens=1), use_tqdm=False)
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.deliver()
+        interrupt.deliver()  # delivered once
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_second_one_does_not_wait(handled_by: Callable[[Any], None]) -> None:
+    handled_by(signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt), deferred_interrupt():
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            press()
+
+
+def test_what_comes_in_the_last_step_is_not_lost(handled_by: Callable[[Any], None]) -> None:
+    handled_by(signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt), deferred_interrupt():
+        press()
+
+
+def test_a_handler_of_the_program_s_own_is_called_between_steps(handled_by: Callable[[Any], None]) -> None:
+    """It was replaced by a KeyboardInterrupt, and `asyncio.run` did not know that it had been stopped."""
+    llm, pressed = LLM(build_supported("llama"), block_size=4, num_blocks=60), []
+    in_step, step = [False], llm.engine.step
+
+    def pressing() -> Any:
+        in_step[0] = True
+        press()
+        touched = step()
+        in_step[0] = False
+        return touched
+
+    llm.engine.step = pressing  # type: ignore[method-assign]
+    handled_by(lambda *_: pressed.append(in_step[0]))
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    (output,) = llm.generate([[VOCAB_SIZE - 1]], params, use_tqdm=False)
+    streamed = list(llm.stream([VOCAB_SIZE - 2], params))
+    assert len(output.outputs[0].token_ids) == len(streamed) == 3
+    assert len(pressed) >= 6
+    assert not any(pressed)
+
+
+def test_what_the_program_ignores_does_nothing(handled_by: Callable[[Any], None]) -> None:
+    """A program that ignored Ctrl-C was stopped by it."""
+    handled_by(signal.SIG_IGN)
+    with deferred_interrupt() as interrupt:
+        press()
+        interrupt.deliver()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_handler_that_sets_another_is_not_put_back(handled_by: Callable[[Any], None]) -> None:
+    handled_by(lambda *_: handled_by(signal.SIG_IGN))
+    with deferred_interrupt() as interrupt:
+        press()
+        interrupt.deliver()
+        press()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
