@@ -5,6 +5,8 @@ The cache's own are defined with it, for it is used alone, and stand here too.
 
 from __future__ import annotations
 
+from typing import Any
+
 from radixkv.cache.errors import (
     CacheError,
     ClosedError,
@@ -22,6 +24,7 @@ __all__ = [
     "EngineError",
     "InvalidArgumentError",
     "InvariantViolation",
+    "MissingPackageError",
     "ModelLoadError",
     "NoBlocksLeftError",
     "OutOfBlocks",
@@ -94,6 +97,9 @@ class RequestTimeoutError(EngineError):
         super().__init__(message)
         self.in_queue = in_queue
 
+    def __reduce__(self) -> tuple[Any, ...]:  # copies would otherwise be made of the message alone
+        return type(self), (str(self), self.in_queue), vars(self)
+
 
 class QueueFullError(EngineError):
     """As many requests are unfinished as `AsyncLLM` was given room for (``max_queue``); the message gives the figures.
@@ -105,6 +111,9 @@ class QueueFullError(EngineError):
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+    def __reduce__(self) -> tuple[Any, ...]:  # as above
+        return type(self), (str(self), self.retry_after), vars(self)
 
 
 class StoreInUseError(EngineError):

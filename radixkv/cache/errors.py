@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class CacheError(Exception):
     """Base of the cache's errors."""
@@ -30,6 +32,9 @@ class OutOfBlocks(CacheError):  # noqa: N818 - the field's term for the conditio
         self.free = free
         self.evictable = evictable
 
+    def __reduce__(self) -> tuple[Any, ...]:  # copies would otherwise be made of the message alone
+        return type(self), (self.needed, self.free, self.evictable), vars(self)
+
 
 class PinQuotaExceeded(CacheError):  # noqa: N818 - as above
     """More blocks would be pinned than may be.
@@ -45,6 +50,9 @@ class PinQuotaExceeded(CacheError):  # noqa: N818 - as above
         )
         self.needed = needed
         self.quota = quota
+
+    def __reduce__(self) -> tuple[Any, ...]:  # as above
+        return type(self), (self.needed, self.quota), vars(self)
 
 
 class InvariantViolation(CacheError, AssertionError):  # noqa: N818 - as above

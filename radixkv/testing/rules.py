@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import MappingProxyType
+from typing import Any
 
 RULES = MappingProxyType(
     {
@@ -42,3 +43,6 @@ class RuleViolation(AssertionError):  # noqa: N818 - it names what happened
         self.story = list(story)
         steps = "\n".join(f"  {number}. {step}" for number, step in enumerate(story, start=1))
         super().__init__(f"rule {rule} is broken ({RULES[rule]}):\n{problem}\nThis is what happened:\n{steps}")
+
+    def __reduce__(self) -> tuple[Any, ...]:  # copies would otherwise be made of the message alone
+        return type(self), (self.rule, self.problem, self.story), vars(self)
