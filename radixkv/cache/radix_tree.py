@@ -329,7 +329,7 @@ class RadixTree:
         freed = array("i")  # released together: the pool then joins neighbours once
         while missing:
             leaf = self.policy.next_leaf()
-            assert isinstance(leaf, Node)
+            assert isinstance(leaf, Node), f"next_leaf: expected a leaf that was added, got {leaf!r:.80}"
             most = missing if self._owner_limits is None else self._owner_limits.num_to_evict(leaf, missing)
             keep = max(0, len(leaf.blocks) - most)
             for notify in self._on_remove:

@@ -19,8 +19,9 @@ The strategies and the two machines need Hypothesis: ``pip install 'radixkv[test
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from radixkv.errors import MissingPackageError
 from radixkv.lazy_names import lazy_names
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ __all__ = [
     "strategies",
 ]
 
-# Imported at first use, so that what does not need Hypothesis works without it.
-__getattr__ = lazy_names(
+_get = lazy_names(
     __name__,
     {
         "RULES": "rules",
@@ -73,3 +73,13 @@ __getattr__ = lazy_names(
         "strategies": "strategies",
     },
 )
+
+
+def __getattr__(name: str) -> Any:
+    """Imported at first use, so that what does not need Hypothesis works without it."""
+    try:
+        return _get(name)
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        raise MissingPackageError(f"{name}: hypothesis is not installed: pip install 'radixkv[testing]'") from error

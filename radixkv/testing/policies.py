@@ -102,7 +102,7 @@ def policy_machine(
         def evict(self, num_left: int) -> None:
             """The next leaf gives up blocks: some, then it stays, or all."""
             leaf = self.policy.next_leaf()
-            assert isinstance(leaf, FakeLeaf)
+            assert isinstance(leaf, FakeLeaf), f"next_leaf: expected a leaf that was added, got {leaf!r:.80}"
             if 0 < num_left < leaf.num_blocks:
                 leaf.num_blocks = num_left
             else:

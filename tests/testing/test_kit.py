@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import runpy
 import subprocess
 import sys
@@ -160,6 +161,17 @@ TestOurCacheWithAnotherPolicy = cache_machine(
 TestAnotherPolicy = policy_machine(Newest, goes_before=lambda a, b: a.last_use > b.last_use, max_examples=50).TestCase
 
 
+class Undecided(Newest):
+    def next_leaf(self) -> Any:
+        return None
+
+
+def test_a_policy_that_has_no_next_leaf_is_told_so() -> None:
+    violation = find_violation(lambda n, size: PrefixCacheAdapter(n, size, Undecided()))
+    assert violation is not None
+    assert "next_leaf: expected a leaf that was added, got None" in violation.problem
+
+
 def test_a_policy_that_loses_leaves_is_found() -> None:
     violation = find_violation(lambda n, size: PrefixCacheAdapter(n, size, Forgetful()))
     assert violation is not None
@@ -198,6 +210,18 @@ class ForgetsCopies(Broken):
 class MatchesWholeBlocksOnly(Broken):
     def match(self, prompt: Sequence[int], namespace: str) -> int:
         return super().match(prompt, namespace) // self.block_size * self.block_size
+
+
+class MatchesOneTooMany(Broken):
+    def match(self, prompt: Sequence[int], namespace: str) -> int:
+        known = super().match(prompt, namespace)
+        return known + 1 if known else known
+
+
+class ChecksItself(Broken):
+    def check(self) -> None:
+        if self.cache.num_held_blocks:
+            raise RuntimeError("block 0 is held")
 
 
 class ChangesOnRefusal(Broken):
@@ -296,6 +320,8 @@ def test_our_cache_can_be_driven_so() -> None:
         (SharesAcrossNamespaces, 3),
         (ForgetsCopies, 3),
         (MatchesWholeBlocksOnly, 4),
+        (MatchesOneTooMany, 4),
+        (ChecksItself, 1),
         (ChangesOnRefusal, 7),
         (RefusesForNothing, 7),
         (Raises, 7),
@@ -309,6 +335,23 @@ def test_each_rule_can_be_seen_broken(adapter: Callable[[int, int], CacheAdapter
         drive(CheckedCache(adapter(12, 4)))
     assert caught.value.rule == rule
     assert caught.value.story
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (MatchesOneTooMany, r"of 1 token \[0\] 1 are known, and match says 2"),
+        (ChecksItself, r"the cache's own check raised RuntimeError\('block 0 is held'\)"),
+    ],
+)
+def test_the_search_looks_prompts_up_and_asks_the_cache_s_own_check(
+    kind: Callable[[int, int], CacheAdapter], problem: str
+) -> None:
+    """It never called match; and what a check raised, unless it was an AssertionError, ended the search without a story."""
+    violation = find_violation(kind, max_examples=300)
+    assert violation is not None
+    assert re.fullmatch(problem, violation.problem)
+    assert violation.story
 
 
 @settings(max_examples=100, deadline=None)
@@ -458,3 +501,13 @@ def test_hypothesis_is_only_needed_by_what_uses_it() -> None:
         "kit.CheckedCache(kit.PrefixCacheAdapter(4, 4)).finish(); kit.find_violation(kit.PrefixCacheAdapter, max_examples=1)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("name", ["cache_machine", "policy_machine", "strategies"])
+def test_what_needs_hypothesis_says_how_to_install_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    for module in ("machine", "policies", "strategies"):
+        monkeypatch.delitem(sys.modules, f"radixkv.testing.{module}", raising=False)
+    monkeypatch.delattr(radixkv.testing, "strategies", raising=False)
+    with pytest.raises(ImportError, match=rf"^{name}: hypothesis is not installed: pip install 'radixkv\[testing\]'$"):
+        getattr(radixkv.testing, name)
