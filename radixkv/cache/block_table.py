@@ -96,13 +96,13 @@ class BlockTable:
 
     @property
     def block_ids(self) -> BlockIds:
-        """The physical block of each ``block_size`` positions, reserved ones included; a view, int32."""
-        return self._ids[: self._num_blocks]
+        """The physical block of each ``block_size`` positions, reserved ones included; a read-only view, int32."""
+        return _read_only(self._ids[: self._num_blocks])
 
     @property
     def own_block_ids(self) -> BlockIds:
-        """Those of ``block_ids`` that are not the tree's; a view, int32."""
-        return self._ids[self._num_published : self._num_blocks]
+        """Those of ``block_ids`` that are not the tree's; a read-only view, int32."""
+        return _read_only(self._ids[self._num_published : self._num_blocks])
 
     @property
     def num_blocks(self) -> int:
@@ -355,3 +355,8 @@ class BlockTable:
         grown = np.empty(max(least, 2 * len(self._ids)), dtype=np.int32)
         grown[: self._num_blocks] = self._ids[: self._num_blocks]
         self._ids = grown
+
+
+def _read_only(view: BlockIds) -> BlockIds:
+    view.setflags(write=False)
+    return view

@@ -66,6 +66,19 @@ def test_a_long_chat_is_one_node() -> None:
     assert shape(cache) == {"": (0, [(281, [])])}
 
 
+def test_a_table_s_blocks_are_for_reading() -> None:
+    """What was written there went into the cache's own bookkeeping, and blocks were freed that others used."""
+    cache = PrefixCache(20, 4)
+    table = cache.open([1, 2, 3, 4, 5])
+    cache.reserve(table, 5)
+    for blocks in (table.block_ids, table.own_block_ids):
+        with pytest.raises(ValueError, match="read-only"):
+            blocks[0] = 7
+    cache.append(table, [1, 2, 3, 4, 5])
+    cache.close(table)
+    cache.check()
+
+
 def test_the_same_block_computed_twice_is_kept_once() -> None:
     cache = PrefixCache(20, 4)
     first = cache.open([1, 2, 3, 4, 5])
