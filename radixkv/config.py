@@ -421,6 +421,10 @@ _PART_OF: Mapping[str, Sequence[str]] = types.MappingProxyType(
 )
 
 
+# Where vLLM's programs may say None for the default.
+_NONE_IS_DEFAULT = frozenset({"attention_backend", "enable_prefix_caching", "generation_config"})
+
+
 def llm_configs(options: LLMOptions) -> tuple[ModelConfig, EngineConfig]:
     """Both configurations that an `LLM` needs.
 
@@ -444,4 +448,5 @@ def _from_json(name: str, text: str) -> Any:
 
 
 def _fields_of(kind: type[Config], options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name in kind.model_fields}
+    given = {name: value for name, value in options.items() if value is not None or name not in _NONE_IS_DEFAULT}
+    return {name: value for name, value in given.items() if name in kind.model_fields}

@@ -40,10 +40,15 @@ class Elsewhere(NamedTuple):
         Raises:
             ValueError: says what there is instead.
         """
-        # By type too: True is not the number 1.
-        if not any(type(value) is type(each) and value == each for each in self.without_effect):
+        if not any(_is_same(value, each) for each in self.without_effect):
             expected = " or ".join(map(repr, self.without_effect)) or "it not to be there"
             raise ValueError(f"{name}: expected {expected}, got {value!r:.80}: {self.otherwise}")
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Whether both are one value: 1.0 is the number 1, and True is not."""
+    kinds = {type(value), type(other)}
+    return (len(kinds) == 1 or kinds == {int, float}) and bool(value == other)
 
 
 _ONE_DEVICE = "an engine runs on one device; radixkv serve --replicas places several engines"
@@ -72,7 +77,7 @@ ENGINE: Mapping[str, Elsewhere] = types.MappingProxyType(
         "trust_remote_code": Elsewhere((True, False), "code that comes with a model is never run"),
         "disable_log_stats": Elsewhere((True,), "outputs have metrics, and radixkv serve has /metrics"),
         "enable_chunked_prefill": Elsewhere((True, None), "prompts are computed in chunks of max_num_batched_tokens"),
-        "enable_lora": Elsewhere((False,), _ADAPTERS),
+        "enable_lora": Elsewhere((False, None), _ADAPTERS),
         "max_loras": Elsewhere((None,), _ADAPTERS),
         "max_lora_rank": Elsewhere((None,), _ADAPTERS),
         "swap_space": Elsewhere((0, None), "host_cache_size keeps blocks in host memory"),
@@ -92,9 +97,14 @@ ENGINE: Mapping[str, Elsewhere] = types.MappingProxyType(
         "hf_token": Elsewhere((None,), "the variable HF_TOKEN holds the key of the hub"),
         "hf_overrides": Elsewhere((None, {}), "pass a loaded transformers model, which can have any configuration"),
         "compilation_config": Elsewhere((None,), "enable_torch_compile and enforce_eager say what is compiled"),
+        "max_seq_len_to_capture": Elsewhere((8192, None), "enforce_eager says whether there are CUDA graphs"),
+        "disable_async_output_proc": Elsewhere((False,), "async_scheduling says whether steps overlap"),
+        "preemption_mode": Elsewhere((None, "recompute"), "what is no longer cached is recomputed"),
         "enable_sleep_mode": Elsewhere((False,), "blocks and weights stay where they are"),
         "limit_mm_per_prompt": _TEXT,
         "mm_processor_kwargs": _TEXT,
+        "allowed_local_media_path": Elsewhere(("",), _TEXT.otherwise),
+        "pooler_config": Elsewhere((None,), _GENERATES.otherwise),
         "runner": _GENERATES,
         "task": _GENERATES,
         "convert": Elsewhere(("auto", "none"), _GENERATES.otherwise),
@@ -110,6 +120,10 @@ ENGINE: Mapping[str, Elsewhere] = types.MappingProxyType(
         "max_logprobs": Elsewhere((20,), "requests over HTTP get 20 at most, calls any number"),
         "logprobs_mode": Elsewhere(("raw_logprobs",), "log-probabilities are the model's own"),
         "logits_processors": _PROCESSORS,
+        "guided_decoding_backend": Elsewhere(("auto", "guidance"), "grammars are enforced in one way"),
+        "enable_log_requests": Elsewhere(
+            (False,), "access_log of radixkv serve writes a line for each, without its text"
+        ),
     }
 )
 # Options of its command line, ``vllm serve``, alone.
@@ -128,7 +142,6 @@ SERVER: Mapping[str, Elsewhere] = types.MappingProxyType(
         "return_tokens_as_token_ids": Elsewhere((False,), "return_token_ids of a request adds token ids"),
         "lora_modules": Elsewhere((), _ADAPTERS),
         "structured_outputs_config": Elsewhere((), "grammars are enforced in one way, after the thinking"),
-        "guided_decoding_backend": Elsewhere(("auto", "guidance"), "grammars are enforced in one way"),
         "api_server_count": Elsewhere((1,), _ONE_ENGINE),
         "headless": Elsewhere((False,), _ONE_ENGINE),
         "nnodes": Elsewhere((1,), _ONE_ENGINE),
@@ -140,7 +153,6 @@ SERVER: Mapping[str, Elsewhere] = types.MappingProxyType(
         "enable_force_include_usage": Elsewhere((False,), "stream_options.include_usage of a request adds it"),
         "disable_fastapi_docs": Elsewhere((False,), "there are no such pages; /openapi.json is always there"),
         "disable_log_requests": Elsewhere((True,), "access_log writes a line for each, without its text"),
-        "enable_log_requests": Elsewhere((False,), "access_log writes a line for each, without its text"),
         "enable_log_outputs": Elsewhere((False,), "access_log writes a line for each request, without its text"),
         "max_log_len": Elsewhere((), "the log has no prompts"),
         "disable_uvicorn_access_log": Elsewhere((True,), "access_log writes a line for each request"),

@@ -12,7 +12,8 @@ from support.replica_servers import tiny_model
 from tqdm import tqdm
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, TextPrompt, TokensPrompt
-from radixkv.config import EngineConfig
+from radixkv.config import EngineConfig, llm_configs
+from radixkv.vllm_options import without_elsewhere
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 ROLES = "{% for message in messages %}{{ message.role }}> {{ message.content }}\n{% endfor %}bot>"
@@ -156,10 +157,30 @@ def test_options_that_ask_for_nothing_else_are_taken() -> None:
     assert beams.sequences[0].tokens == IDS + output.outputs[0].token_ids
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cpu_offload_gb": 0.0, "swap_space": 0.0, "data_parallel_size": 1.0},
+        {"max_seq_len_to_capture": 8192, "disable_async_output_proc": False, "preemption_mode": None},
+        {"guided_decoding_backend": "auto", "enable_log_requests": False},
+        {"allowed_local_media_path": "", "pooler_config": None, "enable_lora": None},
+    ],
+)
+def test_vllm_s_defaults_ask_for_nothing(options: dict[str, Any]) -> None:
+    assert not without_elsewhere(options)
+
+
+def test_none_is_the_default_where_vllm_has_it() -> None:
+    nothing: Any = {"enable_prefix_caching": None, "generation_config": None, "attention_backend": None}
+    assert llm_configs(nothing) == llm_configs({})
+
+
 @pytest.mark.parametrize("kind", [LLM, AsyncLLM])
 @pytest.mark.parametrize(
     ("option", "message"),
     [
+        ({"cpu_offload_gb": False}, "cpu_offload_gb: expected 0, got False"),
+        ({"enable_lora": 0}, "enable_lora: expected False or None, got 0"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size: expected 1 or None, got 2: an engine runs on one device"),
         ({"tensor_parallel_size": True}, "tensor_parallel_size: expected 1 or None, got True"),
         ({"num_gpu_blocks_override": 9}, "num_gpu_blocks_override: expected None, got 9: num_blocks"),
