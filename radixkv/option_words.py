@@ -91,7 +91,7 @@ class Accepted(NamedTuple):
             str: "text",
             datetime: "a date and time",
         }
-        return words.get(kind, "a list of texts")
+        return words.get(kind, "a list" if get_args(kind) == (Any,) else "a list of texts")
 
     def _range_in_words(self) -> str:
         if self.low is None:

@@ -18,6 +18,6 @@ its position. So drafts change how many tokens a step brings, and not one token.
 SuffixDecoding, Oliaro et al. 2024.)
 """
 
-from radixkv.drafting.drafter import Draft, DraftContext, Drafter
+from radixkv.drafting.drafter import NO_DRAFT, Draft, DraftContext, Drafter
 
-__all__ = ["Draft", "DraftContext", "Drafter"]
+__all__ = ["NO_DRAFT", "Draft", "DraftContext", "Drafter"]

@@ -207,6 +207,8 @@ class Speculator:
     def _ask(self, drafter: Drafter, context: DraftContext, most: int) -> Draft:
         try:
             draft = drafter.draft(context, most)
+            if not isinstance(draft, Draft):
+                raise TypeError(f"expected a Draft, got {draft!r:.80}")
             # A list from here on, whatever it was: nothing that is done with it later may raise.
             token_ids, strength = [index(token_id) for token_id in draft.token_ids], index(draft.strength)
             if len(token_ids) > most:

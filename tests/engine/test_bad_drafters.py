@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from typing import Any
 
@@ -70,6 +71,27 @@ def test_a_draft_may_be_any_collection_of_ids(plain: LLM, kind: Any) -> None:
     requests: Work = [([5, 6, 7], SamplingParams(temperature=0.5, seed=seed, max_tokens=20)) for seed in range(2)]
     assert answers(llm, requests) == answers(plain, requests)
     assert llm.engine.draft_counts["own"].drafted > 0
+
+
+@pytest.mark.parametrize(("answer", "shown"), [(None, "None"), ([3, 4], r"\[3, 4\]")])
+def test_what_is_no_draft_is_named(answer: Any, shown: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Bare(Drafter):
+        source = "bare"
+
+        def draft(self, context: Any, max_tokens: int) -> Any:
+            return answer
+
+    with caplog.at_level(logging.WARNING):
+        answers(drafting([Bare()]), [([5, 6, 7], SamplingParams(max_tokens=4))])
+    (record,) = caplog.records
+    assert re.fullmatch(f"drafter 'bare': .*: TypeError: expected a Draft, got {shown}", record.getMessage())
+
+
+def test_a_drafter_alone_is_no_list() -> None:
+    with pytest.raises(
+        ValueError, match=r"^speculative_config: drafters: expected a list, got something else \(Guesser\)$"
+    ):
+        drafting(Guesser(1, VOCAB_SIZE))  # type: ignore[arg-type]
 
 
 def test_what_is_no_drafter_is_refused() -> None:
