@@ -1,6 +1,7 @@
 """Several tiers, the nearest first, as one: what one lacks is looked for in the next, and what is written goes to all.
 
-Whatever a tier does, nothing is raised here: one that fails has nothing, which is said once until it works again.
+Whatever a tier does, nothing is raised here: one that fails, or answers what cannot be, has nothing, which is said once until
+it works again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock, Thread
 
+from radixkv.cache.arguments import is_whole
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.stats import StoreStats
 from radixkv.tiers.tier import BlockBytes, Borrower, RecencyOrdered, Tier
@@ -72,7 +74,7 @@ class TierStack:
                 break
             found = 0
             with self._guarded(index):
-                found = tier.contains_prefix(keys[start:])
+                found = _checked_count("contains_prefix", tier.contains_prefix(keys[start:]), len(keys) - start)
             if found:
                 spans.append(Span(index, start, start + found))
                 start += found
@@ -93,7 +95,7 @@ class TierStack:
         generation = self.generation(wanted[0].namespace)
         found = 0
         with self._guarded(span.tier):
-            found = self._tiers[span.tier].get_many(wanted, out)
+            found = _checked_count("get_many", self._tiers[span.tier].get_many(wanted, out), len(wanted))
         if found:
             self._put(range(span.tier), wanted[:found], out[:found], generation, lent=False)
         return found
@@ -188,3 +190,18 @@ class TierStack:
                 _log.warning("the %s tier failed, and is treated as empty: %r", self._tiers[index].medium, error)
         else:
             self._failing[index] = False
+
+
+def _checked_count(method: str, count: int, most: int) -> int:
+    """How many leading blocks a tier says that it has, or has read: rows beyond those that it has read are undefined.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is not one of 0 to ``most``.
+    """
+    expected = f"{method}: expected a whole number from 0 to {most}, got {count!r:.80}"
+    if not is_whole(count):
+        raise TypeError(expected)
+    if not 0 <= count <= most:
+        raise ValueError(expected)
+    return int(count)

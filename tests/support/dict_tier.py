@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.stats import StoreStats
 from radixkv.tiers.tier import BlockBytes
 
-Fault = Literal["forgets", "is gone", "reads half", "finds too much", "writes nothing"]
-FAULTS: tuple[Fault, ...] = ("forgets", "is gone", "reads half", "finds too much", "writes nothing")
+Fault = Literal["forgets", "is gone", "reads half", "finds too much", "returns a code", "writes nothing"]
+FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 
 class DictTier:
@@ -43,7 +43,9 @@ class DictTier:
     def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
         self._on_read()
         self._fail_if_gone()
-        limit = len(keys) // 2 if self.fault == "reads half" else 0 if self.fault == "forgets" else len(keys)
+        limit = len(keys) // 2 if self.fault == "reads half" else len(keys)
+        if self.fault in ("forgets", "returns a code"):
+            limit = 0
         count = 0
         for row, key in zip(out[:limit], keys, strict=False):
             if key.digest not in self.blocks:
@@ -54,7 +56,7 @@ class DictTier:
             count += 1
         out[count:] = 99  # undefined
         self.num_read += count
-        return count
+        return -1 if self.fault == "returns a code" else count
 
     def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
         self._fail_if_gone()

@@ -1,0 +1,61 @@
+"""Several tiers as one: a tier that breaks its promise is treated as one that fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from support.dict_tier import DictTier
+from support.tier_model import prefix_keys
+
+from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.stack import Span, TierStack
+from radixkv.tiers.tier import BlockBytes
+
+KEYS = prefix_keys("a", *range(3))
+
+
+class AnsweringTier(DictTier):
+    """Says that it has, and has read, whatever it is told to say."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def contains_prefix(self, keys: Sequence[BlockKey]) -> Any:
+        return self.answer
+
+    def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [-1, 4, 1.5, 2.0, "2", None, True, np.float32(1)])
+@pytest.mark.parametrize("method", ["contains_prefix", "get_many"])
+def test_an_answer_that_counts_no_blocks_counts_none_and_is_said_once(
+    method: str, answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tier's -1, an error in the manner of C, put undefined bytes into the pool; 1.5 blocks went up through the step."""
+    nearer = DictTier()
+    stack = TierStack([nearer, AnsweringTier(answer)])
+    out = np.zeros((3, 8), np.uint8)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            if method == "contains_prefix":
+                assert stack.find(KEYS) == []
+            else:
+                assert stack.read(Span(1, 0, 3), KEYS, out) == 0
+    assert not nearer.blocks
+    (record,) = caplog.records
+    assert f"{method}: expected a whole number from 0 to 3, got {answer!r}" in record.getMessage()
+
+
+@pytest.mark.parametrize("answer", [0, 2, 3, np.int64(2)])
+def test_an_answer_may_be_any_whole_number_of_blocks(answer: Any) -> None:
+    stack = TierStack([AnsweringTier(answer)])
+    assert stack.find(KEYS) == ([Span(0, 0, int(answer))] if answer else [])
+    found = stack.read(Span(0, 0, 3), KEYS, np.zeros((3, 8), np.uint8))
+    assert found == answer
+    assert type(found) is int
