@@ -100,6 +100,7 @@ class Admission:
         if len(tenants) == 1 and all(group.request.tenant in tenants for group in self._running):
             return []
         usage = self._count_usage()
+        computing = {group.request.tenant for group in self._running if group.num_pending > 1}
         victims: list[SequenceGroup] = []
         for tenant in self._in_turn(usage):
             for group in self._waiting.groups(tenant):
@@ -107,16 +108,20 @@ class Admission:
                     break
                 if self._loads is not None and self._loads.is_waiting(group):
                     break
-                if not self._may_fit_now(group):
-                    return victims or usage.victims_for_blocks(group)
                 missing = group.num_seqs - (self._max_num_seqs - usage.num_seqs.total())
+                may_fit = self._may_fit_now(group)
+                # Its tenant's prompt in progress comes first: till then a victim would go on in the group's place.
+                if tenant in computing and (missing > 0 or not may_fit):
+                    break
+                if not may_fit:
+                    return victims or usage.victims_for_blocks(group)
                 if missing > 0:
                     more = usage.victims_for_seqs(group, missing)
                     if not more:
                         return victims
                     usage.remove(more)
                     victims += more
-                usage.add(group)
+                usage.add(group, self._shares.prompt_service(group.request, self._waiting.num_uncached(group)))
         return victims
 
     def tenants_wanting_more(self) -> list[str]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from radixkv.scheduling.request import SequenceGroup
+from radixkv.scheduling.request import Request, SequenceGroup
 from radixkv.scheduling.tenant_share import TenantShare, share_of
 
 # What a token costs, by what is done for it. A generated one takes a step's latency and a slot (the weights of the paper).
@@ -85,7 +85,7 @@ class FairShares:
     def charge(
         self, tenant: str, *, computed: float = 0, with_logprobs: int = 0, generated: int = 0, reused: int = 0
     ) -> None:
-        """Count tokens that were served to the tenant; negative ones were charged before and not served after all.
+        """Count tokens that were served to the tenant.
 
         Args:
             tenant: whose request it is.
@@ -103,6 +103,20 @@ class FairShares:
         self._counters[tenant] = self.counter(tenant) + cost / self.share(tenant).weight
         self._num_charges += 1
         self._charged_at[tenant] = self._num_charges
+
+    def prompt_service(self, request: Request, num_tokens: int) -> float:
+        """By how much the counter rises when so many tokens of a request's prompt are computed."""
+        cost = COMPUTED_TOKEN_COST + (PROMPT_LOGPROB_COST if request.lacks_prompt_logprobs else 0)
+        return num_tokens * cost / self.share(request.tenant).weight
+
+    def unused(self, group: SequenceGroup) -> float:
+        """What a running group's prompt was charged as a whole when it was admitted, and is not computed yet."""
+        return self.prompt_service(group.request, max(0, group.num_pending - 1))
+
+    def refund(self, group: SequenceGroup) -> None:
+        """The group is preempted: what is `unused` was not served to its tenant after all."""
+        tenant = group.request.tenant
+        self._counters[tenant] = self.counter(tenant) - self.unused(group)
 
     def reset(self) -> None:
         """Forget the counters: nothing waits and nothing runs, and a busy period is over."""

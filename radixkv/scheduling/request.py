@@ -203,6 +203,7 @@ class SequenceGroup:
         prompt: tokens of the first sequence when the group was last queued: what is to be prefilled.
         started: it was admitted before.
         num_computed_at_start: tokens of the first sequence that were computed when the group was last started.
+        num_computed_before: the most that were computed of it when the group was preempted.
         num_shared_prefill_tokens: if not 0, the group's sequences have so many leading tokens in common, which the first
             sequence, the only one with a block table so far, prefills for all.
     """
@@ -212,6 +213,7 @@ class SequenceGroup:
     prompt: NDArray[np.int32]
     started: bool = False
     num_computed_at_start: int = 0
+    num_computed_before: int = 0
     num_shared_prefill_tokens: int = 0
 
     @property

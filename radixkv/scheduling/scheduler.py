@@ -247,8 +247,8 @@ class Scheduler:
             self._preempt(group)
 
     def _preempt(self, group: SequenceGroup) -> None:
-        # A prompt was charged as a whole when it was admitted.
-        self._charge_prompt(group, -max(0, group.num_pending - 1))
+        self.shares.refund(group)
+        group.num_computed_before = max(group.num_computed_before, group.sequences[0].num_computed)
         for sequence in group.sequences:
             if sequence.table is not None:
                 self.blocks.close(sequence)
@@ -329,14 +329,15 @@ class Scheduler:
     def _start_admitted(self, group: SequenceGroup) -> None:
         self.start(group)
         request = group.request
-        self._charge_prompt(group, group.num_pending - 1, reused=group.num_computed_at_start)
+        num_tokens = group.num_pending - 1
+        self.shares.charge(
+            request.tenant,
+            computed=num_tokens,
+            with_logprobs=num_tokens if request.lacks_prompt_logprobs else 0,
+            reused=group.num_computed_at_start,
+        )
         if request.num_cached_tokens is None:
             # Of a resumed request, tokens of its answer may have been cached, too.
             request.num_cached_tokens = min(group.num_computed_at_start, request.num_prompt_tokens)
             request.metrics.clip_loaded_tokens(request.num_cached_tokens)
             request.metrics.scheduled_time = time.monotonic()
-
-    def _charge_prompt(self, group: SequenceGroup, num_tokens: int, reused: int = 0) -> None:
-        request = group.request
-        with_logprobs = num_tokens if request.lacks_prompt_logprobs else 0
-        self.shares.charge(request.tenant, computed=num_tokens, with_logprobs=with_logprobs, reused=reused)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 
 from radixkv.scheduling.fair_shares import FairShares
@@ -42,7 +42,12 @@ class TenantUsage:
         self._block_size = block_size
         self._min_progress = 1 if cached_stays else block_size
         self._burst = burst
+        # The smallest counter of those that wait, and how small it may become before what was added has no claim.
         self._floor = min(map(shares.counter, waiting), default=0.0)
+        self._lowest_floor = -math.inf
+        # What the groups that are added and removed change in the counters afterwards.
+        self._uncharged: defaultdict[str, float] = defaultdict(float)
+        self._counters = {group.request.tenant: shares.counter(group.request.tenant) for group in running}
         self.num_seqs: Counter[str] = Counter()
         for group in running:
             self.num_seqs[group.request.tenant] += group.num_seqs
@@ -50,14 +55,24 @@ class TenantUsage:
         # What is admitted or preempted in this step does not change its tenant's demand.
         self._level = shares.level({tenant: self._demand(tenant, waiting) for tenant in self.active}, max_num_seqs)
 
-    def add(self, group: SequenceGroup) -> None:
-        """Count a group that runs from now on; it is not preempted for others."""
-        self.num_seqs[group.request.tenant] += group.num_seqs
+    def add(self, group: SequenceGroup, uncharged: float = 0.0) -> None:
+        """Count a group that runs from now on; it is not preempted for others, and keeps its claim beside those that are.
+
+        Args:
+            uncharged: the service that its tenant will be charged when it starts; nothing: that was done.
+        """
+        tenant = group.request.tenant
+        self.num_seqs[tenant] += group.num_seqs
+        self._lowest_floor = max(self._lowest_floor, self._lowest_floor_of(tenant))
+        self._uncharged[tenant] += uncharged
 
     def remove(self, groups: Collection[SequenceGroup]) -> None:
-        """Count groups of ``running`` no longer."""
+        """Count groups of ``running`` no longer: from now on, their tenants wait."""
         for group in groups:
-            self.num_seqs[group.request.tenant] -= group.num_seqs
+            tenant = group.request.tenant
+            self.num_seqs[tenant] -= group.num_seqs
+            self._counters[tenant] -= self._shares.unused(group)
+            self._floor = min(self._floor, self._counters[tenant])
             del self._running[group]
 
     def tenants_wanting_more(self, waiting: Mapping[str, int]) -> list[str]:
@@ -96,20 +111,22 @@ class TenantUsage:
 
         Counters alone would have a tenant that asks twice in a row wait until those that always ask have caught up.
         """
-        tenant = group.request.tenant
-        ahead = self._shares.counter(tenant) - self._floor
-        allowed = self._burst / self._shares.share(tenant).weight
-        return ahead <= allowed and self.within_part(group) and not self.exceeds_limit(group)
+        in_turn = self._lowest_floor_of(group.request.tenant) <= self._floor
+        return in_turn and self.within_part(group) and not self.exceeds_limit(group)
 
     def victims_for_seqs(self, group: SequenceGroup, missing: int) -> list[SequenceGroup]:
         """The running groups to preempt so that ``missing`` more sequences can run for ``group``; none if not so many."""
         if not self.has_claim(group):
             return []
         victims = []
-        used = Counter(self.num_seqs)
+        used, counters = Counter(self.num_seqs), dict(self._counters)
         for victim in self._candidates(group, lambda group: group.num_seqs):
-            if missing > 0 and used[victim.request.tenant] > self._seqs_part(victim.request.tenant):
-                used[victim.request.tenant] -= victim.num_seqs
+            tenant = victim.request.tenant
+            if missing <= 0:
+                break
+            if used[tenant] > self._seqs_part(tenant) and self._claims_hold(group, counters[tenant], victim):
+                used[tenant] -= victim.num_seqs
+                counters[tenant] -= self._shares.unused(victim)
                 missing -= victim.num_seqs
                 victims.append(victim)
         return [] if missing > 0 else victims
@@ -127,24 +144,44 @@ class TenantUsage:
         needed = used[group.request.tenant] + -(-(len(group.prompt) + 1) // self._block_size)
         if needed > self._blocks_part(group.request.tenant):
             return []
-        candidates = self._candidates(group, lambda group: group.num_blocks)
-        over = (
-            victim for victim in candidates if used[victim.request.tenant] > self._blocks_part(victim.request.tenant)
-        )
-        return list(itertools.islice(over, 1))
+        for victim in self._candidates(group, lambda group: group.num_blocks):
+            tenant = victim.request.tenant
+            if used[tenant] > self._blocks_part(tenant) and self._claims_hold(group, self._counters[tenant], victim):
+                return [victim]
+        return []
 
     def _candidates(self, group: SequenceGroup, size: Callable[[SequenceGroup], int]) -> list[SequenceGroup]:
         """Groups of other tenants that may be preempted for ``group``, first those of the tenant with most.
 
-        Each has computed nothing yet or, where it may be evicted, at least a block since it was started: so preemption costs
-        no more than half of the steps, even where everything is evicted before the group resumes.
+        Each has computed nothing since it was started or enough: twice what it has to compute again because it was preempted
+        before and, where what it computed now may be evicted, a block at least. So each preemption but the last is paid for
+        by as many new tokens: however often others ask, all of them cost a group no more than twice its own tokens, even if
+        nothing ever stays in the cache.
         """
         return [
             victim
             for victim in reversed(self._shares.preempted_last_first(self._running, size))
-            if victim.request.tenant != group.request.tenant
-            and not 0 < victim.sequences[0].num_computed - victim.num_computed_at_start < self._min_progress
+            if victim.request.tenant != group.request.tenant and self._has_progressed(victim)
         ]
+
+    def _has_progressed(self, group: SequenceGroup) -> bool:
+        num_computed = group.sequences[0].num_computed - group.num_computed_at_start
+        num_lost = group.num_computed_before - group.num_computed_at_start
+        return num_computed == 0 or num_computed >= max(self._min_progress, 2 * num_lost)
+
+    def _claims_hold(self, group: SequenceGroup, counter: float, victim: SequenceGroup) -> bool:
+        """Whether ``group``, and those that were added, keep their claims when the victim waits; else it comes first.
+
+        Args:
+            counter: of the victim's tenant.
+        """
+        lowest = max(self._lowest_floor, self._lowest_floor_of(group.request.tenant))
+        return lowest <= counter - self._shares.unused(victim)
+
+    def _lowest_floor_of(self, tenant: str) -> float:
+        """The smallest counter that others may have while the tenant still has a claim to its share."""
+        counter = self._shares.counter(tenant) + self._uncharged[tenant]
+        return counter - self._burst / self._shares.share(tenant).weight
 
     def _demand(self, tenant: str, waiting: Mapping[str, int]) -> int:
         """Sequences that the tenant runs and wants to run."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -32,6 +33,11 @@ def steps_to_first_token(driver: SchedulerDriver, request: Request) -> int:
         if request.sequences[0].output_token_ids:
             return step
     raise AssertionError("it starves")
+
+
+def _most_steps(requests: Sequence[Request], budget: int) -> int:
+    """To answer them one after the other, each twice more than once, and a step that is spent on making room each time."""
+    return sum(3 * (-(-request.num_prompt_tokens // budget) + request.max_new_tokens + 1) for request in requests)
 
 
 @settings(max_examples=15, deadline=None)
@@ -105,6 +111,93 @@ def test_nothing_that_fits_waits_and_nobody_starves(
         driver.add(prompt(length), max_new=max_new, n=n, tenant=tenant)
     driver.run()
     assert all(request.sequences[0].table is None for request in driver.requests)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.fixed_dictionaries({"max_num_seqs": st.integers(1, 6), "budget": st.sampled_from([4, 8, 16, 64])}),
+    ahead=st.booleans(),
+    lengths=st.tuples(*[st.sampled_from([4, 40, 150])] * 3),
+    max_new=st.tuples(*[st.sampled_from([1, 8, 40])] * 3),
+    rates=st.tuples(*[st.sampled_from([0.02, 0.1, 0.5])] * 3),
+    weights=st.tuples(*[st.sampled_from([0.5, 1, 3])] * 3),
+    seed=st.integers(0, 1000),
+)
+def test_whatever_other_tenants_ask_for_every_request_ends_in_time_and_gives_way_only_for_those_that_are_served(
+    sizes: dict[str, int],
+    ahead: bool,
+    lengths: tuple[int, ...],
+    max_new: tuple[int, ...],
+    rates: tuple[float, ...],
+    weights: tuple[float, ...],
+    seed: int,
+) -> None:
+    """Half of the requests lose what they computed when they are preempted; the driver sees whom each gives way for."""
+    rng = random.Random(seed)
+    shares = {tenant: TenantShare(weight) for tenant, weight in zip("abc", weights, strict=True)}
+    driver = SchedulerDriver(num_blocks=50_000, ahead=ahead, shares=shares, **sizes)
+    for _ in range(150):
+        for tenant, longest, most, rate in zip("abc", lengths, max_new, rates, strict=True):
+            if rng.random() < rate and sum(group.request.tenant == tenant for group in driver.scheduler.waiting) < 5:
+                kind = {"read_cache": rng.random() < 0.5, "prompt_logprobs": rng.choice([None, None, 0])}
+                driver.add(prompt(rng.randint(1, longest)), max_new=rng.randint(1, most), tenant=tenant, **kind)
+        driver.step()
+    driver.run(_most_steps(driver.requests, driver.budget))
+    for request in driver.requests:
+        again = driver.recomputed[request]
+        assert again <= 2 * (request.num_prompt_tokens + request.max_new_tokens), "computed again too often"
+
+
+def test_what_cannot_resume_from_the_cache_ends_although_another_tenant_keeps_asking() -> None:
+    """A token computed since the start was enough to be preempted again, and everything was computed again each time."""
+    driver = SchedulerDriver(max_num_seqs=2, budget=16)
+    driver.add(prompt(3), max_new=400, tenant="b")
+    driver.step()
+    second = driver.add(prompt(60), max_new=8, tenant="b", read_cache=False)
+    for step in range(30):
+        if step % 3 == 0:
+            driver.add(prompt(5), max_new=1, tenant="a")
+        driver.step()
+    assert second in driver.preempted
+    assert len(second.sequences[0].output_token_ids) == 8
+
+
+@pytest.mark.parametrize("max_new", [1, 40])
+def test_nothing_gives_way_for_a_tenant_that_would_not_be_served_then(max_new: int) -> None:
+    """Only the other tenant waited, and had a claim; when the preempted group waited, too, it had none. So in every step."""
+    driver = SchedulerDriver(max_num_seqs=2, budget=16)
+    driver.add(prompt(3), max_new=300, tenant="b")
+    driver.step()
+    for _ in range(5):
+        steps_to_first_token(driver, driver.add(prompt(360), max_new=1, tenant="a"))
+    second = driver.add(prompt(60), max_new=max_new, tenant="b")
+    driver.step()
+    driver.add(prompt(5), max_new=1, tenant="a")
+    for _ in range(3 + max_new):
+        driver.step()
+    assert len(second.sequences[0].output_token_ids) == max_new
+    assert driver.scheduler.num_preemptions == 0
+
+
+def test_a_prompt_does_not_give_way_where_its_refund_would_bring_it_back() -> None:
+    """It was charged as a whole when it started: what is refunded puts its tenant before the one that it gave way for."""
+    driver = SchedulerDriver(max_num_seqs=2, budget=16)
+    for length in (3, 400):
+        driver.add(prompt(length), max_new=100, tenant="b")
+    driver.step()
+    driver.add(prompt(5), max_new=1, tenant="a")
+    driver.run()
+
+
+def test_a_tenant_whose_prompt_is_computed_takes_no_place_for_the_next_one() -> None:
+    """The next one did not fit beside it into the step, so that what had given way went on in its place, in every step."""
+    driver = SchedulerDriver(max_num_seqs=4, budget=16)
+    for _ in range(3):
+        driver.add(prompt(4), max_new=100, tenant="b")
+    driver.step()
+    for length in (200, 60):
+        driver.add(prompt(length), max_new=4, tenant="a")
+    driver.run()
 
 
 def test_what_was_queued_under_a_higher_limit_runs_by_itself() -> None:

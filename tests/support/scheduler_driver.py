@@ -48,12 +48,15 @@ class SchedulerDriver:
         self.preempted: list[Request] = []
         self.num_computed_tokens = 0
         self.served: Counter[str] = Counter()  # by tenant: tokens computed for prompts once, and twice those generated
+        self.recomputed: Counter[Request] = Counter()  # tokens that were computed before a preemption, too
         self._ahead = ahead
         self._in_flight: list[SequenceGroup] = []  # the groups that get a token from the step in flight
         self._ends_after: dict[Request, int] = {}
         # Kept apart from the scheduler's own figures, which they verify.
         self._overtaken: dict[SequenceGroup, int] = {}
         self._num_tokens_when_started: dict[SequenceGroup, int] = {}
+        self._most_computed: Counter[TokenSequence] = Counter()
+        self._num_wanted_blocks = 0  # if all requests ran at once, and shared nothing
 
     @property
     def has_work(self) -> bool:
@@ -75,6 +78,7 @@ class SchedulerDriver:
         tenant: str = "",
         ends_after: int | None = None,
         prompt_logprobs: int | None = None,
+        read_cache: bool = True,
     ) -> Request:
         """Queue a request; ``ends_after`` so many tokens its answers end, of which the scheduler knows nothing."""
         request = Request(
@@ -86,12 +90,14 @@ class SchedulerDriver:
             max_new_tokens=max_new,
             end_token_ids=frozenset(),
             namespace=namespace,
+            read_cache=read_cache,
             priority=priority,
             tenant=tenant,
         )
         sequence = TokenSequence(request, 0, list(prompt))
         request.sequences = [sequence]
         self.requests.append(request)
+        self._num_wanted_blocks += n * (1 + (len(prompt) + max_new) // self.cache.block_size)
         self._ends_after[request] = min(max_new, ends_after or max_new)
         self.scheduler.add(SequenceGroup(request, [sequence], request.prompt_token_ids))
         return request
@@ -110,6 +116,7 @@ class SchedulerDriver:
         if previous and not scheduler.reserve_decoding():
             self._process(previous)
             return []
+        num_preemptions = scheduler.num_preemptions
         plenty = 2 * self.cache.num_available_blocks >= self.cache.num_blocks
         running = {group: group.sequences[0].num_computed - group.num_computed_at_start for group in scheduler.running}
         started = {group: group.started for group in scheduler.waiting}
@@ -118,10 +125,17 @@ class SchedulerDriver:
         assert chunks or previous or not had_work, "nothing runs, although groups wait"
         self.cache.drain_copies()
         self._verify_batch(chunks, decoding)
-        for group, num_computed in running.items():
-            if group not in scheduler.running:
-                self._verify_preemption(group, num_computed, plenty)
-                started[group] = True
+        preempted = [group for group in running if group not in scheduler.running]
+        for group in preempted:
+            self._verify_preemption(group, running[group], plenty)
+            started[group] = True
+        # Where blocks are lacking, a group for which others give way may still not fit, and be passed by them, so often.
+        if self._num_wanted_blocks <= self.cache.num_blocks:
+            assert scheduler.num_preemptions - num_preemptions == len(preempted), "it went on in the same step"
+            served = {group.request.tenant for group in started if group in scheduler.running}
+            # It starts in a later step where this one has no token left.
+            if preempted and sum(chunk.num_tokens for chunk in chunks) < self.budget:
+                assert served - {group.request.tenant for group in preempted}, "preempted for nobody"
         # One that was admitted last may be left to a later step, see `prompt_shares`.
         for group in dict.fromkeys((*(chunk.group for chunk in chunks), *scheduler.running)):
             if group in started:
@@ -182,6 +196,11 @@ class SchedulerDriver:
         ready = []
         for chunk in chunks:
             assert chunk.completes == (chunk.num_tokens == chunk.sequence.num_pending)
+            start = chunk.sequence.num_computed
+            self.recomputed[chunk.sequence.request] += max(
+                0, min(chunk.num_tokens, self._most_computed[chunk.sequence] - start)
+            )
+            self._most_computed[chunk.sequence] = max(self._most_computed[chunk.sequence], start + chunk.num_tokens)
             self.scheduler.blocks.commit([chunk])
             self.num_computed_tokens += chunk.num_tokens
             self.served[chunk.group.request.tenant] += chunk.num_tokens + chunk.completes
