@@ -136,7 +136,6 @@ def test_what_cannot_be_sampled_with_is_refused(name: str, value: Any, message: 
             {"generation_config": "nowhere"},
             "generation_config: expected auto, vllm or a folder with a .*, got 'nowhere'",
         ),
-        ({"generation_config": None}, "generation_config: expected text, got None"),
         ({"override_generation_config": "{"}, "override_generation_config: expected JSON, got '{'"),
         ({"override_generation_config": "[1]"}, "override_generation_config: expected such as .*, got \\[1\\]"),
         ({"override_generation_config": {"topk": 1}}, "override_generation_config: topk: .*did you mean top_k?"),
