@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from types import TracebackType
 
@@ -34,7 +33,7 @@ class TraceRecorder:
         block_size: tokens per block.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or the one that is there cannot be renamed.
     """
 
     def __init__(self, path: Path, block_size: int) -> None:
@@ -42,8 +41,8 @@ class TraceRecorder:
         self._salt = secrets.token_bytes(32)
         self._start = time.monotonic()
         self._path = path
+        _put_aside(path)
         try:
-            _put_aside(path)
             self._file = path.open("w", encoding="utf-8", buffering=1)
         except OSError as error:
             raise OSError(
@@ -109,9 +108,35 @@ class TraceRecorder:
 
 
 def _put_aside(path: Path) -> None:
-    """Rename a file with something in it; nothing else, such as a pipe."""
+    """Rename a file with something in it; nothing else, such as a pipe.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
     if not path.is_file() or not path.stat().st_size:
         return
-    earlier = next(each for number in count(1) if not (each := Path(f"{path}.{number}")).exists())
-    path.rename(earlier)
+    try:
+        earlier = _new_file(path)  # taken first: another process may put a trace aside at the same time
+        try:
+            path.replace(earlier)
+        except OSError:
+            earlier.unlink()
+            raise
+    except OSError as error:
+        raise OSError(
+            f"record_trace: the trace in {str(path)!r} cannot be renamed: {error.strerror}; move it, or name another file"
+        ) from error
     _log.info("record_trace: the trace that was in %s is now %s", path, earlier)
+
+
+def _new_file(path: Path) -> Path:
+    """An empty file that was not there, with the next free number behind a path."""
+    number = 1
+    while True:
+        try:
+            numbered = Path(f"{path}.{number}")
+            numbered.touch(exist_ok=False)
+        except FileExistsError:
+            number += 1
+        else:
+            return numbered

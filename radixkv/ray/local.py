@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from radixkv.ray.memory import available_memory, check_memory, replica_memory
 from radixkv.ray.options import ApplicationOptions, PlacementConfig, cpus_per_replica
 from radixkv.server.listener import tcp_listener
+from radixkv.server.reload import ReloadSignal
 from radixkv.server.run import start_logging
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def serve_replicas(options: ApplicationOptions) -> int:
     from radixkv.ray.application import build
 
     server = options.server
-    with _ray(options.placement):
+    with ReloadSignal(), _ray(options.placement):  # the ingress reads a file of keys anew when it changes
         before = serve.status()
         if _APPLICATION in before.applications:
             raise ValueError(

@@ -15,6 +15,8 @@ from pathlib import Path
 # For a connection on which nothing comes: seconds until the other end is asked whether it is there, seconds between further
 # questions, and how many of them are not answered by one that is gone.
 _PROBES = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+# Bytes of a Unix socket's path at most (unix(7)), without the one that ends it.
+_MAX_UNIX_PATH = 107
 
 
 def notice_loss(connection: socket.socket) -> None:
@@ -64,16 +66,15 @@ def unix_listener(path: Path) -> Iterator[socket.socket]:
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, ExitStack() as held:
         try:
-            lock = held.enter_context(open(f"{path}.lock", "a"))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if len(os.fsencode(path)) > _MAX_UNIX_PATH:
+                raise OSError(f"expected at most {_MAX_UNIX_PATH} bytes, got {len(os.fsencode(path))}")
+            held.enter_context(_locked(Path(f"{path}.lock")))
             if _is_left_over(path):
                 path.unlink()
             listener.bind(os.fspath(path))
             own = _identity(path)
         except FileNotFoundError as error:
             raise OSError(f"cannot listen on {path}: there is no folder {path.parent}; make it first") from error
-        except BlockingIOError as error:
-            raise OSError(f"cannot listen on {path}: {os.strerror(errno.EADDRINUSE)}") from error
         except OSError as error:
             raise OSError(f"cannot listen on {path}: {error.strerror or error}") from error
         try:
@@ -83,6 +84,32 @@ def unix_listener(path: Path) -> Iterator[socket.socket]:
             with suppress(FileNotFoundError):
                 if _identity(path) == own:
                     path.unlink()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """A file that no other process has locked meanwhile. It is made if there is none, and only read: another user may own it.
+
+    Raises:
+        FileNotFoundError: there is no folder for it.
+        OSError: it cannot be opened, or another process has locked it.
+    """
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise OSError(f"its lock {path}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OSError(os.strerror(errno.EADDRINUSE)) from error
+        except OSError as error:
+            raise OSError(f"its lock {path}: {error.strerror}") from error
+        yield
+    finally:
+        os.close(file)
 
 
 def listen(listener: socket.socket, backlog: int) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from logging.handlers import WatchedFileHandler
 from typing import Any
@@ -114,6 +115,11 @@ class _AccessLogFile(WatchedFileHandler):
         try:
             super().emit(record)
         except OSError as error:
+            # The next line opens the path again: this file may have been removed, and would keep its space.
+            stream, self.stream = self.stream, None
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
             if not self._is_lost:
                 reason = error.strerror or error
                 _log.error(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from functools import partial
 from pathlib import Path
@@ -196,6 +197,23 @@ def test_a_trace_of_an_earlier_run_is_kept(tmp_path: Path) -> None:
             recorder.record("", list(range(10)), [0] * number)
     lengths = {each.name: json.loads(each.read_text().splitlines()[1])["output_length"] for each in tmp_path.iterdir()}
     assert lengths == {"trace.jsonl.1": 0, "trace.jsonl.2": 1, "trace.jsonl": 2}
+
+
+def test_a_trace_that_cannot_be_renamed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be mounted by itself, as a file of a container."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("earlier")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(
+        OSError, match=r"record_trace: the trace in '.*' cannot be renamed: Device or resource busy; move it"
+    ):
+        TraceRecorder(path, 4)
+    assert [each.name for each in tmp_path.iterdir()] == ["trace.jsonl"]
+    assert path.read_text() == "earlier"
 
 
 def test_an_unfinished_last_line_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -93,6 +95,12 @@ def test_what_does_not_come_up_is_taken_away_and_says_why(serving: Serving) -> N
     serve.deletion_fails = True
     with pytest.raises(ValueError, match="could not be started: no room"):
         serving(serve)
+
+
+def test_sighup_does_not_end_it(serving: Serving) -> None:
+    """It ended the application with all answers in progress."""
+    assert serving(Serve(), wait=partial(signal.raise_signal, signal.SIGHUP)) == 0
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
 def test_an_error_while_it_runs_is_not_one_of_starting(serving: Serving) -> None:

@@ -56,6 +56,21 @@ def test_a_unix_socket_is_not_taken_from_a_server_that_does_not_listen_yet(tmp_p
     assert path.exists()
 
 
+def test_a_lock_that_cannot_be_taken_is_named(tmp_path: Path) -> None:
+    """It seemed to be the socket that could not be used, which was not even there."""
+    path = tmp_path / "socket"
+    (tmp_path / "socket.lock").symlink_to(tmp_path / "socket.lock")
+    with (
+        pytest.raises(OSError, match=f"cannot listen on {path}: its lock {path}.lock: Too many levels"),
+        unix_listener(path),
+    ):
+        pass
+    long = tmp_path / ("x" * 200)
+    with pytest.raises(OSError, match=r"expected at most 107 bytes, got \d+"), unix_listener(long):
+        pass
+    assert not list(tmp_path.glob("x*"))
+
+
 def test_a_unix_socket_in_no_folder_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "none" / "socket"
     with (

@@ -14,7 +14,7 @@ import pytest
 from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
-from radixkv.server.request_log import open_access_log
+from radixkv.server.request_log import _AccessLogFile, open_access_log
 from radixkv.server.tenants import Tenants
 
 TEXT = {"prompt": "The quick brown fox " * 8, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
@@ -131,6 +131,20 @@ def test_a_log_that_cannot_be_written_is_one_line_and_no_request_fails(
     assert path.read_text() == "four\n"
     lost = f"access_log: {path} cannot be written (No such file or directory); lines are lost until it can"
     assert caplog.messages == [lost, f"access_log: {path} is written again", lost]
+
+
+def test_a_log_that_is_removed_to_make_room_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The removed file stayed open, with its space, and what it could not take was tried again for ever."""
+    path = tmp_path / "access.log"
+    handler = _AccessLogFile(path)
+    record = logging.makeLogRecord({"msg": "a line"})
+    full = open("/dev/full", "w")  # noqa: SIM115 (closed by the handler)
+    monkeypatch.setattr(handler, "stream", full)
+    handler.emit(record)
+    assert full.closed
+    path.unlink()
+    handler.emit(record)
+    assert path.read_text() == "a line\n"
 
 
 def test_a_full_disk_is_told_of_once(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
