@@ -66,6 +66,7 @@ class Admission:
         self._in_flight_prefixes = InFlightPrefixes(cache)
         self._retry_when: dict[SequenceGroup, _RetryWhen] = {}
         self._first_without_room: SequenceGroup | None = None  # in this step
+        self._made_room_for: list[SequenceGroup] = []  # in this step, by groups that were preempted
         self._looked_up: set[str] = set()  # the tenants whose queues were looked up in this step
         # Of the running groups, while a step admits: counted when first asked for, and kept up to date.
         self._growth: DecodeGrowth | None = None
@@ -88,41 +89,58 @@ class Admission:
         if self._loads is not None:
             self._loads.forget(group)
         self._retry_when.pop(group, None)
+        if group in self._made_room_for:
+            self._made_room_for.remove(group)
         if self._first_without_room is group:
             self._first_without_room = None
 
     def groups_to_preempt(self) -> list[SequenceGroup]:
         """The groups to preempt so that tenants that wait get their share; see `fair_shares`."""
+        self._made_room_for = []
         if not self._waiting or not self._running:
             return []
         # The usual case, in every step.
         tenants = self._waiting.tenants
         if len(tenants) == 1 and all(group.request.tenant in tenants for group in self._running):
             return []
+        victims, starting = self._make_room()
+        if victims:
+            self._made_room_for = starting
+        return victims
+
+    def _make_room(self) -> tuple[list[SequenceGroup], list[SequenceGroup]]:
+        """The groups to preempt, and those that are to start then, in this order."""
         usage = self._count_usage()
         computing = {group.request.tenant for group in self._running if group.num_pending > 1}
         victims: list[SequenceGroup] = []
+        starting: list[SequenceGroup] = []
+        runs = dict(self._running)  # after what is decided here
         for tenant in self._in_turn(usage):
             for group in self._waiting.groups(tenant):
-                if not usage.has_claim(group) or self._in_flight_prefixes.should_wait(group, self._running):
+                if not usage.has_claim(group) or self._in_flight_prefixes.should_wait(group, runs):
                     break
                 if self._loads is not None and self._loads.is_waiting(group):
                     break
-                missing = group.num_seqs - (self._max_num_seqs - usage.num_seqs.total())
-                may_fit = self._may_fit_now(group)
                 # Its tenant's prompt in progress comes first: till then a victim would go on in the group's place.
-                if tenant in computing and (missing > 0 or not may_fit):
+                if tenant in computing:
                     break
-                if not may_fit:
-                    return victims or usage.victims_for_blocks(group)
+                if not self._may_fit_now(group):
+                    return victims or usage.victims_for_blocks(group), starting
+                missing = group.num_seqs - (self._max_num_seqs - usage.num_seqs.total())
                 if missing > 0:
                     more = usage.victims_for_seqs(group, missing)
                     if not more:
-                        return victims
+                        return victims, starting
                     usage.remove(more)
                     victims += more
-                usage.add(group, self._shares.prompt_service(group.request, self._waiting.num_uncached(group)))
-        return victims
+                    for victim in more:
+                        del runs[victim]
+                runs[group] = None
+                starting.append(group)
+                num_uncached = self._waiting.num_uncached(group)
+                num_reused = max(0, len(group.prompt) - num_uncached)
+                usage.add(group, self._shares.prompt_service(group.request, num_uncached, num_reused))
+        return victims, starting
 
     def tenants_wanting_more(self) -> list[str]:
         """Those whose running and waiting sequences together exceed an equal share, by weight, of all."""
@@ -141,6 +159,14 @@ class Admission:
             return None
         usage = self._current_usage()
         tenants = self._tenants_before(before, usage)
+        # First those that others gave way for, or nobody: else the others would go on in their place.
+        for group in self._made_room_for:
+            if group.request.tenant in tenants and self._may_start(group, max_tokens, usage):
+                if not self._admit(group):
+                    self._first_without_room = self._first_without_room or group
+                    return None
+                usage.add(group)
+                return group
         passed: list[SequenceGroup] = []
         for tenant in tenants:
             admitted, did_not_fit = self._admit_first_of(tenant, max_tokens, before, usage)
@@ -179,6 +205,14 @@ class Admission:
             if group.started:
                 break  # it has begun its answer, which should not stall for a new one's
         return None, did_not_fit
+
+    def _may_start(self, group: SequenceGroup, max_tokens: int | None, usage: TenantUsage) -> bool:
+        """Whether nothing but room keeps a group that room was made for from starting now."""
+        if usage.exceeds_limit(group) or self._in_flight_prefixes.should_wait(group, self._running):
+            return False
+        if self._loads is not None and self._loads.find_or_load(group, self._num_spare_blocks):
+            return False
+        return max_tokens is None or self._waiting.num_uncached(group) <= max_tokens
 
     def _tenants_before(self, request: Request | None, usage: TenantUsage) -> list[str]:
         """The tenants, in turn, whose waiting groups may come before a request whose prompt is in progress."""

@@ -104,10 +104,10 @@ class FairShares:
         self._num_charges += 1
         self._charged_at[tenant] = self._num_charges
 
-    def prompt_service(self, request: Request, num_tokens: int) -> float:
-        """By how much the counter rises when so many tokens of a request's prompt are computed."""
+    def prompt_service(self, request: Request, num_tokens: int, num_reused: int = 0) -> float:
+        """By how much the counter rises when so many tokens of a request's prompt are computed, and others reused."""
         cost = COMPUTED_TOKEN_COST + (PROMPT_LOGPROB_COST if request.lacks_prompt_logprobs else 0)
-        return num_tokens * cost / self.share(request.tenant).weight
+        return (num_tokens * cost + num_reused * REUSED_TOKEN_COST) / self.share(request.tenant).weight
 
     def unused(self, group: SequenceGroup) -> float:
         """What a running group's prompt was charged as a whole when it was admitted, and is not computed yet."""
