@@ -13,6 +13,7 @@ from support.model_zoo import SUPPORTED, WIDE, WIDE_EXPERTS, build, build_shallo
 from torch import nn
 
 from radixkv.config import ModelConfig
+from radixkv.model import deferred_weights
 from radixkv.model.checkpoint import read_checkpoint
 from radixkv.model.deferred_weights import CheckpointFiles, ProductsOfZeros
 from radixkv.model.loader import load_model
@@ -89,6 +90,31 @@ def test_a_head_of_its_own_is_not_tied_by_a_configuration_that_says_so(tmp_path:
         assert (deferred is None) == (given is head)
     assert torch.equal(model.lm_head.weight, head)
     assert torch.equal(model.model.embed_tokens.weight, tensors["model.embed_tokens.weight"])
+
+
+def test_what_is_tied_and_stored_twice_is_compared_a_few_rows_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both were in memory whole: of a large vocabulary, gigabytes."""
+    monkeypatch.setattr(deferred_weights, "ROWS_OF_A_PIECE", 4)
+    rows = torch.arange(30.0).reshape(10, 3)
+    last = rows.clone()
+    last[-1, -1] = 0
+    codes = torch.ones(10, 3, dtype=torch.int8)
+    others = {"same": rows.clone(), "last": last, "short": rows[:8].clone(), "long": torch.cat([rows, rows[:1]])}
+    scalars = {"one": torch.ones(()), "again": torch.ones(()), "two": torch.full((), 2.0)}
+    types = {"bfloat16": rows.bfloat16(), "codes": codes, "ones": torch.ones(10, 3), "same codes": codes.clone()}
+    save_file({"rows": rows, **others, **scalars, **types}, tmp_path / "model.safetensors")
+    files = CheckpointFiles(tmp_path)
+    assert files.is_stored_as("one", "again")
+    assert not files.is_stored_as("one", "two")
+    monkeypatch.delattr(CheckpointFiles, "read")
+    assert [files.is_stored_as(name, "rows") for name in others] == [True, False, False, False]
+    assert [files.is_stored_as("rows", name) for name in others] == [True, False, False, False]
+    assert files.is_stored_as("missing", "rows")
+    assert files.is_stored_as("bfloat16", "rows")
+    assert files.is_stored_as("same codes", "codes")
+    assert not files.is_stored_as("codes", "ones")
 
 
 @pytest.mark.parametrize("beside", ["model.safetensors.index.json", "pytorch_model.bin"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import nn
 
-from radixkv.model.deferred_weights import CheckpointFiles
+from radixkv.model.deferred_weights import ROWS_OF_A_PIECE, CheckpointFiles
 from radixkv.model.quantised.method import METHODS
 from radixkv.model.quantised.tensors import FLOATS, ModuleTensors, OtherLayoutError, StoredMatrix, UnreadableError
 from radixkv_cpu import Blocks
@@ -88,6 +88,9 @@ class QuantisedFiles(CheckpointFiles):
     def blocks(self, name: str) -> Blocks | None:
         matrix = self._matrices.get(name)
         return None if matrix is None else matrix.read().blocks()
+
+    def _pieces(self, name: str) -> Iterator[torch.Tensor]:
+        return iter(self.read(name).split(ROWS_OF_A_PIECE)) if name in self._matrices else super()._pieces(name)
 
     def _find(self, model: nn.Module, name: str, parameter: nn.Parameter) -> set[str]:
         """Names of the tensors that a parameter is made of; none: it is not there."""

@@ -237,6 +237,18 @@ def test_a_head_of_its_own_is_refused_where_the_configuration_ties_it(tmp_path: 
     assert torch.equal(ours.lm_head(torch.eye(128)).t(), (embedding + 1).float())
 
 
+def test_a_quantised_head_is_refused_where_the_configuration_ties_it(tmp_path: Path) -> None:
+    """torch compares no float8 with another type, and what it raised was said as it was."""
+    write(tiny(tie_word_embeddings=True), tmp_path, float8("tensor"))
+    path = tmp_path / "model.safetensors"
+    given = load_file(path)
+    head = given["model.embed_tokens.weight"].to(torch.float8_e4m3fn)
+    save_file(given | {"lm_head.weight": head, "lm_head.weight_scale_inv": torch.ones(())}, path)
+    message = r"lm_head\.weight: expected the numbers of model\.embed_tokens\.weight, .* \"tie_word_embeddings\": false"
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(tmp_path, ModelConfig(dtype="float32"))
+
+
 def test_a_method_without_a_name_is_refused(tmp_path: Path) -> None:
     """As MLX writes it."""
     write(tiny(), tmp_path, gptq(4, 64))
