@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,9 @@ from radixkv.model.whole_weights import load_whole
 
 # What safetensors and torch raise of a damaged file, beside an OSError.
 _OF_DAMAGE = (SafetensorError, UnpicklingError, EOFError, RuntimeError)
+_OF_CPU_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+# What torch's messages begin with: "[enforce fail at alloc_cpu.cpp:127] err == 0. ".
+_FAILED_CHECK = re.compile(r"\[enforce fail at [^]]*\] .*?\. ")
 
 
 def read_checkpoint(
@@ -49,8 +53,8 @@ def read_checkpoint(
         The model, and where its weights are; None: they are in memory.
 
     Raises:
-        ModelLoadError: it is quantised, and neither this nor transformers can read how; it lacks weights of the model; or a
-            file is damaged.
+        ModelLoadError: it is quantised, and neither this nor transformers can read how; it lacks weights of the model; a file
+            is damaged; or there is too little memory.
         OSError, ValueError, KeyError: as transformers raises them.
     """
     path = Path(folder)
@@ -70,15 +74,16 @@ def read_checkpoint(
     if found is None:
         with _damage_errors(folder):
             whole: Any = load_whole(folder, dtype, config)
-        return whole.to(device), None
+            return whole.to(device), None
     model, deferred = found
     if (path / "generation_config.json").exists():
         model.generation_config = transformers.GenerationConfig.from_pretrained(path)
     if may_defer and device.type == "cpu":
         return model, deferred
-    if deferred is not None:
-        deferred.fill(model)
-    moved: Any = model.to(device)
+    with _memory_errors(folder):
+        if deferred is not None:
+            deferred.fill(model)
+        moved: Any = model.to(device)
     return moved, None
 
 
@@ -86,17 +91,32 @@ def read_checkpoint(
 def _damage_errors(folder: str) -> Iterator[None]:
     """What a damaged file raises becomes a `ModelLoadError` that names the folder, and the file where it is known."""
     try:
-        yield
+        with _memory_errors(folder):
+            yield
+    except (NotImplementedError, RecursionError):  # of code, not of a file, though they are RuntimeErrors
+        raise
     except _OF_DAMAGE as error:
         raise ModelLoadError(
             f"{folder}: its weights cannot be read, a file may be damaged: {_reason(error)}"
         ) from error
 
 
+@contextmanager
+def _memory_errors(folder: str) -> Iterator[None]:
+    """What is raised where memory is lacking becomes a `ModelLoadError` that says so."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        # Of a CPU's memory, torch raises no class of its own.
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and _OF_CPU_MEMORY not in str(error):
+            raise
+        raise ModelLoadError(f"{folder}: there is too little memory for its weights: {_reason(error)}") from error
+
+
 def _reason(error: Exception | str) -> str:
-    """The first sentence, without the advice that follows."""
+    """The first sentence, without the check of torch's that failed, and without the advice that follows."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].partition(". ")[0]
+    return _FAILED_CHECK.sub("", lines[0]).partition(". ")[0]
 
 
 def _defer(
@@ -148,7 +168,8 @@ def _open_quantised(
     try:
         # Of a method that it does not know, it would make up the weights.
         if AutoHfQuantizer.supports_quant_method(dict(quantisation)):
-            return load_whole(str(folder), dtype, config), None
+            with _memory_errors(str(folder)):
+                return load_whole(str(folder), dtype, config), None
     except (ImportError, ValueError, *_OF_DAMAGE) as error:
         refusal = error
     raise ModelLoadError(

@@ -85,7 +85,7 @@ def load_model(
         progress: called with a message before a slow operation; by default prints it to standard error.
 
     Raises:
-        ModelLoadError: the model does not exist or cannot be read.
+        ModelLoadError: the model does not exist or cannot be read, or there is too little memory for its weights.
         UnsupportedModelError: the model cannot run over KV cache blocks.
         ValueError: ``dtype``, ``device``, ``max_model_len``, ``quantization`` or ``chat_template`` is impossible for this
             model and machine; ``generation_config`` is not there, or nothing can be sampled with it; or the model's weights

@@ -18,6 +18,7 @@ from support.quantised_checkpoints import Scheme, awq, float8, gptq, int8, write
 
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
+from radixkv.model import checkpoint
 from radixkv.model.loader import load_model
 
 SIZES: dict[str, Any] = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 192, "num_hidden_layers": 2}
@@ -70,6 +71,56 @@ def test_a_damaged_checkpoint_is_refused_by_its_name(native: bool, name: str, co
     with pytest.raises(ModelLoadError, match=f"^{tmp_path}: ") as error:
         load_model(tmp_path, ModelConfig(dtype="float32"), native=native)
     assert "weights_only" not in str(error.value)
+
+
+@pytest.mark.parametrize("quantised", [True, False])
+@pytest.mark.parametrize("kind", ["of torch", "of Python", "of a GPU"])
+def test_too_little_memory_is_no_damage(
+    kind: str, quantised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files were said to be damaged, for "[enforce fail at alloc_cpu.cpp:127] err == 0"."""
+    model = build("llama", SIZES)
+    model.config.save_pretrained(tmp_path)
+    if quantised:  # read by transformers
+        config = json.loads((tmp_path / "config.json").read_text())
+        method = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+        (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": method}))
+
+    def load(*arguments: object) -> None:
+        if kind == "of torch":
+            torch.empty(1 << 50)
+        raise MemoryError("no room") if kind == "of Python" else torch.OutOfMemoryError("no room. Try to allocate less")
+
+    monkeypatch.setattr(checkpoint, "load_whole", load)
+    reason = "DefaultCPUAllocator: can't allocate memory: you tried to allocate [0-9]+ bytes"
+    reason = reason if kind == "of torch" else "no room"
+    with pytest.raises(ModelLoadError, match=f"^{tmp_path}: there is too little memory for its weights: {reason}$"):
+        load_model(tmp_path, ModelConfig(dtype="float32"), native=False)
+
+
+@pytest.mark.parametrize("kind", [NotImplementedError, RecursionError])
+def test_a_defect_of_code_is_no_damage(kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are RuntimeErrors, which torch raises of damaged files."""
+    build("llama", SIZES).config.save_pretrained(tmp_path)
+
+    def load(*arguments: object) -> None:
+        raise kind("defect")
+
+    monkeypatch.setattr(checkpoint, "load_whole", load)
+    with pytest.raises(kind, match=r"^defect$"):
+        load_model(tmp_path, native=False)
+
+
+def test_what_is_wrong_with_a_damaged_file_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's messages begin with the check that failed, which was taken for the first sentence."""
+    build("llama", SIZES).config.save_pretrained(tmp_path)
+
+    def load(*arguments: object) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:260] . PytorchStreamReader failed. Advice follows.")
+
+    monkeypatch.setattr(checkpoint, "load_whole", load)
+    with pytest.raises(ModelLoadError, match=r"a file may be damaged: PytorchStreamReader failed$"):
+        load_model(tmp_path, native=False)
 
 
 @pytest.mark.parametrize("damage", ["cut", "a length"])
