@@ -27,9 +27,8 @@ MANIFEST = "radixkv.json"
 _SECONDS_UNUSED = 90 * 86400
 # The last of these ends the name of a file that is being written, or whose writer was killed.
 _FILE_NAME = re.compile(r"[0-9a-f]{32}(\.safetensors)?(\.\w{8})?")
-# Of the folder that a conversion is made in, or was when its process was killed.
-_TEMPORARY_FOLDER_NAME = re.compile(r".+-[\w-]{16}-\d+(-blocks)?\.\w{8}")
-_IN_TEMPORARY_FOLDER = "model"
+# The file in a folder that a conversion is made in, or was when its process was killed.
+_TEMPORARY_MARK = "radixkv.temporary"
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +52,8 @@ def packed_folder() -> Path:
 def temporary_folder(target: Path) -> Iterator[Path]:
     """A path beside a folder of the cache, for what becomes that folder, or was it. What is there afterwards is removed."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.") as temporary:
-        yield Path(temporary) / _IN_TEMPORARY_FOLDER
+        (Path(temporary) / _TEMPORARY_MARK).touch()
+        yield Path(temporary) / "model"
 
 
 def mark_used(path: Path) -> None:
@@ -76,10 +76,7 @@ def remove_unused() -> None:
 
 def _entries() -> Iterator[Path]:
     """What RadixKV has made: the folder may have been chosen, and hold other files."""
-    yield from (path.parent for path in cache_folder().glob(f"*/{MANIFEST}"))
-    for folder in cache_folder().glob("*.*/"):
-        is_named_so = _TEMPORARY_FOLDER_NAME.fullmatch(folder.name)
-        if is_named_so and {path.name for path in folder.glob("*")} <= {_IN_TEMPORARY_FOLDER}:
-            yield folder
+    for mark in (MANIFEST, _TEMPORARY_MARK):
+        yield from (path.parent for path in cache_folder().glob(f"*/{mark}"))
     for folder in (quantised_folder(), packed_folder()):
         yield from (path for path in folder.glob("*") if _FILE_NAME.fullmatch(path.name))

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from radixkv.model.gguf_conversion import converted_folder, ensure_converted
-from radixkv.model.model_cache import MANIFEST, mark_used, packed_folder, quantised_folder, remove_unused
+from radixkv.model.model_cache import (
+    MANIFEST,
+    mark_used,
+    packed_folder,
+    quantised_folder,
+    remove_unused,
+    temporary_folder,
+)
 from radixkv.model.native.panel_cache import PanelCache
 
 OLD, KEY = 1_000_000_000, "0123456789abcdef" * 2
@@ -55,9 +62,10 @@ def test_a_conversion_whose_process_was_killed_is_removed_when_it_is_old(cache: 
     targets = [converted_folder(gguf, in_blocks) for in_blocks in (False, True)]
     cache.mkdir()
     for target in targets:
-        folder = Path(tempfile.mkdtemp(dir=cache, prefix=f"{target.name}."))
-        (folder / "model").mkdir()
-        (folder / "model" / "blocks.safetensors").write_bytes(b"weights")
+        with temporary_folder(target) as temporary:
+            temporary.mkdir()
+            (temporary / "blocks.safetensors").write_bytes(b"weights")
+            shutil.copytree(temporary.parent, f"{temporary.parent}.left")
     remove_unused()
     assert len([*cache.iterdir()]) == 2
     for folder in cache.iterdir():
@@ -67,13 +75,14 @@ def test_a_conversion_whose_process_was_killed_is_removed_when_it_is_old(cache: 
 
 
 def test_files_of_others_stay(cache: Path) -> None:
-    """The folder may be one that holds other things."""
+    """The folder may be one that holds other things. One that was named like a conversion's was removed."""
     paths = [
         cache / "notes.txt",
         cache / "packed" / "lunch",
         cache / "quantised" / f"{KEY}.txt",
         cache / "a" / "b.json",
         cache / "a-0123456789abcdef-4.abcd1234" / "b.json",
+        cache / "run-2024_05_06-12_30-7.finished" / "model",
     ]
     paths = [make_old(path) for path in paths]
     for path in paths:
