@@ -21,6 +21,7 @@ from radixkv.model.deferred_weights import (
     CheckpointFiles,
     DeferredWeights,
     build_without_weights,
+    safetensors_of,
 )
 from radixkv.model.gguf_conversion import BLOCKS_FILE
 from radixkv.model.quantised import METHODS, OtherLayoutError, QuantisedFiles, UnreadableError, quantisation_of
@@ -62,6 +63,9 @@ def read_checkpoint(
     quantisation = quantisation_of(config, path)
     if quantisation is not None and not path.is_dir():
         path = Path(huggingface_hub.snapshot_download(folder, allow_patterns=["*.json", "*.safetensors"]))
+    if path.is_dir():
+        with _damage_errors(folder):
+            safetensors_of(path)  # what transformers raises of a damaged index names no file
     found: tuple[transformers.PreTrainedModel, DeferredWeights | None] | None = None
     if (path / BLOCKS_FILE).exists():
         model = build_without_weights(config, dtype)

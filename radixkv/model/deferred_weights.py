@@ -102,7 +102,7 @@ class CheckpointFiles(WeightFiles):
     """
 
     def __init__(self, folder: Path) -> None:
-        files = [_open(path) for path in _safetensors_of(folder)]
+        files = [_open(path) for path in safetensors_of(folder)]
         self._files: dict[str, Any] = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (it is no dictionary)
 
     def __contains__(self, name: str) -> bool:
@@ -143,15 +143,30 @@ class CheckpointFiles(WeightFiles):
         )
 
 
-def _safetensors_of(folder: Path) -> list[Path]:
-    """Those that transformers loads; a file of another name, which it does not know, only where it would load nothing."""
+def safetensors_of(folder: Path) -> list[Path]:
+    """Those that transformers loads; a file of another name, which it does not know, only where it would load nothing.
+
+    Raises:
+        OSError, SafetensorError: an index cannot be read; the latter names the file.
+    """
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if single.exists():
         return [single]
     if index.exists():
-        return [folder / name for name in sorted({*json.loads(index.read_text())["weight_map"].values()})]
+        return _indexed(index)
     others = [*folder.glob("*.safetensors")]
     return others if len(others) == 1 and not any((folder / name).exists() for name in _OF_TORCH) else [single]
+
+
+def _indexed(index: Path) -> list[Path]:
+    text = index.read_text(errors="replace")
+    try:
+        paths = [index.parent / name for name in sorted({*json.loads(text)["weight_map"].values()})]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        paths = []
+    if not paths:
+        raise SafetensorError(f"{index.name}: expected a weight_map of file names, got {text!r:.80}")
+    return paths
 
 
 def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:

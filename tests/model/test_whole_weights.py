@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,34 @@ def test_a_damaged_checkpoint_is_refused_by_its_name(native: bool, name: str, co
     with pytest.raises(ModelLoadError, match=f"^{tmp_path}: ") as error:
         load_model(tmp_path, ModelConfig(dtype="float32"), native=native)
     assert "weights_only" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"weight_map": []}',
+        '{"weight_map": {}}',
+        '{"weight_map": {"a": 1}}',
+        '{"weight_map": {"a": []}}',
+    ],
+)
+@pytest.mark.parametrize("case", ["native", "whole", "quantised"])
+def test_a_damaged_index_is_refused_by_its_name(case: str, contents: str, tmp_path: Path) -> None:
+    """It ended with an AttributeError and the like, or a JSONDecodeError that named no file."""
+    model = build("llama", SIZES)
+    if case == "quantised":
+        write(model, tmp_path, gptq(4, 64))
+        (tmp_path / "model.safetensors").unlink()
+    else:
+        model.config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(contents)
+    message = f"model.safetensors.index.json: expected a weight_map of file names, got '{contents}'"
+    message = f"{tmp_path}: its weights cannot be read, a file may be damaged: {message}"
+    with pytest.raises(ModelLoadError, match=f"^{re.escape(message)}$"):
+        load_model(tmp_path, ModelConfig(dtype="float32"), native=case != "whole")
 
 
 @pytest.mark.parametrize("quantised", [True, False])
