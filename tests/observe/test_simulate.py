@@ -20,6 +20,7 @@ from radixkv.observe.simulate.replay import replay
 from radixkv.observe.simulate.report import Report, advise, load, parse_policies, parse_sizes, simulate
 from radixkv.observe.simulate.synthetic import SYNTHETIC, agents, chats, documents, long_documents, mixed, scans
 from radixkv.observe.simulate.trace import Trace, TracedRequest, read_trace
+from radixkv.observe.trace_format import TRACE_FORMAT, TRACE_VERSION
 
 
 def trace_of(*prompts: list[int]) -> Trace:
@@ -227,6 +228,16 @@ def test_an_unfinished_last_line_is_left_out(tmp_path: Path, caplog: pytest.LogC
         path.write_text(wrong)
         with pytest.raises(ValueError, match=r"line [12]: expected an object"):
             read_trace(path)
+
+
+def test_a_trace_that_ends_in_its_first_request_has_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It was told as a line of another format."""
+    path = tmp_path / "trace.jsonl"
+    header = json.dumps({"format": TRACE_FORMAT, "version": TRACE_VERSION, "block_size": 16})
+    path.write_text(f'{header}\n{{"timestamp": 0, "ha')
+    with pytest.raises(ValueError, match="there is no request in it"):
+        read_trace(path)
+    assert caplog.messages == [f"{path}, line 2: it is unfinished, and left out"]
 
 
 def test_sizes_and_policies_are_parsed() -> None:

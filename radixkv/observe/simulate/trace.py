@@ -111,7 +111,7 @@ def read_trace(path: Path) -> Trace:
                     num_tokens += _num_tokens(fields, "input_length")
                     num_blocks += len(prompt)
             except (ValueError, KeyError, TypeError, RecursionError) as error:
-                if isinstance(error, json.JSONDecodeError) and rows and not line.endswith("\n"):
+                if isinstance(error, json.JSONDecodeError) and number > 1 and not line.endswith("\n"):
                     _log.warning("%s, line %d: it is unfinished, and left out", path, number)
                     break
                 raise ValueError(
