@@ -367,14 +367,11 @@ class LLM:
 
     def _run(self, requests: list[Request], use_tqdm: bool | Callable[..., Any]) -> None:
         """Run requests to their end. Whatever is raised here, none of them stays in the engine."""
-        with self._own_engine():
+        with self._own_engine(), deferred_interrupt() as interrupt:
             try:
                 for request in requests:
                     self.engine.add(request)
-                with (
-                    deferred_interrupt() as interrupt,
-                    _progress_bar(use_tqdm, len(requests)) as bar,
-                ):
+                with _progress_bar(use_tqdm, len(requests)) as bar:
                     while not all(request.finished for request in requests):
                         interrupt.deliver()
                         bar.update(sum(request.finished for request in self.engine.step()))
@@ -387,7 +384,7 @@ class LLM:
 
     def _stream(self, request: Request, reader: AnswerReader | None = None) -> Iterator[RequestOutput]:
         try:
-            with self._own_engine():
+            with self._own_engine(), deferred_interrupt():
                 self.engine.add(request)
             finished = False
             while not finished:
@@ -405,7 +402,7 @@ class LLM:
                         reader.read(output)
                     yield output
         finally:
-            with self._engine_lock:
+            with self._engine_lock, deferred_interrupt():
                 self._abort_unfinished([request])
 
     def _abort_unfinished(self, requests: list[Request]) -> None:

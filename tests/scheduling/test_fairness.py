@@ -189,6 +189,48 @@ def test_a_prompt_does_not_give_way_where_its_refund_would_bring_it_back() -> No
     driver.run()
 
 
+def test_what_others_gave_way_for_starts_although_another_candidate_is_kept_out_by_a_limit() -> None:
+    """Room was made in the order of the queue, and used in that of what is cached: in every step for nobody."""
+    driver = SchedulerDriver(max_num_seqs=6, budget=64, shares={"a": TenantShare(max_num_seqs=2)})
+    warm = prompt(40)
+    driver.add(warm, max_new=1, tenant="a")
+    driver.run()
+    driver.add(prompt(4), max_new=200, tenant="a")
+    for _ in range(5):
+        driver.add(prompt(4), max_new=200, tenant="b")
+    for _ in range(30):
+        driver.step()
+    cold = driver.add(prompt(40), max_new=4, tenant="a")
+    driver.add([*warm, *prompt(2)], max_new=4, n=2, tenant="a")
+    assert steps_to_first_token(driver, cold) <= 2
+    assert driver.scheduler.num_preemptions == 1
+
+
+def test_one_gives_way_for_several_that_wait_for_a_common_prefix() -> None:
+    """Four gave way, one of the others started, and three went on in the same step: what they had computed was lost."""
+    driver = SchedulerDriver(max_num_seqs=8, budget=512)
+    for _ in range(8):
+        driver.add(prompt(16), max_new=200, tenant="a", read_cache=False)
+    for _ in range(20):
+        driver.step()
+    common = prompt(100)
+    for _ in range(4):
+        driver.add([*common, *prompt(4)], max_new=4, tenant="b")
+    driver.step()
+    assert driver.scheduler.num_preemptions == 1
+
+
+def test_what_gave_way_does_not_take_the_blocks_that_are_still_lacking() -> None:
+    """It went on in the place that it had left, so that one gave way in every step, and the other waited for forty."""
+    driver = SchedulerDriver(num_blocks=64, block_size=4, budget=64, max_num_seqs=4)
+    for _ in range(4):
+        driver.add(prompt(40), max_new=100, tenant="a")
+    for _ in range(5):
+        driver.step()
+    assert steps_to_first_token(driver, driver.add(prompt(120), max_new=4, tenant="b")) <= 5
+    assert driver.scheduler.num_preemptions <= 3
+
+
 def test_a_tenant_whose_prompt_is_computed_takes_no_place_for_the_next_one() -> None:
     """The next one did not fit beside it into the step, so that what had given way went on in its place, in every step."""
     driver = SchedulerDriver(max_num_seqs=4, budget=16)

@@ -116,3 +116,25 @@ def test_a_handler_that_sets_another_is_not_put_back(handled_by: Callable[[Any],
         interrupt.deliver()
         press()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_second_one_while_requests_are_aborted_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended their abortion: the rest stayed in the engine with their blocks, and nobody could end them."""
+    llm = LLM(build_supported("llama"), num_blocks=100)
+    step, abort = llm.engine.step, llm.engine.abort
+
+    def step_pressed() -> Any:
+        press()
+        return step()
+
+    def abort_pressed(request_id: str) -> bool:
+        if request_id == "1":
+            press()
+        return abort(request_id)
+
+    monkeypatch.setattr(llm.engine, "step", step_pressed)
+    monkeypatch.setattr(llm.engine, "abort", abort_pressed)
+    prompts = [{"prompt_token_ids": [3 + number, 4, 5]} for number in range(5)]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompts, SamplingParams(max_tokens=50, detokenize=False), use_tqdm=False)
+    assert not llm.engine.has_unfinished_requests
