@@ -72,6 +72,7 @@ class AsyncEngine:
         self._heartbeat = Heartbeat()
         self._engine_thread = EngineThread(engine, self._deliver, self._heartbeat)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._has_ended = False
         self._streams: dict[str, RequestStream] = {}
         self.abandoned = False
         self.cut_short = False
@@ -281,6 +282,8 @@ class AsyncEngine:
         self._engine.check_process()
         loop = asyncio.get_running_loop()
         if self._loop is None:
+            if self._has_ended:
+                raise EngineDeadError("the engine was stopped")
             refuse_in_use(self._engine)
             self._loop = loop  # before the thread begins, which delivers to it
             self._engine_thread.start()
@@ -298,6 +301,7 @@ class AsyncEngine:
             left = max(0.0, write_until - time.monotonic())
             await asyncio.shield(asyncio.wrap_future(self._engine_thread.stop(left)))
         self._intake.shut_down()
+        self._has_ended = True
         return not self.cut_short
 
     def _deliver(self, result: StepResult) -> None:

@@ -328,3 +328,17 @@ def test_an_engine_that_cannot_be_made_releases_its_folder(wrong: dict[str, Any]
         tiny(disk_cache=tmp_path, **wrong)
     assert raised.traceback
     tiny(disk_cache=tmp_path).generate(prompts(1), GREEDY, use_tqdm=False)
+
+
+def test_one_that_was_shut_down_before_it_ran_never_runs() -> None:
+    """A call began to run it afterwards, and its LLM could no longer be used."""
+    offline = tiny()
+
+    async def main() -> None:
+        llm = AsyncLLM(offline)
+        await llm.shutdown()
+        with pytest.raises(EngineDeadError, match="the engine was stopped"):
+            await llm.call(lambda engine: engine.num_steps)
+
+    asyncio.run(main())
+    assert offline.generate(prompts(1), GREEDY, use_tqdm=False)
