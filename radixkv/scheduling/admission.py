@@ -192,9 +192,7 @@ class Admission:
                 break
             if usage.exceeds_limit(group):
                 break
-            if self._in_flight_prefixes.should_wait(group, self._running):
-                continue
-            if self._loads is not None and self._loads.find_or_load(group, self._num_spare_blocks):
+            if self._waits_for_prefix(group):
                 continue
             if max_tokens is not None and self._waiting.num_uncached(group) > max_tokens:
                 break
@@ -208,11 +206,15 @@ class Admission:
 
     def _may_start(self, group: SequenceGroup, max_tokens: int | None, usage: TenantUsage) -> bool:
         """Whether nothing but room keeps a group that room was made for from starting now."""
-        if usage.exceeds_limit(group) or self._in_flight_prefixes.should_wait(group, self._running):
-            return False
-        if self._loads is not None and self._loads.find_or_load(group, self._num_spare_blocks):
+        if usage.exceeds_limit(group) or self._waits_for_prefix(group):
             return False
         return max_tokens is None or self._waiting.num_uncached(group) <= max_tokens
+
+    def _waits_for_prefix(self, group: SequenceGroup) -> bool:
+        """Whether more of its prompt is computed by another group, or found or loaded: both go on when they are asked."""
+        if self._in_flight_prefixes.should_wait(group, self._running):
+            return True
+        return self._loads is not None and self._loads.find_or_load(group, self._num_spare_blocks)
 
     def _tenants_before(self, request: Request | None, usage: TenantUsage) -> list[str]:
         """The tenants, in turn, whose waiting groups may come before a request whose prompt is in progress."""

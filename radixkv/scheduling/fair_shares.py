@@ -82,32 +82,31 @@ class FairShares:
             floor = max((self.counter(other) for other in running), default=0.0)
         self._counters[tenant] = max(self.counter(tenant), floor)
 
-    def charge(
-        self, tenant: str, *, computed: float = 0, with_logprobs: int = 0, generated: int = 0, reused: int = 0
-    ) -> None:
+    def charge(self, tenant: str, *, computed: float = 0, generated: int = 0, reused: int = 0) -> None:
         """Count tokens that were served to the tenant.
 
         Args:
             tenant: whose request it is.
             computed: of prompts.
-            with_logprobs: those of them whose log-probabilities are wanted.
             generated: of answers.
             reused: of prompts, from the cache.
         """
-        cost = (
-            COMPUTED_TOKEN_COST * computed
-            + PROMPT_LOGPROB_COST * with_logprobs
-            + GENERATED_TOKEN_COST * generated
-            + REUSED_TOKEN_COST * reused
-        )
-        self._counters[tenant] = self.counter(tenant) + cost / self.share(tenant).weight
-        self._num_charges += 1
-        self._charged_at[tenant] = self._num_charges
+        cost = COMPUTED_TOKEN_COST * computed + GENERATED_TOKEN_COST * generated + REUSED_TOKEN_COST * reused
+        self._serve(tenant, cost / self.share(tenant).weight)
+
+    def charge_prompt(self, request: Request, num_tokens: int, num_reused: int) -> None:
+        """Count tokens of a request's prompt that are computed from now on, and others that are reused."""
+        self._serve(request.tenant, self.prompt_service(request, num_tokens, num_reused))
 
     def prompt_service(self, request: Request, num_tokens: int, num_reused: int = 0) -> float:
-        """By how much the counter rises when so many tokens of a request's prompt are computed, and others reused."""
+        """By how much `charge_prompt` raises the counter."""
         cost = COMPUTED_TOKEN_COST + (PROMPT_LOGPROB_COST if request.lacks_prompt_logprobs else 0)
         return (num_tokens * cost + num_reused * REUSED_TOKEN_COST) / self.share(request.tenant).weight
+
+    def _serve(self, tenant: str, service: float) -> None:
+        self._counters[tenant] = self.counter(tenant) + service
+        self._num_charges += 1
+        self._charged_at[tenant] = self._num_charges
 
     def unused(self, group: SequenceGroup) -> float:
         """What a running group's prompt was charged as a whole when it was admitted, and is not computed yet."""

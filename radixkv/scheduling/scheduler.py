@@ -329,13 +329,7 @@ class Scheduler:
     def _start_admitted(self, group: SequenceGroup) -> None:
         self.start(group)
         request = group.request
-        num_tokens = group.num_pending - 1
-        self.shares.charge(
-            request.tenant,
-            computed=num_tokens,
-            with_logprobs=num_tokens if request.lacks_prompt_logprobs else 0,
-            reused=group.num_computed_at_start,
-        )
+        self.shares.charge_prompt(request, group.num_pending - 1, group.num_computed_at_start)
         if request.num_cached_tokens is None:
             # Of a resumed request, tokens of its answer may have been cached, too.
             request.num_cached_tokens = min(group.num_computed_at_start, request.num_prompt_tokens)

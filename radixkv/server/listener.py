@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 # For a connection on which nothing comes: seconds until the other end is asked whether it is there, seconds between further
 # questions, and how many of them are not answered by one that is gone.
@@ -68,7 +69,7 @@ def unix_listener(path: Path) -> Iterator[socket.socket]:
         try:
             if len(os.fsencode(path)) > _MAX_UNIX_PATH:
                 raise OSError(f"expected at most {_MAX_UNIX_PATH} bytes, got {len(os.fsencode(path))}")
-            held.enter_context(_locked(Path(f"{path}.lock")))
+            held.enter_context(_open_locked(Path(f"{path}.lock")))
             if _is_left_over(path):
                 path.unlink()
             listener.bind(os.fspath(path))
@@ -86,30 +87,25 @@ def unix_listener(path: Path) -> Iterator[socket.socket]:
                     path.unlink()
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """A file that no other process has locked meanwhile. It is made if there is none, and only read: another user may own it.
+def _open_locked(path: Path) -> BinaryIO:
+    """A file that no other process locks while it is open. It is made if there is none, and only read: others may own it.
 
     Raises:
         FileNotFoundError: there is no folder for it.
         OSError: it cannot be opened, or another process has locked it.
     """
     with suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+        path.touch(0o644, exist_ok=False)
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with ExitStack() as opened:
+            file = opened.enter_context(path.open("rb"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            opened.pop_all()
+    except BlockingIOError as error:
+        raise OSError(os.strerror(errno.EADDRINUSE)) from error
     except OSError as error:
         raise OSError(f"its lock {path}: {error.strerror}") from error
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OSError(os.strerror(errno.EADDRINUSE)) from error
-        except OSError as error:
-            raise OSError(f"its lock {path}: {error.strerror}") from error
-        yield
-    finally:
-        os.close(file)
+    return file
 
 
 def listen(listener: socket.socket, backlog: int) -> None:

@@ -127,27 +127,28 @@ def test_too_little_memory_is_no_damage(
         load_model(tmp_path, ModelConfig(dtype="float32"), native=False)
 
 
+def fail_to_load(folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a model's configuration, of which transformers raises an error when it loads the weights."""
+    build("llama", SIZES).config.save_pretrained(folder)
+
+    def load(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(checkpoint, "load_whole", load)
+
+
 @pytest.mark.parametrize("kind", [NotImplementedError, RecursionError])
 def test_a_defect_of_code_is_no_damage(kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are RuntimeErrors, which torch raises of damaged files."""
-    build("llama", SIZES).config.save_pretrained(tmp_path)
-
-    def load(*arguments: object) -> None:
-        raise kind("defect")
-
-    monkeypatch.setattr(checkpoint, "load_whole", load)
+    fail_to_load(tmp_path, kind("defect"), monkeypatch)
     with pytest.raises(kind, match=r"^defect$"):
         load_model(tmp_path, native=False)
 
 
 def test_what_is_wrong_with_a_damaged_file_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's messages begin with the check that failed, which was taken for the first sentence."""
-    build("llama", SIZES).config.save_pretrained(tmp_path)
-
-    def load(*arguments: object) -> None:
-        raise RuntimeError("[enforce fail at inline_container.cc:260] . PytorchStreamReader failed. Advice follows.")
-
-    monkeypatch.setattr(checkpoint, "load_whole", load)
+    message = "[enforce fail at inline_container.cc:260] . PytorchStreamReader failed. Advice follows."
+    fail_to_load(tmp_path, RuntimeError(message), monkeypatch)
     with pytest.raises(ModelLoadError, match=r"a file may be damaged: PytorchStreamReader failed$"):
         load_model(tmp_path, native=False)
 
