@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -15,6 +16,8 @@ from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.scheduling.waiting_queue import WaitingQueue
+
+_numbers = itertools.count()
 
 
 class SchedulerDriver:
@@ -236,3 +239,18 @@ class SchedulerDriver:
                 sequence.drop_placeholders()
                 self.scheduler.blocks.close(sequence)
                 self.scheduler.remove(group)
+
+
+def prompt(length: int) -> list[int]:
+    """Like no other."""
+    start = 100_000 + 1000 * next(_numbers)
+    return list(range(start, start + length))
+
+
+def steps_to_first_token(driver: SchedulerDriver, request: Request) -> int:
+    """Take steps until a request has its first token."""
+    for step in range(1, 1000):
+        driver.step()
+        if request.sequences[0].output_token_ids:
+            return step
+    raise AssertionError("it starves")

@@ -1,0 +1,179 @@
+"""For whom running groups of another tenant give way, and what that costs them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.scheduler_driver import SchedulerDriver, prompt, steps_to_first_token
+
+from radixkv.scheduling.request import Request
+from radixkv.scheduling.tenant_share import TenantShare
+
+
+def _most_steps(requests: Sequence[Request], budget: int) -> int:
+    """To answer them one after the other, each twice more than once, and a step that is spent on making room each time."""
+    return sum(3 * (-(-request.num_prompt_tokens // budget) + request.max_new_tokens + 1) for request in requests)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.fixed_dictionaries({"max_num_seqs": st.integers(1, 6), "budget": st.sampled_from([4, 8, 16, 64])}),
+    ahead=st.booleans(),
+    lengths=st.tuples(*[st.sampled_from([4, 40, 150])] * 3),
+    max_new=st.tuples(*[st.sampled_from([1, 8, 40])] * 3),
+    rates=st.tuples(*[st.sampled_from([0.02, 0.1, 0.5])] * 3),
+    weights=st.tuples(*[st.sampled_from([0.5, 1, 3])] * 3),
+    seed=st.integers(0, 1000),
+)
+def test_whatever_other_tenants_ask_for_every_request_ends_in_time_and_gives_way_only_for_those_that_are_served(
+    sizes: dict[str, int],
+    ahead: bool,
+    lengths: tuple[int, ...],
+    max_new: tuple[int, ...],
+    rates: tuple[float, ...],
+    weights: tuple[float, ...],
+    seed: int,
+) -> None:
+    """Half of the requests lose what they computed when they are preempted; the driver sees whom each gives way for."""
+    rng = random.Random(seed)
+    shares = {tenant: TenantShare(weight) for tenant, weight in zip("abc", weights, strict=True)}
+    driver = SchedulerDriver(num_blocks=50_000, ahead=ahead, shares=shares, **sizes)
+    for _ in range(150):
+        for tenant, longest, most, rate in zip("abc", lengths, max_new, rates, strict=True):
+            if rng.random() < rate and sum(group.request.tenant == tenant for group in driver.scheduler.waiting) < 5:
+                kind = {"read_cache": rng.random() < 0.5, "prompt_logprobs": rng.choice([None, None, 0])}
+                driver.add(prompt(rng.randint(1, longest)), max_new=rng.randint(1, most), tenant=tenant, **kind)
+        driver.step()
+    driver.run(_most_steps(driver.requests, driver.budget))
+    for request in driver.requests:
+        again = driver.recomputed[request]
+        assert again <= 2 * (request.num_prompt_tokens + request.max_new_tokens), "computed again too often"
+
+
+def test_what_cannot_resume_from_the_cache_ends_although_another_tenant_keeps_asking() -> None:
+    """A token computed since the start was enough to be preempted again, and everything was computed again each time."""
+    driver = SchedulerDriver(max_num_seqs=2, budget=16)
+    driver.add(prompt(3), max_new=400, tenant="b")
+    driver.step()
+    second = driver.add(prompt(60), max_new=8, tenant="b", read_cache=False)
+    for step in range(30):
+        if step % 3 == 0:
+            driver.add(prompt(5), max_new=1, tenant="a")
+        driver.step()
+    assert second in driver.preempted
+    assert len(second.sequences[0].output_token_ids) == 8
+
+
+@pytest.mark.parametrize("max_new", [1, 40])
+def test_nothing_gives_way_for_a_tenant_that_would_not_be_served_then(max_new: int) -> None:
+    """Only the other tenant waited, and had a claim; when the preempted group waited, too, it had none. So in every step."""
+    driver = SchedulerDriver(max_num_seqs=2, budget=16)
+    driver.add(prompt(3), max_new=300, tenant="b")
+    driver.step()
+    for _ in range(5):
+        steps_to_first_token(driver, driver.add(prompt(360), max_new=1, tenant="a"))
+    second = driver.add(prompt(60), max_new=max_new, tenant="b")
+    driver.step()
+    driver.add(prompt(5), max_new=1, tenant="a")
+    for _ in range(3 + max_new):
+        driver.step()
+    assert len(second.sequences[0].output_token_ids) == max_new
+    assert driver.scheduler.num_preemptions == 0
+
+
+def test_a_prompt_does_not_give_way_where_its_refund_would_bring_it_back() -> None:
+    """It was charged as a whole when it started: what is refunded puts its tenant before the one that it gave way for."""
+    driver = SchedulerDriver(max_num_seqs=2, budget=16)
+    for length in (3, 400):
+        driver.add(prompt(length), max_new=100, tenant="b")
+    driver.step()
+    driver.add(prompt(5), max_new=1, tenant="a")
+    driver.run()
+
+
+def test_what_others_gave_way_for_starts_although_another_candidate_is_kept_out_by_a_limit() -> None:
+    """Room was made in the order of the queue, and used in that of what is cached: in every step for nobody."""
+    driver = SchedulerDriver(max_num_seqs=6, budget=64, shares={"a": TenantShare(max_num_seqs=2)})
+    warm = prompt(40)
+    driver.add(warm, max_new=1, tenant="a")
+    driver.run()
+    driver.add(prompt(4), max_new=200, tenant="a")
+    for _ in range(5):
+        driver.add(prompt(4), max_new=200, tenant="b")
+    for _ in range(30):
+        driver.step()
+    cold = driver.add(prompt(40), max_new=4, tenant="a")
+    driver.add([*warm, *prompt(2)], max_new=4, n=2, tenant="a")
+    assert steps_to_first_token(driver, cold) <= 2
+    assert driver.scheduler.num_preemptions == 1
+
+
+def test_one_gives_way_for_several_that_wait_for_a_common_prefix() -> None:
+    """Four gave way, one of the others started, and three went on in the same step: what they had computed was lost."""
+    driver = SchedulerDriver(max_num_seqs=8, budget=512)
+    for _ in range(8):
+        driver.add(prompt(16), max_new=200, tenant="a", read_cache=False)
+    for _ in range(20):
+        driver.step()
+    common = prompt(100)
+    for _ in range(4):
+        driver.add([*common, *prompt(4)], max_new=4, tenant="b")
+    driver.step()
+    assert driver.scheduler.num_preemptions == 1
+
+
+def test_what_gave_way_does_not_take_the_blocks_that_are_still_lacking() -> None:
+    """It went on in the place that it had left, so that one gave way in every step, and the other waited for forty."""
+    driver = SchedulerDriver(num_blocks=64, block_size=4, budget=64, max_num_seqs=4)
+    for _ in range(4):
+        driver.add(prompt(40), max_new=100, tenant="a")
+    for _ in range(5):
+        driver.step()
+    assert steps_to_first_token(driver, driver.add(prompt(120), max_new=4, tenant="b")) <= 5
+    assert driver.scheduler.num_preemptions <= 3
+
+
+def test_a_tenant_whose_prompt_is_computed_takes_no_place_for_the_next_one() -> None:
+    """The next one did not fit beside it into the step, so that what had given way went on in its place, in every step."""
+    driver = SchedulerDriver(max_num_seqs=4, budget=16)
+    for _ in range(3):
+        driver.add(prompt(4), max_new=100, tenant="b")
+    driver.step()
+    for length in (200, 60):
+        driver.add(prompt(length), max_new=4, tenant="a")
+    driver.run()
+
+
+def test_who_gives_way_has_no_token_in_flight() -> None:
+    """Blocks that a step reserved left another tenant's request without, and room was made for it in that same step."""
+    shares = {"b": TenantShare(weight=2.5), "c": TenantShare(weight=0.5, max_num_seqs=6)}
+    driver = SchedulerDriver(
+        num_blocks=47, max_num_seqs=6, window=3, budget=18, max_overtaken=3, ahead=True, shares=shares
+    )
+    # Found by the state machine: what is added, how often, and how many steps follow.
+    for copies, stem, shared, own, max_new, priority, tenant, steps in (
+        (2, 1, 32, 10, 10, 0, "", 12),
+        (1, 0, 11, 1, 3, 0, "", 11),
+        (3, 2, 14, 13, 28, 1, "", 0),
+        (3, 2, 40, 8, 5, 0, "", 8),
+        (1, 0, 0, 7, 4, 0, "b", 2),
+        (4, 0, 16, 15, 13, 0, "b", 0),
+        (4, 2, 32, 6, 19, 0, "b", 8),
+        (2, 0, 32, 2, 27, 0, "c", 0),
+        (4, 2, 32, 6, 19, 0, "c", 5),
+        (1, 2, 1, 1, 29, 0, "", 1),
+    ):
+        for _ in range(copies):
+            number = len(driver.requests)
+            tokens = [100 * stem + token for token in range(shared)] + [10_000 + 50 * number + t for t in range(own)]
+            ends_after = 9 if max_new == 29 else None
+            driver.add(tokens, max_new=max_new, priority=priority, tenant=tenant, ends_after=ends_after)
+        for _ in range(steps):
+            if driver.has_work:
+                driver.step()
+    driver.run()
+    driver.cache.check()
