@@ -14,6 +14,7 @@ from radixkv_kernels.online_softmax import (
     attend_range,
     divide,
     log_sum_exp,
+    reads_pairs,
     tile_config,
 )
 from radixkv_kernels.target import COMPILE_OPTIONS, compute_type
@@ -27,7 +28,7 @@ def attend_head(
     key_block_stride, key_slot_stride, key_head_stride, value_block_stride, value_slot_stride, value_head_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTISED: tl.constexpr, COMPUTE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTISED: tl.constexpr, COMPUTE: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """`attend_range` over one key-value head of whole caches, whose scales it applies."""
     if QUANTISED:
@@ -37,7 +38,7 @@ def attend_head(
         key_cache + head * key_head_stride, value_cache + head * value_head_stride, table,
         start, end, window, scale, cap,
         key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
-        ROWS, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, WINDOW, SOFTCAP, COMPUTE,
+        ROWS, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, WINDOW, SOFTCAP, COMPUTE, PAIRS,
     )  # fmt: skip
     if QUANTISED:
         result = result * tl.load(value_scales + head)
@@ -107,5 +108,6 @@ def attention_constants(
         "KEY_DIM": key_dim, "VALUE_DIM": value_dim, "KEY_TILE": max(16, key_tile), "VALUE_TILE": max(16, value_tile),
         "WINDOW": window is not None, "SOFTCAP": softcap is not None, "SINKS": sinks is not None,
         "QUANTISED": key_cache.dtype == torch.float8_e4m3fn, "COMPUTE": compute_type(query.dtype, key_cache.dtype),
+        "PAIRS": reads_pairs(tile_rows, value_cache, value_tile),
         "KEYS": config.keys, "num_warps": config.warps, "num_stages": config.stages, **COMPILE_OPTIONS,
     }  # fmt: skip

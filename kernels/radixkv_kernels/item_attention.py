@@ -43,7 +43,7 @@ def _attend_items(
     HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, QUANTISED: tl.constexpr,
-    COMPUTE: tl.constexpr, FIELDS: tl.constexpr, NO_PARTIAL: tl.constexpr,
+    COMPUTE: tl.constexpr, PAIRS: tl.constexpr, FIELDS: tl.constexpr, NO_PARTIAL: tl.constexpr,
 ):  # fmt: skip
     """One program: one item and one key-value head. Heads run fastest, so that the heads of a token are read together.
 
@@ -78,7 +78,7 @@ def _attend_items(
         key_cache, value_cache, table, key_scales, value_scales, head,
         start, end, window, scale, cap,
         key_block_stride, key_slot_stride, key_head_stride, value_block_stride, value_slot_stride, value_head_stride,
-        ROWS, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, WINDOW, SOFTCAP, QUANTISED, COMPUTE,
+        ROWS, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, WINDOW, SOFTCAP, QUANTISED, COMPUTE, PAIRS,
     )  # fmt: skip
     store_result(
         result, row_max, row_sum, partial_start == NO_PARTIAL, row_start + row, partial_start + row, query_head, wanted,

@@ -36,7 +36,8 @@ def _attend_split(
     key_block_stride, key_slot_stride, key_head_stride, value_block_stride, value_slot_stride, value_head_stride,
     GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, QUANTISED: tl.constexpr, COMPUTE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, QUANTISED: tl.constexpr,
+    COMPUTE: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """One program: one part of one sequence's keys for one key-value head; grid (kv heads, parts, rows).
 
@@ -68,7 +69,7 @@ def _attend_split(
         key_scales, value_scales, head,
         start, end, window, scale, cap,
         key_block_stride, key_slot_stride, key_head_stride, value_block_stride, value_slot_stride, value_head_stride,
-        ROWS, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, False, SOFTCAP, QUANTISED, COMPUTE,
+        ROWS, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, False, SOFTCAP, QUANTISED, COMPUTE, PAIRS,
     )  # fmt: skip
     store_result(
         result, row_max, row_sum, num_splits == 1, row, row.to(tl.int64) * num_splits + part, query_head, wanted,

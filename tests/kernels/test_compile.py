@@ -59,11 +59,14 @@ class Case:
     def may_spill(self) -> bool:
         if self.dtype == FP32:
             # Multiplied without tensor cores, so operands and results fill the registers. The engine uses 16 rows for float32
-            # wherever a group fits; the type is there for comparison, not for speed.
-            return self.tile_rows > 16
+            # wherever a group fits; the type is there for comparison, not for speed. Heads of 192 and 128: one number a turn.
+            return self.tile_rows > 16 or (self.arch == 80 and self.key_dim > self.value_dim)
         if self.arch == 90 and self.dtype == FP8 and self.key_dim == 256:
             # Converted in registers: with 32 keys once or twice a turn, by Triton 3.6.
             return self.tile_rows > 16
+        if self.arch == 100 and self.dtype == FP8 and self.key_dim > self.value_dim:
+            # One number a turn, by Triton 3.7.
+            return self.tile_rows == 64
         # Operands that live in registers, beside a result of 128 rows. The engine takes 64 rows there.
         return self.arch not in WIDE and self.key_dim > 128 and self.tile_rows == 128
 
@@ -94,7 +97,7 @@ def compile_attention(case: Case, **options: object) -> Compiled:
 def check_spills(kernel: Compiled) -> None:
     """None but a few numbers that are put aside before all loops and fetched after them, so that more programs fit."""
     assert kernel.spills_in_loops == 0
-    assert kernel.spills <= (16 if kernel.registers == 255 else 4)
+    assert kernel.spills <= (20 if kernel.registers == 255 else 6)
 
 
 def check_compiles(case: Case, **options: object) -> None:
@@ -106,6 +109,7 @@ def check_compiles(case: Case, **options: object) -> None:
         assert ("mma.sync" if case.tile_rows == 16 else WIDE.get(case.arch, "mma.sync")) in kernel.operations
     if case.dtype == FP8 and case.arch < 100:  # later ones name all types of 16 bits alike
         assert kernel.multiplied == {"f16"}
+    assert kernel.byte_reads == 0
     # Every loop computes one tile while keys and values of the next are on their way, which are two groups of copies. Where
     # heads of 256 leave no room for that, there are no such groups.
     fits = case.dtype != FP32 and not (case.tile_rows == 128 and case.key_dim > 128 and case.arch not in WIDE)

@@ -35,6 +35,7 @@ class Compiled:
         under_way: of each loop, how many groups of copies into shared memory a turn begins without waiting for.
         fp_fusion: whether a product and the sum that it goes into may become one instruction.
         operations: PTX instructions, by the first two parts of their names.
+        byte_reads: loads of a single byte from shared memory.
         multiplied: element types of the matrices that are multiplied, where an instruction's name tells.
     """
 
@@ -45,6 +46,7 @@ class Compiled:
     under_way: list[int]
     fp_fusion: bool
     operations: set[str]
+    byte_reads: int
     multiplied: set[str]
 
 
@@ -136,6 +138,7 @@ def _examine(kernel: Any) -> Compiled:
         [int(wait[1]) for loop in loops if (wait := re.search(r"async_wait .*num = (\d+)", loop))],
         kernel.metadata.enable_fp_fusion,
         set(re.findall(r"^\s+(?:@!?%\w+\s+)?([a-z0-9_]+\.[a-z0-9_]+)", kernel.asm["ptx"], re.MULTILINE)),
+        len(re.findall(r"ld\.shared\S*[bu]8\s", kernel.asm["ptx"])),
         set(re.findall(r"mma\S*\.([a-z0-9]+)\.\1", kernel.asm["ptx"])),
     )
 

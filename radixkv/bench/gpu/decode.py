@@ -3,7 +3,8 @@
 A step reads every weight once and every different key and value once; its floor is their bytes over the bandwidth
 that this GPU has just shown in reading. In the same run, on the same weights: steps with decoder layers compiled by torch and
 not, with linear layers of the same input merged and not, transformers' continuous batching with the same prompts, which takes
-longer than all the rest, and at the end steps with drafts of which a given share is right.
+longer than all the rest, first tokens of prompts whose keys and values lie in host memory, and at last steps with drafts of
+which a given share is right.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rich.table import Table
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from radixkv.bench.gpu import host_tier
 from radixkv.bench.gpu.decode_drafts import OPTIONS, measure_drafts, row_names
 from radixkv.bench.gpu.report import GpuReport
 from radixkv.llm import LLM
@@ -347,6 +349,12 @@ def run_decode(console: Console, json_path: Path | None, only: str | None = None
         answers = report.measure(name, partial(answer_all_with_transformers, model, shared))
         if answers is not None:
             table.add_row(name, "", "", "", "", f"{answers.tokens_per_s:,.0f}", "")
+    if any(map(report.wants, host_tier.row_names())):
+        try:
+            host_tier.measure_host_tier(report, table, model)
+        except Exception as error:  # no row can be measured
+            report.note_failure("host tier", error)
+        release(model, attention)
     measure_drafted_steps(report, model, attention)
     return report.end(table)
 

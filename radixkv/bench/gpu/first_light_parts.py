@@ -54,6 +54,7 @@ def first_light_parts() -> list[Part]:
         _bench("attention", 480, "attention"),
         _bench("decode-default", 480, "decode", "default: "),
         _bench("decode-neither", 420, "decode", "neither: "),
+        _bench("decode-host-tier", 240, "decode", "host tier: "),
         _bench("tiles-sharing", 240, "tiles", "sharing"),
         _bench("tiles-classes", 120, "tiles", "tile classes"),
         _bench("tiles-splitting", 240, "tiles", "splitting"),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import triton.language as tl
 from support.kernel_cases import Case, make_tree, relative_error
+from triton import next_power_of_2
 
 from radixkv_kernels import attend_items, attention_common, merge_partials, reference
+from radixkv_kernels.online_softmax import reads_pairs
 
 # Inputs are rounded before both sides see them, so only float32 arithmetic and the rounding of the output differ. The
 # interpreter cuts bfloat16 results off instead of rounding them.
@@ -102,6 +105,23 @@ def test_sinks_of_items_that_are_written_at_once() -> None:
 
 def test_float8_cache_with_scales_per_head() -> None:
     case = make_tree(8, levels=[(1, 64), (4, 40)], cache_dtype=torch.float8_e4m3fn)
+    run(case, scale=0.125, key_scales=torch.tensor([0.5, 2.0]), value_scales=torch.tensor([3.0, 0.25]))
+
+
+@pytest.mark.parametrize(("value_dim", "in_pairs"), [(48, True), (33, False), (16, False)])
+def test_float8_values_of_any_size(value_dim: int, in_pairs: bool) -> None:
+    case = make_tree(8, levels=[(1, 64), (4, 40)], cache_dtype=torch.float8_e4m3fn, value_dim=value_dim)
+    assert reads_pairs(16, case.value_cache, next_power_of_2(value_dim)) == in_pairs
+    run(case, scale=0.125, key_scales=torch.tensor([0.5, 2.0]), value_scales=torch.tensor([3.0, 0.25]))
+
+
+def test_float8_values_of_which_words_would_begin_at_odd_addresses() -> None:
+    case = make_tree(8, levels=[(1, 64), (4, 40)], cache_dtype=torch.float8_e4m3fn)
+    blocks, size, heads, dim = case.value_cache.shape
+    wider = torch.zeros(blocks, size, heads, dim + 1).to(torch.float8_e4m3fn)
+    wider[..., :dim] = case.value_cache
+    case = replace(case, value_cache=wider[..., :dim])
+    assert not reads_pairs(16, case.value_cache, dim)
     run(case, scale=0.125, key_scales=torch.tensor([0.5, 2.0]), value_scales=torch.tensor([3.0, 0.25]))
 
 

@@ -1,0 +1,112 @@
+"""The first token of a prompt whose keys and values lie in host memory, against computing them and against the pool.
+
+The pool holds one prompt of the longest kind and little more, so that each one evicts the one before, which goes down to the
+host and comes up again when it is asked for.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from radixkv.bench.gpu.report import GpuReport
+from radixkv.llm import LLM
+from radixkv.sampling_params import SamplingParams
+
+LENGTHS = (1000, 7000)
+TIMES = 7
+_BLOCK_SIZE = 16
+_POOL_TOKENS = 8192
+_FIRST_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """From the request to its first token, the median.
+
+    Attributes:
+        loaded_tokens: that came from the host, of each prompt.
+    """
+
+    seconds: float
+    loaded_tokens: int
+
+
+def row_names() -> dict[str, tuple[int, str]]:
+    """Of the rows: how long each one's prompts are, and where their keys and values are."""
+    kinds = ("computed", "loaded from the host", "in the pool")
+    return {f"host tier: {length:,} tokens, {kind}": (length, kind) for length in LENGTHS for kind in kinds}
+
+
+def measure_host_tier(report: GpuReport, table: Table, model: Any) -> None:
+    """The rows, by an engine of its own. One whose prompts came from elsewhere than its name says counts as failed."""
+    llm = LLM(
+        model, max_model_len=_POOL_TOKENS, max_num_seqs=1, num_blocks=_POOL_TOKENS // _BLOCK_SIZE, block_size=_BLOCK_SIZE,
+        host_cache_size="16GiB", cache_write_policy="write-back", speculative_config=None,
+    )  # fmt: skip
+    fresh = _fresh_prompts()
+    measure = {"computed": _computed, "loaded from the host": _loaded, "in the pool": _in_the_pool}
+    try:
+        for length in LENGTHS:
+            _first_token(llm, fresh(length))  # the first launch of a kernel loads it
+        for name, (length, kind) in row_names().items():
+            row = report.measure(name, partial(measure[kind], llm, partial(fresh, length)))
+            if row is not None:
+                table.add_row(name, "", "", f"{row.seconds * 1e6:,.0f}", "", "", "")
+    finally:
+        llm.shutdown()
+
+
+def _fresh_prompts() -> Callable[[int], list[int]]:
+    rng = np.random.default_rng(0)
+    return lambda length: rng.integers(3, 128_000, length).tolist()
+
+
+def _computed(llm: LLM, fresh: Callable[[], list[int]]) -> FirstToken:
+    return _median(_first_token(llm, fresh()) for _ in range(TIMES))
+
+
+def _in_the_pool(llm: LLM, fresh: Callable[[], list[int]]) -> FirstToken:
+    prompt = fresh()
+    _first_token(llm, prompt)
+    return _median(_first_token(llm, prompt) for _ in range(TIMES))
+
+
+def _loaded(llm: LLM, fresh: Callable[[], list[int]]) -> FirstToken:
+    prompt = fresh()
+    _first_token(llm, prompt)
+
+    def one() -> FirstToken:
+        evicts = np.random.default_rng(1).integers(3, 128_000, _POOL_TOKENS - _BLOCK_SIZE).tolist()
+        _first_token(llm, evicts)
+        assert llm.engine.tiers is not None
+        llm.engine.tiers.flush(60.0)
+        taken = _first_token(llm, prompt)
+        # The pool's last free block leaves one of the prompt's in place, and the last token is always computed.
+        if taken.loaded_tokens < len(prompt) - 3 * _BLOCK_SIZE:
+            raise RuntimeError(f"only {taken.loaded_tokens} of {len(prompt)} tokens were loaded")
+        return taken
+
+    return _median(one() for _ in range(TIMES))
+
+
+def _first_token(llm: LLM, prompt: list[int]) -> FirstToken:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    (output,) = llm.generate([{"prompt_token_ids": prompt}], _FIRST_TOKEN, use_tqdm=False)
+    seconds = time.perf_counter() - began
+    assert output.metrics is not None
+    return FirstToken(seconds, sum(output.metrics.loaded_tokens.values()))
+
+
+def _median(taken: Iterator[FirstToken]) -> FirstToken:
+    seconds, loaded = zip(*((one.seconds, one.loaded_tokens) for one in taken), strict=True)
+    return FirstToken(statistics.median(seconds), statistics.median_low(loaded))
