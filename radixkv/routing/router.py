@@ -6,10 +6,11 @@ Each replica is expected to take::
 
     waiting   tokens that it was sent and has not computed yet
     lacking   tokens of this prompt that it does not hold
-    weight    3 + waiting / what a request has to wait for on average
+    weight    1.25 + log2(replicas) / 2 + waiting / what a request has to wait for on average
 
 Who waits for a token loses its time. Who computes one takes that; room in a cache, for which another token goes that may have
-to be computed again; and the time of all who come while the replica has a queue, about as many as are in it (Little 1961).
+to be computed again, on each replica to which its prompts move; and the time of all who come while the replica has a queue,
+about as many as are in it (Little 1961).
 
 So a prompt goes where its prefix is, as long as waiting there costs less than computing it elsewhere, which it does for
 longer where all have to wait; a prefix that many prompts share gets a second replica when the first has more to do than
@@ -25,6 +26,7 @@ what it has computed (`expect`, `end_expected`). So they agree, but for what has
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -36,9 +38,10 @@ from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode_prompt
 from radixkv.routing.block_index import BlockIndex
 from radixkv.routing.replica_state import Placement, ReplicaState
 
-# What a token that is computed counts where nobody waits, for its time and its room. Of 1 to 4, it is what answered soonest,
-# or nearly so, on synthetic traces and a public one; with less, fewer tokens are found, and with more, loads differ more.
-_LEAST_WEIGHT = 3.0
+# What a token that is computed counts where nobody waits, for its time and its room: so much, and so much more each time that
+# the replicas double, for of many one is idle more often, to which prompts would move. From 1.5 to 4.75 answers come about as
+# soon, on synthetic traces and a public one; with less, fewer tokens are found, and with more, loads differ more.
+_WEIGHT, _WEIGHT_OF_DOUBLING = 1.25, 0.5
 # Most blocks of prompts that other routers have sent to one replica; what exceeds them is known from its reports alone.
 _MAX_OTHERS_BLOCKS = 1 << 20
 
@@ -95,6 +98,7 @@ class Router:
         self._expected_seconds = expected_seconds
         self._clock = clock
         self._replicas: dict[str, ReplicaState] = {}
+        self._least_weight = _WEIGHT
         # When expecting it ends, the request, and how many of its blocks are meant.
         self._expiring: deque[tuple[float, Placement, int]] = deque()
 
@@ -114,12 +118,14 @@ class Router:
         used = {replica.number for replica in self._replicas.values()}
         number = next(number for number in range(len(used) + 1) if number not in used)
         self._replicas[name] = ReplicaState(number)
+        self._weigh()
 
     def remove(self, name: str) -> None:
         """Choose a replica no more, and forget what it holds; one that is not there is ignored."""
         replica = self._replicas.pop(name, None)
         if replica is not None:
             self._held.clear(replica.number)
+            self._weigh()
 
     def update(self, name: str, event: CacheEvent) -> None:
         """Take note of a change of a replica's cache; those of replicas that are not there are ignored."""
@@ -281,7 +287,7 @@ class Router:
                 waiting += replica.seconds_left(now, rate)
             num_lacking = num_prompt_tokens - hit
             seconds = waiting * (1 + requests_per_token * num_lacking)
-            seconds += rate * (_LEAST_WEIGHT * num_lacking + self._decode_weight * num_decoding)
+            seconds += rate * (self._least_weight * num_lacking + self._decode_weight * num_decoding)
             if (
                 chosen is None
                 or seconds < lowest
@@ -330,6 +336,9 @@ class Router:
             replica.dequeue(placement, now, computed=computed)
         self._expiring.append((now + self._expected_seconds, placement, len(placement.block_hashes)))
         self._expire_expected(now)
+
+    def _weigh(self) -> None:
+        self._least_weight = _WEIGHT + _WEIGHT_OF_DOUBLING * math.log2(max(1, len(self._replicas)))
 
     def _average_speeds(self) -> None:
         """What is not known of one replica is taken from the others."""

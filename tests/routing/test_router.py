@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -114,10 +115,29 @@ def test_what_was_sent_long_ago_is_forgotten_between_choices_and_not_all_at_once
 def test_a_hot_prefix_gets_a_second_replica_once_waiting_costs_more_than_computing_it_again(router: Router) -> None:
     router.update("a", stored(*range(1, 11)))
     replicas = [send(router, *range(1, 11), 100 * number).replica for number in range(40)]
-    # Each adds a block to the queue at `a`; computing ten blocks elsewhere counts three times.
+    # Each adds a block to the queue at `a`; computing ten blocks elsewhere counts about twice.
     assert replicas[:10] == ["a"] * 10
     assert {"b", "c"} & set(replicas)
     assert replicas.count("a") > 12
+
+
+def test_of_many_replicas_a_prefix_moves_later_to_an_idle_one() -> None:
+    def waiting_tokens_until_it_moves(num_replicas: int) -> int:
+        router = Router(block_size=4)
+        for number in range(num_replicas):
+            router.add(str(number))
+        router.update("0", stored(*range(1, 11)))
+        for tokens in itertools.count(1):
+            router.report("0", tokens, 1, 0)
+            placement = router.choose(list(range(1, 11)), 40)
+            assert placement is not None
+            router.finish(placement)
+            if placement.replica != "0":
+                return tokens
+        raise AssertionError
+
+    few, many = waiting_tokens_until_it_moves(2), waiting_tokens_until_it_moves(16)
+    assert 40 < few < many < 4 * 40
 
 
 def test_what_another_holds_is_computed_anew_only_where_few_wait_for_that(router: Router) -> None:
