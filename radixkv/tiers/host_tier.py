@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,6 +43,9 @@ class HostTier:
         self._free = list(range(capacity - 1, -1, -1))
         # By digest, least recently used first: the row, and what it was put under.
         self._entries: OrderedDict[bytes, tuple[int, BlockKey]] = OrderedDict()
+        # By how many threads rows are being copied; until then nothing is written there.
+        self._readers: Counter[int] = Counter()
+        self._free_when_read: set[int] = set()
         self._lock = threading.Lock()
         self._put_lock = threading.Lock()
         self._counters = StoreCounters()
@@ -70,36 +73,50 @@ class HostTier:
         began = time.monotonic()
         with self._lock:
             rows = self._leading_rows(keys)
+            self._readers.update(rows)
+        try:
+            # Without the lock, which several readers, and whoever puts, would wait for.
             np.take(self._rows, rows, axis=0, out=out[: len(rows)], mode="clip")
+        finally:
+            with self._lock:
+                self._end_reading(rows)
         self._counters.add_read(len(rows), len(keys), self._rows[0].nbytes, time.monotonic() - began)
         return len(rows)
 
     def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
         """See `Tier.put_many`."""
         began, evicted = time.monotonic(), list[bytes]()
-        written: list[BlockKey] = []
+        written: dict[bytes, BlockKey] = {}
+        num_there = 0
         # The first ones, where they are more than fit: without them the others could not be found.
         fitting = list(zip(keys, blocks, strict=True))[: self.capacity]
         with self._put_lock:
             for key, block in reversed(fitting):
-                row = self._take_row(key, evicted)
+                with self._lock:
+                    if key.digest in self._entries:
+                        self._entries.move_to_end(key.digest)
+                        num_there += 1
+                        continue
+                    row, lost = self._take_row()
                 if row is None:
                     continue
+                if lost is not None and written.pop(lost, None) is None:
+                    evicted.append(lost)
                 # Nobody else knows the row: reading others goes on meanwhile, however long fresh memory takes to come.
                 self._rows[row] = block
-                written.append(key)
+                written[key.digest] = key
                 with self._lock:
                     self._entries[key.digest] = (row, key)
         self._counters.add(
             written_blocks=len(written),
             written_bytes=len(written) * self._rows.shape[1],
             write_seconds=time.monotonic() - began,
-            dropped_blocks=len(keys) - len(fitting),
+            dropped_blocks=len(keys) - len(written) - num_there,
             evicted_blocks=len(evicted),
         )
         if self.observer is not None:
             self.observer.on_removed(evicted)
-            self.observer.on_stored(written[::-1])
+            self.observer.on_stored(list(written.values())[::-1])
 
     def mark_used(self, prefix: Sequence[BlockKey]) -> None:
         """See `radixkv.tiers.tier.RecencyOrdered`."""
@@ -115,7 +132,7 @@ class HostTier:
             for digest, (row, key) in list(self._entries.items()):
                 if namespace in (None, key.namespace):
                     del self._entries[digest]
-                    self._free.append(row)
+                    self._free_row(row)
                     cleared.append(digest)
         if self.observer is not None:
             self.observer.on_removed(cleared)
@@ -128,17 +145,30 @@ class HostTier:
         """Forget everything."""
         self.clear()
 
-    def _take_row(self, key: BlockKey, evicted: list[bytes]) -> int | None:
-        """A row for a block, that of the least recently used one if none is free; None: the block is there."""
-        with self._lock:
-            if key.digest in self._entries:
-                self._entries.move_to_end(key.digest)
-                return None
-            if self._free:
-                return self._free.pop()
-            digest, (row, _) = self._entries.popitem(last=False)
-            evicted.append(digest)
-            return row
+    def _take_row(self) -> tuple[int | None, bytes | None]:
+        """A free row, or that of the least recently used block and its digest; no row: all are being read."""
+        if self._free:
+            return self._free.pop(), None
+        for digest, (row, _) in self._entries.items():
+            if not self._readers[row]:
+                del self._entries[digest]
+                return row, digest
+        return None, None
+
+    def _end_reading(self, rows: list[int]) -> None:
+        self._readers.subtract(rows)
+        for row in rows:
+            if not self._readers[row]:
+                del self._readers[row]
+                if row in self._free_when_read:
+                    self._free_when_read.remove(row)
+                    self._free.append(row)
+
+    def _free_row(self, row: int) -> None:
+        if self._readers[row]:
+            self._free_when_read.add(row)
+        else:
+            self._free.append(row)
 
     def _leading_rows(self, keys: Sequence[BlockKey]) -> list[int]:
         rows = []

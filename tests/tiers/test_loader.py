@@ -221,6 +221,33 @@ def test_what_a_host_has_is_read_while_something_is_put() -> None:
     assert out.tolist() == [[9] * 8]
 
 
+@pytest.mark.parametrize("cleared", [False, True])
+def test_a_block_that_is_being_read_on_the_host_is_not_overwritten(monkeypatch: pytest.MonkeyPatch, cleared: bool) -> None:
+    """Whatever is put, or cleared, while it is copied."""
+    tier = HostTier(3 * 8, 8)
+    read, other, new = prefix_keys("a", 1), prefix_keys("b", 1), prefix_keys("c", 1, 2, 3)
+    tier.put_many(read, np.full((1, 8), 7, np.uint8))
+    tier.put_many(other, np.full((1, 8), 8, np.uint8))
+    copy = np.take
+
+    def put_and_copy(*arguments: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        if cleared:
+            tier.clear()
+        tier.put_many(new, np.full((3, 8), 9, np.uint8))
+        copy(*arguments, **options)
+
+    monkeypatch.setattr(np, "take", put_and_copy)
+    out = np.zeros((1, 8), np.uint8)
+    assert tier.get_many(read, out) == 1
+    assert out.tolist() == [[7] * 8]
+    assert tier.stats.dropped_blocks == 1
+    assert tier.contains_prefix(read) == (not cleared)
+    tier.put_many(new, np.full((3, 8), 9, np.uint8))
+    assert tier.contains_prefix(new) == 3
+    assert len(tier) == 3
+
+
 def test_of_a_load_behind_another_nothing_is_read_in_vain() -> None:
     """What the tier of the load before took counted as its own tier's."""
     begun, goes_on = threading.Barrier(3), threading.Event()
