@@ -21,10 +21,10 @@ def is_whole(value: Any) -> bool:
 
 
 def check_count(name: str, value: int, least: int) -> int:
-    """A whole number of at least ``least``, of Python or numpy, as one of Python.
+    """``value``, a whole number of Python's or numpy's of at least ``least``, as a Python int.
 
     Raises:
-        InvalidArgumentError: it is none; naming the argument.
+        InvalidArgumentError: it is not such a number; the message names the argument.
     """
     # The exact type first: this runs for every block that is allocated.
     if not (type(value) is int or is_whole(value)) or value < least:
@@ -74,12 +74,12 @@ def check_namespace(namespace: str) -> None:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair, see `check_unicode`."""
+    """Whether a text has no lone surrogate, see `check_unicode`."""
     return text.encode(errors="ignore").decode() == text
 
 
 def check_unicode(name: str, text: str) -> None:
-    """Refuse half of a surrogate pair, which JSON and the arguments of a process can hold, and UTF-8 cannot.
+    """Refuse a lone surrogate, which JSON and process arguments can hold, and UTF-8 cannot.
 
     Raises:
         InvalidArgumentError: naming the argument.

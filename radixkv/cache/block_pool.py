@@ -26,8 +26,8 @@ from radixkv.cache.errors import InvalidArgumentError, InvariantViolation, OutOf
 BlockIds = NDArray[np.int32]
 
 _MAX_BLOCKS = (1 << 31) - 1  # their ids are int32
-# An allocation smaller than this share of a free run is placed in the run's middle rather than at its start, so that both
-# it and the blocks before the run can grow contiguously.
+# An allocation of less than one part in this many of a free run is placed in the run's middle rather than at its start, so
+# that both it and the blocks before the run can grow contiguously.
 _SPREAD_SHARE = 8
 
 
@@ -80,7 +80,7 @@ class BlockPool:
 
         Args:
             after: the block that the first of them should follow, where that one is free.
-            low: else take the free run of lowest ids that is long enough, after a look at all runs. So few ids are ever used.
+            low: otherwise take the lowest free run that is long enough, found among all runs, so that few ids are ever used.
 
         Raises:
             InvalidArgumentError: ``count`` is not a whole number of at least 0.
@@ -150,7 +150,7 @@ class BlockPool:
         return len(freed)
 
     def check(self) -> None:
-        """Raise InvariantViolation unless what is free are exactly the blocks without owners, and free runs are maximal."""
+        """Raise InvariantViolation unless exactly the blocks without owners are free, and free runs are maximal."""
         free = np.zeros(self.num_blocks, dtype=bool)
         for start, stop in self._stop_of.items():
             if self._start_of.get(stop) != start or stop not in self._classes[(stop - start).bit_length()]:
@@ -240,7 +240,7 @@ class BlockPool:
         self._loose.clear()
 
     def _large_run(self) -> tuple[int, int]:
-        """Start and size of a free run: none is twice as long."""
+        """Start and size of a free run; none is twice as long or longer."""
         while not self._classes[self._top_class]:
             self._top_class -= 1
         stop = next(reversed(self._classes[self._top_class]))
@@ -248,7 +248,7 @@ class BlockPool:
         return start, stop - start
 
     def _offset(self, size: int, count: int) -> int:
-        """At which offset of a free run of ``size`` blocks ``count`` are allocated."""
+        """The offset in a free run of ``size`` blocks at which ``count`` are allocated."""
         return size // 2 if count * _SPREAD_SHARE < size < self.num_blocks else 0
 
     def _allocate_run(self, start: int, offset: int, count: int) -> BlockIds:

@@ -58,9 +58,9 @@ class BlockStore:
                 raise OutOfBlocks(count, self.pool.num_free, self.tree.num_evictable_blocks)
 
     def allocate(self, count: int, after: int | None, *, low: bool = False) -> BlockIds:
-        """`BlockPool.allocate`, of blocks that are made free if need be.
+        """`BlockPool.allocate`, after evicting as many blocks as are not free.
 
-        `require` comes first.
+        The caller has checked with `require` that enough are available.
         """
         self._make_free(count)
         return self.pool.allocate(count, after, low=low)
@@ -73,7 +73,7 @@ class BlockStore:
     def queue_copy(self, source: int, target: int, num_tokens: int) -> None:
         """Have the first ``num_tokens`` slots of ``source`` copied into ``target``."""
         self.stats.copied_blocks += 1
-        # The source itself may just have been evicted to make room for the copy: then its tokens are in place.
+        # The source itself may have been evicted to make room, and be the target: its tokens are then already in place.
         if source != target and num_tokens:
             self._copies.append(BlockCopy(source, target, num_tokens))
 

@@ -19,25 +19,25 @@ from radixkv.cache.tokens import TOKEN_BYTES, decode
 class BlockTable:
     """The blocks of one live sequence.
 
-    Made by `PrefixCache.open` and `PrefixCache.fork`. What changes it is called by the cache alone, which checks the
+    Made by `PrefixCache.open` and `PrefixCache.fork`. Only the cache calls the methods that change it, and checks their
     arguments; everything else only reads it::
 
         block_ids    [ the tree's | the table's own: a partly filled tail, then reserved blocks ]
                                   ^ num_published
 
-    The tree's blocks are kept by a lock on the node that ends with them; of the others the table counts as an owner in the
-    pool.
+    The table holds the tree's blocks through a lock on the node that ends with them; the pool counts it as an owner of each
+    of the others.
 
     Attributes:
-        namespace: whose prefixes it shares.
+        namespace: it shares prefixes within this namespace only.
         num_prompt_tokens: length of the prompt that it was opened with.
         priority: retention priority of what it computes and uses (`PrefixCache.open`).
-        owner: whose limit what it computes counts towards (`PrefixCache.limit_owners`).
+        owner: what it computes counts towards this owner's limit (`PrefixCache.limit_owners`).
         num_cached_tokens: how many prompt tokens were cached, and are in its blocks from the start.
         num_writable: positions below this, from ``num_tokens`` on, are reserved: their blocks have no other owner.
         version: incremented when the block of an already reserved position changes (by copy-on-write, because another
-            sequence published the same tokens first, or because it was given back), so that what is derived from
-            ``block_ids`` can be renewed.
+            sequence published the same tokens first, or because it was given back), as a sign that anything derived from
+            ``block_ids`` is out of date.
         closed: its blocks are released, and it can no longer be used.
     """
 
@@ -134,7 +134,7 @@ class BlockTable:
     def begin(self, match: Match, prompt: bytes, past: Sequence[tuple[int, int]] = ()) -> None:
         """Share the whole blocks of a matched prefix of ``prompt``, and copy the matched part of the next.
 
-        Where there is such a part, `BlockStore.require` of a block to copy it into comes first.
+        If there is such a part, the caller has checked with `BlockStore.require` that a block to copy it into is available.
 
         Args:
             past: how often what follows the match was used before it was evicted (`EvictedPrefixes.recall`).
@@ -175,7 +175,7 @@ class BlockTable:
         size = store.block_size
         needed = sum(max(0, -(-total // size) - table._num_blocks) for table, total in requests)
         sharers = Counter(int(table._ids[table._num_tokens // size]) for table, _ in requests if table._shares_tail())
-        # Of the owners of a shared tail, the last to write need not copy it.
+        # The last owner of a shared tail to write into it need not copy it.
         needed += sum(min(count, int(store.pool.ref_counts[tail]) - 1) for tail, count in sharers.items())
         store.require(needed)
         for table, total in requests:
@@ -260,13 +260,13 @@ class BlockTable:
             self._node = None
 
     def detach(self) -> None:
-        """Own what the tree owned for it, and publish nothing more: the tree is about to be cleared."""
+        """Become an owner of the tree's blocks that it uses, and publish nothing more: the tree is about to be cleared."""
         self._store.pool.share(self._ids[: self._num_published])
         self._tail = bytearray(self._encoded_tokens())
         self._node, self._write, self._num_published = None, False, 0
 
     def check(self) -> None:
-        """Raise InvariantViolation unless its tokens and blocks are those that it counts, and its node's."""
+        """Raise InvariantViolation unless its tokens and blocks agree with its counts and with its node."""
         if self.closed or len(self._encoded_tokens()) != self._num_tokens * TOKEN_BYTES:
             raise InvariantViolation("a closed table is still live, or a table's tokens are not those it counts")
         if self._num_tokens > self._num_blocks * self._store.block_size:
@@ -308,9 +308,9 @@ class BlockTable:
         self.num_writable = self._num_blocks * store.block_size
 
     def _publish(self) -> None:
-        """Publish all whole blocks that are not yet."""
+        """Publish all whole blocks that are not published yet."""
         stop = self._num_tokens // self._store.block_size
-        # Blocks that were cached once become nodes of their own, by their uses then: see `RadixTree.publish`.
+        # Blocks that were cached before become separate nodes, by how often they were used then: see `RadixTree.publish`.
         for past_stop, past_uses in self._past:
             if self._num_published < past_stop and self._num_published < stop:
                 self._publish_blocks(min(stop, past_stop), past_uses)

@@ -1,4 +1,4 @@
-"""What is decided about all that is cached: pins, owners' limits, clearing, and who observes it."""
+"""Operations on cached content as a whole: pins, limits of owners, clearing, observers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radixkv.cache.tokens import TokenIds, encode
 
 
 class CacheControl(CacheView):
-    """The part of `PrefixCache` that is for operators: no call is about one sequence."""
+    """The part of `PrefixCache` for operators: no call concerns a single sequence."""
 
     def pin(self, tokens: TokenIds, namespace: str = "", ttl: float | None = None) -> Pin:
         """Keep the cached whole blocks of a prefix from eviction, until `release`, `clear`, or ``ttl`` seconds are over.
@@ -49,9 +49,8 @@ class CacheControl(CacheView):
     def clear(self, namespace: str | None = None) -> int:
         """Drop everything that is cached, of one namespace or of all; returns how many blocks became free.
 
-        Live sequences keep their blocks and go on, but publish nothing any more: it could depend on what was to be
-        dropped, such as old weights. Pins of what is dropped are released, and what was evicted of it is no longer
-        remembered.
+        Live sequences keep their blocks and go on, but publish nothing more: it could depend on what was to be dropped, such
+        as old weights. Pins of what is dropped are released, and its evicted prefixes are no longer remembered.
 
         Raises:
             InvalidArgumentError: ``namespace`` is neither a string nor None.
@@ -67,13 +66,13 @@ class CacheControl(CacheView):
         return self._pool.num_free - free_before
 
     def limit_owners(self, limits: Mapping[str, int]) -> None:
-        """From now on, where blocks are needed, evict first what an owner has cached beyond its limit.
+        """From now on, when blocks are needed, evict first what an owner has cached beyond its limit.
 
-        What sequences use counts, too, though it is not evicted. Of an owner beyond its limit, the least recently used leaf
-        goes first, whatever the policy. It costs one look at every node of the tree.
+        Blocks in use count too, though they are not evicted. An owner beyond its limit loses its least recently used leaf
+        first, whatever the policy. The call visits every node of the tree.
 
         Args:
-            limits: blocks by owner (`open`), in place of the limits before; owners that are not named have none.
+            limits: blocks by owner (`open`), replacing all earlier limits; owners that are not named have none.
 
         Raises:
             InvalidArgumentError: a limit is not a whole number of at least 0, or an owner is not a string; nothing is
@@ -98,7 +97,7 @@ class CacheControl(CacheView):
         self._tree.add_observer(observer)
 
     def remove_observer(self, observer: TreeObserver) -> None:
-        """Notify it no more.
+        """Stop notifying an observer.
 
         Raises:
             InvalidArgumentError: it was not added.

@@ -1,4 +1,4 @@
-"""What a cache can be asked without changing it: for routers, inspection and metrics."""
+"""Queries that leave a cache unchanged: for routers, inspection and metrics."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Demand(NamedTuple):
     """What a sequence takes when it begins.
 
     Attributes:
-        num_cached_tokens: of its prompt.
-        num_blocks: of those that are available: blocks for what is not cached, and cached ones that can then not be evicted.
+        num_cached_tokens: cached tokens of its prompt.
+        num_blocks: available blocks that it takes: those for what is not cached, and cached ones that it keeps from eviction.
     """
 
     num_cached_tokens: int
@@ -40,7 +40,7 @@ class Demand(NamedTuple):
 class CacheView:
     """The half of `PrefixCache` that only reads.
 
-    It is for the thread that changes the cache: a question asked in another one meanwhile can even break the change.
+    Only the thread that changes the cache may use it: a query from another thread can even break a change in progress.
 
     Args:
         store: the cache's blocks, tree and pins.
@@ -86,7 +86,7 @@ class CacheView:
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """Those of which something is cached or in use."""
+        """Those that have something cached or in use."""
         return tuple(self._tree.roots)
 
     @property
@@ -149,13 +149,13 @@ class CacheView:
         return np.empty(0, dtype=np.int32) if match is None else match.path_blocks()
 
     def continuation(self, table: BlockTable, tokens: TokenIds, max_tokens: int) -> list[int]:
-        """What is cached of how a live sequence may go on. Changes nothing.
+        """A cached continuation of a live sequence. Changes nothing.
 
-        Where several continuations are cached, of each branch the one that was used most.
+        Where several are cached, the most used child is followed at each branch.
 
         Args:
             table: the sequence's.
-            tokens: all of the sequence's tokens, of which the table need not have the last ones yet.
+            tokens: all of the sequence's tokens; the last of them need not be in the table yet.
             max_tokens: length of the answer at most.
 
         Raises:

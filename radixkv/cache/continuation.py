@@ -1,4 +1,4 @@
-"""How a sequence may go on, by what the radix tree holds: where paths part, along the child that was used most."""
+"""How a sequence may go on, according to the radix tree: at each branch, along the child that was used most."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def continuation(node: Node, tail: bytes, num_tokens: int, block_bytes: int) -> 
 
     Args:
         node: where the path of the sequence ends.
-        tail: its encoded tokens behind that.
+        tail: its encoded tokens after that node.
         num_tokens: length of the answer at most.
         block_bytes: size of a block's encoded tokens.
     """
@@ -44,7 +44,7 @@ def following(node: Node, offset: int, num_tokens: int) -> bytes:
 
 
 def _likeliest_child(node: Node, beginning: bytes) -> Node | None:
-    """The most used child of those that begin so and go on; among equals, the one used last."""
+    """The most used child whose tokens begin with ``beginning`` and go on; among equals, the one used last."""
     if node.children is None:
         return None
     children = node.children.starting_with(beginning, _MAX_COMPARED_CHILDREN)

@@ -67,7 +67,7 @@ class EventLog:
         medium: where the cache's blocks are.
 
     Attributes:
-        num_dropped: events that were dropped. A consumer that finds it grown must begin anew, from a cleared cache.
+        num_dropped: events that were dropped. When it grows, a consumer must begin anew, from a cleared cache.
 
     Raises:
         InvalidArgumentError: ``max_events`` is not a whole number from 1 to ``sys.maxsize``.

@@ -2,8 +2,8 @@
 
 When blocks are evicted from a node, one record is kept of them: 8 bytes per block for its hash, and about 330 bytes for the
 rest. The oldest records are dropped when more blocks are remembered than allowed. The records explain why a prompt is
-recomputed (`PrefixCache.explain`), carry a prefix's number of uses over its eviction, and let a policy learn that what it
-evicted was requested again.
+recomputed (`PrefixCache.explain`), preserve a prefix's number of uses across its eviction, and let a policy learn that what
+it evicted was requested again.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class EvictedPrefixes(TreeObserver):
         self._block_bytes = block_size * TOKEN_BYTES
         self._now = now
         self._learner = learner
-        # Oldest first. Not a dict: to find the first key of one that shrinks from its front takes ever longer.
+        # Oldest first. Not a dict: finding the first key of a dict that shrinks from its front takes ever longer.
         self._records: OrderedDict[int, EvictedBlocks] = OrderedDict()
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class EvictedPrefixes(TreeObserver):
 
         Args:
             before: hash of the prompt's last block before the offset, or of the namespace.
-            partial: also find records of nothing but a partly filled block, with one more look-up per possible length.
+            partial: also find records that consist of one partly filled block, at one more look-up per possible length.
         """
         while (record := self._find(before, prompt, offset, partial)) is not None:
             same = self._same_hashes(record, before, prompt, offset)
@@ -126,12 +126,12 @@ class EvictedPrefixes(TreeObserver):
             offset += num_tokens * TOKEN_BYTES
 
     def recall(self, match: Match, prompt: bytes) -> list[tuple[int, int]]:
-        """What continues a match, was evicted, and is about to be recomputed; the learner is notified, the records dropped.
+        """The evicted blocks that continue a match and are about to be recomputed; notifies the learner, drops their records.
 
         Only where the match ends with a node's last block: elsewhere other blocks have replaced them in the tree.
 
         Returns:
-            ``(stop, uses)`` in ascending order: the prompt's blocks from the ``stop`` before, or from the match's end, to
+            ``(stop, uses)`` in ascending order: the prompt's blocks from the previous ``stop``, or from the match's end, to
             block index ``stop`` had been used that often. Empty without a learner.
         """
         node = match.node

@@ -1,11 +1,11 @@
-"""Why a prompt is not reused whole: a reason for every token of it.
+"""Why a prompt is not wholly reused: a reason for every token that has to be computed.
 
 ::
 
     prompt   |------------ cached ------------|-- evicted --|-- other namespace --|---- new ----|
                                               ^ leaves the tree here
 
-Of other namespaces it is only reported that the tokens are cached there: not in which, and nothing else of them.
+About other namespaces, only the fact that the tokens are cached in one is reported: not in which, and nothing else.
 """
 
 from __future__ import annotations

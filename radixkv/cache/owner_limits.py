@@ -1,7 +1,7 @@
-"""How many blocks each owner may keep cached while blocks are needed: what is beyond that is evicted first.
+"""How many blocks each owner may keep cached while blocks are needed: its blocks beyond that are evicted first.
 
-An owner is on whose behalf a sequence ran (`PrefixCache.open(owner=...)`); a block of the tree is of the owner that computed
-it, whichever owner reuses it. Nothing is evicted before blocks are needed, so an owner may use what no other owner needs::
+An owner is the party for whom a sequence ran (`PrefixCache.open(owner=...)`); a block of the tree belongs to the owner that
+computed it, whichever owner reuses it. Nothing is evicted before blocks are needed, so owners may use what no other needs::
 
     limits   bulk 100           bulk has 160, all idle; 20 blocks are needed:  bulk's, least recently used first
                                 bulk has 110, all idle; 20 blocks are needed:  10 of bulk's, 10 that the policy chooses
@@ -20,7 +20,7 @@ from radixkv.cache.observer import TreeObserver
 
 
 class OwnerLimits(TreeObserver):
-    """An eviction policy before another one: as long as an owner is beyond its limit, it gives up leaves of that owner.
+    """An eviction policy in front of another: as long as an owner is beyond its limit, that owner's leaves are evicted.
 
     Args:
         limits: blocks by owner; others have no limit.
@@ -75,7 +75,7 @@ class OwnerLimits(TreeObserver):
             self._count(node.owner, -node.num_blocks)
 
     def check(self, nodes: Iterable[Node]) -> None:
-        """Raise InvariantViolation unless these nodes, all of the tree, are what is counted and indexed."""
+        """Raise InvariantViolation unless counts and indexes agree with these nodes, all of the tree."""
         counted: Counter[str] = Counter()
         for node in nodes:
             counted[node.owner] += node.num_blocks

@@ -32,7 +32,7 @@ class Pin:
 
 
 class Pins:
-    """One cache's pins. Each holds a lock on the tree's node that its prefix ends in.
+    """One cache's pins. Each holds a lock on the tree node in which its prefix ends.
 
     Args:
         tree: of the cache.

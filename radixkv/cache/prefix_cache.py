@@ -1,4 +1,4 @@
-"""The face of the cache: open a sequence on what is cached of its prompt, grow it, fork it, close it.
+"""The public interface of the cache: open a sequence on the cached prefix of its prompt, grow it, fork it, close it.
 
 ::
 
@@ -8,7 +8,7 @@
     cache.append(table, prompt[table.num_tokens:])   # they are written: whole blocks are published
     cache.close(table)                               # all of it stays cached until it is evicted
 
-The cache deals in token ids and block ids only. What is in the blocks is the caller's: it carries out the queued block
+The cache handles only token ids and block ids. The contents of the blocks are the caller's: it carries out the queued block
 copies, in order, before it writes anything else.
 """
 
@@ -39,8 +39,8 @@ from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode, encode_prompt
 class PrefixCache(CacheControl):
     """Shares the blocks of common prefixes between sequences.
 
-    What it can be asked is in `CacheView`; what is decided about all that is cached, in `CacheControl`. A cache is for one
-    thread at a time, questions included: it has no lock.
+    `CacheView` has its queries, `CacheControl` the operations on cached content as a whole. It has no lock: only one thread
+    at a time may use it, for queries too.
 
     Args:
         num_blocks: physical blocks, with ids from 0 on.
@@ -51,8 +51,8 @@ class PrefixCache(CacheControl):
         remembered_blocks: how many evicted blocks are remembered by their hashes, for `explain`; by default none, and four
             times ``num_blocks`` under a policy that learns from them. It makes evicting a leaf about 5 us slower.
         events: where changes of the cache's contents are recorded, from the beginning on.
-        observers: are notified of changes of the tree, as they happen: subclasses of `radixkv.cache.observer.TreeObserver`.
-        clock: seconds, from any beginning on; must never go back.
+        observers: are notified of changes of the tree as they happen; subclasses of `radixkv.cache.observer.TreeObserver`.
+        clock: seconds since any moment; must never go back.
 
     Raises:
         InvalidArgumentError: a size is not a whole number, or out of its range; ``policy`` is not a policy, but its name or
@@ -60,7 +60,7 @@ class PrefixCache(CacheControl):
         MemoryError: there is no room for the counts of so many blocks.
     """
 
-    # Those that caches have, by id: a policy need not have a hash.
+    # The policies that caches use, by id, because a policy need not be hashable.
     _policies: ClassVar[WeakValueDictionary[int, EvictionPolicy]] = WeakValueDictionary()
 
     def __init__(
@@ -108,7 +108,7 @@ class PrefixCache(CacheControl):
         store = BlockStore(pool, tree, Pins(tree, max_pinned_blocks, clock), block_size)
         super().__init__(store, evicted, clock)
         if policy is not None:
-            self._policies[id(policy)] = policy  # its leaves are those of one tree
+            self._policies[id(policy)] = policy  # it indexes the leaves of one tree only
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -133,8 +133,8 @@ class PrefixCache(CacheControl):
             read: reuse what is cached.
             write: publish what the sequence computes.
             priority: retention priority of all that the sequence uses and computes: blocks of a HIGHER number are kept
-                LONGER (under `PriorityTTL`; other policies ignore it). The priority of a request to be scheduled mostly
-                counts the other way, the lowest number being the most urgent: pass its negative here.
+                LONGER (under `PriorityTTL`; other policies ignore it). Scheduling priorities mostly count the other way,
+                the lowest number being the most urgent: pass their negative here.
             owner: on whose behalf; what the sequence computes counts towards the owner's limit (`limit_owners`).
 
         Raises:
@@ -160,12 +160,12 @@ class PrefixCache(CacheControl):
     def open_fill(self, tokens: TokenIds, namespace: str = "", priority: int = 0, owner: str = "") -> BlockTable:
         """Begin to fill in a prefix whose keys and values come from elsewhere; no sequence runs, and none is counted.
 
-        The table holds the whole blocks of ``tokens`` that are cached. What follows is as for a sequence: `reserve`, the
-        blocks are written, `append` publishes them, `abort` ends it. Blocks of low ids are reserved: whoever fills them in
-        can have their memory ready before.
+        The table holds the whole blocks of ``tokens`` that are cached. The rest is as for a sequence: `reserve`, write the
+        blocks, `append` to publish them, `abort` to end. Blocks with low ids are preferred, so that whoever fills them in can
+        have their memory ready beforehand.
 
         Args:
-            tokens: of the prefix; only whole blocks of them are used.
+            tokens: the prefix; only its whole blocks are used.
             namespace: as for `open`.
             priority: retention priority of what is filled in.
             owner: as for `open`.
@@ -185,7 +185,7 @@ class PrefixCache(CacheControl):
         return table
 
     def require(self, num_blocks: int) -> None:
-        """Check that so many blocks are available; pins that have expired are released for that.
+        """Check that ``num_blocks`` blocks are available, if need be after releasing expired pins.
 
         Raises:
             InvalidArgumentError: ``num_blocks`` is not a whole number of at least 0.
@@ -225,7 +225,7 @@ class PrefixCache(CacheControl):
                 self._check_open(table)
         if len(distinct) < len(tables):
             raise InvalidArgumentError("tables: expected distinct tables, got one twice")
-        if not {*map(type, num_tokens)} <= {int}:  # numpy's, or none
+        if not {*map(type, num_tokens)} <= {int}:  # numpy integers, or no integers
             num_tokens = [check_count("num_tokens", total, 0) for total in num_tokens]
         pairs = zip(tables, num_tokens, strict=True)
         short = [(table, total) for table, total in pairs if not 0 <= total <= table.num_writable]
@@ -291,8 +291,8 @@ class PrefixCache(CacheControl):
     def drain_copies(self) -> list[BlockCopy]:
         """The block copies queued since the last call, to be carried out in this order before any other write.
 
-        In this order, because a later copy may read what an earlier one wrote. A source may be free by now, or the target
-        of a later copy: it is still read in time.
+        The order matters: a later copy may read what an earlier one wrote, and a source that is free by now, or the target of
+        a later copy, is still read in time.
         """
         return self._store.drain_copies()
 
@@ -307,7 +307,7 @@ class PrefixCache(CacheControl):
             raise InvalidArgumentError("policy: expected one for each cache, got one that is another cache's")
 
     def _begin(self, table: BlockTable, match: Match | None, tokens: bytes, publishes: bool) -> None:
-        """Put a new table on what is cached of its tokens; None: nothing is."""
+        """Begin a new table on the match of its tokens; None: nothing of them is cached."""
         if match is None:
             match = Match(0, self._tree.root(table.namespace), 0)
         past = self._evicted.recall(match, tokens) if publishes and self._evicted is not None else ()

@@ -34,8 +34,8 @@ from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
 class RadixTree:
     """The trees of all namespaces over one pool.
 
-    A table owns the blocks of the tree that it uses by a lock on their nodes, not by a count on each block: opening,
-    forking and closing a sequence cost as much as its path has nodes, however many blocks these hold.
+    A table owns the tree's blocks that it uses through a lock on their nodes, not a count per block: the cost of opening,
+    forking and closing a sequence grows with the nodes on its path, however many blocks these hold.
 
     Args:
         pool: where the blocks' references are counted.
@@ -45,8 +45,8 @@ class RadixTree:
         observers: are notified of changes, in this order; a policy that learns is one of them.
 
     Attributes:
-        policy: which leaf is evicted first; since `limit_owners`, the limits before it.
-        roots: the root of each namespace of which something is cached or in use.
+        policy: which leaf is evicted first; after `limit_owners`, the `OwnerLimits` in front of it.
+        roots: the root of each namespace that has something cached or in use.
         num_blocks: blocks that the tree owns.
         num_evictable_blocks: those of them that are not locked.
         version: changes whenever `match` may answer otherwise than before.
@@ -89,12 +89,12 @@ class RadixTree:
         self._notify()
 
     def add_observer(self, observer: TreeObserver) -> None:
-        """Notify it, too, from now on."""
+        """Notify this observer too, from now on."""
         self._observers.append(observer)
         self._notify()
 
     def remove_observer(self, observer: TreeObserver) -> None:
-        """Notify it no more; see `PrefixCache.remove_observer`."""
+        """Stop notifying an observer; see `PrefixCache.remove_observer`."""
         if observer not in self._observers:
             raise InvalidArgumentError(f"observer: expected one that was added, got {observer!r:.80}")
         self._observers.remove(observer)
@@ -205,15 +205,15 @@ class RadixTree:
     ) -> tuple[Node, BlockIds]:
         """Add whole blocks below ``node``, which the caller has locked; the lock moves down with them.
 
-        The caller's ownership of the blocks becomes the tree's, except for those whose tokens the tree already holds:
-        there its own blocks stay, and the caller's remain the caller's.
+        The caller's ownership of the blocks passes to the tree, except for blocks whose tokens the tree already holds:
+        there the tree keeps its own blocks, and the caller keeps its.
 
         Args:
-            tokens: the blocks' token ids, encoded. The tree's from now on: a long prompt is not copied once more.
+            tokens: the blocks' token ids, encoded. They belong to the tree from now on, to spare a copy of a long prompt.
             blocks: the caller's block ids.
             priority: retention priority of a new node.
             past_uses: how often they were used before they were evicted (`EvictedPrefixes.recall`).
-            owner: of new nodes.
+            owner: the owner of new nodes.
 
         Returns:
             The node that now ends with the last block, locked in place of ``node``, and the tree's ids for the blocks:
@@ -245,8 +245,8 @@ class RadixTree:
     def publish_partial(self, node: Node, tokens: bytearray, block: int, priority: int, owner: str = "") -> bool:
         """Add a partly filled block below ``node``, which the caller has locked and is about to unlock.
 
-        The caller's ownership of the block and of ``tokens`` becomes the tree's. Returns False, and changes nothing,
-        where the tree holds these tokens already.
+        The caller's ownership of the block and of ``tokens`` passes to the tree. Returns False, and changes nothing,
+        where the tree already holds these tokens.
         """
         if node.children is not None:
             following = node.children.at_or_after(tokens)
@@ -282,8 +282,8 @@ class RadixTree:
     def _is_extended(self, node: Node, past_uses: int, owner: str) -> bool:
         if node.children is not None or node.lock_count != 1 or node.parent is None or node.owner != owner:
             return False
-        # For a policy that learns, blocks that were used again and blocks that only follow them stay apart: they differ in
-        # their prospects.
+        # For a learning policy, blocks that were reused and new blocks that follow them stay in separate nodes: their chances
+        # of reuse differ.
         return not self._on_reuse or node.uses == 1 + past_uses
 
     def _add_child(self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, owner: str) -> Node:
@@ -366,7 +366,7 @@ class RadixTree:
                     self.policy.add(parent)
 
     def clear(self, namespace: str | None) -> None:
-        """Remove all of a namespace, or of every one for None, locked nodes too: their owners must not unlock them."""
+        """Remove a whole namespace, or all for None, locked nodes included: whoever locked these must not unlock them."""
         self.version += 1
         removed: list[Node] = [self.roots.pop(name) for name in list(self.roots) if namespace in (None, name)]
         for node in removed:

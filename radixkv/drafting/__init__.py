@@ -1,7 +1,7 @@
 """Drafts: guesses of how sequences go on, so that one step can verify several tokens at once.
 
 A draft is never trusted: the model computes its tokens, and each is kept only if it is the one that would have been drawn at
-its position. So drafts change how many tokens a step brings, and not one token.
+its position. So drafts change how many tokens a step yields, never which.
 
 ::
 

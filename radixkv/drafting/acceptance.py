@@ -1,7 +1,7 @@
-"""How often drafts prove right: learned for each source and strength over all requests, and for each request apart.
+"""How often drafts prove right: learned for each source and strength, over all requests and for each request separately.
 
-A draft need not be verified to learn from it: what was drafted and not computed is compared with the tokens that came, too.
-So a source that was bad does not have to be tried again to be seen to be good.
+A draft need not be verified to learn from it: drafted tokens that were not computed are compared with the tokens that came,
+too. So a source that was bad can be seen to be good again without being tried.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from radixkv.drafting.drafter import Draft
 
-# Rate of a source and strength of which nothing is known yet, and its weight: as if so many tokens had been seen.
+# Assumed rate of a source and strength of which nothing is known yet, with the weight of so many tokens seen.
 _FIRST_RATE = 0.5
 _FIRST_WEIGHT = 4.0
 # Weight of what all requests have shown, in tokens, beside what this request has shown.
 _SHARED_WEIGHT = 4.0
-# Sources and strengths of which the shared rates are kept: one's own drafter may give any number as a strength.
+# Most pairs of source and strength whose shared rates are kept: a user's drafter may give any number as a strength.
 _MAX_SHARED = 4096
 # What was seen so many tokens ago counts by a factor of e less.
 _SHARED_MEMORY = 2000.0
@@ -23,7 +23,7 @@ _REQUEST_MEMORY = 32.0
 
 
 class _Rate:
-    """The share of drafted tokens that were right, of those before which all were."""
+    """The share of right tokens among drafted ones before which all were right."""
 
     def __init__(self, right: float = 0.0, seen: float = 0.0) -> None:
         self.right = right

@@ -9,16 +9,16 @@ import numpy as np
 from radixkv.drafting.drafter import NO_DRAFT, Draft
 from radixkv.drafting.kgrams import KGramTable, kgram_hash, kgram_hashes
 
-# Lengths of runs that are looked for, the longest first: where a long one is found, the text mostly goes on likewise.
+# Lengths of runs that are looked for, the longest first: where a long one is found, the text mostly goes on in the same way.
 RUNS = (8, 4, 2)
-# The strength of a draft from near the position where a token differed: as if tokens had been replaced by as many others; or,
-# if others were inserted or left out, from where the last token occurs, or the last two.
+# The strength of a draft from near the position where a token differed: assuming that tokens were replaced by as many others;
+# or, as others may have been inserted or left out, from where the last token occurs, or the last two.
 REALIGNED, NEAR_TOKEN, NEAR_PAIR = 0, 1, 3
-# They are looked for so far ahead of where they would be if tokens had been replaced.
+# How far beyond the position that replaced tokens imply the last ones are looked for.
 _NEAR = 16
 # So many tokens may differ before a position in the text is given up.
 _MAX_DIFFERING = 8
-# Least size of a table, for each token. With it, seven of eight older runs are still there.
+# Least number of a table's entries per token. With so many, seven of eight older runs are still there.
 _ENTRIES_PER_TOKEN = 8
 # Fewer tokens are indexed one by one.
 _FEW_TOKENS = 16
@@ -63,7 +63,7 @@ class Document:
             return self._from(0, max_tokens, RUNS[0])
         draft = NO_DRAFT
         for k in RUNS:
-            # Two tokens are often found elsewhere, too: what is near the position comes before that.
+            # Two tokens often occur elsewhere too: a place near the position is preferred to that.
             if k == RUNS[-1] and (draft := self._realigned(sequence, num_new, max_tokens)).token_ids:
                 break
             position = self._find(sequence, k)
@@ -96,7 +96,7 @@ class Document:
         return Draft(self._tokens[position : position + max_tokens], strength)
 
     def _find(self, sequence: Sequence[int], k: int) -> int | None:
-        """What follows the last position at which the sequence's last ``k`` tokens occur, if the text goes on there."""
+        """The position behind the last occurrence of the sequence's last ``k`` tokens, if the text goes on there."""
         if len(sequence) < k:
             return None
         last = sequence[-k:]
@@ -124,7 +124,7 @@ class Document:
             table.put_all(hashes, np.arange(first + k, stop + 1, dtype=np.int32))
 
     def _make_room(self, num_tokens: int) -> None:
-        """Have tables for so many tokens. They double with the text, which is then noted anew."""
+        """Make tables for so many tokens. They double as the text grows, and the text is then indexed anew."""
         num_entries = min(max(_ENTRIES_PER_TOKEN * num_tokens, _MIN_ENTRIES), _MAX_ENTRIES)
         if num_entries > self._num_entries:
             self._num_entries = 1 << (num_entries - 1).bit_length()

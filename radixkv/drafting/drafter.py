@@ -24,8 +24,8 @@ class Draft(NamedTuple):
 
     Attributes:
         token_ids: the next token first; any collection of whole numbers, NumPy's and torch's included.
-        strength: how good the reason for it is, as a number of the drafter's own, such as the length of a match. How often
-            drafts prove right is learned for each strength apart.
+        strength: how good the reason for it is, on a scale of the drafter's own, such as the length of a match. How often
+            drafts prove right is learned for each strength separately.
     """
 
     token_ids: Sequence[int]
@@ -40,12 +40,12 @@ NO_DRAFT = Draft(())
 class DraftContext:
     """A sequence as drafters see it.
 
-    They only read it, but for ``own``, ``predicted``, ``answered`` and ``num_noted``: notes of those that every engine has.
+    They only read it, except ``own``, ``predicted``, ``answered`` and ``num_noted``: notes of the built-in drafters.
 
     Attributes:
         token_ids: prompt and answer so far; grows in place.
         num_prompt_tokens: how many of them are the prompt.
-        namespace: only what was cached under it may be looked at: a draft of another tenant's text would tell by its timing.
+        namespace: only what was cached under it may be looked at: the timing of a draft would reveal another tenant's text.
         prediction: what the client expects of the answer, as token ids.
         grammar: constrains the answer, in the state after the last token; None: unconstrained.
         table: the sequence's blocks.
@@ -69,8 +69,8 @@ class DraftContext:
 class Drafter(ABC):
     """Guesses how sequences go on; make a subclass and give it to an engine as ``speculative_config={"drafters": [...]}``.
 
-    It is called for sequences that decode, of few in every step, so it should take microseconds. What it returns is checked:
-    if it raises, guesses ids outside the vocabulary or more than asked, that draft is dropped.
+    It is called for decoding sequences, in every step if they are few, so it should take microseconds. Its result is checked:
+    if it raises, or guesses ids outside the vocabulary or more than asked, that draft is dropped.
 
     Attributes:
         source: its name in metrics; a subclass sets it.
@@ -84,5 +84,5 @@ class Drafter(ABC):
 
         Args:
             context: the sequence.
-            max_tokens: expected at most, at least 1.
+            max_tokens: most tokens to guess; at least 1.
         """

@@ -10,25 +10,25 @@ _MOST_TOKENS = 4096
 
 
 class Followers:
-    """Within answers of one namespace.
+    """Which tokens followed each token in the answers of one namespace.
 
     Attributes:
-        by_token: of each token those that followed it, the last one first.
+        by_token: for each token, those that followed it, the most recent first.
     """
 
     def __init__(self) -> None:
         self.by_token: dict[int, list[int]] = {}
 
     def note(self, sequence: Sequence[int], start: int) -> None:
-        """What follows what in a sequence.
+        """Note which token follows which in a sequence.
 
         Args:
             sequence: all of its tokens.
-            start: the first token of which it is noted that it followed; at least 1.
+            start: the position of the first follower to note; at least 1.
         """
         for position in range(start, len(sequence)):
             token, before = sequence[position], sequence[position - 1]
-            # The token that was noted longest ago is the first to be forgotten.
+            # Entered anew, because the token noted longest ago is the first to be forgotten.
             known = self.by_token.pop(before, [])
             if token in known:
                 known.remove(token)

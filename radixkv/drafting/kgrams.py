@@ -1,4 +1,4 @@
-"""Where runs of k tokens occurred last: a table of hashes that is bounded in memory, and may forget.
+"""Where runs of k tokens occurred last: a hash table that is bounded in memory, and may forget.
 
 The table is direct-mapped and holds only positions, not the runs: the tokens at a position that is found must be compared.
 So an entry takes four bytes, a newer run overwrites an older one, and what an entry points to may be gone.
@@ -29,7 +29,7 @@ def kgram_hash(tokens: Sequence[int], seed: int = 0) -> int:
 
     Args:
         tokens: the run, of at most `MAX_RUN`.
-        seed: of a namespace, say: the same runs have other hashes under another.
+        seed: of a namespace, say: the same run has another hash under another seed.
     """
     k = len(tokens)
     value: int = sum(map(mul, reversed(tokens), _POWERS)) + _SUMS[k] + seed * _POWERS[k] & _MASK

@@ -17,17 +17,17 @@ def choose_lengths(
     times: StepTimes,
     max_rows: int,
 ) -> list[int]:
-    """How many tokens of each draft to verify, so that the step is expected to bring the most tokens a second.
+    """How many tokens of each draft to verify, so that the step is expected to yield the most tokens per second.
 
     The i-th token of a draft is kept with probability ``rate ** i``. The likeliest tokens of all drafts come first.
 
     Args:
         rates: of each draft, how likely a token is right if those before it are.
         max_lengths: tokens of each draft.
-        num_rows: of the step without drafts.
-        num_sampled: tokens that it brings without drafts.
+        num_rows: rows of the step without drafts.
+        num_sampled: tokens that it yields without drafts.
         times: of steps by number of rows.
-        max_rows: for drafts.
+        max_rows: most rows for drafts.
     """
     if not rates:
         return []

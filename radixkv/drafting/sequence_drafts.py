@@ -1,4 +1,4 @@
-"""What is kept of one sequence between its drafts."""
+"""The drafting state of one sequence."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class SequenceDrafts:
         context: the sequence as drafters see it.
         rates: how often drafts for it proved right.
         proposed: what each source drafted last, until it is known whether that was right.
-        num_wrong: steps in which every source was wrong, less two for each in which one was right; never below 0, nor above
-            what makes drafters be asked about the sequence most seldom.
+        num_wrong: steps in which every source was wrong, less two for each in which one was right; at least 0, and at most
+            the number at which drafters are asked about the sequence least often.
     """
 
     context: DraftContext

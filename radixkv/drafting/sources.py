@@ -10,19 +10,19 @@ from radixkv.drafting.drafter import NO_DRAFT, Draft, DraftContext, Drafter
 from radixkv.drafting.followers import Followers
 from radixkv.drafting.tree_index import TreeIndex
 
-# A sequence with more blocks that the tree does not have is on no path of the tree.
+# A sequence with more blocks of its own, which the tree does not have, is on no path of the tree.
 _MAX_OWN_BLOCKS = 2
 # How many tokens of an answer to the same prompt are looked at.
 _MAX_ANSWER = 1024
-# For how many namespaces is remembered what answers under grammars did.
+# Most namespaces of which it is remembered which tokens followed which in answers under grammars.
 _MAX_NAMESPACES = 32
 
 
 class GrammarDrafter(Drafter):
     """What a grammar forces: the keys of an object, the rest of an enumerated string.
 
-    The text is forced, the tokens are not quite: a model may spell it with others. And between forced texts there are small
-    choices, such as whether a space follows a colon: there, what answers of this namespace did before is the guess.
+    The text is forced, but its tokens not quite: a model may spell it with others. And between forced texts there are small
+    choices, such as whether a space follows a colon: there, the guess is what earlier answers of this namespace did.
     """
 
     source = "grammar"
@@ -68,7 +68,7 @@ class PrefixDrafter(Drafter):
 class AnswerDrafter(Drafter):
     """Where the last tokens occur in another answer to the same prompt: regenerated with another seed, another sample.
 
-    `PrefixDrafter` follows it up to the first other token; behind that, the same words come again at other positions.
+    `PrefixDrafter` follows that answer up to the first token that differs; after it, the same words recur elsewhere.
 
     Args:
         cache: whose tree it is.
@@ -123,7 +123,7 @@ class SuffixDrafter(Drafter):
 
 
 class PredictionDrafter(Drafter):
-    """What the client predicted, from where the answer is in it (OpenAI's predicted outputs)."""
+    """The client's prediction, from the position in it that the answer has reached (OpenAI's predicted outputs)."""
 
     source = "prediction"
 

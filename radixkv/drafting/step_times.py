@@ -1,7 +1,7 @@
 """How long a step takes by its number of rows, learned from the steps that were run.
 
-On a GPU, and on a CPU up to a dozen rows or more, a row more is almost free, because a step takes as long as the weights take
-to be read; from some number on each row costs. Where that is depends on model, machine and load, so it is not assumed.
+On a GPU, and on a CPU up to a dozen rows or more, another row is almost free, because a step takes as long as reading the
+weights; from some number on, each row costs. That number depends on model, machine and load, so it is not assumed.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from bisect import bisect_right
 import numpy as np
 from numpy.typing import NDArray
 
-# Steps of a number of rows between two neighbours count for the lower one.
+# A step with a number of rows between two of these sizes counts for the lower one.
 _SIZES = tuple(sorted({1, 2, 3, *(round(4 * 2 ** (i / 2)) for i in range(24))}))
-# A newer step counts as much as all before it did this many steps ago; at first it is the mean.
+# A size's time is the mean of its first steps, up to this many; after that, each new step has one part in this many.
 _MEMORY = 16
-# A step that took so many times as long as expected was disturbed, and counts for no more than this.
+# A step that took more than this multiple of the mean was disturbed, and counts as this multiple.
 _MAX_SURPRISE = 3.0
-# Each row more than were ever run is thought to take half of what a row took on average, of so many at least.
+# A row beyond the most ever run is assumed to take half the average time per row, of at least this many rows.
 _FREE_ROWS = 64
-# With drafts, sampling waits for the host, and rows of a sequence are more than one: what that takes is learned as a factor,
-# of so many such steps of sizes that were run without, too. It is forgotten in so many steps without drafts, lest one bad
-# measurement end drafts for ever.
+# With drafts, sampling waits for the host, and a sequence has several rows: the overhead is learned as a factor, over about
+# the first number of drafting steps, of sizes that were also run without drafts. It is forgotten over the second number of
+# steps without drafts, lest one bad measurement end drafting for ever.
 _OVERHEAD_MEMORY = 8
 _OVERHEAD_FORGOTTEN = 512
 
@@ -33,7 +33,7 @@ class StepTimes:
     def __init__(self) -> None:
         self._overhead = 1.0
         self._is_fitted = True
-        # By size: rows, seconds without what drafts cost besides, and number of steps.
+        # By size: mean rows, mean seconds without the overhead of drafts, and number of steps, up to _MEMORY.
         self._means: dict[int, tuple[float, float, int]] = {}
         self._undrafted: set[int] = set()  # sizes whose mean is of steps without drafts alone
         self._rows: NDArray[np.float64] = np.zeros(0)
@@ -51,7 +51,7 @@ class StepTimes:
                 self._undrafted.add(size)
                 count = 0
         elif size in self._undrafted:
-            # Were it part of the mean by which it is judged, the factor would tend to 1 while drafting goes on.
+            # If this step went into the mean that it is compared with, the factor would tend to 1 while drafting goes on.
             self._overhead += (seconds / mean - self._overhead) / _OVERHEAD_MEMORY
             return
         else:
@@ -61,7 +61,7 @@ class StepTimes:
         self._is_fitted = False
 
     def predict(self, num_rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Seconds for each number of rows, ascending; equal ones before anything was observed.
+        """Seconds for each number of rows, ascending; all equal before anything was observed.
 
         Args:
             num_rows: the first is that of a step without drafts.
@@ -78,7 +78,7 @@ class StepTimes:
         return beyond
 
     def _fit(self) -> None:
-        """The nearest ascending numbers (pool adjacent violators, Ayer et al. 1955)."""
+        """Fit the nearest ascending times (pool adjacent violators, Ayer et al. 1955)."""
         pools: list[list[float]] = []  # weight, seconds, how many sizes
         means = [self._means[size] for size in sorted(self._means)]
         for _, seconds, count in means:

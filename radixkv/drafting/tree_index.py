@@ -21,10 +21,10 @@ from radixkv.cache.observer import TreeObserver
 from radixkv.cache.tokens import TOKEN_BYTES
 from radixkv.drafting.kgrams import KGramTable, kgram_hash, kgram_hashes
 
-# Lengths of runs that are looked for, the longest first, and how many entries each token gives their table. It is
-# direct-mapped: with fewer, more runs would overwrite others. Of short runs fewer are distinct. Single tokens would be found
-# nearly always: 3 to 6 % fewer steps where code is rewritten, but beside 16 unrelated sequences 4 to 7 rows in 100 were
-# drafted for nothing.
+# Lengths of runs that are looked for, the longest first, and their table's entries per token. Tables are direct-mapped: with
+# fewer entries, more runs would overwrite others; short runs need fewer, since fewer of them are distinct. Single tokens were
+# found nearly always: that saved 3 to 6 % of steps where code is rewritten, but beside 16 unrelated sequences 4 to 7 rows in
+# 100 were drafted for nothing.
 RUNS: Mapping[int, int] = MappingProxyType({8: 4, 4: 4, 2: 2})
 
 
@@ -33,7 +33,7 @@ class Found(NamedTuple):
 
     Attributes:
         node: of the tree.
-        offset: how many tokens of the node come before what follows the run.
+        offset: how many tokens of the node come before the token that follows the run.
         length: of the run.
     """
 
@@ -53,7 +53,7 @@ class TreeIndex(TreeObserver):
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self._tables = {k: KGramTable(entries * num_blocks * block_size) for k, entries in RUNS.items()}
-        # For each block the node that has it, and how many blocks of the prefix are before it, which no split changes.
+        # For each block, the node that has it, and the number of blocks before it in the prefix, which no split changes.
         self._nodes: list[Node | None] = [None] * num_blocks
         self._depths = array("i", bytes(4 * num_blocks))
         self._offsets = np.arange(block_size, dtype=np.int32)
@@ -109,7 +109,7 @@ class TreeIndex(TreeObserver):
                 table.put_all(hashes, slots[len(slots) - len(hashes) :])
 
     def on_split(self, upper: Node, lower: Node) -> None:
-        """The blocks of the upper part have another node."""
+        """Note that the blocks of the upper part have another node."""
         for block in upper.blocks:
             self._nodes[block] = upper
 

@@ -54,7 +54,7 @@ class PromptExplanation:
     """How much of a prompt would be reused now, and why not more; ``str`` gives it as sentences.
 
     Attributes:
-        computed: what is not in the pool; of it, ``below`` is loaded instead where that is faster.
+        computed: what is not in the pool; its part ``below`` is loaded instead where that is faster.
         replica: whose cache it is; None: there is one engine.
     """
 

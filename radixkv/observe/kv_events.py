@@ -28,7 +28,7 @@ from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, CacheEvent
 
 _TOPIC = b"kv-events"
 _DATA_PARALLEL_RANK = 0
-# That can be replayed.
+# Most batches that can be replayed.
 _MAX_KEPT_BATCHES = 10_000
 _END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
@@ -53,7 +53,7 @@ class ZmqEventPublisher:
         self._router = self._context.socket(zmq.ROUTER)
         self._inbox = self._context.socket(zmq.PULL)
         self._outbox = self._context.socket(zmq.PUSH)
-        # A replay is whole: by default, all beyond a thousand messages that a subscriber has not read would be dropped.
+        # No limit, so that replays are complete: by default, messages beyond a thousand unread ones would be dropped.
         self._router.setsockopt(zmq.SNDHWM, 0)
         self._lock = threading.Lock()  # of the outbox: sockets belong to one thread at a time
         try:

@@ -1,4 +1,4 @@
-"""Which of several replicas gets a request: the one that answers first, given what each holds and has to do. No torch."""
+"""Choosing a replica for each request: the one that answers first, given what each holds and has to do. Needs no torch."""
 
 from radixkv.routing.block_index import BlockIndex
 from radixkv.routing.prefill_rate import PrefillRate

@@ -41,7 +41,7 @@ class BlockIndex:
                 self._set(block_hash, mask & kept)
 
     def clear(self, replica: int) -> None:
-        """Note that a replica holds nothing. It walks over all entries: 0.1 s for a million."""
+        """Note that a replica holds nothing. Visits all entries: 0.1 s for a million."""
         bit = 1 << replica
         for block_hash in [block_hash for block_hash, mask in self._entries.items() if mask & bit]:
             self._set(block_hash, self._entries[block_hash] & ~bit)

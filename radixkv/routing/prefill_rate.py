@@ -1,19 +1,19 @@
-"""How fast an engine computes prompts, as it says itself.
+"""How fast an engine computes prompts, as measured by itself.
 
-Only the engine knows which tokens it has computed in which time, for all routers that send it requests. From outside, the
-time to the first token of a prompt is that of the prompts before it, too, and of some of these a router may know nothing.
+Only the engine knows how many tokens it has computed in what time, for all routers that send it requests. Seen from outside,
+the time to a prompt's first token includes the prompts before it, some of which a router may not know of.
 """
 
 from __future__ import annotations
 
 from radixkv.routing.decayed_rate import DecayedRate
 
-# Fewer tokens say nothing of what a token costs: a step has costs of its own.
+# A step of fewer prompt tokens tells nothing about the cost of a token: a step has a cost of its own.
 _MIN_TOKENS = 32
 
 
 class PrefillRate:
-    """Learns it from steps of which prompts are at least half."""
+    """Learns that speed from steps whose tokens are at least half prompt tokens."""
 
     def __init__(self) -> None:
         self._rate = DecayedRate()
@@ -22,14 +22,14 @@ class PrefillRate:
         """A step is done.
 
         Args:
-            num_prompt_tokens: that it computed.
-            num_tokens: all that it computed.
-            seconds: that it took.
+            num_prompt_tokens: prompt tokens that it computed.
+            num_tokens: all tokens that it computed.
+            seconds: how long it took.
         """
         if num_prompt_tokens >= max(_MIN_TOKENS, num_tokens / 2):
             self._rate.observe(num_prompt_tokens, seconds)
 
     @property
     def seconds_per_token(self) -> float | None:
-        """What a token cost of late; None: there was no such step."""
+        """The recent cost of a token; None: there was no such step yet."""
         return self._rate.seconds(1)

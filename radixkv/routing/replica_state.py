@@ -1,4 +1,4 @@
-"""What a router knows of one replica: which requests it has to compute, and which blocks it will hold for that."""
+"""What a router knows of one replica: which requests it has to compute, and which blocks it will then hold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# Seconds in which what was sent to a replica counts half.
+# Seconds after which what was sent to a replica counts half.
 _HALF_LIFE = 300.0
 
 
@@ -39,18 +39,18 @@ class ReplicaState:
 
     Attributes:
         number: its bit in the index.
-        queued: tokens that are known to be sent to it and are not computed yet.
+        queued: tokens that are known to have been sent to it and are not computed yet.
         waiting: the requests they belong to, those that other routers sent included, in the order in which they were sent.
         others: of these, the ones that other routers sent, by the replica's names for them.
         num_others_blocks: the whole blocks of the prompts of `others`.
         decoding: requests from here that have their first token and have not ended.
         progressed: when the first of `waiting` began to be computed, at the earliest.
         seconds_per_token: of prefill, as it reported last; None: it does not know yet.
-        sent_tokens: that were to be computed, of which the older ones count less; as of `sent_at`.
+        sent_tokens: tokens sent to be computed, of which older ones count less; as of `sent_at`.
         expected: hashes of the blocks that it will hold, or holds while no event has said so.
-        unknown_queued, unknown_waiting: tokens, and the requests they belong to, that it has to compute as well, as it
-            reported last.
-        others_decoding: requests that others sent and that have their first token, as it reported last.
+        unknown_queued, unknown_waiting: further tokens that it has to compute, and the requests they belong to, according to
+            its last report.
+        others_decoding: requests that others sent and that have their first token, according to its last report.
     """
 
     number: int
@@ -79,7 +79,7 @@ class ReplicaState:
         self.expected.update(placement.block_hashes[placement.first_expected :])
 
     def dequeue(self, placement: Placement, now: float, *, computed: bool) -> None:
-        """A request waits no longer; one that does not wait is ignored."""
+        """A request no longer waits; one that does not wait is ignored."""
         if computed or placement is next(iter(self.waiting), None):
             self.progressed = now
         if placement in self.waiting:
@@ -87,7 +87,7 @@ class ReplicaState:
             self.queued -= placement.num_tokens
 
     def seconds_left(self, now: float, seconds_per_token: float) -> float:
-        """Until all that waits is computed, given that the first prompt has made progress; only while there is one."""
+        """Seconds until all that waits is computed, less the first prompt's progress; only while a prompt waits."""
         done, head = now - self.progressed, next(iter(self.waiting)).num_tokens * seconds_per_token
         return self.queued * seconds_per_token - (done if done < head else head)
 
@@ -126,7 +126,7 @@ class ReplicaState:
         return depth
 
     def clear(self) -> None:
-        """It holds nothing any more, and what waits is computed from its first block on."""
+        """The replica holds nothing any more, and prompts that wait are computed from their first blocks on."""
         self.expected.clear()
         for placement in self.waiting:
             placement.first_expected = 0

@@ -1,27 +1,27 @@
-"""The replica that is expected to answer first, and that others wait for the least.
+"""Routing: to the replica that is expected to answer first and to delay other requests least.
 
-Each replica is expected to take::
+The cost of sending a request to a replica is estimated as::
 
     seconds per token * (waiting + `decode_weight` * sequences that it decodes + weight * lacking)
 
     waiting   tokens that it was sent and has not computed yet
     lacking   tokens of this prompt that it does not hold
-    weight    1.25 + log2(replicas) / 2 + waiting / what a request has to wait for on average
+    weight    1.25 + log2(replicas) / 2 + waiting / mean tokens to compute of all queued requests
 
-Who waits for a token loses its time. Who computes one takes that; room in a cache, for which another token goes that may have
-to be computed again, on each replica to which its prompts move; and the time of all who come while the replica has a queue,
-about as many as are in it (Little 1961).
+Waiting for a token costs only its time. Computing one costs that time; also room in a cache, where it displaces another
+token that may have to be computed again, on each replica to which its prompts move; and the time of all requests that arrive
+while the replica has a queue, which are about as many as are in it (Little 1961).
 
-So a prompt goes where its prefix is, as long as waiting there costs less than computing it elsewhere, which it does for
-longer where all have to wait; a prefix that many prompts share gets a second replica when the first has more to do than
-computing it again takes; and a prompt of which no replica holds anything goes to the least loaded one or,
-among idle ones, to the one that was sent the least lately.
+So a prompt goes where its prefix is, as long as waiting there costs less than computing the prefix elsewhere; where all have
+to wait, it may wait longer. A prefix that many prompts share gets a second replica when the first has more to do than
+computing the prefix again takes. A prompt of which no replica holds anything goes to the least loaded replica or, among idle
+ones, to the one that was sent the fewest tokens lately.
 
-What a replica holds is known from its cache's events (`radixkv.cache.events`). Those come late: what is being computed
-counts as held where it was sent, until its first token, and for a while after that, by when the events must be there.
+What a replica holds is known from its cache's events (`radixkv.cache.events`). Those come late, so a request's blocks count
+as held by its replica until its first token and for a while after that, by the end of which the events must have come.
 
-Several routers over the same replicas know what the others have sent, because each replica says what has come to it and
-what it has computed (`expect`, `end_expected`). So they agree, but for what has happened since.
+Several routers over the same replicas know what the others have sent, because each replica reports which requests it has
+received and computed (`expect`, `end_expected`). So they agree, except on what has happened since.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode_prompt
 from radixkv.routing.block_index import BlockIndex
 from radixkv.routing.replica_state import Placement, ReplicaState
 
-# What a token that is computed counts where nobody waits, for its time and its room: so much, and so much more each time that
-# the replicas double, for of many one is idle more often, to which prompts would move. From 1.5 to 4.75 answers come about as
-# soon, on synthetic traces and a public one; with less, fewer tokens are found, and with more, loads differ more.
+# The weight of a computed token where nothing waits, for its time and its room: the first number, plus the second for each
+# doubling of the replicas, since among many one is more often idle, and prompts would move to it. With weights from
+# 1.5 to 4.75, answers come about equally soon on synthetic traces and a public one; with less, fewer tokens are found cached,
+# and with more, loads differ more.
 _WEIGHT, _WEIGHT_OF_DOUBLING = 1.25, 0.5
-# Most blocks of prompts that other routers have sent to one replica; what exceeds them is known from its reports alone.
+# Most blocks tracked of prompts that other routers sent to one replica; any beyond are known only from its reports.
 _MAX_OTHERS_BLOCKS = 1 << 20
 
 
@@ -59,15 +60,15 @@ def prompt_hashes(token_ids: TokenIds, namespace: str, block_size: int) -> list[
 
 
 class Router:
-    """Chooses replicas, by what they say of themselves and what was sent to them.
+    """Chooses replicas, by what they report and what was sent to them.
 
     Args:
         block_size: tokens per block of every replica's cache.
-        decode_weight: what a sequence that decodes counts, in tokens of a prompt.
-        seconds_per_token: of prefill, as long as no replica has reported it.
+        decode_weight: how much a decoding sequence counts, in prompt tokens.
+        seconds_per_token: of prefill, until a replica has reported it.
         expected_seconds: how long after a prompt's first token its blocks still count as held: by then, events have reported
             them.
-        clock: seconds, from any beginning on.
+        clock: seconds since any moment.
 
     Raises:
         ValueError: a number is not above 0.
@@ -99,7 +100,7 @@ class Router:
         self._clock = clock
         self._replicas: dict[str, ReplicaState] = {}
         self._least_weight = _WEIGHT
-        # When expecting it ends, the request, and how many of its blocks are meant.
+        # When a request's blocks cease to be expected, the request, and how many of its leading blocks that concerns.
         self._expiring: deque[tuple[float, Placement, int]] = deque()
 
     @property
@@ -121,14 +122,14 @@ class Router:
         self._weigh()
 
     def remove(self, name: str) -> None:
-        """Choose a replica no more, and forget what it holds; one that is not there is ignored."""
+        """Stop choosing a replica, and forget what it holds; an unknown name is ignored."""
         replica = self._replicas.pop(name, None)
         if replica is not None:
             self._held.clear(replica.number)
             self._weigh()
 
     def update(self, name: str, event: CacheEvent) -> None:
-        """Take note of a change of a replica's cache; those of replicas that are not there are ignored."""
+        """Note a change of a replica's cache; changes of unknown replicas are ignored."""
         replica = self._replicas.get(name)
         if replica is None:
             return
@@ -148,14 +149,14 @@ class Router:
         num_decoding: int,
         seconds_per_token: float | None = None,
     ) -> None:
-        """Take note of what a replica says that it has to do, for all routers that send it requests.
+        """Note a replica's report of its work, for all routers that send it requests.
 
-        What exceeds what was sent from here, and what is expected of others, counts as well. Reports of replicas that are
-        not there are ignored.
+        Work beyond the requests sent from here and those expected from other routers counts as well. Reports of unknown
+        replicas are ignored.
 
         Args:
             name: the replica's.
-            queued_tokens: of prompts, that it has to compute still.
+            queued_tokens: prompt tokens that it still has to compute.
             num_queued: requests to which these belong.
             num_decoding: requests that have their first token and have not ended.
             seconds_per_token: of prefill, see `PrefillRate`; None: it does not know yet.
@@ -178,11 +179,11 @@ class Router:
         replica.others_decoding = max(0, num_decoding - len(replica.decoding))
 
     def expect(self, name: str, request: Hashable, block_hashes: Sequence[int], num_prompt_tokens: int) -> None:
-        """Take note that another router has sent a replica a request: it counts like one that was sent from here.
+        """Note that another router has sent a request to a replica: it counts like one sent from here.
 
-        So routers agree which replica will hold what, before any has computed it. `end_expected` or `reset` must be called of
-        it. A request that is known already is ignored, and so are those to replicas that are not there, and those beyond a
-        million blocks of one replica.
+        So routers agree on which replica will hold what, before any has computed it. `end_expected` or `reset` must be called
+        for it later. Requests that are known already are ignored, as are those to unknown replicas, and those beyond a
+        million blocks or requests of one replica.
 
         Args:
             name: the replica's.
@@ -206,7 +207,7 @@ class Router:
         replica.num_others_blocks += len(block_hashes)
 
     def end_expected(self, name: str, request: Hashable, *, computed: bool) -> None:
-        """A request of another router waits no longer; one that is not expected is ignored.
+        """A request of another router no longer waits; one that is not expected is ignored.
 
         Args:
             name: the replica's.
@@ -220,7 +221,7 @@ class Router:
             self._leave_queue(placement, computed=computed)
 
     def reset(self, name: str) -> None:
-        """Forget what a replica holds and what others have sent to it, because it is about to tell both anew."""
+        """Forget what a replica holds and what others have sent to it, because it is about to report both anew."""
         replica = self._replicas.get(name)
         if replica is not None:
             for request in list(replica.others):
@@ -230,8 +231,8 @@ class Router:
     def holder(self, block_hashes: Sequence[int]) -> str | None:
         """The replica that holds, or will hold, most of a prefix; None: no replica holds any of it.
 
-        Of several that hold equally much of it, it is always the same one, and another one for another prefix, which spreads
-        them: "rendezvous hashing" (Thaler and Ravishankar 1998).
+        Among several that hold equally much of it, the choice is always the same for one prefix and differs between
+        prefixes, which spreads them: "rendezvous hashing" (Thaler and Ravishankar 1998).
 
         Args:
             block_hashes: from `prompt_hashes`.
@@ -247,7 +248,7 @@ class Router:
     def choose(
         self, block_hashes: Sequence[int], num_prompt_tokens: int, excluded: Collection[str] = ()
     ) -> Placement | None:
-        """Send a request somewhere; `prefilled` and `finish` must be called of it.
+        """Choose where to send a request; `prefilled` and `finish` must be called for it later.
 
         Args:
             block_hashes: from `prompt_hashes`.
@@ -255,7 +256,7 @@ class Router:
             excluded: replicas not to choose.
 
         Returns:
-            Where it goes; None: there is no replica that may be chosen.
+            Where it goes; None: no replica may be chosen.
         """
         now = self._clock()
         hits: dict[int, int] = {}
@@ -271,7 +272,7 @@ class Router:
         requests_per_token = num_requests / num_queued if num_queued else 0.0
         block_size, num_blocks = self.block_size, len(block_hashes)
         lowest, chosen, chosen_name, chosen_hit = 0.0, None, "", 0
-        for name, replica in self._replicas.items():  # so few calls, because it runs for each replica and each request
+        for name, replica in self._replicas.items():  # few calls in it: it runs for each replica and each request
             if name in excluded:
                 continue
             hit = hits.get(replica.number, 0)
@@ -308,7 +309,7 @@ class Router:
             replica.decoding.add(placement)
 
     def finish(self, placement: Placement) -> None:
-        """The request has ended, in whatever way."""
+        """The request has ended, however that came about."""
         if not placement.prefilled:
             self._leave_queue(placement, computed=False)
         elif (replica := self._replicas.get(placement.replica)) is not None:
@@ -323,7 +324,7 @@ class Router:
         num_hit_tokens: int,
         now: float,
     ) -> Placement:
-        """A request was sent to a replica that holds, or will hold, so much of its prompt."""
+        """Note a request sent to a replica that holds, or will hold, ``num_hit_tokens`` of its prompt."""
         num_lacking, first_expected = num_prompt_tokens - num_hit_tokens, num_hit_tokens // self.block_size
         placement = Placement(name, block_hashes, num_hit_tokens, num_lacking, first_expected)
         replica.enqueue(placement, now)
@@ -341,18 +342,18 @@ class Router:
         self._least_weight = _WEIGHT + _WEIGHT_OF_DOUBLING * math.log2(max(1, len(self._replicas)))
 
     def _average_speeds(self) -> None:
-        """What is not known of one replica is taken from the others."""
+        """Assume the mean of the known speeds for replicas whose speed is unknown."""
         known = [each.seconds_per_token for each in self._replicas.values() if each.seconds_per_token is not None]
         if known:
             self._seconds_per_token = sum(known) / len(known)
 
     def _expire_expected(self, now: float) -> None:
-        """Expect no longer what events must have reported by now.
+        """Stop expecting blocks that events must have reported by now.
 
-        That takes about as long as a choice does. So it is done between choices, and for a few placements at a time.
+        That takes about as long as a choice does, so it is done between choices, for a few placements at a time.
 
-        Where a request ended before it was computed, others that wait may need its blocks all the same: those are expected
-        for another while.
+        If a request ended before it was computed, requests that wait may still need its blocks: these stay expected for
+        another period.
         """
         for _ in range(2):
             if not self._expiring or self._expiring[0][0] > now:

@@ -24,7 +24,7 @@ from radixkv.scheduling.waiting_queue import WaitingQueue
 
 @dataclass(frozen=True, slots=True)
 class _RetryWhen:
-    """A group did not fit: to try again is useless before ``num_blocks`` are available or the ``occupancy`` has changed."""
+    """When to retry a group that did not fit: once ``num_blocks`` are available, or the ``occupancy`` has changed."""
 
     num_blocks: int
     occupancy: tuple[int, int]
@@ -66,7 +66,7 @@ class Admission:
         self._in_flight_prefixes = InFlightPrefixes(cache)
         self._retry_when: dict[SequenceGroup, _RetryWhen] = {}
         self._first_without_room: SequenceGroup | None = None  # in this step
-        self._made_room_for: list[SequenceGroup] = []  # in this step, by groups that were preempted
+        self._made_room_for: list[SequenceGroup] = []  # in this step, by preempting other groups
         self._looked_up: set[str] = set()  # the tenants whose queues were looked up in this step
         # Of the running groups, while a step admits: counted when first asked for, and kept up to date.
         self._growth: DecodeGrowth | None = None
@@ -78,13 +78,13 @@ class Admission:
         return self._first_without_room
 
     def begin_step(self) -> None:
-        """Forget what held for the step before."""
+        """Forget what was noted for the step before."""
         self._looked_up.clear()
         self._first_without_room = None
         self._growth = self._usage = None
 
     def forget(self, group: SequenceGroup) -> None:
-        """The group was started, or it is gone."""
+        """Forget a group that was started, or is gone."""
         self._in_flight_prefixes.forget(group)
         if self._loads is not None:
             self._loads.forget(group)
@@ -95,7 +95,7 @@ class Admission:
             self._first_without_room = None
 
     def groups_to_preempt(self) -> list[SequenceGroup]:
-        """The groups to preempt so that tenants that wait get their share; see `fair_shares`."""
+        """The groups to preempt so that waiting tenants get their share; see `fair_shares`."""
         self._made_room_for = []
         if not self._waiting or not self._running:
             return []
@@ -109,7 +109,7 @@ class Admission:
         return victims
 
     def _make_room(self) -> tuple[list[SequenceGroup], list[SequenceGroup]]:
-        """The groups to preempt, and those that are to start then, in this order."""
+        """The groups to preempt, and those to start in their place, in this order."""
         usage = self._count_usage()
         computing = {group.request.tenant for group in self._running if group.num_pending > 1}
         victims: list[SequenceGroup] = []
@@ -121,7 +121,7 @@ class Admission:
                     break
                 if self._loads is not None and self._loads.is_waiting(group):
                     break
-                # Its tenant's prompt in progress comes first: till then a victim would go on in the group's place.
+                # Its tenant's prompt in progress is first: till it ends, a victim would be readmitted in this group's place.
                 if tenant in computing:
                     break
                 if not self._may_fit_now(group):
@@ -153,13 +153,14 @@ class Admission:
 
         Args:
             max_tokens: of its prompt; None: any number.
-            before: only what comes before this request: its tenant's more urgent ones, and tenants that were served less.
+            before: only groups that come before this request: more urgent ones of its tenant, and those of tenants that were
+                served less.
         """
         if self._num_admissible_seqs < 1:
             return None
         usage = self._current_usage()
         tenants = self._tenants_before(before, usage)
-        # First those that others gave way for, or nobody: else the others would go on in their place.
+        # First the groups that others were preempted for, or none: otherwise the others would be readmitted in their place.
         for group in self._made_room_for:
             if group.request.tenant in tenants and self._may_start(group, max_tokens, usage):
                 if not self._admit(group):
@@ -183,7 +184,7 @@ class Admission:
     def _admit_first_of(
         self, tenant: str, max_tokens: int | None, before: Request | None, usage: TenantUsage
     ) -> tuple[SequenceGroup | None, list[SequenceGroup]]:
-        """Admit the first of a tenant's candidates that fits: it, if there is one, and those that did not fit before."""
+        """Admit the first of a tenant's candidates that fits; returns it, if any, and those before it that did not."""
         did_not_fit: list[SequenceGroup] = []
         candidates = self._waiting.candidates(tenant, look_up=tenant not in self._looked_up)
         self._looked_up.add(tenant)
@@ -201,17 +202,17 @@ class Admission:
             self._first_without_room = self._first_without_room or group
             did_not_fit.append(group)
             if group.started:
-                break  # it has begun its answer, which should not stall for a new one's
+                break  # it has begun its answer, which should not stall while new ones begin
         return None, did_not_fit
 
     def _may_start(self, group: SequenceGroup, max_tokens: int | None, usage: TenantUsage) -> bool:
-        """Whether nothing but room keeps a group that room was made for from starting now."""
+        """Whether a group that room was made for may start now, if it fits."""
         if usage.exceeds_limit(group) or self._waits_for_prefix(group):
             return False
         return max_tokens is None or self._waiting.num_uncached(group) <= max_tokens
 
     def _waits_for_prefix(self, group: SequenceGroup) -> bool:
-        """Whether more of its prompt is computed by another group, or found or loaded: both go on when they are asked."""
+        """Whether it waits for another group to compute more of its prompt, or for a look-up or load, which this advances."""
         if self._in_flight_prefixes.should_wait(group, self._running):
             return True
         return self._loads is not None and self._loads.find_or_load(group, self._num_spare_blocks)
@@ -233,7 +234,7 @@ class Admission:
         ]
 
     def _in_turn(self, usage: TenantUsage) -> list[str]:
-        """The tenants that wait: first those below their share, then by the service that they received."""
+        """The waiting tenants: first those below their share, then by the service that they received."""
         tenants = self._shares.in_turn(self._waiting.num_seqs)
         if len(tenants) > 1:
             tenants.sort(key=lambda tenant: not usage.has_claim(self._waiting.first(tenant)))
@@ -255,7 +256,7 @@ class Admission:
             self._max_num_seqs,
             cache.num_blocks,
             cache.block_size,
-            # What was used last is evicted last.
+            # What was used last is evicted last, so it stays if half of all blocks are available.
             cached_stays=2 * cache.num_available_blocks >= cache.num_blocks,
             burst=self._max_num_batched_tokens,
         )
@@ -293,7 +294,7 @@ class Admission:
                 self._require_room(group)
                 self._open_tables(group)
             else:
-                # How much they share is known when they are open.
+                # How much the sequences share is known only once their tables are open.
                 self._open_tables(group)
                 self._require_growth(group)
         except OutOfBlocks as error:
@@ -317,7 +318,7 @@ class Admission:
         return self._cache.num_available_blocks - needed
 
     def _open_tables(self, group: SequenceGroup) -> None:
-        """Open a table for each sequence and reserve its slots, or only the first's if the group has to prefill it.
+        """Open a table for each sequence and reserve its slots, or only the first's if the group must prefill what is common.
 
         Raises:
             OutOfBlocks: some tables may be open then.
@@ -328,12 +329,13 @@ class Admission:
             tokens = group.prompt if sequence is first else np.array(sequence.token_ids, dtype=np.int32)
             table = self._open_table(sequence, tokens)
             if sequence.num_computed < num_common:
-                # Evicted, perhaps for the tables before this one. If each computed it again, blocks might not suffice.
+                # The common tokens were evicted, perhaps for the tables before this one. If each sequence computed them
+                # again, blocks might not suffice.
                 if sequence is not first:
                     for opened in group.sequences:
                         self._blocks.abort(opened)
                         opened.num_computed = 0
-                    # No further than what is common, of which at least one token is then left to compute.
+                    # With the common tokens as the prompt, at least one of them is left to compute.
                     table = self._open_table(first, group.prompt[:num_common])
                 group.num_shared_prefill_tokens = num_common
                 self._cache.reserve(table, num_common)
@@ -357,7 +359,8 @@ class Admission:
     def _require_room(self, group: SequenceGroup) -> None:
         """Raise OutOfBlocks unless the group's one sequence can be opened, and all that run can then continue.
 
-        Before it is opened: otherwise what does not fit would evict others' prefixes in vain, and count as a use of its own.
+        Called before opening it: otherwise a group that does not fit would evict others' prefixes in vain, and count as a use
+        of its own prefix.
         """
         request = group.request
         demand = self._cache.demand(group.prompt, request.namespace, read=request.reads_cache)
@@ -367,9 +370,9 @@ class Admission:
         """Raise OutOfBlocks unless the running groups and ``group``, counted among them now, can continue together.
 
         Args:
-            group: that is about to run.
+            group: the group about to run.
             num_cached: tokens that its one sequence will find cached, if that has no table yet.
-            num_more_blocks: that it takes before.
+            num_more_blocks: blocks that opening it will take.
         """
         growth = self._decode_growth()
         growth.add(group, num_cached)

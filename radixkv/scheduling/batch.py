@@ -12,7 +12,7 @@ device. So with asynchronous scheduling the next batch is launched before the to
     device   | batch 1     | batch 2     | batch 3     |
     host     execute 1, execute 2, process 1, execute 3, process 2, ...
 
-What the host learns late can make part of a launched batch useless: a sequence had ended. That part is ignored when the batch
+Part of a launched batch is useless if the host learns too late that a sequence had ended. That part is ignored when the batch
 is processed. Keys and values that it wrote lie beyond what was published, and the next owner of those slots writes them later
 in the device's order.
 """
@@ -31,7 +31,7 @@ from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 
 
 class ScheduledChunk(NamedTuple):
-    """The next ``num_tokens`` pending tokens of ``sequence`` are computed in this step; ``completes``: those are all."""
+    """The next ``num_tokens`` pending tokens of ``sequence`` are computed in this step; ``completes``: none are left."""
 
     group: SequenceGroup
     sequence: TokenSequence
@@ -44,7 +44,7 @@ class ScheduledChunk(NamedTuple):
 
 
 class SampledRow(NamedTuple):
-    """``sequence`` gets a token, sampled from row ``logits_row`` of the batch's logits; those behind it are its drafts'."""
+    """``sequence`` gets a token, sampled from row ``logits_row`` of the batch's logits; the rows after it are its drafts'."""
 
     group: SequenceGroup
     sequence: TokenSequence
@@ -64,8 +64,8 @@ class Batch:
 
     Attributes:
         chunks: what is computed; from the scheduler.
-        drafts: of sequences whose chunks complete them, tokens that may come next, computed behind the chunk. What follows
-            is set by the executor.
+        drafts: tokens that may come next, computed after the chunk, of sequences whose chunks complete them. The executor
+            sets the attributes below.
         logits: float32 ``[rows, vocabulary]``.
         sampled: the sequences that get a token.
         beam_steps: the beam searches that advance.
@@ -98,7 +98,7 @@ class Batch:
         return [row.sequence.sampling for row in self.sampled if row.sequence.sampling is not None]
 
     def sampled_logits(self) -> torch.Tensor:
-        """The rows of ``sampled``, in that order, each with those of its drafts behind it."""
+        """The rows of ``sampled``, in that order, each followed by those of its drafts."""
         rows = [row.logits_row for row in self.sampled]
         if self.drafts:
             rows = [

@@ -26,7 +26,7 @@ from radixkv.scheduling.request import SequenceGroup
 
 
 class DecodeGrowth:
-    """Blocks, besides those they have, that groups may take before one of them may be preempted.
+    """How many more blocks groups may take before one of them may be preempted.
 
     Groups are added one by one as they are admitted; between two steps they change, and the sum is begun anew.
 

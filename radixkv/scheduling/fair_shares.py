@@ -8,11 +8,11 @@ has no claim to what it did not use before::
 
     counter   A 900   B 700   C 300, idle        C comes:   A 900   B 700   C 700   ->   C or B, then A
 
-So the tenants that need them use idle shares, and the counters of two tenants that always wait never differ by more than the
+So idle shares go to tenants that need them, and the counters of two tenants that always wait never differ by more than the
 work of two batches (and of one step more, see below), whatever they ask for.
 
-A counter alone cannot take back what is in use: a tenant that was alone has every sequence when a second one comes. Here
-preemption is cheap, because what a sequence computed stays in the cache. So where sequences or blocks are lacking, a group
+A counter alone cannot take back what is in use: a tenant that was alone holds every sequence when a second one comes. Here
+preemption is cheap, because what a sequence computed stays in the cache. So when sequences or blocks run short, a group
 comes first if its tenant would stay within its share of them, and is not ahead of others by more than a step's tokens; groups
 of the tenant that is furthest above its own share are preempted to make room for it (see `tenant_usage`). Shares of sequences
 are weighted max-min fair: a tenant that wants less than an equal share gets what it wants, and the others divide the rest.
@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from radixkv.scheduling.request import Request, SequenceGroup
 from radixkv.scheduling.tenant_share import TenantShare, share_of
 
-# What a token costs, by what is done for it. A generated one takes a step's latency and a slot (the weights of the paper).
+# The cost of a token, by kind. A generated one takes a step's latency and a slot (the weights are those of the VTC paper).
 COMPUTED_TOKEN_COST = 1.0
 GENERATED_TOKEN_COST = 2.0
 REUSED_TOKEN_COST = 1 / 16
@@ -109,7 +109,7 @@ class FairShares:
         self._charged_at[tenant] = self._num_charges
 
     def unused(self, group: SequenceGroup) -> float:
-        """What a running group's prompt was charged as a whole when it was admitted, and is not computed yet."""
+        """The service charged for a running group's prompt, as a whole when it was admitted, that was not rendered yet."""
         return self.prompt_service(group.request, max(0, group.num_pending - 1))
 
     def refund(self, group: SequenceGroup) -> None:
@@ -149,10 +149,10 @@ class FairShares:
     ) -> list[SequenceGroup]:
         """``running``, given in order of rank, in the reverse of the order in which groups are preempted.
 
-        Preempted first, and so at the end, is the lowest rank of the tenant with most.
+        Preempted first, and so last in the list, is the last group by rank of the tenant with the most.
 
         Args:
-            size: how much a group has of what is lacking; divided by its tenant's weight.
+            size: how much a group has of the scarce resource; a tenant's total is divided by its weight.
         """
         by_tenant: dict[str, list[SequenceGroup]] = defaultdict(list)
         for group in running:

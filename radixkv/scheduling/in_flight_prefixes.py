@@ -55,7 +55,7 @@ class InFlightPrefixes:
         blocks: dict[int, bytes] = {}
         for owner in self._owners(group, running):
             num_computed = owner.sequences[0].num_computed
-            # Of most owners, the next block that they publish shows that it is not what the group waits for.
+            # A quick test that rules out most owners: the next block that they publish differs from the group's prompt.
             block = slice(num_computed, num_computed + size)
             if block.stop > longest:
                 continue

@@ -1,8 +1,8 @@
-"""What waiting groups will take of the pool besides what loads hold for them, so that one load evicts no other's blocks.
+"""Blocks that waiting groups will take beyond those that loads hold for them, so that no load evicts another's blocks.
 
 A group whose load is running always claims blocks. Once its prefix is loaded, it claims them only if it could have been
-admitted in this step or the one before, that is, if it waits for nothing but blocks: else others would leave blocks to a
-tenant that has reached its limit. A group that yields claims nothing, so that no two yield to each other.
+admitted in this step or the one before, that is, if it waits for nothing but blocks: otherwise others would leave blocks to
+a tenant that has reached its limit. A group that yields claims nothing, so that no two yield to each other.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ class Claim:
     """What one waiting group claims; `LoadClaims` changes it.
 
     Attributes:
-        num_blocks: that the group will take when it is admitted, besides those that a load holds for it.
+        num_blocks: blocks that the group will take when it is admitted, besides those that a load holds for it.
         loading: whether a load holds blocks for it.
-        yields: it leaves blocks to others, until what they claim changes.
-        step: the last one in which the group could have been admitted.
+        yields: whether it leaves blocks to others, until their claims change.
+        step: the last step in which the group could have been admitted.
     """
 
     num_blocks: int = 0
@@ -28,15 +28,15 @@ class Claim:
 
 
 class LoadClaims:
-    """The claims of one engine's waiting groups. Their sum is kept, so that no group goes through all others'.
+    """The claims of one engine's waiting groups. Their sum is kept, so that no group has to add up all others'.
 
     Attributes:
-        step: the number of this one.
+        step: the number of the current step.
     """
 
     def __init__(self) -> None:
         self.step = 0
-        self._claims: dict[Claim, int] = {}  # those of some blocks, with what counts of them now
+        self._claims: dict[Claim, int] = {}  # those of at least one block, and how many blocks of each count now
         self._total = 0
         self._yielding: dict[Claim, None] = {}
 

@@ -5,10 +5,10 @@
     waiting group ── look-up ──> spans below ── faster than computing? ──> load into reserved blocks ──> published, admitted
                      (thread)                                              (thread)
 
-A load has a block table of its own, so no request is tied to it: whatever becomes of those that wait, what was loaded is
-published, and the rest of its blocks are free again. Several groups that want the same prefix wait for the same load. One
-that takes longer than it is worth is given up, and its groups compute. A preempted group that resumes is a waiting group like
-any other: if its blocks were evicted, they come back from below.
+A load has a block table of its own, so it is tied to no request: whatever becomes of the groups that wait, what was loaded
+is published, and the rest of its blocks are free again. Several groups that want the same prefix wait for the same load. A
+load that takes longer than it is worth is given up, and its groups compute. A preempted group that resumes is a waiting group
+like any other: if its blocks were evicted, they are loaded back from below.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from radixkv.tiers.stack import Span
 
 _log = logging.getLogger(__name__)
 
-# A look-up that is not answered by then lets the step go on; its group is looked at again in the next.
+# How long a step waits for a look-up; after that it goes on, and the group is looked at again in the next step.
 _LOOK_UP_SECONDS = 0.002
-# What a load or a look-up may take where nothing is known of what computing takes; and beyond twice of that, where it is.
+# The time that a load or a look-up may take while that of computing is unknown; once it is known, the time beyond twice it.
 _MAX_SECONDS = 5.0
 _SLACK_SECONDS = 0.05
 
 
 class MovesDown(Protocol):
-    """What goes down from the pool, as far as loads depend on it, and it on what is loaded and reused."""
+    """The transfers of evicted blocks to lower tiers, as far as they and loads depend on each other."""
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something that was evicted is not on its way yet. Until it is, nothing is looked for below."""
+        """Whether some evicted blocks are not on their way yet. Until they are, nothing is looked up below."""
 
     def note_loaded(self, table: BlockTable) -> None:
-        """What was loaded into a table, which is still open, is in the tree."""
+        """What was loaded into ``table``, which is still open, is now in the tree."""
 
     def note_reused(self, table: BlockTable) -> None:
         """A sequence began with cached blocks."""
@@ -59,10 +59,10 @@ class PrefixLoads:
     Args:
         cache: into which prefixes are loaded.
         loader: looks up and loads in the background.
-        rates: are kept up to date.
+        rates: of loading and computing; updated with each load.
         media: the name of each tier.
         clock: seconds.
-        moves: what goes down meanwhile.
+        moves: the transfers of evicted blocks to the tiers.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class PrefixLoads:
         self._prefixes: dict[SequenceGroup, WaitingPrefix] = {}
         self._active: list[ActiveLoad] = []
         self._not_begun: list[ActiveLoad] = []
-        self._ended: list[ActiveLoad] = []  # that may still be read
+        self._ended: list[ActiveLoad] = []  # whose reads may still be going on
         self._not_sent: list[LookUp] = []
         self._stopped = False
         self._claims = LoadClaims()
         self._waits_for_look_ups = True  # look-ups are answered quickly
-        self._unanswered: LookUp | None = None  # that was given up
+        self._unanswered: LookUp | None = None  # the last one that was given up
         self.num_loads = 0
         self.num_given_up = 0
         self.num_not_worth_it = 0
@@ -101,7 +101,7 @@ class PrefixLoads:
     @property
     def in_progress(self) -> bool:
         """Whether a group waits for a look-up, a load, or others' blocks."""
-        # A group that left blocks to others is not in progress unless it was looked at in this step.
+        # A group that yields blocks to others counts only if it was looked at in this step.
         return bool(self._active) or any(
             prefix.waits and (not prefix.claim.yields or prefix.claim.step == self._claims.step)
             for prefix in self._prefixes.values()
@@ -113,7 +113,7 @@ class PrefixLoads:
         return prefix is not None and prefix.waits
 
     def expect(self, group: SequenceGroup) -> None:
-        """Begin to look for a group's prefix, so that it is known when the group could be admitted."""
+        """Begin to look for a group's prefix, so that the answer is there when the group could be admitted."""
         request = group.request
         if self._stopped or not request.reads_cache:
             return
@@ -135,7 +135,7 @@ class PrefixLoads:
         if prefix.active is not None:
             if self._clock() <= prefix.gives_up_at:
                 return True
-            # Others want more of the load; if none is left, it ends as the next step begins.
+            # Others may still want the load; if none does, it ends as the next step begins.
             del prefix.active.waiting[group]
             prefix.active = None
             self._end_waiting(prefix)
@@ -190,7 +190,7 @@ class PrefixLoads:
             self._moves.note_reused(table)
 
     def send_look_ups(self) -> None:
-        """Look for what could not be looked for before; all that was evicted is on its way below."""
+        """Send the look-ups that had to wait until all evicted blocks were on their way down."""
         for look_up in self._not_sent:
             self._loader.look_up(look_up)
         self._not_sent.clear()
@@ -203,7 +203,7 @@ class PrefixLoads:
         self._not_begun.clear()
 
     def publish_done(self) -> None:
-        """A step begins: publish what has been loaded, and give up what takes too long; those that waited can be admitted."""
+        """A step begins: publish what was loaded, and give up what takes too long; the groups that waited can be admitted."""
         self._claims.begin_step()
         now = self._clock()
         for active in list(self._active):
@@ -272,7 +272,7 @@ class PrefixLoads:
         return _MAX_SECONDS if computing is None else _SLACK_SECONDS + 2 * computing
 
     def _shared_load(self, look_up: LookUp, num_cached: int) -> tuple[ActiveLoad, int] | None:
-        """A load that brings more of the prefix than is cached, sooner than computing would; and up to which block."""
+        """A load that brings more of the prefix than is cached, sooner than computing would; and its blocks in common."""
         seconds = 0.0
         for active in self._active:
             seconds += active.seconds_left
@@ -295,7 +295,7 @@ class PrefixLoads:
         num_cached: int,
         num_spare_blocks: Callable[[], int],
     ) -> bool:
-        """Wait for a load that runs, or begin one; False: there is none, and the group computes what it lacks."""
+        """Wait for a running load, or begin one; False: there is none, and the group computes what it lacks."""
         if not prefix.may_load:
             self._end_waiting(prefix)
             return False
@@ -324,7 +324,7 @@ class PrefixLoads:
         spans: list[Span],
         num_spare_blocks: Callable[[], int],
     ) -> bool:
-        """Take blocks for a load that is to begin; False: there are none, and the group has to fit without."""
+        """Reserve blocks for a new load, or yield to others' claims; False: there are too few, and nothing is loaded."""
         cache, request = self._cache, group.request
         nothing_runs = cache.num_available_blocks == cache.num_blocks  # and nothing is loaded
         first, stop, size = spans[0].start, spans[-1].stop, cache.block_size
@@ -332,8 +332,8 @@ class PrefixLoads:
         table = cache.open_fill(
             np.frombuffer(tokens, dtype=np.int32), request.namespace, -request.priority, request.tenant
         )
-        # Counted now that the table has locked what is cached, and with what the group computes after the load: else running
-        # groups would be preempted for it, or it would be evicted before the group fits.
+        # Counted after the table has locked what is cached, and including what the group computes after the load: otherwise
+        # running groups would be preempted for the load, or its blocks evicted before the group fits.
         missing = self._num_blocks(group) - first - num_spare_blocks()
         if missing > 0:
             cache.abort(table)
@@ -353,7 +353,7 @@ class PrefixLoads:
         active = ActiveLoad(load, table, tokens, seconds, now, now + allowed, {group: None})
         self._active.append(active)
         self._not_begun.append(active)
-        prefix.active, prefix.gives_up_at = active, math.inf  # the load itself is given up
+        prefix.active, prefix.gives_up_at = active, math.inf  # the load has a deadline of its own
         prefix.num_loads += 1
         self._claims.set(prefix.claim, self._num_blocks(group) - table.num_blocks, loading=True)
         self.num_loads += 1
@@ -368,13 +368,13 @@ class PrefixLoads:
         return -(-len(group.prompt) // self._cache.block_size)
 
     def _give_up(self, active: ActiveLoad) -> None:
-        """It takes longer than it is worth. The time that its next blocks took in vain says how slow their tier is."""
+        """End a load that takes longer than it is worth. The time spent in vain on its next blocks shows its tier's speed."""
         self.num_given_up += 1
         for group in active.waiting:
             self._end_waiting(self._prefixes[group])
         in_vain = active.load.in_vain(self._clock())
         if not active.try_cancel():
-            return  # what is being written says itself how slow it is
+            return  # the blocks being written will show the tier's speed themselves
         self._end(active)
         if in_vain is not None:
             tier, seconds = in_vain
@@ -399,7 +399,7 @@ class PrefixLoads:
             self._moves.note_loaded(active.table)
         num_available = cache.num_available_blocks
         cache.abort(active.table)
-        # What no other table holds may be evicted again, or is free; the first group that waits takes it once more.
+        # Blocks that no other table holds are now evictable or free; the first group that waited claims them.
         num_freed = cache.num_available_blocks - num_available
         is_whole = load.num_loaded == len(load.block_ids)
         for group in active.waiting:

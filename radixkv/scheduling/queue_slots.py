@@ -1,13 +1,13 @@
 """How many requests each tenant may have unfinished, so that no burst takes all queue slots.
 
-An accepted request is not refused afterwards. So a tenant may have only so many times the slots that are still free
-(dynamic thresholds, Choudhury and Hahne 1998, which share the memory of a switch among its ports)::
+An accepted request is never refused later: its slot cannot be taken back. So a tenant may hold only a fixed multiple of the
+slots that are still free (dynamic thresholds, Choudhury and Hahne 1998, which share the memory of a switch among its ports)::
 
     320 slots, no other tenant   240 for one that wants all, 80 stay free
     three that want all           96 each, 32 stay free
     a fourth arrives              may have 3 x 32, and the free ones become fewer for all
 
-What one tenant does not need, the others may use, except for the few slots that stay free for another tenant.
+What one tenant does not need, others may use, except for the few slots that stay free for a tenant yet to come.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class QueueSlots:
     """Counts the unfinished requests by tenant.
 
     Args:
-        tenants: what each may have, see `share_of`. The only tenant may have all slots: one that is named alone here, or the
-            nameless one.
+        tenants: what each may have, see `share_of`. A sole tenant may have all slots, if it is the only one named here, or
+            nameless.
     """
 
     def __init__(self, tenants: Mapping[str, TenantShare]) -> None:

@@ -59,7 +59,7 @@ class Request:
         num_cached_tokens: prompt tokens that were reused when the request was first admitted; None before.
         beam_search: its state; None for samples.
         resumed: its answers were begun elsewhere (`radixkv.engine.resumption`).
-        failure: why the engine failed the request.
+        failure: why the engine failed the request, if it did.
         metrics: its times, and what was loaded and drafted for it.
     """
 
@@ -133,10 +133,10 @@ class TokenSequence:
         num_placeholders: tokens sampled on the device, or about to be, that the host has not fetched yet.
         sampling: the sampler's state of the sequence; None for a beam.
         detokenizer: makes its text; None for a beam, and where the model has no tokenizer.
-        drafts: what is kept of it between its drafts; None before the first one.
+        drafts: its drafting state; None before the first draft.
         num_streamed: output tokens that were part of a streamed output already.
         num_resumed: output tokens that were generated elsewhere, before the sequence was resumed here.
-        num_resumed_characters: of the text, those that belong to them.
+        num_resumed_characters: characters of the text that belong to those tokens.
         cumulative_logprob: of its output tokens, where log-probabilities are wanted.
         logprobs: of each output token that was generated here, likewise.
         finish_reason: why it ended; None: it goes on.
@@ -201,9 +201,9 @@ class SequenceGroup:
 
     Attributes:
         prompt: tokens of the first sequence when the group was last queued: what is to be prefilled.
-        started: it was admitted before.
+        started: whether it was admitted before.
         num_computed_at_start: tokens of the first sequence that were computed when the group was last started.
-        num_computed_before: the most that were computed of it when the group was preempted.
+        num_computed_before: the most tokens of the first sequence that were computed when the group was preempted.
         num_shared_prefill_tokens: if not 0, the group's sequences have so many leading tokens in common, which the first
             sequence, the only one with a block table so far, prefills for all.
     """
@@ -225,7 +225,7 @@ class SequenceGroup:
     def num_seqs(self) -> int:
         """Concurrent sequences to reserve: before the first token, a request's only group stands for all its samples.
 
-        A search keeps places for all its beams: of those that end at a stop string, others take the place later.
+        A beam search keeps places for all its beams: when one ends at a stop string, another takes its place later.
         """
         request = self.request
         if request.beam_search is not None or len(request.sequences) == 1:
@@ -248,7 +248,7 @@ class SequenceGroup:
     def num_common_tokens(self) -> int:
         """Leading tokens that all sequences have in common; 0 if there is only one sequence.
 
-        For several that have no tables: those of a beam search, which are as long as one another and differ.
+        Several sequences must be those of a beam search, without tables: these are equally long and differ.
         """
         if len(self.sequences) == 1:
             return 0

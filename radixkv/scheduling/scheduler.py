@@ -8,10 +8,11 @@ and no prompt, however long, delays it by more than the time of one chunk; nor d
 is in flight is skipped (`InFlightPrefixes`). A group that does not fit is overtaken by smaller ones, up to a limit; then they
 wait for it, because otherwise it could starve.
 
-When blocks run out, the running group of the lowest rank (least urgent, then youngest) of the tenant that has most is
-preempted: its blocks stay in the tree, where they may be evicted, and it is queued before all new groups of its tenant; what
-survives is reused when it resumes. `decode_growth` bounds how often that happens. Admission preempts only between
-tenants, for one that has less than its share: no request, however urgent, takes anything from what its own tenant is running.
+When blocks run out, the tenant with the most blocks for its weight loses its last running group by rank (the least urgent,
+then the youngest). The blocks of a preempted group stay in the tree, where they may be evicted; it is queued before its
+tenant's new groups of the same priority, and reuses what survives of its blocks when it resumes. `decode_growth` bounds how
+often that happens. Admission preempts only across tenants, for one below its share: no request, however urgent, preempts
+running groups of its own tenant.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Scheduler:
         waiting: the queue to use; by default one with the usual bounds.
         shares: of the tenants; by default equal ones.
         loads: from tiers below the pool; None: there are none.
-        max_prompt_logit_rows: for the log-probabilities of prompts in a step; None: any number.
+        max_prompt_logit_rows: rows of logits per step for the log-probabilities of prompts; None: any number.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Scheduler:
         return self._admission.first_without_room
 
     def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
-        """From the next step on, what each tenant may have."""
+        """Set what each tenant may have, from the next step on."""
         self.shares.tenants = tenants
         self._cache.limit_owners(
             {
@@ -99,7 +100,7 @@ class Scheduler:
         )
 
     def add(self, *groups: SequenceGroup) -> None:
-        """Queue the groups of a new request: one, or of a resumed one all its samples."""
+        """Queue a new request's only group, or the groups of all samples of a resumed request."""
         request = groups[0].request
         request.arrival = next(self._arrivals)
         tenant = request.tenant
@@ -109,7 +110,7 @@ class Scheduler:
             self._queue(group)
 
     def start(self, group: SequenceGroup) -> None:
-        """Run a group that has its block tables: one that was admitted, or forked from a running one."""
+        """Run a group that has its block tables: it was admitted, or forked from a running one."""
         group.started = True
         group.num_computed_at_start = group.sequences[0].num_computed
         last = next(reversed(self.running), group)
@@ -138,8 +139,8 @@ class Scheduler:
         for group in [group for group in self.running if group.num_shared_prefill_tokens]:
             self._end_shared_prefill(group)
         victims = self._admission.groups_to_preempt()
-        # Where blocks became fewer since `reserve_decoding`, their tokens may be in flight: then they are preempted a step
-        # later.
+        # If blocks became scarcer since `reserve_decoding`, the victims' tokens may still be in flight: these groups are then
+        # preempted a step later.
         if not any(sequence.num_placeholders for group in victims for sequence in group.sequences):
             for group in victims:
                 self._preempt(group)
@@ -196,7 +197,7 @@ class Scheduler:
 
     @staticmethod
     def _last_tokens_of(group: SequenceGroup, budget: int) -> list[ScheduledChunk]:
-        """The last pending token of each sequence; of beams all at once or not at all."""
+        """The last pending token of each sequence, for all sequences of the group or for none."""
         if len(group.sequences) > budget:
             return []
         return [ScheduledChunk(group, sequence, 1, True) for sequence in group.sequences]
@@ -211,7 +212,7 @@ class Scheduler:
         return chunks
 
     def _last_tokens_with_preemption(self, decoding: list[SequenceGroup], budget: int) -> list[ScheduledChunk]:
-        """The same where blocks do not suffice for all: groups are preempted until they do for the rest."""
+        """The same if blocks do not suffice for all: groups are preempted until the rest have their slots."""
         chunks: list[ScheduledChunk] = []
         # In this order, no group is preempted that this step has scheduled already. A prompt's blocks were all reserved when
         # it was admitted.
@@ -225,7 +226,7 @@ class Scheduler:
         return chunks
 
     def _reserve_or_preempt(self, planned: list[ScheduledChunk], running: list[SequenceGroup]) -> bool:
-        """Make the chunks' slots writable, preempting from the end of ``running``; False: that was the group itself."""
+        """Make the chunks' slots writable, preempting from the end of ``running``; False: it came to their own group."""
         group = planned[0].group
         for chunk in planned:
             while not self.blocks.reserve(chunk.sequence, chunk.num_tokens):
@@ -238,7 +239,8 @@ class Scheduler:
     def _end_shared_prefill(self, group: SequenceGroup) -> None:
         """Let the sequences of a group continue separately, once what they have in common is computed.
 
-        If blocks run out, the group itself is preempted: the tokens of others may be in flight, and theirs must be known.
+        If blocks run out, the group itself is preempted: a preempted group's tokens must be known, and those of other groups
+        may be in flight.
         """
         if group.sequences[0].num_computed < group.num_shared_prefill_tokens:
             return
@@ -274,8 +276,9 @@ class Scheduler:
 
             |  decoding  |  long prompt: at least half of the rest  |  short ones: up to half  |
 
-        So a short prompt never waits for the end of a long one, which takes at most twice as long for that. In the end,
-        tenants that want more than their part leave to later steps what would lengthen this one too much (`prompt_shares`).
+        So a short prompt never waits for the end of a long one, which takes at most twice as long in return. Finally, what
+        would lengthen this step too much, of tenants that want more than their share, is left to later steps
+        (`prompt_shares`).
         """
         self._admission.begin_step()
         num_decoding = len(chunks)
@@ -331,7 +334,7 @@ class Scheduler:
         request = group.request
         self.shares.charge_prompt(request, group.num_pending - 1, group.num_computed_at_start)
         if request.num_cached_tokens is None:
-            # Of a resumed request, tokens of its answer may have been cached, too.
+            # For a resumed request, tokens of its answer may have been cached, too.
             request.num_cached_tokens = min(group.num_computed_at_start, request.num_prompt_tokens)
             request.metrics.clip_loaded_tokens(request.num_cached_tokens)
             request.metrics.scheduled_time = time.monotonic()

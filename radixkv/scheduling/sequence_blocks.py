@@ -1,7 +1,7 @@
 """The block tables of sequences: opened, grown, published, forked and closed as the sequences run.
 
-A sequence's table lags behind the sequence: it is appended to when a block is full, so that decoding does no bookkeeping per
-token in between, and brought up to date before a fork and at the end.
+A sequence's table lags behind the sequence: tokens are appended to it when a block is full, so that decoding needs no
+bookkeeping per token, and it is brought up to date before a fork and at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a tenant may have. Apart from `fair_shares`, because it needs no torch."""
+"""What a tenant may have. Kept apart from `fair_shares`, because it needs no torch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class TenantShare:
     Attributes:
         weight: its share of all, relative to the other tenants' weights.
         max_num_seqs: sequences that it may run side by side, even where no other tenant needs them; None: any number.
-        max_cached_share: part of all blocks, from 0 to 1, that it may keep cached while others need blocks: what it has
-            beyond is evicted first (`PrefixCache.limit_owners`); None: no limit.
+        max_cached_share: part of all blocks, from 0 to 1, that it may keep cached while others need blocks: any excess
+            is evicted first (`PrefixCache.limit_owners`); None: no limit.
 
     Raises:
         ValueError: a value is impossible; the message names it.

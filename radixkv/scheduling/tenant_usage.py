@@ -20,8 +20,8 @@ class TenantUsage:
         max_num_seqs: concurrent sequences of all tenants.
         num_blocks: blocks of all tenants.
         block_size: tokens per block.
-        cached_stays: whether what a preempted group computed is not evicted soon.
-        burst: service by which a tenant's counter may be ahead of others', and it still has a claim to its share.
+        cached_stays: whether what a preempted group computed stays cached for a while.
+        burst: service by which a tenant's counter may be ahead of others' without losing the claim to its share.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class TenantUsage:
         self._block_size = block_size
         self._min_progress = 1 if cached_stays else block_size
         self._burst = burst
-        # The smallest counter of those that wait, and how small it may become before what was added has no claim.
+        # The smallest counter of the tenants that wait, and how small it may become before added groups lose their claims.
         self._floor = min(map(shares.counter, waiting), default=0.0)
         self._lowest_floor = -math.inf
-        # What the groups that are added and removed change in the counters afterwards.
+        # What added groups will be charged later, and the running tenants' counters less refunds for removed groups.
         self._uncharged: defaultdict[str, float] = defaultdict(float)
         self._counters = {group.request.tenant: shares.counter(group.request.tenant) for group in running}
         self.num_seqs: Counter[str] = Counter()
@@ -56,10 +56,10 @@ class TenantUsage:
         self._level = shares.level({tenant: self._demand(tenant, waiting) for tenant in self.active}, max_num_seqs)
 
     def add(self, group: SequenceGroup, uncharged: float = 0.0) -> None:
-        """Count a group that runs from now on; it is not preempted for others, and keeps its claim beside those that are.
+        """Count a group that runs from now on: neither it nor any group whose waiting would void its claim is then preempted.
 
         Args:
-            uncharged: the service that its tenant will be charged when it starts; nothing: that was done.
+            uncharged: the service that its tenant will be charged when the group starts; 0 if it has been charged.
         """
         tenant = group.request.tenant
         self.num_seqs[tenant] += group.num_seqs
@@ -76,7 +76,7 @@ class TenantUsage:
             del self._running[group]
 
     def tenants_wanting_more(self, waiting: Mapping[str, int]) -> list[str]:
-        """Those that have and want more sequences than an equal share of all, by weight."""
+        """Tenants whose running and waiting sequences together exceed an equal share of all, by weight."""
         return [
             tenant
             for tenant in self.active
@@ -86,7 +86,7 @@ class TenantUsage:
     def exceeds_limit(self, group: SequenceGroup) -> bool:
         """Whether the group's tenant would run more sequences with it than it may.
 
-        By itself, a group may: it was accepted when its tenant might run more.
+        A group that runs alone may exceed the limit: it was accepted when its tenant was allowed more.
         """
         tenant = group.request.tenant
         limit = self._shares.share(tenant).max_num_seqs
@@ -101,21 +101,21 @@ class TenantUsage:
     def may_hold_up_others(self, group: SequenceGroup) -> bool:
         """Whether other tenants have to wait for a group that does not fit and may no longer be passed.
 
-        One whose tenant runs its share already holds up only what else that tenant wants. When what runs has ended, that
-        tenant has nothing running, so no group, however large, waits for ever.
+        A group whose tenant already runs its share holds up only that tenant's other waiting groups. Once the running ones
+        have ended, the tenant has nothing running, so no group, however large, waits for ever.
         """
         return self.num_seqs[group.request.tenant] == 0 or self.within_part(group)
 
     def has_claim(self, group: SequenceGroup) -> bool:
-        """Whether the group comes before all of tenants that have their share already.
+        """Whether the group comes before all groups of tenants that already have their share.
 
-        Counters alone would have a tenant that asks twice in a row wait until those that always ask have caught up.
+        By counters alone, a tenant that asks twice in a row would wait until those that always ask have caught up.
         """
         in_turn = self._lowest_floor_of(group.request.tenant) <= self._floor
         return in_turn and self.within_part(group) and not self.exceeds_limit(group)
 
     def victims_for_seqs(self, group: SequenceGroup, missing: int) -> list[SequenceGroup]:
-        """The running groups to preempt so that ``missing`` more sequences can run for ``group``; none if not so many."""
+        """The running groups to preempt so that ``missing`` more sequences of ``group`` can run; none if they are too few."""
         if not self.has_claim(group):
             return []
         victims = []
@@ -134,7 +134,7 @@ class TenantUsage:
     def victims_for_blocks(self, group: SequenceGroup) -> list[SequenceGroup]:
         """The running group to preempt because ``group`` lacks blocks; none if its tenant would have more than its share.
 
-        One at a time: how many of a victim's blocks are its own is seen only when it is gone.
+        One at a time: how many blocks a victim shares with others is seen only once it is gone.
         """
         if not self.has_claim(group):
             return []
@@ -151,12 +151,12 @@ class TenantUsage:
         return []
 
     def _candidates(self, group: SequenceGroup, size: Callable[[SequenceGroup], int]) -> list[SequenceGroup]:
-        """Groups of other tenants that may be preempted for ``group``, first those of the tenant with most.
+        """Groups of other tenants that may be preempted for ``group``, first those of the tenant with the most.
 
-        Each has computed nothing since it was started or enough: twice what it has to compute again because it was preempted
-        before and, where what it computed now may be evicted, a block at least. So each preemption but the last is paid for
-        by as many new tokens: however often others ask, all of them cost a group no more than twice its own tokens, even if
-        nothing ever stays in the cache.
+        Since it started, each has computed either nothing or enough: twice what earlier preemptions made it compute again
+        and, where its results may be evicted, at least a block. So each preemption but the last is paid for by as many new
+        tokens: however often others ask, all preemptions cost a group no more than twice its own tokens, even if nothing ever
+        stays in the cache.
         """
         return [
             victim
@@ -170,7 +170,7 @@ class TenantUsage:
         return num_computed == 0 or num_computed >= max(self._min_progress, 2 * num_lost)
 
     def _claims_hold(self, group: SequenceGroup, counter: float, victim: SequenceGroup) -> bool:
-        """Whether ``group``, and those that were added, keep their claims when the victim waits; else it comes first.
+        """Whether ``group`` and added groups keep their claims once the victim waits; otherwise the victim would come first.
 
         Args:
             counter: of the victim's tenant.

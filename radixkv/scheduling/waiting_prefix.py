@@ -1,4 +1,4 @@
-"""What is known of a waiting group's prefix below the pool, and the load that it waits for.
+"""What is known about a waiting group's prefix in the tiers below the pool, and the load that it waits for.
 
 ::
 
@@ -23,7 +23,7 @@ from radixkv.scheduling.load_claims import Claim
 from radixkv.scheduling.request import SequenceGroup
 from radixkv.tiers.load import Load, LookUp
 
-# What was loaded may be evicted before its group is admitted; it is loaded again so often.
+# Most loads for a group: what was loaded may be evicted before the group is admitted, and is then loaded again.
 _MAX_LOADS = 3
 
 
@@ -36,7 +36,7 @@ class ActiveLoad:
         seconds: that it is expected to take, without the loads before it.
         begun_at: when its blocks were reserved.
         gives_up_at: when it takes longer than it is worth.
-        is_ending: whether it was cancelled, and ends when no chunk of it is being written any more.
+        is_ending: whether it was cancelled, and ends once no chunk of it is being written.
     """
 
     load: Load
@@ -63,7 +63,7 @@ class ActiveLoad:
         return common_tokens(tokens, 0, self.tokens) // self._block_size
 
     def note_loaded(self, metrics: RequestMetrics, tokens: bytes, media: list[str], now: float) -> None:
-        """Say in a new request's metrics what was loaded for it.
+        """Record in a new request's metrics what was loaded for it.
 
         Args:
             metrics: of the request.
@@ -72,7 +72,7 @@ class ActiveLoad:
             now: when the load ended.
         """
         metrics.load_seconds += now - self.begun_at
-        num_left = max(0, self.num_common(tokens) - self.load.first)  # of another prompt's load, a part
+        num_left = max(0, self.num_common(tokens) - self.load.first)  # a load for another prompt counts in part
         for tier, num_blocks, _ in self.load.read:
             used = min(num_blocks, num_left)
             num_left -= used
@@ -90,14 +90,14 @@ class WaitingPrefix:
     """The prefix of one waiting group.
 
     Attributes:
-        look_up: the last one; None: all of the prefix was cached when the tree had this version.
-        version: of the tree when nothing was to be loaded.
-        gives_up_at: when the group waits no longer for the look-up, or for a load that another one began.
+        look_up: the last look-up; None: all of the prefix was cached when the tree was at ``version``.
+        version: the tree's version when there was nothing to load.
+        gives_up_at: when the group stops waiting for the look-up, or for a load that another group began.
         active: the load that it waits for.
         num_loads: how many loads were its own.
-        was_cut_short: whether one of them ended before all was loaded: a tier does not have what it said.
-        claim: what it will take of the pool.
-        computes: it computes what it lacks, whatever there is below.
+        was_cut_short: whether one of them ended before all was loaded: a tier lacks what it said it had.
+        claim: the blocks that its group will take from the pool.
+        computes: whether its group computes what it lacks, whatever the tiers have.
     """
 
     look_up: LookUp | None = None

@@ -1,7 +1,7 @@
 """Which of a tenant's waiting groups is admitted next; `fair_shares` says which tenant is.
 
-Each tenant has a queue, ordered by priority (lower first, as in vLLM), within that preempted groups before new ones, within
-these by arrival. Of the new ones, the one with the most of its prompt cached is admitted first: it costs least, and what it
+Each tenant has a queue, ordered by priority (lower first, as in vLLM), then preempted groups before new ones, then by
+arrival. Of the new ones, the one with the most of its prompt cached is admitted first: it costs least, and what it
 reuses can no longer be evicted (longest prefix match, SGLang, Zheng et al. 2024). That rule alone starves requests with cold
 prompts, so how far it may reorder a queue is bounded::
 
@@ -38,7 +38,7 @@ class _Entry:
     group: SequenceGroup
     num_seqs: int
     num_uncached: int  # tokens of its prompt that were not cached at the last look-up
-    num_cached: int = 0  # those that were, and let it overtake others: 0 for a preempted group
+    num_cached: int = 0  # those that were cached, and let it overtake others; 0 for a preempted group
     num_overtaken: int = 0
     looked_up_at: int = -1  # the tree's version then
 
@@ -56,7 +56,7 @@ class WaitingQueue:
         max_overtaken: how often a group can be overtaken.
 
     Attributes:
-        num_seqs: that wait, by tenant.
+        num_seqs: sequences that wait, by tenant.
         num_uncached_tokens: of all groups' prompts, those that were not cached when they were looked up last.
     """
 
@@ -140,7 +140,7 @@ class WaitingQueue:
         return self._entry(group).num_uncached
 
     def may_be_passed(self, group: SequenceGroup) -> bool:
-        """Whether others may be admitted before a group that does not fit: a new one, so often."""
+        """Whether others may overtake a group that does not fit: only a new one, ``max_overtaken`` times at most."""
         return not group.started and self._entry(group).num_overtaken < self._max_overtaken
 
     def pass_over(self, group: SequenceGroup) -> None:

@@ -22,8 +22,8 @@ class CacheAdapter(abc.ABC):
         block_size: tokens per block.
         matches_tokens: matches end at any token; False: only at block boundaries (for rule 4).
         deduplicates: a block that two live sequences computed is kept once, and both then hold that one (rule 11).
-        keeps_closed: what a sequence computed is known to later prompts when it is closed; False: the allocator shares blocks
-            between forks only, or may forget (rule 4).
+        keeps_closed: what a sequence computed is cached for later prompts when it is closed; False: the allocator shares
+            blocks between forks only, or may forget (rule 4).
     """
 
     num_blocks: int
@@ -93,7 +93,7 @@ class CacheAdapter(abc.ABC):
         return None
 
     def check(self) -> None:  # noqa: B027 - a cache need not have a check of its own
-        """The cache's own check of itself: raises where something is wrong."""
+        """The cache's own consistency check: raises if something is wrong."""
 
 
 class PrefixCacheAdapter(CacheAdapter):

@@ -1,4 +1,4 @@
-"""What an adapter's methods return, checked: what cannot be an answer is a mistake in the adapter, and not a broken rule."""
+"""Checks of what an adapter's methods return: an impossible answer is a mistake in the adapter, not a broken rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from radixkv.testing.adapter import BlockCopy, CacheAdapter
 
 
 def check_maker(name: str, make: Any, arguments: str) -> None:
-    """Refuse what cannot make what is tested.
+    """Refuse a maker that cannot make the object under test.
 
     Args:
         name: of the argument.
@@ -31,10 +31,10 @@ def check_maker(name: str, make: Any, arguments: str) -> None:
 
 
 class Answers:
-    """The answers of one adapter; numbers of numpy are taken, too.
+    """The answers of one adapter, with numpy's numbers accepted too.
 
     Raises:
-        TypeError: the adapter is none, or an answer is of another type; the message names the method and what it must return.
+        TypeError: it is no `CacheAdapter`, or an answer has a wrong type; the message names the method and the right type.
         ValueError: likewise, where an answer is out of range.
     """
 
@@ -92,7 +92,7 @@ class Answers:
         return int(answer)
 
     def truth(self, method: str, answer: Any) -> bool:
-        """The answer of a method that says whether it could."""
+        """The answer of a method that says whether it succeeded."""
         if not isinstance(answer, bool | np.bool_):
             self._refuse(method, "True or False", answer)
         return bool(answer)

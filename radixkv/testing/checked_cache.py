@@ -49,12 +49,12 @@ class LiveSequence:
 class CheckedCache:
     """Carries out steps on a cache and raises `RuleViolation` at the first rule that one of them breaks.
 
-    A method of the adapter that returns another type than it must is a TypeError, which names it; what is out of range, such
-    as the id of a block that does not exist, is a ValueError.
+    An adapter's method that returns a wrong type raises a TypeError that names it; a value out of range, such as the id of a
+    block that does not exist, a ValueError.
 
     Args:
         adapter: the cache, empty.
-        always: verify all rules after every step. False: only what a step itself can break, and `verify` is yours to call.
+        always: verify all rules after every step. False: only what a step itself can break; call `verify` for the rest.
         keep_story: keep a description of every step; False for runs of millions.
     """
 
@@ -297,7 +297,7 @@ class CheckedCache:
             self.verify()
 
     def _look_up(self, prompt: list[int], namespace: str) -> int:
-        """How much of a prompt is cached; held against all cached sequences, where the cache reports them."""
+        """How much of a prompt is cached; compared with all cached sequences, if the cache reports them."""
         if not prompt:
             return 0
         before = self._state()

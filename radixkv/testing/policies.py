@@ -47,7 +47,7 @@ def policy_machine(
     """A state machine over the policies that ``make_policy`` makes.
 
     Args:
-        goes_before: whether a leaf must be evicted before another; no leaf in the index may have to go before `next_leaf`.
+        goes_before: whether the first leaf must be evicted before the second; none in the index may precede `next_leaf`.
         max_examples: random runs.
 
     Raises:

@@ -1,7 +1,7 @@
 """The shortest run in which a cache breaks a rule.
 
-Random steps until one breaks a rule; then whatever the violation does not need is left out of them, and what remains is
-made smaller. Without Hypothesis: making and shrinking a run there takes many times what replaying it does.
+It tries random steps until one breaks a rule, then leaves out the steps that the violation does not need, and makes the rest
+smaller. It does so without Hypothesis, which takes many times as long to make and shrink a run as to replay it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def find_violation(
         The violation after the fewest steps that was found; None if no rule was broken.
 
     Raises:
-        TypeError: ``make_adapter`` makes none, or a method of the adapter returns another type than it must.
+        TypeError: ``make_adapter`` makes no adapter, or a method of the adapter returns a wrong type.
         ValueError: ``max_examples`` is not a whole number of at least 1, or an answer of the adapter is out of range.
     """
     check_maker("make_adapter", make_adapter, "(num_blocks, block_size)")
@@ -125,7 +125,7 @@ def _shortest(run: _Run, is_broken: Callable[[_Run], bool]) -> _Run:
 
 
 def _simpler_runs(run: _Run) -> Iterator[_Run]:
-    """Each leaves something out or makes a number smaller: what saves most comes first."""
+    """Runs with something left out or a number made smaller, those that save most first."""
     steps = run.steps
     for kept in _shorter(steps):
         yield replace(run, steps=kept)
@@ -146,7 +146,7 @@ def _simpler_runs(run: _Run) -> Iterator[_Run]:
         for simpler in _simpler_steps(step):
             yield replace(run, steps=(*steps[:index], simpler, *steps[index + 1 :]))
     for first, second in itertools.combinations(range(len(steps)), 2):
-        # Two that only make sense together, as when a sequence begins and ends.
+        # Two steps that only make sense together, such as the beginning and the end of a sequence.
         yield replace(run, steps=(*steps[:first], *steps[first + 1 : second], *steps[second + 1 :]))
 
 

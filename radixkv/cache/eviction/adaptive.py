@@ -1,28 +1,29 @@
 """Lowest hit density first, learned online from what is used again, evicted or not.
 
 The idea is that of LHD (least hit density: Beckmann, Chen and Cidon, NSDI 2018): keep what brings the most hits for the
-time that it occupies space. New is what predicts a prefix's prospects: four numbers that a radix tree has anyway::
+time that it occupies space. New here is how a prefix's reuse is predicted: by four numbers that a radix tree has anyway::
 
     uses of a node            how often its prefix was requested
     uses of its parent        how often the prefix before it was requested
     its length, its depth     how much was new when it was first requested, and how much was not
 
-1 below 5,000: the first question after a system prompt. 1 below 3: the newest question about a document, or the newest turn
-of a chat. 3 below 5,000: the document, or the chat so far. Nodes are grouped by logarithms.
+By uses of a node and of its parent: 1 below 5,000 is the first question after a system prompt; 1 below 3, the newest
+question about a document, or the newest turn of a chat; 3 below 5,000, the document, or the chat so far. Nodes are grouped by
+the logarithms of the four numbers.
 
 For each group, the policy learns after how long its nodes are used again (`ReuseTimes`). Evicted prefixes count too, for as
 long as the cache remembers them: without these ghosts a small cache would never learn that what it evicts is requested
-again. From that follows, for every age, the hit density: the best ratio, over all further times to keep the node, of the
-probability of a hit by then to the mean time until then. This is the index of Gittins (1979) for an idle time that may never
-end. The leaf with the lowest density is evicted first. As prospects may grow with age before they fade (a prompt is rarely
-repeated within a second), the lowest of a group is its oldest leaf or its newest.
+again. This gives the hit density at every age: the best ratio, over all further times to keep the node, of the probability
+of a hit by then to the mean time until then. It is the index of Gittins (1979) for an idle time that may never end. The leaf
+with the lowest density is evicted first. As reuse may become likelier with age before it becomes less likely (a prompt is
+rarely repeated within a second), the lowest leaf of a group is its oldest or its newest.
 
-Where little was observed of a group, the observations of coarser groups, or of all nodes, replace it. Where groups do not
-differ, what sets them apart is chance, and a small cache loses by it what LRU would keep. So the oldest leaf of all is
+A group with few observations is judged by those of coarser groups, or of all nodes. Where groups do not really differ, their
+estimates differ by chance, and following them would cost a small cache what LRU would keep. So the oldest leaf of all is
 evicted first unless another one's density is lower by a factor, the margin. The policy compares its hits with those that LRU
 would have had (`LRUShadow`; experts that are judged by ghosts, as in LeCaR: Vietri et al., HotStorage 2018, and CACHEUS:
-Rodriguez et al., FAST 2021). While it is ahead, the margin goes to 1; while LRU is, the margin grows until hardly anything
-but age decides; when in doubt, it returns to where it began. Nothing is tuned to a workload.
+Rodriguez et al., FAST 2021). While the policy is ahead, the margin goes to 1; while LRU is ahead, it grows until hardly
+anything but age decides; when in doubt, it returns to its initial value. Nothing is tuned to a workload.
 
 What else was tried, and the results of each attempt: ``radixkv/bench/results/policies.md``.
 """
@@ -50,13 +51,13 @@ _LENGTHS = 4  # in blocks: 1, 3, 9, 33 and more
 _DEPTHS = 2  # in blocks: 0, 4 and more
 _SHAPE = (_USES, _PARENT_USES, _LENGTHS * _DEPTHS)
 _NUM_GROUPS = math.prod(_SHAPE)
-# Densities are refitted, which takes milliseconds, after a quarter more idle times than before, within these limits.
+# Densities are refitted, which takes milliseconds, after a quarter as many new idle times as before, within these limits.
 _MIN_NEW_IDLE_TIMES, _MAX_NEW_IDLE_TIMES = 32, 1024
 # The estimate of a coarser group weighs as much as this many idle times.
 _PRIOR_IDLE_TIMES = 120.0
 # Within this many standard deviations, neither policy counts as ahead.
 _AHEAD = 1.5
-# The factor by which a density must be below that of the oldest leaf: in doubt, and at most; and how fast it changes.
+# The margin when in doubt, and at most; and the factors by which it changes.
 _DOUBT, _MAX_MARGIN = 1.75, 16.0
 _STEP, _STEP_BACK = 1.5, 0.9
 # A group's candidates: the leaf that it would give up first, the oldest or the newest, and its density; its oldest leaf,

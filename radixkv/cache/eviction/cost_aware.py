@@ -15,7 +15,8 @@ class CostAware:
 
     A block deep in a prompt costs more to compute than the first one, because its tokens attend to all before them. So a
     block's worth is ``uses * (1 + depth / double_depth)``, on top of the worth of the last evicted leaf, which ages the
-    others. The depth of a leaf is that of its last block when it became one; what it gives up later does not lower its worth.
+    others. A leaf's depth is that of its last block at the time it became a leaf; blocks that it gives up later do not lower
+    its worth.
 
     Args:
         double_depth: at this depth, in blocks, a block costs twice as much as the first. At 1,024

@@ -11,8 +11,8 @@ from radixkv.cache.eviction.policy import EvictableLeaf
 class LFU:
     """Least frequently used first.
 
-    A leaf's score is its uses on top of the score of the last evicted leaf, so that what was used often long ago, and whose
-    score no longer changes, is overtaken in time.
+    A leaf's score is its uses on top of the score of the last evicted leaf, so that a leaf used often long ago, whose score
+    no longer changes, is overtaken in time.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from radixkv.cache.eviction.policy import EvictableLeaf
 class LRU:
     """Least recently used first.
 
-    Leaves are mostly added in the order of their last use, at the end of a sequence. These are kept in a queue, where every
+    Most leaves are added at the end of a sequence, in the order of their last use. These are kept in a queue, where every
     operation takes the same time whether there are ten leaves or a million. The others, inner nodes that became leaves when
     their children were evicted, are kept in a heap.
     """

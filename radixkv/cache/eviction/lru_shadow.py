@@ -1,7 +1,7 @@
-"""What LRU would have hit in the place of the policy that decides, and how sure it is that LRU does better.
+"""What LRU would have hit in place of the policy in use, and how certain it is that LRU does better.
 
 LRU hits an idle prefix exactly if fewer blocks than fit have been idle for a shorter time. So the shadow needs no tree: it
-keeps how many blocks fell idle when, and forgets the oldest beyond as many as the cache really holds::
+records how many blocks fell idle at each time, and forgets the oldest beyond as many as the cache really holds::
 
     fell idle at   12.0   12.9   13.1   14.6   15.0        a prefix idle since 13.1 is used again: LRU hits it
     blocks            -      -     30     12     41        one idle since 12.9: LRU has evicted it
@@ -17,8 +17,8 @@ from collections import OrderedDict
 class LRUShadow:
     """Follows idle blocks as `Adaptive` is notified of them.
 
-    ``advantage`` compares the hits of both by the differences at each reuse, of which older ones count less with each
-    `fade`: their sum over the root of the sum of their squares, which is a standard score were all of them chance.
+    ``advantage`` compares the hits of both by the difference at each reuse, older ones counting less with each `fade`: the
+    sum of the differences over the root of the sum of their squares, a standard score if all of them were chance.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class LRUShadow:
         self._forget_excess()
 
     def fade(self, share: float) -> None:
-        """Let what was compared so far count that much less."""
+        """Let past comparisons count less by ``share``."""
         self._difference *= 1 - share
         self._squares *= 1 - share
 
@@ -75,7 +75,7 @@ class LRUShadow:
             excess -= self._take(excess, next(iter(self._idle)))
 
     def _take(self, num_blocks: int, idle_since: float) -> int:
-        """Blocks that LRU holds no longer as idle: at most as many as it held."""
+        """Remove up to ``num_blocks`` of the blocks that LRU holds since ``idle_since``; returns how many."""
         held = self._idle.get(idle_since, 0)
         if not held:
             return 0

@@ -33,7 +33,7 @@ class EvictableLeaf(Protocol):
 
     @property
     def parent_uses(self) -> int:
-        """``uses`` of its parent; never less than its own."""
+        """``uses`` of its parent: not less than its own, except below a root that was removed and made again."""
 
 
 @runtime_checkable

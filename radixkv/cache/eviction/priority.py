@@ -1,6 +1,6 @@
 """Lowest retention priority first, until a leaf has been idle for too long.
 
-As users of TensorRT-LLM know it from retention configurations (a priority and a duration for a range of tokens).
+As with TensorRT-LLM's retention configurations (a priority and a duration for a range of tokens).
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ _MAX_EPOCHS = 128
 class ReuseTimes:
     """Idle times in progress and ended ones, in blocks, by group.
 
-    Those in progress are kept by the epoch in which they began; an epoch ends with each `returns`. When there are 128 epochs,
-    neighbours in the older half are joined: great ages need less resolution.
+    Those in progress are kept by the epoch in which they began; each `returns` ends an epoch. When there are 128 epochs,
+    neighbours in the older half are merged: great ages need less resolution.
 
     Args:
         shape: groups by coordinate; a group's number is its flat index in an array of this shape.
@@ -58,7 +58,7 @@ class ReuseTimes:
 
     def begin(self, group: int, num_blocks: int, now: float) -> None:
         """``num_blocks`` blocks of a group are idle from ``now`` on."""
-        # Idle times that begin together are of one epoch: `end` finds it by when they began.
+        # Idle times that begin at the same moment share an epoch, so `end` can find it by that moment.
         if now > self._latest:
             self._latest = now
             if self._epoch_is_over:
@@ -138,7 +138,7 @@ def _shrunk(hazards: Table, weight: float, ended: Table, at_risk: Table, axes: t
 def _shrunk_monotonically(hazards: Table, weight: float, ended: Table, at_risk: Table) -> Table:
     """`_shrunk`, for each group; and a bin's prior is never below the estimate of the bin before.
 
-    Few idle times reach great ages. What is used often keeps its prospects where a coarser group's have faded.
+    Few idle times reach great ages: what is used often keeps its probability of reuse where a coarser group's has faded.
     """
     prior_weight = weight * _survival(hazards)
     # By bins, then groups: each bin needs the one before.

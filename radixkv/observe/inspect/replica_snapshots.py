@@ -12,7 +12,7 @@ FORMAT = "radixkv-replica-snapshots"
 
 def join_snapshots(documents: Mapping[str, str]) -> str:
     """One document of those that `CacheSnapshot.to_json` wrote."""
-    # They are large, so they are not parsed for it.
+    # They are large, so they are joined as text, without parsing them.
     replicas = ", ".join(f"{json.dumps(name)}: {document}" for name, document in documents.items())
     return f'{{"format": "{FORMAT}", "version": 1, "replicas": {{{replicas}}}}}'
 

@@ -15,21 +15,21 @@ _TIMEOUT_SECONDS = 30.0
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The key is for the server that was named: another one does not get it."""
+    """Follows no redirects: the key is only for the server that was named."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def read_source(source: str, key: str | None = None) -> dict[str | None, CacheSnapshot]:
-    """Read what a file or a URL has: a snapshot, or one of each replica of several.
+    """Read a file or a URL: it has a snapshot of one cache, or one for each of several replicas.
 
     Args:
         source: the file's name, or the URL.
         key: the admin key, for servers that require one.
 
     Returns:
-        By the replica's name; under None that of one engine.
+        The snapshots by the replica's name; that of a single engine under None.
 
     Raises:
         OSError: the file or the server cannot be read.

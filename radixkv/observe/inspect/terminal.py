@@ -13,7 +13,7 @@ from radixkv.observe.inspect.tree_view import draw_tree, one_line, usage_label
 
 
 def draw(snapshot: CacheSnapshot, max_children: int = 8, max_rows: int = 8) -> RenderableType:
-    """All of it; of many children or prefixes the largest."""
+    """All of it, with at most ``max_children`` per node and ``max_rows`` prefixes per table."""
     return Group(
         _figures(snapshot),
         "",

@@ -26,9 +26,9 @@ class Replay:
         self.cache = PrefixCache(num_blocks, 1, policy, clock=lambda: self._now)
 
     def serve(self, request: TracedRequest) -> int:
-        """How many of its blocks hit. One with more blocks than the cache has leaves nothing: an engine would refuse it."""
+        """How many of its blocks hit. A request larger than the cache leaves nothing cached: an engine would refuse it."""
         self._now = request.time
-        # The lowest request is the most urgent, and the cache keeps the highest priority longest: as the engine opens it.
+        # As in the engine: a request's lowest priority is the most urgent, and the cache keeps the highest longest.
         table = self.cache.open(np.concatenate([request.prompt, LAST_TOKEN]), priority=-request.priority)
         num_hits = table.num_cached_tokens
         tokens = np.concatenate([request.prompt, request.output])
@@ -43,7 +43,7 @@ class Replay:
 
 
 def replay(trace: Trace, num_blocks: int, policy: EvictionPolicy) -> Iterator[int]:
-    """Replay the requests of a trace; yields the number of blocks that hit of each."""
+    """Replay the requests of a trace; yields for each the number of its blocks that hit."""
     replayed = Replay(num_blocks, policy)
     for request in trace.requests:
         yield replayed.serve(request)

@@ -103,7 +103,7 @@ def long_documents(num_requests: int = 6000, seed: int = 0) -> Trace:
 
 
 def mixed(num_requests: int = 4000, seed: int = 0) -> Trace:
-    """Long documents with several questions each, beside short chats; most return late, and whether they do is chance.
+    """Long documents with several questions each, and short chats; most return late, and whether they do is chance.
 
     How long and how many documents are, and when they return, differs from seed to seed.
     """

@@ -1,8 +1,8 @@
 """What memory below the pool would bring: blocks that are loaded instead of computed, in seconds.
 
-As the engine does it: what the pool evicts goes down into every tier, each of which keeps what was used last; what a prompt
-lacks in the pool is loaded as far as the tiers have it without a gap, the nearest asked first, and only where loading takes
-less time than computing. What is loaded from a tier is put into those nearer than it.
+This works as in the engine: what the pool evicts goes down into every tier, each of which keeps what was used last; what a
+prompt lacks in the pool is loaded as far as the tiers have it without a gap, the nearest asked first, and only where loading
+takes less time than computing. What is loaded from a tier is also put into the tiers nearer than it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class TierSpec:
 
     Attributes:
         name: in the results.
-        num_blocks: that it has room for.
-        block_seconds: to load a block.
+        num_blocks: how many it has room for.
+        block_seconds: time to load a block.
     """
 
     name: str
@@ -59,18 +59,18 @@ class TieredRun:
 
 
 class _Tier(TreeObserver):
-    """Keeps what was used last; is told what the pool evicts."""
+    """Keeps what was used last; observes what the pool evicts."""
 
     def __init__(self, spec: TierSpec) -> None:
         self.spec = spec
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def find(self, blocks: Sequence[int]) -> int:
-        """How many leading ones are there."""
+        """How many leading blocks the tier has."""
         return next((index for index, block in enumerate(blocks) if block not in self._blocks), len(blocks))
 
     def put(self, prefix: Sequence[int]) -> None:
-        """Have blocks, or use them again: the last of a prefix makes room before its first."""
+        """Store blocks, or note that they are used again: the last of a prefix is dropped before its first."""
         for block in reversed(prefix):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
@@ -139,7 +139,7 @@ def _run(trace: Trace, size: int, policy: EvictionPolicy, specs: Sequence[TierSp
         for index, tier in enumerate(tiers):
             found = tier.find(prompt[num_known:])
             if found:
-                # Used now, and so before what the pool evicts to have room for them, which comes down next.
+                # Noted as used now, before the pool evicts other blocks to make room for them, which then come down.
                 for nearer in tiers[: index + 1]:
                     nearer.put(prompt[num_known : num_known + found])
                 num_known += found

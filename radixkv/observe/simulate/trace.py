@@ -2,10 +2,10 @@
 
 Two formats are read, both JSON lines with ``timestamp`` (milliseconds), ``input_length`` and ``output_length`` (tokens), and
 ``hash_ids``: one number per block. Equal numbers stand for the same block only after the same prefix. In both, a line may
-carry ``priority``, the request's: a whole number, the lowest being the most urgent; 0 where it is missing.
+carry the request's ``priority``: a whole number, the lowest being the most urgent; 0 where it is missing.
 
-- Mooncake's (Qin et al., FAST 2025): blocks of 512 tokens, the last of which may be partly filled. With the first line of our
-  own before it, the blocks are of the size that it names.
+- Mooncake's (Qin et al., FAST 2025): blocks of 512 tokens, the last of which may be partly filled. If the first line is that
+  of our own format, the blocks have the size that it names.
 - Our own (`TraceRecorder`): the first line names the format and the block size; only full blocks; ``output_hash_ids`` are
   the blocks that were filled while the answer was generated.
 """
@@ -30,7 +30,7 @@ from radixkv.option_words import nearest
 _log = logging.getLogger(__name__)
 
 MOONCAKE_BLOCK_SIZE = 512
-# Fields of both formats, and how much a misspelt one is like one of them.
+# Fields of both formats, and the similarity from which another name counts as a misspelt one.
 _FIELDS = ("timestamp", "hash_ids", "input_length", "output_length", "output_hash_ids", "priority")
 _LIKE_A_FIELD = 0.8
 _ROOT = -1  # comes before the first block of a prompt
@@ -47,7 +47,7 @@ class TracedRequest:
         prompt: one number per block of the prompt, int32; equal for equal prefixes.
         output: the same for the blocks that the answer filled.
         priority: of the request; the LOWEST number is the most urgent.
-        num_output_tokens: of the answer; 0: not known but by its blocks.
+        num_output_tokens: of the answer; 0: only its blocks are known.
     """
 
     time: float
@@ -79,7 +79,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace of either format. A last line that is unfinished, as a process that is killed leaves it, is left out.
+    """Read a trace of either format. An unfinished last line, such as a killed process leaves, is left out.
 
     Raises:
         OSError: the file cannot be read.
@@ -138,7 +138,7 @@ def _num_tokens(fields: Mapping[str, Any], name: str) -> int:
 
 
 def _refuse_misspelt(fields: Mapping[str, Any], known: set[str]) -> None:
-    """Refuse a name that is nearly one of the format's that is missing. Traces have others, too; these become known."""
+    """Refuse a name that resembles a missing field of the format. Other unknown names are allowed, and become known."""
     for name in fields.keys() - known:
         near = nearest(name, _FIELDS, _LIKE_A_FIELD)
         if near is not None and near not in fields:
@@ -147,7 +147,7 @@ def _refuse_misspelt(fields: Mapping[str, Any], known: set[str]) -> None:
 
 
 def _chained(names: Iterable[Any], numbers: dict[tuple[int, int], int], before: int) -> list[int]:
-    """A number for each block that is new where the block or anything before it is.
+    """A number for each block, new unless the same block came after the same prefix before.
 
     Args:
         numbers: given so far, by the number of the block before and the block's name.

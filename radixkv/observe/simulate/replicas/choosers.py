@@ -1,4 +1,4 @@
-"""Ways to choose a replica, to be compared: `Router`'s, and those that people use."""
+"""Ways to choose a replica, for comparison: `Router`'s, and those in common use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radixkv.routing import Placement, Router
 class Chooser(Protocol):
     """Chooses replicas, numbered from 0 on.
 
-    Of every request, `expect`, `end_expected`, `prefilled` and `finish` are called.
+    After `choose`, the methods `expect`, `end_expected`, `prefilled` and `finish` are called for every request.
     """
 
     def choose(self, request: int, blocks: Sequence[int], num_tokens: int) -> int:
@@ -28,7 +28,7 @@ class Chooser(Protocol):
         """
 
     def expect(self, replica: int, request: int, blocks: Sequence[int], num_tokens: int) -> None:
-        """A replica has told all ingresses that it has got a request, see `Router.expect`."""
+        """A replica has told all ingresses that it received a request, see `Router.expect`."""
 
     def end_expected(self, replica: int, request: int) -> None:
         """It has told them that the request's prompt is computed, see `Router.end_expected`."""
@@ -94,7 +94,7 @@ class RoundRobin(_Counting):
 
 
 class PowerOfTwo(_Counting):
-    """Of two at random, the one with fewer unfinished requests (Mitzenmacher 2001); the default of Ray Serve."""
+    """The one with fewer unfinished requests of two random replicas (Mitzenmacher 2001); the default of Ray Serve."""
 
     def _choose(self, request: int, blocks: Sequence[int]) -> int:
         return self.least_of(self.random.sample(range(len(self.num_ongoing)), min(2, len(self.num_ongoing))))
@@ -107,8 +107,8 @@ class PowerOfTwo(_Counting):
 class SessionAffinity(_Counting):
     """A session stays where it began, by the hash of its name.
 
-    Traces do not name sessions. A request belongs to the session of the first that had the last of its blocks that was
-    there before, unless many sessions begin with that block.
+    Traces do not name sessions. A request joins the session that first had the last of its known blocks; but from the third
+    request on whose known blocks end with the same one, each begins a session of its own.
     """
 
     def __init__(self, num_replicas: int, seed: int) -> None:
@@ -130,7 +130,7 @@ class SessionAffinity(_Counting):
 
 
 class FewestUnfinished(PowerOfTwo):
-    """Of all, the one with the fewest unfinished requests."""
+    """The one with the fewest unfinished requests of all replicas."""
 
     def _choose(self, request: int, blocks: Sequence[int]) -> int:
         return self.least_of(range(len(self.num_ongoing)))
@@ -140,7 +140,7 @@ class RayPrefixAffinity(PowerOfTwo):
     """`PrefixCacheAffinityRouter` of Ray Serve LLM as it chooses by default, over the tree of prefixes from Ray's package.
 
     Ray's tree holds characters; here each block is one. What its router does around the tree (actors, probes of queues) needs
-    a cluster, and is restated: prompts of which the tree knows less than a tenth go to the replicas with the smallest
+    a cluster, and is restated here: prompts of which the tree knows less than a tenth go to the replicas with the smallest
     trees, others to those with the longest match; among several, to the one with the fewest unfinished requests of two.
 
     Raises:
@@ -159,7 +159,7 @@ class RayPrefixAffinity(PowerOfTwo):
         self._characters: dict[int, str] = {}
 
     def _choose(self, request: int, blocks: Sequence[int]) -> int:
-        # Characters of two halves, of which each code point is valid.
+        # One character stands for each distinct block.
         text = "".join(self._characters.setdefault(block, _character(len(self._characters))) for block in blocks)
         matched, names = self._tree.prefix_match(text, self._names)
         if not text or len(matched) / len(text) < self._MATCH_RATE:
@@ -174,9 +174,9 @@ class Prefix:
     """`radixkv.routing.Router`, one for each ingress, which hears from all replicas, also of the other ingresses' requests.
 
     Args:
-        num_replicas: that they choose from.
+        num_replicas: how many they choose from.
         routers: of the ingresses; a request comes to one of them at random.
-        seed: of that.
+        seed: of that random choice.
     """
 
     def __init__(self, num_replicas: int, routers: Sequence[Router], seed: int) -> None:
@@ -240,5 +240,5 @@ ROUTERS = (PREFIX, *BASELINES, ONE_CACHE)
 
 
 def _character(number: int) -> str:
-    # Surrogates are no characters.
+    # Skips the surrogates, which are no characters.
     return chr(number if number < 0xD800 else number + 0x800)

@@ -1,8 +1,8 @@
-"""Events of several replicas in the order of time.
+"""Simulates several replicas, event by event in the order of time.
 
 A replica computes one prompt after another, beside the sequences that decode; `CostModel` says how long that takes. Its
-cache is a `PrefixCache` with the trace's blocks as tokens. A moment later it tells all routers what has changed: of its
-cache, and which requests it has got and computed; its load it reports five times a second.
+cache is a `PrefixCache` with the trace's blocks as tokens. Shortly after a change it tells all routers: changes of its cache,
+and requests that it received or computed. It reports its load five times a second.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from radixkv.observe.simulate.replicas.cost_model import CostModel
 from radixkv.observe.simulate.trace import LAST_TOKEN, Trace, TracedRequest
 from radixkv.routing import PrefillRate
 
-# Until routers know what has changed.
+# Delay until routers know of a change.
 _SECONDS_TO_PUBLISH = 0.1
-# As long as there is something to do.
+# While a replica has work.
 _SECONDS_BETWEEN_REPORTS = 0.2
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a run.
+    """The results of a run.
 
     Attributes:
-        num_hit_blocks: blocks of prompts that were found, of all requests.
+        num_hit_blocks: blocks of all requests' prompts that were found cached.
         first_token_seconds: of each request, from its arrival.
         busy: of each replica, seconds of prefill in each window of time.
         longest: the most seconds of each window that a single prompt took.
@@ -55,12 +55,12 @@ class _Replica:
 
     Attributes:
         cache: another replica may share it.
-        queue: requests that wait for the one that is being computed, and how much of each was not cached when it came.
-        prompt_tokens: of that, to be computed when it began; 0: there is none.
-        begins, ends: when it began to be computed, and when it will be.
+        queue: requests that wait behind the prompt being computed, and how many tokens of each were not cached when it came.
+        prompt_tokens: tokens to compute of the prompt being computed, when it began; 0: there is none.
+        begins, ends: when that prompt began to be computed, and when it will be.
         progress: steps that sequences could have taken part in, as of `progressed_at`.
-        decoding: where each sequence ends, and the request: a heap.
-        num_changes: of what decides how long a step takes.
+        decoding: the progress at which each sequence ends, and its request: a heap.
+        num_changes: how often the duration of a step has changed.
         rate: at which it has computed prompts.
         reporting: whether a report of its load is due.
     """
@@ -251,7 +251,7 @@ class Cluster:
             self._report_later(replica)
 
     def _num_queued_tokens(self, replica: _Replica) -> int:
-        """What is left of the prompt that is being computed, and of those that wait what was not cached when they came."""
+        """Tokens left of the prompt being computed, and tokens of those that wait that were not cached when they came."""
         left = 0
         if replica.prompt_tokens:
             left = round(replica.prompt_tokens * (replica.ends - self.now) / (replica.ends - replica.begins))
@@ -275,12 +275,12 @@ def imbalance(busy: Sequence[dict[int, float]], num_windows: int) -> float:
 
 
 def least_imbalance(busy: Sequence[dict[int, float]], longest: dict[int, float], num_windows: int) -> float:
-    """The imbalance that is left however the work of each window is shared out, because no prompt can be parted.
+    """The least imbalance that any division of each window's work leaves, because no prompt can be divided.
 
     Args:
         busy: of each replica, seconds in each window.
         longest: the most seconds of each window that a single prompt took.
-        num_windows: the first that count.
+        num_windows: how many windows count, from the first on.
     """
     windows = _windows(busy, num_windows).items()
     return fmean([max(1.0, longest[window] * len(seconds) / sum(seconds)) for window, seconds in windows] or [1.0])

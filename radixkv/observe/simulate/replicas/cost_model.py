@@ -1,4 +1,4 @@
-"""How long a replica takes, from three rates."""
+"""How long a replica takes, modelled by three rates."""
 
 from __future__ import annotations
 

@@ -36,10 +36,10 @@ DEFAULT_BLOCKS = "30%"
 
 @dataclass(slots=True)
 class Row:
-    """What one router made of one number of replicas.
+    """The results of one router with one number of replicas.
 
     Attributes:
-        hit_rate: blocks of prompts that hit, of all.
+        hit_rate: share of all blocks of prompts that hit.
         p50, p99: of the seconds to the first token.
         imbalance, least_imbalance: of prefill, see `radixkv.observe.simulate.replicas.cluster`.
     """
@@ -60,7 +60,7 @@ class ReplicaReport:
     Attributes:
         num_blocks: of all replicas together.
         num_ingresses: each with a prefix router of its own.
-        load: the part of all replicas' time that the trace would take with one cache; what its time is stretched for.
+        load: the part of all replicas' time that the trace would take with one cache; its time is stretched to reach this.
         not_run: routers that need a package that is not installed.
     """
 
@@ -134,7 +134,7 @@ def run_router(
         chooser = BASELINES[router](num_replicas, _SEED)
     outcome = cluster.run(chooser)
     p50, p99 = np.percentile(outcome.first_token_seconds, [50, 99]).tolist()
-    # The end, where only the longest queues are left, says nothing.
+    # The time after the last arrival, when only the longest queues are left, says nothing.
     num_windows = max(1, int(trace.requests[-1].time * stretch / _WINDOW))
     return Row(
         router,
@@ -148,7 +148,7 @@ def run_router(
 
 
 def stretch_for(trace: Trace, num_replicas: int, num_blocks: int, cost: CostModel, load: float) -> float:
-    """The factor of a trace's time with which so many replicas, with one cache, would be busy for ``load`` of it."""
+    """The factor for a trace's time at which so many replicas with one cache would be busy for the part ``load`` of it."""
     num_hits = sum(replay(trace, num_blocks, LRU()))
     num_outputs = sum(r.num_output_tokens or len(r.output) * trace.block_size for r in trace.requests)
     work = cost.work((trace.num_asked_blocks - num_hits) * trace.block_size, num_outputs)
