@@ -1,4 +1,4 @@
-"""The name of everything that the bytes of a pool's blocks depend on: pools of the same name read each other's blocks."""
+"""A digest of all that the bytes of a pool's blocks depend on: pools with the same one can read each other's blocks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import json
 from radixkv.memory import KVPool
 from radixkv.model.loader import LoadedModel
 
-# How a pool's blocks become rows of bytes, and how what they hold is computed: a change needs another number.
+# To be changed whenever a pool's blocks become other rows of bytes, or what they hold is computed in another way.
 _ROWS_VERSION = 1
 
 
 def block_fingerprint(loaded: LoadedModel, pool: KVPool) -> bytes:
-    """Names everything, besides namespace and tokens, that the bytes of a pool's blocks depend on."""
+    """The digest of everything, besides namespace and tokens, that the bytes of a pool's blocks depend on."""
     scales = [pool.scales(layer) for layer in range(len(pool.layers))]
     described = {
         "rows": _ROWS_VERSION,

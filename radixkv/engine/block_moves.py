@@ -1,4 +1,4 @@
-"""Blocks on their way down from the pool into tiers: which, and when their bytes are read.
+"""Which blocks go down from the pool into tiers, and when their bytes are read.
 
 ::
 
@@ -6,7 +6,8 @@
     reused, or published under write-through ───┴─> send_down(): before anything overwrites the pool, the bytes are read in
                                                     one pass and queued; a thread writes them
 
-Eviction only lists what was evicted: its bytes stay in place until the next step writes, and `send_down` comes before that.
+Eviction only lists the blocks: their bytes stay in place until the next step writes into the pool, and `send_down` runs
+before that.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
 _log = logging.getLogger(__name__)
 
-# Read at once of what is not evicted, which can wait: so many take a few milliseconds of a step.
+# Blocks that are not evicted can wait: this many are read per step, which takes a few milliseconds of it.
 _BLOCKS_PER_STEP = 32
-# Waiting for space in the queue, before the time that is left is checked again.
+# How long to wait for space in the queue before the time left is checked again.
 _MAX_WAIT_SECONDS = 1.0
 
 # Blocks of a prefix, and where in the pool they are.
@@ -53,7 +54,7 @@ class _Evicted:
 
 @dataclass(slots=True)
 class _Wanted:
-    """A prefix of which all that is not known to be below goes down, while it is in the tree.
+    """A prefix to be sent down: all its blocks that are still in the tree and not known to be below.
 
     Attributes:
         tokens: of its whole blocks, encoded.
@@ -68,12 +69,12 @@ class _Wanted:
 
 
 class BlockMoves(TreeObserver):
-    """Sends blocks down, for one engine; for its thread.
+    """Sends blocks of one engine down; to be used on the engine's thread.
 
     Args:
         rows: the pool's blocks as bytes.
         writer: writes them.
-        known: what need not be written again.
+        known: blocks that need not be written again.
         policy: which blocks go down.
         block_bytes: of one block's encoded tokens.
         on_clear: called with a namespace that was cleared, or None for all.
@@ -126,12 +127,12 @@ class BlockMoves(TreeObserver):
     # -- called by the engine ------------------------------------------------------------------------------------
 
     def note_reused(self, table: BlockTable) -> None:
-        """A sequence began with cached blocks: those are used for the second time at least."""
+        """A sequence began with cached blocks, which are thus used for at least the second time."""
         if self._policy != "write-back" and table.node is not None:
             self._want(table.node)
 
     def want_prefix(self, tokens: bytes, namespace: str) -> None:
-        """Whatever the policy, what is cached of a prefix goes down.
+        """Send down what is cached of a prefix, whatever the policy.
 
         Args:
             tokens: of whole blocks, encoded.
@@ -141,9 +142,9 @@ class BlockMoves(TreeObserver):
         self._wanted.append(_Wanted(namespace, tokens, hashes, 0))
 
     def note_loaded(self, table: BlockTable) -> None:
-        """What the table holds beyond what it had from the tree was loaded: it is below."""
+        """The table's blocks beyond those that the tree had were loaded, so tiers have them."""
         if table.node is not None:
-            # What was in the tree already may never have been written.
+            # Blocks that were in the tree already may never have been written.
             start = table.num_cached_tokens * TOKEN_BYTES // self._block_bytes
             self._known.add(self._path_hashes(table.node)[start:])
 
@@ -154,11 +155,11 @@ class BlockMoves(TreeObserver):
         self._wanted.clear()
 
     def send_down(self, cache: PrefixCache) -> None:
-        """Read the bytes of what was evicted, and some of what else goes down. Nothing was written since the evictions."""
+        """Read the bytes of evicted blocks, which nothing may have overwritten yet, and of some others that go down."""
         parts = []
         for evicted in self._evicted:
             part, hashes = evicted.part, evicted.hashes
-            # The first ones: of a prefix, what follows a gap cannot be found.
+            # The first ones: blocks of a prefix behind a gap cannot be found.
             count = self._writer.reserve_some(part.num_blocks)
             self._known.discard(hashes[count:])
             if count:
@@ -170,7 +171,7 @@ class BlockMoves(TreeObserver):
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something that was evicted is still to be sent: until then, it is found neither in the pool nor below."""
+        """Whether evicted blocks are still to be sent: until then, they are found neither in the pool nor below."""
         return bool(self._evicted)
 
     @property
@@ -179,14 +180,14 @@ class BlockMoves(TreeObserver):
         return bool(self._wanted)
 
     def write_wanted(self, cache: PrefixCache, seconds_left: Callable[[], float]) -> None:
-        """Send all down that has been listed, while there is time left."""
+        """Send down all wanted prefixes, while there is time left."""
         while self._wanted and (left := seconds_left()) > 0:
             self._send(self._take_wanted(cache, _BLOCKS_PER_STEP, min(left, _MAX_WAIT_SECONDS)))
 
     def write_hot(self, cache: PrefixCache, seconds_left: Callable[[], float]) -> None:
-        """Send everything in the tree down while there is time left, what was used last first."""
+        """Send everything in the tree down while there is time left, most recently used first."""
         self._wanted.clear()
-        # A tier that failed meanwhile has dropped what was sent; those that have a block do not write it again.
+        # A tier that failed for a while has dropped what was sent; tiers that have a block do not write it again.
         self._known.clear()
         parents: dict[int, NodeSnapshot | None] = {}
         nodes: list[tuple[str, NodeSnapshot]] = []
@@ -226,14 +227,14 @@ class BlockMoves(TreeObserver):
             self._known.add(hashes[start:stop])
 
     def _want(self, node: Node) -> None:
-        """Have what is not known to be below of the path to a node's end copied, some in each step."""
+        """Send down the path to a node's end, except for blocks known to be below; a few blocks in each step."""
         hashes = self._path_hashes(node)
         if not all(block_hash in self._known for block_hash in hashes):
             tokens = self._path_tokens(node, self._num_whole(node))
             self._wanted.append(_Wanted(node.namespace, tokens, hashes, 0))
 
     def _take_wanted(self, cache: PrefixCache, count: int, timeout: float) -> list[_Part]:
-        """Up to so many blocks of what is wanted and still in the tree."""
+        """Up to ``count`` blocks of wanted prefixes that are still in the tree."""
         taken: list[_Part] = []
         while self._wanted and count > 0:
             wanted = self._wanted[0]
@@ -259,7 +260,7 @@ class BlockMoves(TreeObserver):
             return
         try:
             data = self._rows.read(np.concatenate([ids for _, ids in parts]))
-        # torch's and numpy's, out of memory: requests do not need these blocks.
+        # Out of memory, in torch and in numpy: requests do not need these blocks.
         except (RuntimeError, MemoryError) as error:
             self._writer.drop(sum(part.num_blocks for part, _ in parts))
             self._known.clear()
@@ -282,6 +283,6 @@ class BlockMoves(TreeObserver):
         return hashes
 
     def _path_tokens(self, node: Node, num_blocks: int) -> bytes:
-        """The prefix up to so many of the node's blocks."""
+        """The prefix up to and including the node's first ``num_blocks`` blocks."""
         above = [bytes(step.tokens) for step in node.path() if step is not node]
         return b"".join([*reversed(above), bytes(node.tokens[: num_blocks * self._block_bytes])])

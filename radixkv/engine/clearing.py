@@ -1,4 +1,4 @@
-"""Forgetting what is cached of some namespaces."""
+"""Forgets what is cached for some namespaces."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Cleared(NamedTuple):
     """What clearing has done.
 
     Attributes:
-        namespaces: that were cleared.
-        freed_blocks: that have no owner any more.
-        blocks_in_use: by live sequences.
-        cached_blocks: that are still cached.
+        namespaces: how many were cleared.
+        freed_blocks: blocks that have no owner any more.
+        blocks_in_use: blocks that live sequences use.
+        cached_blocks: blocks that are still cached.
     """
 
     namespaces: int
@@ -29,8 +29,8 @@ class NamespaceSelection:
     """Which namespaces are meant.
 
     Attributes:
-        name: of one; None: all.
-        derived: whether those that are derived from it, whose names begin with its own and a slash, are meant, too.
+        name: of one namespace; None: all.
+        derived: whether to include those derived from it, whose names begin with its own and a slash.
     """
 
     name: str | None = None
@@ -43,9 +43,9 @@ class NamespaceSelection:
 
 
 def clear(cache: PrefixCache, selection: NamespaceSelection) -> Cleared:
-    """Forget what is cached of namespaces, below the pool too, where what is derived from one is always cleared with it."""
+    """Forget what is cached for the selected namespaces, in tiers too; those always clear a whole `namespace_group`."""
     namespaces = [name for name in cache.namespaces if name in selection]
     num_freed = 0 if selection.name is None else sum(map(cache.clear, namespaces))
-    num_freed += cache.clear(selection.name)  # of what is not cached any more, something may be below the pool
+    num_freed += cache.clear(selection.name)  # even if nothing is cached any more: tiers may have something
     num_idle = cache.num_evictable_blocks
     return Cleared(len(namespaces), num_freed, cache.num_held_blocks - num_idle, num_idle)

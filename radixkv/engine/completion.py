@@ -1,6 +1,6 @@
 """What follows from a sampled token: text, log-probabilities, and whether the sequence ends.
 
-Here and not in `radixkv.sampling`: it takes a sequence, which is scheduling's, and sampling does not import scheduling.
+It is not in `radixkv.sampling`, because it needs sequences, which belong to scheduling, and sampling imports no scheduling.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TokenDecoder = Callable[[int], str | None]
 
 
 def prepare_sampling(sequence: TokenSequence, tokenizer: Any) -> None:
-    """Give a new sequence its sampling state and, with a tokenizer and unless only tokens are asked for, its detokenizer."""
+    """Give a new sequence its sampling state and, if text is wanted and there is a tokenizer, its detokenizer."""
     request, params = sequence.request, sequence.request.params
     assert isinstance(params, SamplingParams)
     first = request.sequences[0].sampling if request.sequences else None
@@ -77,7 +77,7 @@ def append_token(sequence: TokenSequence, token_id: int) -> None:
 
 
 def append_logprobs(sequence: TokenSequence, token: SampledToken, decode: TokenDecoder) -> None:
-    """Append what is reported of a sampled token, if that was asked for."""
+    """Append a sampled token's log-probabilities, if they were asked for."""
     if token.logprob is not None:
         sequence.cumulative_logprob += token.logprob
         sequence.logprobs.append(logprobs_with_text(token, decode))

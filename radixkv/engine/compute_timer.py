@@ -1,4 +1,4 @@
-"""How long batches take, where the next one is launched before the one in flight is done."""
+"""Measures how long batches take when the next one is launched before the one in flight is done."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from radixkv.scheduling.batch import Batch
 
 
 class ComputeTimer:
-    """Measures from landing to landing, as long as something is computed::
+    """Measures from one landing to the next, for as long as something is being computed::
 
         launch 1        launch 2   land 1       launch 3   land 2
            |────────── batch 1 ──────|───────── batch 2 ──────|
 
-    Of batches launched ahead, one that completes no sequence is not waited for: it is measured together with the next one
-    that does.
+    A batch launched ahead that completes no sequence is not waited for: it is measured together with the next one that does.
 
     Args:
-        observe: called with tokens of prompts, all tokens, and seconds.
+        observe: called with the numbers of prompt tokens and of all tokens, and with seconds.
         clock: seconds.
         ahead: whether batches are launched ahead.
     """
@@ -27,7 +26,7 @@ class ComputeTimer:
         self._clock = clock
         self._ahead = ahead
         self._since = 0.0
-        # What has landed since then: the last batch, and the tokens of all.
+        # What has landed since then: the last batch, and the tokens of all batches.
         self._carried: Batch | None = None
         self._num_prompt_tokens = 0
         self._num_tokens = 0
@@ -59,7 +58,7 @@ class ComputeTimer:
             self._num_prompt_tokens = self._num_tokens = 0
 
     def _continues(self, batch: Batch) -> bool:
-        """Whether a prompt of the last batch, which was not waited for, continues in this one."""
+        """Whether a prompt of the last batch that was not waited for continues in this one."""
         if self._carried is None:
             return False
         groups = {chunk.group for chunk in self._carried.chunks}

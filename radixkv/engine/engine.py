@@ -51,7 +51,7 @@ from radixkv.scheduling.request import Request
 from radixkv.scheduling.request_validation import Capacity
 from radixkv.scheduling.scheduler import Scheduler
 
-# At the end, for what waits to be written into tiers.
+# How long closing may take to write what is queued for the tiers.
 _QUEUE_SECONDS = 5.0
 
 
@@ -64,12 +64,12 @@ class Engine:
 
     Attributes:
         loaded: the model, whose ``max_model_len`` is no more than the pool has room for.
-        thread: that runs it, so that no other may touch it; None: any may, one at a time.
+        thread: the only one that may use the engine; None: any thread may, one at a time.
 
     Raises:
         ValueError: the model, its device or the memory does not allow what ``config`` asks for, or an address for events
             cannot be bound.
-        TypeError: a drafter is none.
+        TypeError: a drafter is not a `Drafter`.
         OSError: a folder or a file that ``config`` names cannot be written, or another process has it.
         ImportError: what ``config`` asks for needs a package that is not installed.
         UnsupportedModelError: the model's attention cannot run over blocks.
@@ -88,17 +88,17 @@ class Engine:
         self._runner.capture_graphs()
         self.prefill_rate = PrefillRate()
         self._open_cache = open_cache(config, loaded, self.pool, self.prefill_rate)
-        # However the engine ends, what is queued is written, folders and addresses are released; a medium that hangs does
-        # not keep the process alive.
+        # However the engine ends, queued blocks are written, and folders and addresses are released; a medium that hangs
+        # does not keep the process alive.
         weakref.finalize(self, self._open_cache.close, _QUEUE_SECONDS)
         try:
             self._set_up(loaded, config, clock)
-        except BaseException:  # who catches it may keep the engine, and with it what is open
+        except BaseException:  # its handler may keep the engine alive, and with it everything that is open
             self._open_cache.close(0.0)
             raise
 
     def _set_up(self, loaded: LoadedModel, config: ResolvedEngineConfig, clock: Callable[[], float]) -> None:
-        """Everything that works on the cache that is open."""
+        """Set up everything that works on the open cache."""
         block_size = config.block_size
         self.cache, self.tiers = self._open_cache.cache, self._open_cache.tiers
         self._compute_timer = ComputeTimer(self.prefill_rate.observe_step, clock, bool(config.async_scheduling))
@@ -136,12 +136,12 @@ class Engine:
         self.peak_held_blocks = 0
         self.num_steps = 0
         self.last_batch = BatchSize(0, 0)
-        # Last: meanwhile, memory that a thread takes for the first time comes later.
+        # Last: while this works in the background, the system hands out new memory later.
         use_large_pages(weights_of(loaded.model))
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences side by side at most."""
+        """How many sequences may run side by side."""
         return self.capacity.max_num_seqs
 
     @property
@@ -157,7 +157,7 @@ class Engine:
         """Raise unless this process made the engine.
 
         Raises:
-            RuntimeError: another one did, whose threads a fork does not have.
+            RuntimeError: another process made it; a fork has none of its threads.
         """
         if os.getpid() != self._made_by:
             raise RuntimeError(
@@ -204,12 +204,12 @@ class Engine:
         With asynchronous scheduling, the next batch is executed before the one in flight is processed (see `Batch`).
 
         Returns:
-            The requests that got tokens or ended; with asynchronous scheduling those of the batch before.
+            The requests that got tokens or ended; with asynchronous scheduling, those of the previous batch.
 
         Raises:
             Exception: whatever the model or sampling raised; the requests of that batch have then failed with it
-                (`Request.failure`), their blocks are released, and all others continue with the next step. What scheduling
-                raised is no request's fault: none has failed.
+                (`Request.failure`), their blocks are released, and all others continue with the next step. If scheduling
+                raised it, no request is at fault, and none has failed.
         """
         with self._deferring_aborts():
             in_flight = self._in_flight
@@ -263,7 +263,7 @@ class Engine:
         return stays_in_flight
 
     def _process_in_flight(self, in_flight: Batch | None, following: Batch) -> list[Request]:
-        """Process the batch before, if it is in flight, while ``following`` is computed."""
+        """Process the previous batch, if it is in flight, while ``following`` is computed."""
         touched = [] if in_flight is None else self._process(in_flight)
         if self._speculator is not None:
             self._speculator.landed(in_flight, following)
@@ -282,12 +282,12 @@ class Engine:
         return touched
 
     def _wait_for_loads(self) -> bool:
-        """Wait a moment for what tiers are loading; False: they load nothing."""
+        """Wait a moment for the tiers' loads; False: nothing is being loaded."""
         return self.tiers is not None and self.tiers.wait()
 
     @contextmanager
     def _deferring_aborts(self) -> Iterator[None]:
-        """Carry out at the end what is aborted meanwhile: the garbage collector may close a stream anywhere."""
+        """Defer aborts to the end of the step: the garbage collector may close a stream, and so abort it, at any point."""
         self._in_step = True
         try:
             yield
@@ -308,16 +308,16 @@ class Engine:
             raise
 
     def write_behind(self) -> bool:
-        """Between steps: send some of the blocks that are to go down to the tiers; False: there are none."""
+        """Between steps: send some of the blocks that are due to go down to the tiers; False: none are."""
         return self.tiers is not None and self.tiers.send_some()
 
     def shutdown(self, seconds_left: Callable[[], float]) -> None:
-        """Write what is cached into the tiers below the pool, what was used last first, and close them and the publisher.
+        """Write what is cached into the tiers, most recently used first, and close them and the publisher.
 
         The engine can still compute afterwards, without tiers.
 
         Args:
-            seconds_left: how long it may still write what is cached. What was queued before is written in any case, unless
+            seconds_left: how long it may still write what is cached. What is queued already is written in any case, unless
                 that takes unusually long.
         """
         if self.tiers is not None:
@@ -325,12 +325,12 @@ class Engine:
         self._open_cache.close(max(_QUEUE_SECONDS, seconds_left()))
 
     def clear(self, selection: NamespaceSelection) -> Cleared:
-        """Forget what is cached of some namespaces and no running request uses, below the pool too."""
+        """Forget what is cached for the selected namespaces, in tiers too, except what running requests use."""
         cleared = clear(self.cache, selection)
         self._open_cache.publish_events()
         return cleared
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix that no running request uses, below the pool too; True: nothing is cached any more."""
+        """Forget every cached prefix that no running request uses, in tiers too; True: nothing is cached any more."""
         self.clear(NamespaceSelection())
         return self.cache.num_held_blocks == 0

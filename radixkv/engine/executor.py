@@ -1,4 +1,4 @@
-"""Executes a batch: through the model, and to sampled tokens where sampling needs nothing of the host."""
+"""Executes a batch: runs the model and, where sampling needs nothing from the host, samples the tokens on the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from radixkv.scheduling.scheduler import Scheduler
 
 
 class Executor:
-    """Executes batches for one engine, whose parts it is given."""
+    """Executes batches with the parts of one engine."""
 
     def __init__(
         self, cache: PrefixCache, scheduler: Scheduler, runner: ModelRunner, tokenizer: Any, decode: TokenDecoder
@@ -33,10 +33,10 @@ class Executor:
         self._decode = decode
 
     def execute(self, batch: Batch, in_flight: Batch | None) -> None:
-        """Compute the batch's chunks and publish full blocks; sample on the device if that needs nothing of the host.
+        """Compute the batch's chunks and publish full blocks; sample on the device if that needs nothing from the host.
 
         Args:
-            in_flight: the batch before, if its tokens have not been fetched yet.
+            in_flight: the previous batch, if its tokens have not been fetched yet.
         """
         self._runner.copy_blocks(self._cache.drain_copies())
         lacking_logprobs = [i for i, chunk in enumerate(batch.chunks) if chunk.group.request.lacks_prompt_logprobs]
@@ -53,10 +53,10 @@ class Executor:
             self._sample_on_device(batch)
 
     def _model_input(self, batch: Batch, in_flight: Batch | None, lacking_logprobs: list[int]) -> ModelInput:
-        """The batch column by column: a few passes over its chunks, each of little more than one look-up per chunk.
+        """The batch column by column, in a few passes over its chunks that each do little more than one look-up per chunk.
 
         Args:
-            lacking_logprobs: the chunks of which every row's logits are wanted.
+            lacking_logprobs: indices of the chunks for which the logits of every row are wanted.
         """
         chunks = batch.chunks
         sequences = [chunk.sequence for chunk in chunks]
@@ -97,7 +97,7 @@ class Executor:
         """Note which sequences get a token, and from which rows of the logits; samples of a new prompt fork here.
 
         Args:
-            stops: one past the last row of each chunk.
+            stops: for each chunk, one past its last row of logits.
         """
         beams: dict[SequenceGroup, list[int]] = {}
         for (group, sequence, _, completes), stop in zip(batch.chunks, stops, strict=True):
@@ -135,7 +135,7 @@ class Executor:
         return siblings
 
     def _collect_prompt_logprobs(self, chunk: ScheduledChunk, logits: torch.Tensor) -> None:
-        """Row i of a chunk's logits is about the prompt token after the chunk's i-th; the first token has none."""
+        """Row i of a chunk's logits predicts the prompt token after the chunk's i-th; the first token has no prediction."""
         request, start = chunk.group.request, chunk.sequence.num_computed
         params = request.params
         assert isinstance(params, SamplingParams) and params.prompt_logprobs is not None

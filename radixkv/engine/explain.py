@@ -1,4 +1,4 @@
-"""Explains prompts in three parts: only the first is for the engine's thread, and the last may wait for a store elsewhere.
+"""Explains prompts in three parts: only the first needs the engine's thread, and the last may wait for a store elsewhere.
 
 ::
 
@@ -26,7 +26,7 @@ def explain_cached(engine: Engine, prompts: Sequence[Prompt], look_elsewhere: bo
     """What of each prompt would be reused now, and why not more.
 
     Args:
-        look_elsewhere: also say where another namespace has the same tokens; not for those who must not know.
+        look_elsewhere: also say where another namespace has the same tokens; not for callers who must not know that.
     """
     return [
         engine.cache.explain(

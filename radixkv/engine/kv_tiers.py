@@ -1,11 +1,11 @@
-"""The tiers below one engine's pool: blocks go down, come up, and are found again after a restart.
+"""The tiers below one engine's pool: where blocks go when they are evicted, and come back from, even after a restart.
 
 ::
 
     pool ── BlockMoves: evicted or reused blocks ──> BlockWriter ──> TierStack: host, disk, shared store ...
          <── PrefixLoads: waiting requests' prefixes ── BlockLoader <──┘
 
-The engine calls `publish_done` and `before_pool_writes` once per step; all that touches a medium is done by other threads.
+The engine calls `publish_done` and `before_pool_writes` once per step; only other threads touch a medium.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MANY_BLOCKS = 1 << 20
 """Capacity of tiers whose size is not known here."""
 # How long an engine that can only wait for loads waits before it looks for new requests.
 _IDLE_SECONDS = 0.01
-# Most of the time at the end that is kept for closing tiers: one that hangs does not take it from the others.
+# At most this much of the time for closing is reserved for the tiers themselves, so that a hanging write cannot use it up.
 _CLOSE_SECONDS = 2.0
 
 
@@ -59,10 +59,10 @@ class OpenTiers:
     Attributes:
         tiers: the nearest first, at least one.
         capacity: blocks of the smallest tier whose size is known.
-        num_stored: blocks that they hold from before, as far as is known.
-        pins: that a disk remembers, where there is one that is written.
+        num_stored: blocks that they hold from earlier runs, as far as is known.
+        pins: those that a disk remembers; None: there is no disk that this process writes.
         events: of what they hold; None: none are recorded.
-        other_stores: what else is in the folder of a disk that is written.
+        other_stores: the other stores in that disk's folder; None: likewise.
     """
 
     tiers: list[Tier] = field(default_factory=list)
@@ -77,8 +77,8 @@ class KVTiers:
     """Everything below the pool, for one engine; all methods are for the engine's thread.
 
     Args:
-        cache: of the engine; what changes in it is observed from now on.
-        pool: likewise.
+        cache: of the engine; from now on, its changes are observed.
+        pool: of the engine.
         opened: the tiers.
         fingerprint: see `radixkv.engine.block_fingerprint`.
         secret: of the hash of namespaces, at most 64 bytes.
@@ -120,11 +120,11 @@ class KVTiers:
 
     @property
     def pins(self) -> StoredPins | None:
-        """Those that outlive the process; None: nothing remembers any."""
+        """Pins that outlive the process; None: no tier remembers any."""
         return None if self._closed else self._pins
 
     def names_of(self, namespace: str) -> tuple[bytes, bytes]:
-        """What a namespace is called below the pool: its group, and the namespace itself."""
+        """The names of a namespace below the pool: that of its group, and its own."""
         return self._keys.group(namespace), self._keys.namespace(namespace)
 
     def send_prefix(self, tokens: bytes, namespace: str) -> None:
@@ -150,12 +150,12 @@ class KVTiers:
         )
 
     def find(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> tuple[Below, ...]:
-        """What tiers have of a prompt beyond what is cached. It may ask a server; any thread may call.
+        """What tiers have of a prompt beyond what is cached. May wait for a server; any thread may call.
 
         Args:
             tokens: of the prompt, encoded.
             namespace: of the prompt.
-            num_cached_tokens: what of it is in the pool.
+            num_cached_tokens: how many of its tokens are in the pool.
         """
         block_bytes = self._keys.block_bytes
         size = block_bytes // TOKEN_BYTES
@@ -173,7 +173,7 @@ class KVTiers:
         )
 
     def before_pool_writes(self, copy_blocks: Callable[[list[BlockCopy]], None]) -> None:
-        """Before anything is written into the pool in a step: read what goes down, and let loads begin.
+        """Before a step writes anything into the pool: read the blocks that go down, and let loads begin.
 
         Args:
             copy_blocks: carries out the cache's queued copies: their sources may be blocks that a load is about to overwrite.
@@ -194,7 +194,7 @@ class KVTiers:
         return True
 
     def flush(self, timeout: float) -> bool:
-        """Write all that is to go down by now; False if ``timeout`` seconds were not enough. Not during a step."""
+        """Write everything that is due to go down; False if ``timeout`` seconds were not enough. Not during a step."""
         if self._closed:
             return True
         deadline = time.monotonic() + timeout
@@ -203,14 +203,14 @@ class KVTiers:
         return self._writer.flush(max(0.0, deadline - time.monotonic()))
 
     def send_some(self) -> bool:
-        """Send some of what is to go down and is not evicted; False: there is nothing. Not during a step."""
+        """Send some of the blocks that are due to go down without being evicted; False: there are none. Not during a step."""
         if self._closed or not self._moves.has_wanted:
             return False
         self._moves.send_down(self._cache)
         return True
 
     def write_hot(self, seconds_left: Callable[[], float]) -> None:
-        """Write what is cached, what was used last first, while there is time left. Not during a step."""
+        """Write what is cached, most recently used first, while there is time left. Not during a step."""
         if not self._closed:
             self._moves.send_down(self._cache)
             self._moves.write_hot(self._cache, seconds_left)
@@ -219,7 +219,7 @@ class KVTiers:
         """End all loads, write what is queued, and close the tiers; the pool is used without them from then on.
 
         Args:
-            grace_seconds: after which what is queued is lost.
+            grace_seconds: after this time, what is still queued is lost.
         """
         if self._closed:
             return
@@ -255,7 +255,7 @@ class KVTiers:
 
 
 def _pinned_memory(num_blocks: int, block_nbytes: int) -> NDArray[np.uint8]:
-    """Memory that a GPU copies to and from by itself; torch takes the next power of two."""
+    """Memory that a GPU copies to and from by itself; torch rounds its size up to a power of two."""
     array: NDArray[np.uint8] = torch.empty(num_blocks, block_nbytes, dtype=torch.uint8, pin_memory=True).numpy()
     return array
 

@@ -1,11 +1,11 @@
-"""The pins of an engine's cache by names; where there is a disk below the pool, they outlive the process.
+"""The named pins of an engine's cache; with a disk below the pool, they outlive the process.
 
 ::
 
     pin ──> PrefixCache.pin, now
         └─> StoredPins, and its blocks go down             restart: StoredPins ── the prefix is used ──> in force again
 
-After a restart a pin waits until a request has brought its prefix up, from below or by computing it.
+After a restart, a pin waits until a request has loaded or computed its prefix.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from radixkv.tiers.stored_pins import StoredPin, StoredPins
 
 @dataclass(frozen=True, slots=True)
 class ListedPin:
-    """A pin that no tenant asked for, but the administrator or the program.
+    """A pin that the administrator or the program asked for, not a tenant.
 
     Attributes:
-        name: differs from all others', after a restart too.
+        name: unique, even across restarts.
         num_tokens: whole blocks.
         expires_in: seconds; None: it is kept until it is released.
         active: whether it is in force. False: an earlier process made it, and its prefix has not been used since.
@@ -45,10 +45,10 @@ class ListedPin:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """What is known of a pin besides itself.
+    """What is known of a pin beyond the `Pin` itself.
 
     Attributes:
-        tokens: of one that was restored; else none.
+        tokens: of a pin that was restored, encoded; empty for any other.
     """
 
     name: str
@@ -60,7 +60,7 @@ class NamedPins:
     """All pins of one cache, each with a name; to be used on the engine's thread.
 
     Args:
-        cache: in which they are.
+        cache: the cache that the pins are in.
         tiers: below its pool, if there are any.
     """
 
@@ -70,7 +70,7 @@ class NamedPins:
         self._named: dict[Pin, _Named] = {}
 
     def pin(self, tokens: TokenIds, namespace: str = "", ttl: float | None = None, *, by_tenant: bool = False) -> Pin:
-        """`PrefixCache.pin`, remembered. One of the same prefix from before a restart is replaced.
+        """`PrefixCache.pin`, remembered. It replaces a pin of the same prefix from before a restart.
 
         Args:
             tokens: of the prefix.
@@ -117,12 +117,12 @@ class NamedPins:
         return listed
 
     def name_of(self, pin: Pin) -> str | None:
-        """As in `ListedPin`; None: it is released, or of another cache."""
+        """The pin's name, as in `ListedPin`; None: it is released, or belongs to another cache."""
         named = self._named.get(pin)
         return None if named is None or pin.released else named.name
 
     def release_named(self, name: str) -> bool:
-        """Release one of those that `listed` names; False: there is none of that name."""
+        """Release a pin that `listed` returns; False: there is none of that name."""
         for pin, named in list(self._named.items()):
             if named.name == name and not named.by_tenant and not pin.released:
                 self.release(pin)
@@ -133,11 +133,11 @@ class NamedPins:
         )
 
     def restore(self, request: Request, keep: Callable[[str, str, NDArray[np.int32], float], object]) -> None:
-        """A request has used its prompt: pins from before a restart that are a part of it come into force.
+        """A request has used its prompt: put pins from before a restart into force whose prefixes the prompt begins with.
 
         Args:
-            request: that has been answered.
-            keep: `TenantPins.keep`, by which a tenant's pins come within its bounds.
+            request: it has been answered.
+            keep: `TenantPins.keep`, which holds a tenant's pins to the tenant's limits.
         """
         stored = self._stored
         if stored is None or self._tiers is None or not stored.waiting():
@@ -170,12 +170,12 @@ class NamedPins:
         try:
             pin = self.cache.pin(tokens, namespace, ttl)
         except PinQuotaExceeded:
-            return  # other pins fill the quota: it stays stored, and is tried again
+            return  # other pins fill the quota: this one stays stored, and is tried again
         stored.comes_into_force(waiting.name)
         self._named[pin] = _Named(waiting.name, by_tenant=False, tokens=waiting.tokens)
 
     def _replace(self, stored: StoredPins, digest: bytes, namespace: str, tokens: bytes, by_tenant: bool) -> None:
-        """What pins the same at each start of its process should not have one more pin after each."""
+        """Drop older pins of the same prefix: a program that pins it at each start must not accumulate pins."""
         for pin, named in list(self._named.items()):
             if named.tokens == tokens and named.by_tenant == by_tenant and pin.namespace == namespace:
                 self.release(pin)
@@ -184,7 +184,7 @@ class NamedPins:
                 stored.remove(waiting.name)
 
     def _forget_released(self) -> None:
-        """Drop what was released, has expired, or was cleared with the cache."""
+        """Forget pins that were released, have expired, or were cleared with the cache."""
         active = set(self.cache.pins())
         for pin in [pin for pin in self._named if pin not in active]:
             name = self._named.pop(pin).name

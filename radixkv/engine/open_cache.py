@@ -23,11 +23,11 @@ _MIN_EVENTS = 100_000
 
 @dataclass(slots=True)
 class OpenCache:
-    """A cache that is in use, until it is closed.
+    """A cache with what belongs to it, in use until it is closed.
 
     Attributes:
         cache: of the pool's blocks.
-        index: of the tokens in its tree, where drafts are taken from it; else None.
+        index: of the tokens in its tree, from which drafts are taken; None: there are no drafts.
         tiers: below the pool; None: there are none.
         publisher: of its events; None: they are not published, or not any longer.
     """
@@ -43,7 +43,7 @@ class OpenCache:
             self.publisher.publish(self.cache.events)
 
     def close(self, grace_seconds: float) -> None:
-        """Close the tiers, and then the publisher, which gets their last events. The cache by itself can still be used.
+        """Close the tiers, and then the publisher, which gets their last events. The cache itself can still be used.
 
         Args:
             grace_seconds: for the tiers to write what is queued.
@@ -60,9 +60,9 @@ def open_cache(config: EngineConfig, loaded: LoadedModel, pool: KVPool, prefill_
     """Make the cache of a pool's blocks, and open its tiers and its publisher.
 
     Args:
-        config: asks for them.
+        config: says what to open.
         loaded: the model.
-        pool: whose blocks are cached.
+        pool: the pool whose blocks are cached.
         prefill_rate: the engine's.
 
     Raises:
@@ -72,7 +72,8 @@ def open_cache(config: EngineConfig, loaded: LoadedModel, pool: KVPool, prefill_
     publisher = open_publisher(config)
     events = None
     if publisher is not None:
-        # Published after each step and each clearing, which change a block's state a few times at most: none is dropped.
+        # Events are published after each step and each clearing, which change a block's state a few times at most: none are
+        # dropped.
         max_events = max(_MIN_EVENTS, 8 * num_blocks)
         events = EventLog(max_events, medium="CPU" if loaded.device.type == "cpu" else "GPU")
     index = None if config.speculation is None else TreeIndex(num_blocks, pool.block_size)

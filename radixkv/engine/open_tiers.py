@@ -30,7 +30,7 @@ from radixkv.tiers.tier import Tier
 from radixkv.tiers.tier_events import TierEvents
 from radixkv_cpu import library, read_records
 
-# What events call tiers, in the terms of vLLM and of Dynamo: a CPU's pool is "CPU" itself.
+# Names of tiers in events, as in vLLM and Dynamo. Where the pool is in host memory, it takes the name "CPU" itself.
 _HOST_MEDIUM = "CPU"
 _HOST_MEDIUM_BELOW_CPU = "CPU_PINNED"
 _DISK_MEDIUM = "DISK"
@@ -47,10 +47,10 @@ def open_tiers(
     """Open all tiers, the nearest first: host memory, the disk, the shared store, and those that were given.
 
     Args:
-        config: asks for them.
+        config: says which.
         loaded: the model.
         cache: of the engine.
-        pool: below which they are.
+        pool: of the engine; the tiers are below it.
         prefill_rate: the engine's.
         publish: takes events of what host memory and the disk hold; any thread calls it. None: none are recorded.
 
@@ -59,8 +59,8 @@ def open_tiers(
         OSError: a file of a key or a secret cannot be read.
         StoreInUseError: another process writes to the folder.
         TypeError: one of ``tiers`` is not a `Tier`.
-        ValueError: a folder is a file, a size does not suffice for one block, a file holds no key, or a server is shared
-            without a secret.
+        ValueError: a folder is a file, a size is too small for one block, a file holds no key, or a server is shared without
+            a secret.
     """
     for tier in config.tiers:
         if not isinstance(tier, Tier):
@@ -79,7 +79,7 @@ def open_tiers(
         read_only=config.disk_cache_read_only,
     )
     opened = OpenTiers(events=None if publish is None else TierEvents(pool.block_size, publish))
-    with ExitStack() as stack:  # of several, the first are closed if a later one cannot be opened
+    with ExitStack() as stack:  # if a tier cannot be opened, those before it are closed
         if config.host_cache_size is not None:
             _open_host_tier(opened, config.host_cache_size, pool.block_nbytes, on_gpu=loaded.device.type == "cuda")
         if config.disk_cache is not None:
@@ -94,7 +94,7 @@ def open_tiers(
 
 
 def _store_key(config: EngineConfig) -> bytes | None:
-    """The key of what is stored outside this process; None: there is none."""
+    """The key that encrypts what is stored outside this process; None: there is none."""
     if config.disk_cache is None and config.shared_cache is None:
         return None
     key = read_key(None if config.store_key_file is None else Path(config.store_key_file))

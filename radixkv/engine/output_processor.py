@@ -21,11 +21,11 @@ from radixkv.scheduling.scheduler import Scheduler
 
 
 class Processed(NamedTuple):
-    """What a batch brought.
+    """The outcome of a batch.
 
     Attributes:
         touched: the requests that got tokens or ended, some more than once.
-        changed: those of them that may have ended or failed, likewise.
+        changed: those of them that may have ended or failed; likewise, some more than once.
     """
 
     touched: list[Request]
@@ -33,7 +33,7 @@ class Processed(NamedTuple):
 
 
 class OutputProcessor:
-    """Processes batches for one engine, whose parts it is given.
+    """Processes the batches of one engine.
 
     Args:
         scheduler: of the engine.
@@ -49,7 +49,7 @@ class OutputProcessor:
         self._decode = decode
 
     def begin_step(self) -> None:
-        """What follows is computed, and processed if it needs the host, in one step."""
+        """A step begins: what it computes, and processes if that needs the host, is timed from now."""
         self._step_began = self._clock()
 
     def process(self, batch: Batch) -> Processed:
@@ -67,7 +67,7 @@ class OutputProcessor:
         """Charge tenants for the time that their grammars took from all others, and fail the requests that took too much.
 
         Args:
-            num_right: the drafted tokens of the batch that were right.
+            num_right: how many drafted tokens of the batch were right.
         """
         budgets = {
             request: request.grammar.budget
@@ -78,7 +78,7 @@ class OutputProcessor:
         if not budgets:
             return
         scheduler = self._scheduler
-        if scheduler.running or scheduler.waiting:  # otherwise no counter is compared with another
+        if scheduler.running or scheduler.waiting:  # otherwise no tenant's counter is compared with another's
             num_generated = sum(chunk.completes for chunk in batch.chunks)
             num_computed = sum(chunk.num_tokens for chunk in batch.chunks) - num_generated
             served = COMPUTED_TOKEN_COST * num_computed + GENERATED_TOKEN_COST * (num_generated + num_right)
@@ -111,7 +111,7 @@ class OutputProcessor:
             drawn = range(row, row + 1 + len(draft))
             row = drawn.stop
             if sequence.table is None:
-                continue  # it had ended, or was aborted, when this batch was already launched
+                continue  # it ended, or was aborted, after this batch was launched
             request = sequence.request
             processed.touched.append(request)
             if host_tokens is not None:
@@ -119,7 +119,7 @@ class OutputProcessor:
             else:
                 append_token(sequence, token_ids[drawn.start])
             if sequence.num_placeholders:
-                # The following batch computed this token, which was not known then.
+                # The following batch has computed this token, without its id being known on the host.
                 self._blocks.publish_at_block_boundary(sequence)
             if request.metrics.first_token_time is None:
                 request.metrics.first_token_time = now
@@ -133,7 +133,7 @@ class OutputProcessor:
         return total_right
 
     def _append_drawn(self, sequence: TokenSequence, drawn: Sequence[SampledToken], draft: Sequence[int]) -> int:
-        """Append the token that was drawn next, and as many more as drafts proved right: what followed them was computed.
+        """Append the next drawn token and, for each draft that it proves right, the one that was drawn behind that draft.
 
         Returns:
             How many were right.

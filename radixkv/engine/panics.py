@@ -1,4 +1,4 @@
-"""A panic in Rust code (tokenizers, grammars) reaches Python as a `BaseException`."""
+"""Panics of Rust code (tokenizers, grammars), which reach Python as a `BaseException`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large the pool of keys and values is, and how the runner comes to use it."""
+"""Chooses the size of the pool of keys and values, makes it, and has the runner use it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from radixkv.sizes import parse_size
 def set_up_pool(
     runner: ModelRunner, loaded: LoadedModel, config: ResolvedEngineConfig, element_type: torch.dtype
 ) -> KVPool:
-    """Make the pool that ``config`` asks for, of as many blocks as fit where it does not say, and have the runner use it.
+    """Make the pool that ``config`` asks for, by default of as many blocks as fit, and have the runner use it.
 
     Args:
         runner: of the model.
@@ -41,7 +41,7 @@ def set_up_pool(
     if config.kv_cache_dtype == "fp8":
         scales = calibrate_kv_scales(runner, loaded, config.attention_backend, block_size)
 
-    # Whatever the pool: how many blocks fit depends on what a step and its graphs take.
+    # These do not depend on the pool: how many blocks fit depends on the memory that a step and its graphs take.
     limits = BatchLimits(config.max_num_seqs, loaded.model_length, max_draft_rows(config))
 
     def use_pool(num_blocks: int) -> KVPool:
@@ -76,7 +76,7 @@ def set_up_pool(
 
 
 def with_length_in_pool(loaded: LoadedModel, pool: KVPool) -> LoadedModel:
-    """The model with the length of the sequences that an otherwise empty pool has room for, and rotating as that asks for."""
+    """The model, with its length limited to what an empty pool has room for, and rotary factors for that length."""
     # The last generated token is never computed and takes no slot.
     length = min(loaded.model_length, pool.num_blocks * pool.block_size + 1)
     return replace(loaded, max_model_len=length, rope_factors=choose_factors(loaded.model, length))

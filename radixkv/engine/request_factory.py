@@ -1,4 +1,4 @@
-"""Makes the engine's requests: what a caller asks for, validated and completed by what the model and the engine say."""
+"""Makes the engine's requests: validates what a caller asks for, and completes it from the model and the engine's options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from radixkv.scheduling.request_validation import Capacity, validate_capacity, v
 
 
 class RequestFactory:
-    """Makes requests for one engine, changing nothing of it: any thread may call it while another one steps.
+    """Makes requests for one engine without changing it: any thread may call this while another one steps.
 
     Args:
         loaded: the engine's model.
@@ -52,14 +52,14 @@ class RequestFactory:
             prompt: its ``answer_form`` is part of ``params`` already (`with_answer_form`).
             params: how to sample, or search.
             priority: lower values are admitted earlier, preempted later and, with the policy "priority", evicted later.
-            tenant: on whose behalf: tenants share fairly (see `radixkv.scheduling.fair_shares`), and a priority is one among
-                its tenant's own requests.
+            tenant: on whose behalf: tenants share fairly (see `radixkv.scheduling.fair_shares`), and a priority ranks
+                requests only against others of the same tenant.
             bad_words: the token ids of the parameters' ``bad_words``, from `encode_bad_words`; None: encoded here.
 
         Raises:
             ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is not a whole number,
-                ``tenant`` is not a string, no answer can be what ``structured_outputs`` asks for, or the prompt's ``resume``
-                is of other answers.
+                ``tenant`` is not a string, no answer can satisfy ``structured_outputs``, or the prompt's ``resume`` does not
+                belong to this request.
             PromptTooLongError: the prompt leaves no room for a token in the model's length.
             RequestTooLargeError: more sequences, or blocks for several of them, than there are.
         """

@@ -11,7 +11,7 @@ from radixkv.scheduling.request import Request, TokenSequence
 
 
 def request_output(request: Request) -> RequestOutput:
-    """All that was generated so far; of answers that were begun elsewhere, what was generated here."""
+    """All that was generated so far; for answers that were begun elsewhere, all that was generated here."""
     return _output(
         request,
         [_completion(s, _text(s), s.output_token_ids[s.num_resumed :], s.num_resumed) for s in request.sequences],

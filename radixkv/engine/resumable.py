@@ -1,4 +1,4 @@
-"""Which answers can be continued elsewhere, as far as that shows without the model."""
+"""Which answers can be continued elsewhere, as far as can be told without the model."""
 
 from __future__ import annotations
 

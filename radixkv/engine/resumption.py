@@ -1,4 +1,4 @@
-"""Answers that were begun elsewhere and go on here, at the token where they stopped.
+"""Resumes answers that were begun elsewhere, at the token where they stopped.
 
 A token depends on the tokens before it, the request's seed, the sample and the position, and on nothing that an engine keeps
 (`radixkv.sampling.sampler`). So the tokens are enough: replayed in order, they bring the grammar, the penalties, the
@@ -20,17 +20,17 @@ from radixkv.scheduling.request import Request, TokenSequence
 
 
 def resume_sequences(request: Request, outputs: Sequence[CompletionOutput], tokenizer: Any, vocab_size: int) -> None:
-    """Give a request that was not added yet the sequences that ``outputs`` describe; none where nothing was generated.
+    """Give a request that is not added yet the sequences that ``outputs`` describe; none if nothing was generated.
 
     Args:
-        request: what the answers are to.
-        outputs: of each sample, in any order, what was received of it: its token ids, its cumulative log-probability where
-            log-probabilities are asked for, and, where it has ended, why. (The text follows from the tokens.)
+        request: the one that the answers belong to.
+        outputs: for each sample, in any order, what was received of it: its token ids, its cumulative log-probability if
+            log-probabilities are asked for, and, if it has ended, why. (The text follows from the tokens.)
         tokenizer: None: the model has none.
         vocab_size: of the model.
 
     Raises:
-        TypeError, ValueError: the request cannot be resumed, or the outputs are not of its samples.
+        TypeError, ValueError: the request cannot be resumed, or the outputs do not match its samples.
     """
     params = request.params
     if not isinstance(params, SamplingParams):

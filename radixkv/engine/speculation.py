@@ -28,10 +28,11 @@ from radixkv.scheduling.sequence_blocks import SequenceBlocks
 
 _log = logging.getLogger(__name__)
 
-# Where steps are launched before the last one's tokens are known, drafters are asked at least once in so many steps.
+# Where steps are launched before the last one's tokens are known, drafters are asked at least once in this many steps.
 _ASKED_EVERY = 16
 # Among this many sequences or more, one whose drafts were wrong more than `_MAX_WRONG` times is asked about in one step of 2,
-# 4, 8 or 16, doubling with each further miss; a hit cancels two misses. All in the same steps, so that few carry drafts.
+# 4, 8 or 16, doubling with each further miss; a hit cancels two misses. The steps are the same for all such sequences, so
+# that few steps carry drafts.
 _MANY_SEQUENCES = 5
 _MAX_WRONG = 3
 _MOST_SKIPPED = 4
@@ -41,7 +42,7 @@ _WORTH_WAITING = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A sequence's best draft, of which as many tokens are verified as are worth it."""
+    """A sequence's best draft. As many of its tokens are verified as are worth their time."""
 
     sequence: TokenSequence
     source: str
@@ -51,7 +52,7 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A sequence that was asked about, and its length before."""
+    """A sequence that drafters were asked about, and its length before the step."""
 
     sequence: TokenSequence
     num_tokens: int
@@ -61,10 +62,10 @@ class Speculator:
     """Drafts for the batches of one engine.
 
     Args:
-        drafters: asked in this order; of drafts that promise as much, the first is taken.
+        drafters: asked in this order; of equally promising drafts, the first is taken.
         blocks: of the sequences.
         max_tokens: of a draft.
-        max_rows: that drafts may add to a batch.
+        max_rows: rows that drafts may add to a batch.
         max_batched_tokens: of a batch.
         vocab_size: drafted ids are below this.
         clock: seconds.
@@ -105,7 +106,7 @@ class Speculator:
     def wants_tokens(self, batch: Batch) -> bool:
         """Whether the tokens of a batch in flight should be fetched before the next step, because drafts may follow them.
 
-        So it is while what was drafted last seems good. Else, now and then: drafters see no token that is in flight.
+        True while the latest drafts seem good, and now and then otherwise: drafters see no token that is in flight.
         """
         self._num_unasked += 1
         if self._num_unasked >= _ASKED_EVERY:
@@ -129,7 +130,7 @@ class Speculator:
         for group, sequence, _, completes in batch.chunks:
             drafts = sequence.drafts
             if drafts is not None and not asks_all and self._num_steps % _interval(drafts):
-                drafts.proposed.clear()  # good or not: it is not this turn's, and no step should wait for what follows it
+                drafts.proposed.clear()  # however good: it is out of date, and no step should wait for what follows it
                 continue
             request = group.request
             state = sequence.sampling
@@ -173,11 +174,11 @@ class Speculator:
         self._pending = []
 
     def landed(self, batch: Batch | None, following: Batch) -> None:
-        """Learn how long a batch took that was launched ahead and is processed now: since the one before it was.
+        """Learn how long a batch took that was launched ahead and is processed now: the time since the one before it was.
 
         Args:
-            batch: without drafts; None: nothing was in flight, so that the time since then was idle.
-            following: launched meanwhile; empty: nothing was.
+            batch: without drafts; None: nothing was in flight, so the time until now was idle.
+            following: the batch launched meanwhile; empty: none was.
         """
         now = self._clock()
         if batch is None:
@@ -188,7 +189,7 @@ class Speculator:
         self._landed = now if following.chunks else None
 
     def _best(self, sequence: TokenSequence, drafts: SequenceDrafts, most: int) -> _Candidate | None:
-        """Ask every drafter; the draft of which the most tokens can be expected to be right."""
+        """Ask every drafter, and return the draft with the most tokens that can be expected to be right."""
         best, expected = None, 0.0
         for drafter in self._drafters:
             draft = self._ask(drafter, drafts.context, most)
@@ -209,7 +210,7 @@ class Speculator:
             draft = drafter.draft(context, most)
             if not isinstance(draft, Draft):
                 raise TypeError(f"expected a Draft, got {draft!r:.80}")
-            # A list from here on, whatever it was: nothing that is done with it later may raise.
+            # A list from here on, whatever it was before: nothing done with it later may raise.
             token_ids, strength = [index(token_id) for token_id in draft.token_ids], index(draft.strength)
             if len(token_ids) > most:
                 raise ValueError(f"expected at most {most} tokens, got {len(token_ids)}")
@@ -243,7 +244,7 @@ class Speculator:
 
     @staticmethod
     def _useful(sequence: TokenSequence, token_ids: Sequence[int]) -> Sequence[int]:
-        """Without what cannot be accepted: tokens that end the answer, which the row before them draws, and what follows."""
+        """The draft up to a token that ends the answer, which the row before it draws, or that the grammar does not allow."""
         state = sequence.sampling
         assert state is not None
         ends = sequence.request.end_token_ids | state.params.end_token_ids
@@ -256,7 +257,7 @@ class Speculator:
         return token_ids
 
     def _choose(self, batch: Batch, candidates: list[_Candidate]) -> None:
-        """As many rows as are worth their time, and as there are blocks for."""
+        """Give the batch as many rows for drafts as are worth their time, and as there are blocks for."""
         rates = [candidate.rate for candidate in candidates]
         sizes = [len(candidate.token_ids) for candidate in candidates]
         num_sampled = sum(chunk.completes for chunk in batch.chunks)
@@ -280,5 +281,5 @@ class Speculator:
 
 
 def _interval(drafts: SequenceDrafts) -> int:
-    """In one of how many steps a sequence is asked about, among many."""
+    """Among many sequences, this one is asked about once in how many steps."""
     return 1 << max(drafts.num_wrong - _MAX_WRONG, 0)

@@ -12,7 +12,7 @@ from radixkv.drafting.tree_index import TreeIndex
 from radixkv.engine.speculation import Speculator
 from radixkv.scheduling.sequence_blocks import SequenceBlocks
 
-# Rows that drafts may add to a step, for each sequence that it may have: each takes a row of logits.
+# Rows that drafts may add to a step, per sequence that it may have; each takes a row of logits.
 _MAX_DRAFTS_PER_SEQUENCE = 4
 
 
@@ -50,7 +50,7 @@ def make_speculator(
         clock: in seconds.
 
     Raises:
-        TypeError: a drafter is none.
+        TypeError: a drafter is not a `Drafter`.
         ValueError: a drafter has no name.
     """
     for drafter in config.drafters:

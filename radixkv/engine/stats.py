@@ -26,19 +26,19 @@ class EngineStats:
     """The engine between two steps.
 
     Attributes:
-        num_running: requests of which at least one sequence runs.
-        num_waiting: requests of which none does.
+        num_running: requests with at least one running sequence.
+        num_waiting: requests with none.
         num_preemptions, num_steps: since the engine was made.
         num_blocks: all blocks: free, evictable (only the cache has them) and in use.
         last_batch: the sequences and tokens of the latest step.
         cache: the cache's own counters.
         drafts: drafted and accepted tokens by source, since the engine was made.
         tiers: what has happened below the pool; None where there are no tiers.
-        num_queued_tokens: prompt tokens that are still to be computed. Of a waiting prompt those count that were not cached
-            when it was looked up last.
-        num_queued: groups of sequences whose prompts these are of: waiting ones, and those whose prompts are in progress.
+        num_queued_tokens: prompt tokens that are still to be computed. A waiting prompt counts with those that were not
+            cached when it was last looked up.
+        num_queued: groups of sequences with such tokens: those waiting, and those whose prompts are in progress.
         num_decoding: running groups whose prompts are computed.
-        prefill_seconds_per_token: what a prompt token takes, see `PrefillRate`; None: not known yet.
+        prefill_seconds_per_token: how long a prompt token takes, see `PrefillRate`; None: not known yet.
     """
 
     num_running: int

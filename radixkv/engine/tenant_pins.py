@@ -14,19 +14,19 @@ from radixkv.cache.tokens import TOKEN_BYTES, decode, encode
 from radixkv.engine.named_pins import NamedPins
 
 MAX_PINS = 64
-# One tenant's part of the blocks that may be pinned at all, which are half of the cache's by default.
+# One tenant's share of the blocks that may be pinned in all, which are half of the cache's by default.
 _TENANT_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Prefix:
-    """Whole blocks of tokens, encoded. In order, one that others continue stands right before the first of them."""
+    """Whole blocks of tokens, encoded. Sorted, a prefix stands right before the first one that continues it."""
 
     namespace: str
     tokens: bytes
 
     def is_continued_by(self, other: _Prefix) -> bool:
-        """Whether all of it is in the other one."""
+        """Whether the other prefix begins with this one."""
         return self.namespace == other.namespace and other.tokens.startswith(self.tokens)
 
 
@@ -40,17 +40,17 @@ class _Kept:
 
 
 class TenantPins:
-    """The pins of one cache by tenant, whichever way they were asked for. To be used on the engine's thread.
+    """The pins of one cache by tenant, however they were asked for. To be used on the engine's thread.
 
-    A tenant may have `MAX_PINS` pins, and a quarter of the blocks that may be pinned at all; for more than that, its own
-    oldest pins are released. Where all tenants together have pinned what may be pinned at all, the one with the most gives up
-    its oldest pins to one with less. Where there is still no room, nobody gives up anything.
+    A tenant may have `MAX_PINS` pins, and a quarter of the blocks that may be pinned in all; beyond that, its own oldest pins
+    are released. When all tenants together have used up the blocks that may be pinned, the tenant with the most gives up its
+    oldest pins to one with fewer. If there is still no room, nobody gives up anything.
 
-    A pin that continues an earlier one, as the turns of a chat do, takes its place unless that one lives longer; then the
-    blocks of both count once. Of pins that branch, blocks that they share count twice.
+    A pin that continues an earlier one, as the turns of a chat do, replaces it, unless the earlier one lives longer; then
+    their common blocks count once. Blocks that are shared by pins which branch count twice.
 
     Args:
-        pins: all pins of the cache in which they are.
+        pins: all pins of the cache.
     """
 
     def __init__(self, pins: NamedPins) -> None:
@@ -69,13 +69,13 @@ class TenantPins:
             ttl: seconds for which it is kept.
 
         Returns:
-            How many of its tokens are kept: whole blocks, and no more than the tenant may have; 0 where there is no room, or
+            How many of its tokens are kept: whole blocks, and no more than the tenant may have; 0 if there is no room, or
             nothing of it is cached.
         """
         cache = self._cache
         self._forget_released()
         max_blocks = int(cache.max_pinned_blocks * _TENANT_SHARE)
-        # For what is not cached, no other pin is given up.
+        # Only cached blocks count: no other pin is given up for blocks that are not.
         num_blocks = min(cache.match(token_ids, namespace) // cache.block_size, max_blocks)
         if num_blocks == 0:
             return 0
@@ -95,14 +95,14 @@ class TenantPins:
             for owner, kept in reversed(released):
                 self._pin_again(owner, kept)
             return 0
-        # Released when the new pin is there: the blocks that they share count once for the cache.
+        # Released only once the new pin is there, since the cache counts shared blocks once.
         for kept in covered:
             self._release(tenant, kept)
         self._kept.setdefault(tenant, []).append(_Kept(pin, new, expires_at))
         return pin.num_tokens
 
     def _too_much(self, own: list[_Kept], new: _Prefix, max_blocks: int) -> list[_Kept]:
-        """Which of a tenant's pins have no room beside a new prefix: the oldest of those that no other one continues."""
+        """Which of a tenant's pins must make room for a new prefix: the oldest of those that no other one continues."""
         left = own.copy()
         while len(left) >= MAX_PINS or self._num_blocks([new, *(kept.prefix for kept in left)]) > max_blocks:
             for kept in left:
@@ -115,7 +115,7 @@ class TenantPins:
         return [kept for kept in own if kept not in left]
 
     def _pin(self, tenant: str, new: _Prefix, ttl: float, released: list[tuple[str, _Kept]]) -> Pin | None:
-        """The pin, for which tenants with more may lose some of theirs; None: no tenant has more."""
+        """Pin the prefix, releasing pins of tenants with more blocks if needed; None: no tenant has more."""
         tokens = decode(new.tokens)
         num_blocks = self._num_blocks([new, *(kept.prefix for kept in self._kept.get(tenant, []))])
         while True:
@@ -130,7 +130,7 @@ class TenantPins:
                 released.append((greediest, oldest))
 
     def _forget_released(self) -> None:
-        """Drop what has expired, or was cleared with the cache."""
+        """Forget pins that have expired, or were cleared with the cache."""
         active = set(self._cache.pins())
         kept = {tenant: [kept for kept in own if kept.pin in active] for tenant, own in self._kept.items()}
         self._kept = {tenant: own for tenant, own in kept.items() if own}
@@ -140,7 +140,7 @@ class TenantPins:
         self._kept[tenant].remove(kept)
 
     def _pin_again(self, tenant: str, kept: _Kept) -> None:
-        """As the oldest. Nothing was evicted since it was released, and what may be pinned has room for it again."""
+        """Restore a released pin as the oldest: nothing was evicted since, and there is room for it again."""
         prefix, ttl = kept.prefix, kept.expires_at - self._cache.now()
         if ttl > 0:
             pin = self._pins.pin(decode(prefix.tokens), prefix.namespace, ttl, by_tenant=True)
@@ -150,7 +150,7 @@ class TenantPins:
         return self._num_blocks(kept.prefix for kept in self._kept[tenant])
 
     def _num_blocks(self, prefixes: Iterable[_Prefix]) -> int:
-        """Blocks of all of them, where one that another continues adds none."""
+        """The blocks of all prefixes, where one that another continues adds none."""
         ordered = sorted(prefixes)
         ends = (
             prefix

@@ -1,4 +1,4 @@
-"""Recording a trace without any text or token: salted hashes, lengths and times.
+"""Records a trace of requests without any text or token: salted hashes, lengths and times.
 
 The salt is drawn anew for each recording and never stored, so a trace cannot be searched for a known prompt.
 """
@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 class TraceRecorder:
     """Writes one line per request to a file that `radixkv simulate` reads.
 
-    If the file cannot be written later on (a full disk), it warns and records nothing more: requests go on.
+    If the file cannot be written later on (a full disk), it warns and records nothing more; requests go on.
 
     Args:
-        path: a new file; a trace that is there already is renamed first, to PATH.1 or the next number that is free.
+        path: a new file; a trace that is there already is first renamed to PATH.1, or to the next free number.
         block_size: tokens per block.
 
     Raises:
@@ -72,7 +72,7 @@ class TraceRecorder:
         before = self._salt + namespace.encode()
         names = []
         for stop in range(size, len(tokens) + 1, size):
-            # 128 bits: chained hashes of 64 would be salted by no more than that after the first block.
+            # Not the cache's chained hashes: after the first block, those would carry no more than 64 bits of the salt.
             before = xxhash.xxh3_128_digest(before + self._salt + tokens[stop - size : stop].tobytes())
             names.append(int.from_bytes(before[:6], "little"))
         num_prompt_blocks = len(prompt) // size
@@ -89,7 +89,7 @@ class TraceRecorder:
             self._write(fields)
         except OSError as error:
             _log.warning("record_trace: %s cannot be written (%s); nothing more is recorded", self._path, error)
-            with suppress(OSError):  # of what it has not written yet
+            with suppress(OSError):  # from flushing what is not written yet
                 self.close()
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class TraceRecorder:
 
 
 def _put_aside(path: Path) -> None:
-    """Rename a file with something in it; nothing else, such as a pipe.
+    """Rename a regular file that is not empty; leave anything else, such as a pipe, as it is.
 
     Raises:
         OSError: it cannot be renamed.
@@ -130,7 +130,7 @@ def _put_aside(path: Path) -> None:
 
 
 def _new_file(path: Path) -> Path:
-    """An empty file that was not there, with the next free number behind a path."""
+    """Create an empty file, named by the path and the next free number."""
     number = 1
     while True:
         try:

@@ -26,7 +26,7 @@ class UnfinishedRequests:
         self._scheduler = scheduler
         self._recorder = recorder
         self._by_id: dict[str, Request] = {}
-        self._ended_elsewhere: list[Request] = []  # resumed where nothing is left to generate; the next step ends them
+        self._ended_elsewhere: list[Request] = []  # resumed with nothing left to generate; the next step ends them
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -49,7 +49,7 @@ class UnfinishedRequests:
         self._by_id[request.request_id] = request
 
     def add_ended_elsewhere(self, request: Request) -> None:
-        """An added request has nothing left to generate: `finish_ended_elsewhere` ends it."""
+        """Note that an added request has nothing left to generate: `finish_ended_elsewhere` ends it."""
         self._ended_elsewhere.append(request)
 
     def finish_ended_elsewhere(self) -> list[Request]:

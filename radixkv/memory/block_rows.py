@@ -1,6 +1,6 @@
-"""Blocks of a pool as rows of bytes: what tiers below it keep.
+"""Blocks of a pool as rows of bytes, as the tiers below it keep them.
 
-A row is, layer by layer, the block's keys and its values as they are stored, so a pool in fp8 has rows of half the size::
+A row has, layer by layer, the block's keys and values as they are stored, so a pool in fp8 has rows of half the size::
 
     | keys of layer 0 | values of layer 0 | keys of layer 1 | ...
 """
@@ -24,7 +24,7 @@ from radixkv_cpu import BlockParts, library
 
 Index = slice | NDArray[np.int32]
 
-# Blocks of which a copy by slices is faster than one by indices.
+# Average length of runs from which a copy by slices is faster than one by indices.
 _SHORTEST_RUN = 4
 
 
@@ -43,10 +43,11 @@ class BlockRows(PoolRows):
         self._device = tensors[0].device
         self.nbytes: int = self._stops[-1]
         self.num_blocks = pool.num_blocks
-        # What rows are copied in: of eight bytes, scattered ones take half as long as of one; a GPU needs a thread for each.
+        # The unit of copies: scattered rows take half as long in words of eight bytes as in bytes, and a GPU needs a thread
+        # for each word.
         self._word = np.dtype(np.int64 if all(stop % 8 == 0 for stop in self._stops) else np.uint8)
         self._device_rows = [rows.view(_device_word(self._word)) for rows in self._rows]
-        # For a pool on the host: each tensor as rows of words, and where they are in a row of all.
+        # For a pool on the host: each tensor as rows of words, and its columns in the rows of all tensors.
         self._host_rows: list[tuple[NDArray[np.generic], slice]] = []
         if self._device.type != "cuda":
             starts = [0, *(stop // self._word.itemsize for stop in self._stops)]
@@ -56,13 +57,13 @@ class BlockRows(PoolRows):
         if self._device.type == "cpu" and library() is not None:
             self._parts = BlockParts(self._rows)
         self._spare = SpareRows(self.nbytes)
-        # Blocks of which `prepare` has taken the pages.
+        # Whether `prepare` has taken a block's pages.
         self._prepared = np.zeros(pool.num_blocks, dtype=bool)
 
     def read(self, block_ids: NDArray[np.int32]) -> torch.Tensor:
-        """The bytes of blocks, uint8 ``[blocks, nbytes]``, on the pool's device, as they are when what was launched has run.
+        """The bytes of blocks, uint8 ``[blocks, nbytes]``, on the pool's device, as all work launched so far leaves them.
 
-        For the thread that computes: on a CPU, its threads copy.
+        For the thread that computes: on a CPU, its computing threads copy.
 
         Args:
             block_ids: int32 ``[blocks]``.
@@ -90,12 +91,12 @@ class BlockRows(PoolRows):
         return out
 
     def release(self, data: torch.Tensor) -> None:
-        """What `read` returned is not used any more, nor what `to_host` made of it. Any thread may call."""
+        """End the use of what `read` returned, and of what `to_host` made of it. Any thread may call."""
         if not data.is_cuda:
             self._spare.give_back(data)
 
     def fence(self) -> torch.cuda.Event | None:
-        """Marks what was launched so far, for `write`; None on a CPU, where nothing runs after a call."""
+        """Mark what was launched so far, for `write`; None on a CPU, where nothing keeps running after a call."""
         if self._device.type != "cuda":
             return None
         event = torch.cuda.Event()
@@ -103,10 +104,10 @@ class BlockRows(PoolRows):
         return event
 
     def to_host(self, data: torch.Tensor, fence: torch.cuda.Event | None) -> NDArray[np.uint8]:
-        """What `read` returned, in host memory; from a GPU copied on a stream of its own.
+        """What `read` returned, in host memory; from a GPU it is copied on a separate stream.
 
         Args:
-            data: of `read`.
+            data: from `read`.
             fence: made after that call.
         """
         if fence is None:
@@ -120,7 +121,7 @@ class BlockRows(PoolRows):
         return on_host.numpy()
 
     def prepare(self, block_ids: NDArray[np.int32]) -> None:
-        """Have memory ready for blocks that `write` is to be given; nothing in them changes. Any thread may call.
+        """Prepare the memory of blocks that `write` will be given, without changing them. Any thread may call.
 
         Args:
             block_ids: int32 ``[blocks]``.
@@ -129,7 +130,7 @@ class BlockRows(PoolRows):
             return
         for _, blocks in _runs(np.sort(block_ids[~self._prepared[block_ids]])):
             if not isinstance(blocks, slice):
-                return  # scattered: it takes longer than writing does without
+                return  # scattered: preparing takes longer than writing unprepared blocks
             for rows, _ in self._host_rows:
                 part = rows[blocks]
                 take_pages(part.ctypes.data, part.nbytes)
@@ -141,8 +142,8 @@ class BlockRows(PoolRows):
         Args:
             block_ids: int32 ``[blocks]``, each once.
             data: uint8 ``[blocks, nbytes]``.
-            fence: of `fence`: what was launched before may still read or write the blocks; on a GPU they are written after
-                that, on a stream of their own, so that nothing else waits for them.
+            fence: from `fence`: what was launched before it may still use the blocks; on a GPU they are written after that,
+                on a separate stream, so that nothing else waits for them.
         """
         if isinstance(fence, torch.cuda.Event):
             self._write_on_gpu(block_ids, torch.from_numpy(data), fence)
@@ -160,7 +161,7 @@ class BlockRows(PoolRows):
         with torch.cuda.stream(stream):
             stream.wait_event(fence)
             ids = to_device(torch.from_numpy(block_ids.astype(np.int64)), self._device)
-            # One copy for all; from pinned memory it needs no help of the processor.
+            # One copy for all; from pinned memory, it does not involve the processor.
             words, start = data.to(self._device, non_blocking=True).view(_device_word(self._word)), 0
             for rows in self._device_rows:
                 stop = start + rows.shape[1]
@@ -170,10 +171,10 @@ class BlockRows(PoolRows):
 
 
 def _stream_for_copies(device: torch.device) -> torch.cuda.Stream:
-    """A stream on which nothing is launched but copies of blocks.
+    """A stream for copies of blocks alone.
 
-    torch hands out the same 32 streams of a priority in turn. Attention takes those of the usual one, and would wait behind a
-    copy; so do CUDA graphs, whose capture ends in an error if anything else runs on one of its streams.
+    torch hands out the same 32 streams of a priority in turn. Attention takes those of the default priority, and would wait
+    behind a copy; so do CUDA graphs, whose capture fails if anything else runs on one of its streams.
     """
     return torch.cuda.Stream(device, priority=-1)
 
@@ -183,7 +184,7 @@ def _device_word(word: np.dtype[Any]) -> torch.dtype:
 
 
 def _runs(block_ids: NDArray[np.int32]) -> Iterator[tuple[slice, Index]]:
-    """Consecutive ids: where they are in ``block_ids``, and the blocks. Where runs are short, all ids as they are."""
+    """Runs of consecutive ids: where each is in ``block_ids``, and its blocks. If runs are short, all ids as they are."""
     breaks = (np.flatnonzero(np.diff(block_ids) != 1) + 1).tolist()
     if len(block_ids) < _SHORTEST_RUN * len(breaks):
         yield slice(len(block_ids)), block_ids

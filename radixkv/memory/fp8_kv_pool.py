@@ -1,9 +1,9 @@
 """Keys and values as float8_e4m3fn, a byte each, with a scale per layer and key-value head.
 
-Stored is ``value / scale``, rounded to the nearest of float8's numbers and clamped to its largest, 448. Read is ``stored *
-scale``. A scale is a power of two: dividing and multiplying by it is exact, so every backend rounds alike, and what is read
-back is exact in bfloat16 and float16 too. A finer scale would gain nothing: float8 is as precise relative to a number,
-1 in 16, from ``scale / 64`` to ``448 * scale``, and absolutely precise to ``scale / 1024`` below.
+What is stored is ``value / scale``, rounded to the nearest float8 number and clamped to the largest, 448; what is read is
+``stored * scale``. A scale is a power of two: dividing and multiplying by it is exact, so every backend rounds alike, and
+what is read back is exact in bfloat16 and float16, too. A finer scale would gain nothing: the relative precision of float8 is
+the same, 1 in 16, from ``scale / 64`` to ``448 * scale``; below, its absolute precision is ``scale / 1024``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from radixkv.memory.kv_pool import KVPool, LayerShape
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 
-# Scales hold numbers so many times larger than the largest that was measured, and up to twice that. Between the
-# largest and the smallest of float8's precise numbers lies a factor of 28,672, of which 8 can be spared.
+# Scales leave room for numbers this many times larger than the largest measured, and up to twice that. float8's range of
+# full precision spans a factor of 28,672, of which 8 can be spared.
 HEADROOM = 4.0
 
 
 @dataclass(frozen=True)
 class KVScales:
-    """What stored numbers are multiplied by when they are read.
+    """The factors by which stored numbers are multiplied when they are read.
 
     Attributes:
         keys: float32 ``[kv heads]`` per layer, powers of two.
@@ -44,7 +44,7 @@ class KVScales:
 
         Args:
             keys, values: for each layer float32 ``[kv heads]``.
-            compute_dtype: what is read is converted to this type, and must be finite there.
+            compute_dtype: numbers that are read are converted to this type, and must be finite in it.
 
         Raises:
             ValueError: a number is not finite.
@@ -93,7 +93,7 @@ class Fp8KVPool(KVPool):
         super().__init__(layers, num_blocks, block_size, FP8, device)
         self._key_scales = [scale.to(device) for scale in scales.keys]
         self._value_scales = [scale.to(device) for scale in scales.values]
-        # Every float8 number in the type that is computed in, by its byte: torch's own conversion takes five times as long.
+        # Every float8 number in the compute type, indexed by its byte: torch's own conversion takes five times as long.
         bytes_ = torch.arange(256, dtype=torch.uint8, device=device)
         self._numbers = bytes_.view(FP8).to(compute_dtype)
 
@@ -104,10 +104,10 @@ class Fp8KVPool(KVPool):
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new tokens; see `KVPool.write`. Returned is what was stored, rounded."""
+        """Store new tokens; see `KVPool.write`. Returns them as stored, rounded."""
         key_scale, value_scale = self.scales(layer)
         stored_key, stored_value = _narrow(key, key_scale), _narrow(value, value_scale)
-        # As bytes: torch moves rows of these by index, not rows of float8.
+        # As bytes: torch cannot copy rows of float8 by index.
         self.key_rows[layer].view(torch.uint8).index_copy_(0, slots, stored_key.view(torch.uint8))
         self.value_rows[layer].view(torch.uint8).index_copy_(0, slots, stored_value.view(torch.uint8))
         return self._widen(stored_key, key_scale), self._widen(stored_value, value_scale)
@@ -125,12 +125,12 @@ class Fp8KVPool(KVPool):
         return self._widen(keys, key_scale), self._widen(values, value_scale)
 
     def _widen(self, stored: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """``[tokens, heads, dim]`` in the type that is computed in."""
+        """``[tokens, heads, dim]`` in the compute type."""
         index = stored.view(torch.uint8).to(torch.int32).reshape(-1)
         wide = self._numbers.index_select(0, index).view(stored.shape)
         return wide.mul_(scale.to(wide.dtype)[:, None])
 
 
 def _narrow(numbers: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """``[tokens, heads, dim]`` as float8; too large becomes the largest, which not every torch makes of it."""
+    """``[tokens, heads, dim]`` as float8; numbers too large become the largest one, which not every torch does itself."""
     return (numbers.float() / scale[:, None]).clamp_(-FP8_MAX, FP8_MAX).to(FP8)

@@ -5,8 +5,8 @@ Layout, per layer and for keys and values apart::
     [num_blocks, block_size, num_kv_heads, head_dim]
 
 With the heads inside, a run of consecutive block ids is one ``[tokens, heads, dim]`` view without a copy, and writing
-a token is one row. The rival, heads outermost, was measured on two CPU cores at the shapes of SmolLM2-135M: attention
-over one long view is 10 to 20 % faster with it, gathering scattered blocks 45 to 80 % slower; decoding many sequences
+a token is one row. The alternative, heads outermost, was measured on two CPU cores at the shapes of SmolLM2-135M: attention
+over one long view is 10 to 20 % faster with it, but gathering scattered blocks 45 to 80 % slower; decoding many sequences
 gathers, so the heads stay inside.
 """
 
@@ -66,7 +66,7 @@ class KVPool:
         self.dtype = dtype
         self.block_nbytes = block_nbytes(layers, block_size, dtype)
         # Left uninitialized: the operating system hands out pages when they are first written, so a large pool costs
-        # nothing before it is used. A slot that was not written is never read.
+        # nothing before it is used. A slot is never read before it is written.
         try:
             self.keys = [
                 torch.empty(num_blocks, block_size, s.num_kv_heads, s.key_dim, dtype=dtype, device=device)
@@ -91,7 +91,7 @@ class KVPool:
         return self.num_blocks * self.block_nbytes
 
     def scales(self, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """What stored keys and values are multiplied by, float32 ``[kv heads]``; None: they are stored as they are."""
+        """The factors of stored keys and values, float32 ``[kv heads]``; None: they are stored as they are."""
         return None, None
 
     def write(

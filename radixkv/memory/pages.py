@@ -1,6 +1,6 @@
-"""Pages of memory taken from the operating system in one call.
+"""Takes many pages of memory from the operating system in one call.
 
-Fresh memory is handed out page by page, as it is first written: each page is a page fault of the thread that writes. Taken
+Fresh memory is handed out page by page, when it is first written: each page costs the writing thread a page fault. Taken
 together beforehand, 91 MB were ready in 16 ms of processor time, where writing them page by page took 60 (an Intel Xeon,
 pages of 4 KiB).
 """
@@ -13,16 +13,16 @@ import mmap
 # Linux 5.14 or later; Python 3.11 has no name for it.
 _MADV_POPULATE_WRITE = 23
 
-# The C library's: of an address, bytes and an advice; not 0: the system refuses, and `ctypes.get_errno` says why. Calls do
-# without the interpreter's lock.
+# The C library's function of an address, a number of bytes and an advice. If the result is not 0, the system refuses, and
+# `ctypes.get_errno` says why. A call releases the interpreter's lock.
 madvise = ctypes.CDLL(None, use_errno=True).madvise
 madvise.argtypes, madvise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
 
 
 def take_pages(address: int, nbytes: int) -> None:
-    """Have the pages of some memory ready to be written; what is in them stays. Any thread may call.
+    """Make the pages of some memory ready to be written; their content stays. Any thread may call.
 
-    An older system says no: then they come when they are written, as always.
+    An older system refuses: then pages come when they are first written, as usual.
 
     Args:
         address: of the first byte.

@@ -1,4 +1,4 @@
-"""Memory for blocks on their way out of a pool on the host, used again and again."""
+"""Reusable memory for blocks on their way out of a pool on the host."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MAX_SPARE_BYTES = 128 << 20
 class SpareRows:
     """Gives out rows of bytes and takes them back; any thread may call.
 
-    Memory that comes from the system anew each time costs three times as much as the copy that it is for.
+    Taking memory from the system anew each time would cost three times as much as the copy that it is for.
 
     Args:
         nbytes: of a row.
-        max_spare_bytes: that are kept for later at most; of what is larger, nothing is.
+        max_spare_bytes: kept for later at most; memory larger than that is not kept.
     """
 
     def __init__(self, nbytes: int, max_spare_bytes: int = _MAX_SPARE_BYTES) -> None:
@@ -29,7 +29,7 @@ class SpareRows:
         self._lock = Lock()
 
     def take(self, count: int) -> torch.Tensor:
-        """So many rows, uint8 ``[count, nbytes]``, of any content."""
+        """Rows of arbitrary content, uint8 ``[count, nbytes]``."""
         size = count * self._nbytes
         with self._lock:
             fitting = [(each.nbytes(), index) for index, each in enumerate(self._spare) if each.nbytes() >= size]
@@ -46,7 +46,7 @@ class SpareRows:
         storage = rows.untyped_storage()
         if storage.nbytes() > self._max_spare_bytes:
             return
-        # Given to the system when the lock is free: that takes milliseconds, for which `take` would wait.
+        # Returned to the system after the lock is released: that takes milliseconds, for which `take` would wait.
         too_much = []
         with self._lock:
             self._spare.append(storage)

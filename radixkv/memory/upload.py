@@ -1,4 +1,4 @@
-"""Uploads from the host to the device that wait for nothing."""
+"""Uploads from the host to the device that do not wait for the device."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """The tensor on the device, without waiting for anything that runs there.
 
-    It goes through pinned memory, which torch reuses once it has been read: from other memory the driver may wait for all
-    that was launched before. On a CPU it is the tensor itself.
+    It goes through pinned memory, which torch reuses once it has been read: with other memory, the driver may wait for all
+    that was launched before. On a CPU, the result is the tensor itself.
     """
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
@@ -38,8 +38,8 @@ def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[to
 
 
 def aligned_starts(sizes: Iterable[int]) -> list[int]:
-    """Where parts of so many int32 begin in one buffer, and behind them the buffer's size.
+    """Where parts of these numbers of int32 begin in one buffer; last, the buffer's size.
 
-    Each begins on 16 bytes: for any that does not, kernels are compiled again.
+    Each part is aligned to 16 bytes: for one that is not, kernels would be compiled again.
     """
     return list(itertools.accumulate((-(-size // 4) * 4 for size in sizes), initial=0))

@@ -1,7 +1,7 @@
 """Conversations as users pass them, written by a model's chat template and converted to token ids.
 
 A message is a dictionary with ``role`` and ``content``: a string, or a list of parts ``{"type": "text", "text": ...}``, which
-are joined by line ends. The role "developer" is what OpenAI called "system" before, and what chat templates still do. The
+are joined by line ends. The role "developer" is OpenAI's newer name for "system", the name that chat templates use. The
 assistant's messages may have ``tool_calls`` in OpenAI's form, and then no content; a message of the role "tool" has the
 result of a call.
 """
@@ -87,7 +87,7 @@ def _as_template_call(call: Any) -> dict[str, Any]:
         raise ValueError(f"messages: expected a tool call with a function and its name, got {call!r:.80}")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):  # what a model wrote wrongly is shown to it as it wrote it
+        with suppress(ValueError, RecursionError):  # malformed arguments are shown to the model as it wrote them
             arguments = json.loads(arguments or "{}")
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
@@ -107,11 +107,11 @@ def render_chat(
         add_generation_prompt: end where the assistant's next message begins.
         continue_final_message: end within the last message, the assistant's, as if it were being written; only without
             ``add_generation_prompt``. (The names and meanings of vLLM and transformers.)
-        tools: those that the template describes or, where it knows none, the system message.
+        tools: to be described by the template or, if it does not support tools, in the system message.
         chat_template_kwargs: variables for the template, such as ``enable_thinking``.
 
     Raises:
-        TypeError, ValueError: the tokenizer has no chat template, it refuses the messages, or there is nothing to continue.
+        TypeError, ValueError: there is no chat template, it refuses the messages, or there is nothing to continue.
     """
     for name, value in {
         "add_generation_prompt": add_generation_prompt,
@@ -156,10 +156,10 @@ def render_chat(
 
 
 def _template_variables(tokenizer: Any, variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Variables for a template, none of which is an argument of what renders it.
+    """Variables for a template, checked not to be arguments of the function that renders it.
 
     Raises:
-        TypeError, ValueError: they are not a dictionary, or one has such a name.
+        TypeError, ValueError: they are not a dictionary, or one has the name of such an argument.
     """
     if not isinstance(variables, Mapping | None):
         raise TypeError(f"chat_template_kwargs: expected a dictionary, got {variables!r:.80}")
@@ -171,7 +171,7 @@ def _template_variables(tokenizer: Any, variables: Mapping[str, Any] | None) -> 
 
 
 def encode_rendered(text: str, loaded: TextInterface, add_special_tokens: bool = False) -> list[int]:
-    """Token ids of a text in which the chat template has already written every special token, unless some are to be added.
+    """Token ids of a text from a chat template, which has usually written all special tokens already.
 
     Raises:
         ValueError: the text is not Unicode.
@@ -194,7 +194,7 @@ def as_chat_prompts(
     """One conversation or a list of them, each as the prompt for an answer, or for more of one (see `render_chat`).
 
     Raises:
-        TypeError, ValueError: a conversation or a cache option is not possible, or there is no chat template.
+        TypeError, ValueError: a conversation or a cache option is invalid, or there is no chat template.
     """
     options = cache_options(cache_salt, cache)
     texts = [

@@ -1,13 +1,13 @@
 """Prompts as users pass them, converted to token ids.
 
-A prompt is a string, a list of token ids, or a dictionary (`TextPrompt`, `TokensPrompt`) with ``prompt`` or
-``prompt_token_ids``, or with both, which are then its text and its tokens; and optionally
+A prompt is a string, a list of token ids, or a dictionary (`TextPrompt`, `TokensPrompt`) with ``prompt`` (its text),
+``prompt_token_ids`` (its tokens) or both; and optionally
 
 - ``cache_salt``: only prompts with the same salt share cached prefixes (a tenant, a user, an adapter);
 - ``cache``: ``{"read": bool, "write": bool}``: whether to reuse what is cached, and to publish what is computed;
-- ``resume``: `CompletionOutput`, one for each of ``n``: answers that were begun, perhaps by another engine with
-  the same model, and go on where they stopped, exactly as they would have gone on there. Outputs hold only what follows.
-- ``prediction``: text that the answer is expected to be, mostly; with ``speculative_config``, its tokens are drafts.
+- ``resume``: a `CompletionOutput` for each of ``n``: answers that were begun, perhaps by another engine with the same
+  model, and go on where they stopped, exactly as they would have gone on there. Outputs hold only what is new.
+- ``prediction``: text that most of the answer is expected to equal; with ``speculative_config``, its tokens are drafts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _PromptOptions(TypedDict, total=False):
 
 
 class TextPrompt(_PromptOptions):
-    """A prompt as text, with what is said of it above."""
+    """A prompt as text, with the options that the module describes."""
 
     prompt: str
 
@@ -49,7 +49,7 @@ class TokensPrompt(_PromptOptions):
 
 PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
 _PROMPT_KEYS = frozenset({*TextPrompt.__annotations__, *TokensPrompt.__annotations__, *_PromptOptions.__annotations__})
-# Of vLLM's prompts: empty, as programs pass them with every prompt, they ask for nothing.
+# Keys of vLLM's prompts: programs pass them, empty, with every prompt, and then they ask for nothing.
 _NOTHING_IF_EMPTY = frozenset({"multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids"})
 
 
@@ -62,7 +62,7 @@ class Prompt:
         read_cache: reuse what is cached.
         write_cache: publish what is computed.
         answer_form: what the answer looks like, where it is more than text.
-        resume: what was generated of the answers already.
+        resume: what has been generated of the answers already.
         prediction: what the answer is expected to be, as token ids.
     """
 
@@ -76,7 +76,7 @@ class Prompt:
     prediction: Sequence[int] = ()
 
     def parse_answer(self, text: str) -> ParsedAnswer:
-        """The parts of a whole answer to it."""
+        """The parts of a whole answer to the prompt."""
         return ParsedAnswer(text) if self.answer_form is None else self.answer_form.parse(text)
 
 
@@ -88,10 +88,10 @@ def as_prompts(
     Args:
         prompts: texts or token ids.
         loaded: the model.
-        add_special_tokens: add to texts those that the tokenizer begins or ends one with.
+        add_special_tokens: add the tokens with which the tokenizer begins or ends a text.
 
     Raises:
-        TypeError, ValueError: a prompt is none of the forms above.
+        TypeError, ValueError: a prompt has none of the forms above.
     """
     if isinstance(prompts, bytes) or not isinstance(prompts, str | Mapping | Sequence):
         raise TypeError(
@@ -112,7 +112,7 @@ def as_mapping(prompt: Any) -> Mapping[str, Any]:
     """A prompt of any form as a dictionary.
 
     Raises:
-        TypeError: it is of none.
+        TypeError: it has none of the forms.
     """
     if isinstance(prompt, Mapping):
         return prompt
@@ -135,7 +135,7 @@ def encode(name: str, text: str, loaded: TextInterface, *, add_special_tokens: b
 
 
 def encode_bad_words(words: Sequence[str], loaded: TextInterface) -> list[list[int]]:
-    """Token ids of words that may not be generated: each as a text begins with it, and as it follows a space.
+    """Token ids of words that may not be generated: each as it begins a text, and as it follows a space.
 
     Raises:
         ValueError: a word is not Unicode, or the model has no tokenizer.
@@ -147,10 +147,10 @@ def encode_bad_words(words: Sequence[str], loaded: TextInterface) -> list[list[i
 
 
 def with_answer_form(params: _Params, form: AnswerForm | None) -> _Params:
-    """The parameters for an answer of this form: what they constrain is its content.
+    """The parameters for an answer of this form: their constraints apply to its content.
 
     Raises:
-        ValueError: a tool's schema cannot be enforced, or a beam search could not read the answer.
+        ValueError: a tool's schema cannot be enforced, or the answer has parts that a beam search could not tell apart.
     """
     if form is None:
         return params

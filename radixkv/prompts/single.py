@@ -1,4 +1,4 @@
-"""One prompt or one conversation, where either is taken."""
+"""One prompt or one conversation, for calls that accept either."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def is_prompt(prompt: Any) -> bool:
-    """Whether it is a prompt: text, token ids or a dictionary. If not, it has to be a conversation."""
+    """Whether this is a prompt: text, token ids or a dictionary. If not, it has to be a conversation."""
     return isinstance(prompt, str | Mapping) or is_token_ids(prompt)
 
 
@@ -31,7 +31,7 @@ def as_single_prompt(
         loaded: the model.
         cache_salt: only prompts with the same one share blocks; a prompt may also bring its own.
         cache: whether to read the cache, and whether to write into it.
-        chat_options: what else `as_chat_prompts` is given for a conversation.
+        chat_options: further arguments of `as_chat_prompts`, for a conversation.
 
     Raises:
         TypeError, ValueError: it is neither, or several of them.
@@ -54,7 +54,7 @@ def as_single_prompt(
 
 
 def _is_several(prompts: Sequence[Any]) -> bool:
-    """Whether it is a list of prompts, as `LLM.generate` takes it."""
+    """Whether this is a list of prompts, as `LLM.generate` takes it."""
     first = prompts[0] if len(prompts) else None
     if isinstance(first, Mapping):
         return "role" not in first and not first.keys().isdisjoint(("prompt", "prompt_token_ids"))

@@ -5,7 +5,7 @@ continuations the best ``2 x width`` are candidates; those that end among the be
 finished beams by ``score / length ** length_penalty``; the best ``width`` of the rest keep running; the search ends when no
 running beam, scored at its present length, beats the worst finished one.
 
-This module does not know blocks: from `Continuation.parent` the engine knows which tables to fork and which to close.
+This module knows nothing of blocks: `Continuation.parent` tells the engine which tables to fork and which to close.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class BeamSearch:
         max_tokens: tokens to generate at most.
         end_token_ids: tokens that end a beam.
         grammar: constrains every beam; None: unconstrained.
-        text: the text of an answer that has no tokens yet, which finds stop strings; None: there are none.
+        text: the detokenizer of an empty answer, which finds stop strings; None: there are none.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class BeamSearch:
 
     @property
     def num_generated(self) -> int:
-        """Tokens of each running beam."""
+        """How many tokens each running beam has."""
         return len(self._histories[0])
 
     def results(self) -> list[FinishedBeam]:
@@ -155,7 +155,7 @@ class BeamSearch:
         count = max(2, 1 + len(self._end_token_ids)) * width
         if self._params.temperature >= 1e-5:
             logits = logits / self._params.temperature
-        # Only the top-k of each row are needed: their log-softmax takes the row's log-sum-exp, not a new matrix.
+        # Only each row's top-k are needed: their log-softmax takes the row's log-sum-exp, but no new matrix.
         num_top = self._params.logprobs or 0
         per_beam = min(max(count, num_top), vocab_size)
         allowed = logits

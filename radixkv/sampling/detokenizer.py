@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 # What decoding yields for bytes that do not, or do not yet, form a complete character.
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
-# The number of a prompt's last tokens that the text of the first new token may depend on.
+# How many of a prompt's last tokens the text of the first new token may depend on.
 _CONTEXT_TOKENS = 5
-# So many bytes, and at most so many tokens, a character can still lack its last byte.
+# An incomplete character has at most this many bytes, and so at most this many tokens.
 _MAX_INCOMPLETE = 3
-# A window of more tokens is cut to its last few. Those must be more than an incomplete character at either end takes: the
-# first tokens' bytes may belong to a character that the cut splits, the last ones' to one that is not complete yet.
+# A window of more than `_MAX_WINDOW_TOKENS` is cut to its last few. Those must be more than an incomplete character takes at
+# either end: the first bytes may belong to a character that the cut splits, the last ones to an unfinished one.
 _MAX_WINDOW_TOKENS = 24
 _MIN_WINDOW_TOKENS = 8
 
@@ -29,7 +29,7 @@ _MAX_TOKEN_TEXTS = 1 << 18
 
 
 def token_decoder(tokenizer: Any) -> Callable[[int], str | None]:
-    """`decode_token`, each token decoded once; None where there is no tokenizer."""
+    """`decode_token` with a cache; the text is None if there is no tokenizer."""
 
     @lru_cache(maxsize=_MAX_TOKEN_TEXTS)
     def decode(token_id: int) -> str | None:
@@ -39,13 +39,13 @@ def token_decoder(tokenizer: Any) -> Callable[[int], str | None]:
 
 
 def decode_token(tokenizer: Any, token_id: int) -> str:
-    """The text of a single token as it is within a text.
+    """The text of a single token as it appears within a text.
 
-    SentencePiece-style tokenizers drop the leading space of a text, and with it that of a token which is decoded alone.
+    SentencePiece-style tokenizers drop the leading space of a text, and so that of a token which is decoded alone.
 
     Args:
         tokenizer: a transformers tokenizer.
-        token_id: special ones have a text too.
+        token_id: special tokens have a text, too.
     """
     alone: str = tokenizer.decode([token_id])
     if is_byte_level(tokenizer):
@@ -60,14 +60,14 @@ def decode_token(tokenizer: Any, token_id: int) -> str:
 
 @lru_cache(maxsize=8)  # of the tokenizers in use: they do not change
 def is_byte_level(tokenizer: Any) -> bool:
-    """Whether the characters of its tokens' names stand for bytes, as GPT-2's and derivatives' do."""
+    """Whether the characters of its tokens' names stand for bytes, as those of GPT-2 and its derivatives do."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return "ByteLevel(" in repr(getattr(backend, "decoder", None))
 
 
 @lru_cache(maxsize=8)  # of the tokenizers in use: they do not change
 def _byte_tokens(tokenizer: Any) -> Mapping[int, int]:
-    """The byte that each token of SentencePiece's byte fallback stands for (Llama 2, Mistral, Gemma); others have none."""
+    """The byte of each token of SentencePiece's byte fallback (Llama 2, Mistral, Gemma); empty for other tokenizers."""
     found: list[int | None] = tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in range(256)])
     bytes_by_token = {
         token_id: byte for byte, token_id in enumerate(found) if token_id not in (None, tokenizer.unk_token_id)
@@ -79,11 +79,12 @@ def _byte_tokens(tokenizer: Any) -> Mapping[int, int]:
 class IncrementalDetokenizer:
     """The text of one answer.
 
-    Only the last few tokens are decoded each time, however the answer goes. The text of a token can depend on those before (a
-    leading space, the bytes of one character), so a window is decoded, of which so many characters are text already::
+    Only the last few tokens are decoded each time, however long the answer is. The text of a token can depend on those before
+    it (a leading space, the bytes of one character), so a window is decoded, whose first ``num_read`` characters are text
+    already::
 
         window      a b c d e f          the tokens that are decoded; it begins with the end of the prompt
-        decoded     "...some text"       new text = what follows, but for bytes at the end that may become a character
+        decoded     "...some text"       new text = what follows, except bytes at the end that may become a character
         num_read    ────────┘
 
     The first window is the end of the prompt: SentencePiece-style tokenizers drop the leading space of a text, and an answer
@@ -92,9 +93,9 @@ class IncrementalDetokenizer:
 
     Without stop strings, tokens are decoded when the text is read, all at once.
 
-    Byte fallback decodes a run of bytes to nothing but replacement characters if one of them is missing at its end. So bytes
-    join the window as whole characters; until then they are kept apart, and what never becomes one is a replacement
-    character for each.
+    Byte fallback decodes a whole run of bytes to replacement characters if its last character is incomplete. So bytes join
+    the window as whole characters; until then they are kept apart, and each byte that never becomes part of one becomes a
+    replacement character.
 
     Args:
         tokenizer: a transformers tokenizer.
@@ -176,13 +177,13 @@ class IncrementalDetokenizer:
         return piece
 
     def _read_tokens(self) -> None:
-        """Make text of all tokens that are not yet; `append` does so if there are stop strings."""
+        """Decode all tokens that are not yet text; with stop strings, `append` has done so already."""
         if self._unread and not self._complete:
             self._append_text(self._read(self._unread), may_stop=False)
             self._unread = []
 
     def _read(self, token_ids: Sequence[int]) -> str:
-        """The text that follows from more tokens, without bytes at its end that may become a character."""
+        """The text that more tokens add, without bytes at its end that may become a character."""
         if not self._byte_tokens:
             return self._read_into_window(token_ids)
         text = ""
@@ -194,7 +195,7 @@ class IncrementalDetokenizer:
         return text
 
     def _read_byte(self, token_id: int) -> str:
-        """The text that follows from a byte token, see the class."""
+        """The text that a byte token adds, see the class."""
         self._partial.append(token_id)
         lost = ""
         while self._partial:
@@ -211,7 +212,7 @@ class IncrementalDetokenizer:
         return lost
 
     def _end_partial(self) -> str:
-        """No byte follows those of an incomplete character."""
+        """The text of an incomplete character's bytes, which no further byte follows."""
         lost, self._partial = len(self._partial), []
         return lost * _INCOMPLETE
 
@@ -230,20 +231,20 @@ class IncrementalDetokenizer:
         """Keep only the last tokens of the window, whose decoded text ends with ``rest``, which is not text yet."""
         tail = self._window[self._character_start(self._window, len(self._window) - _MIN_WINDOW_TOKENS) :]
         if rest or not self._decode(tail):
-            # Tokens that are left out could take the place of those that later text depends on.
+            # Tokens without text could take the place of those that later text depends on.
             tail = [token_id for token_id in self._window if self._has_text(token_id)][-_MIN_WINDOW_TOKENS:]
         self._window = tail
         self._num_read = max(0, len(self._decode(tail)) - len(rest))
 
     def _character_start(self, token_ids: Sequence[int] | NDArray[np.int32], position: int) -> int:
-        """Where the character begins that a position is within; the position itself, where no byte token continues one."""
+        """Where the character at a position begins; the position itself, unless its byte token continues a character."""
         first = max(0, position - _MAX_INCOMPLETE)
         while position > first and self._byte_tokens.get(int(token_ids[position]), 0) & 0xC0 == 0x80:
             position -= 1
         return position
 
     def _has_text(self, token_id: int) -> bool:
-        # Twice: alone, the token of a space has none where the leading space of a text is dropped.
+        # Twice: alone, a space has no text where a text's leading space is dropped.
         return bool(self._decode([token_id, token_id]))
 
     def _decode(self, token_ids: Sequence[int]) -> str:
@@ -257,7 +258,7 @@ class IncrementalDetokenizer:
         self._text += piece
         if not may_stop:
             return None
-        # Each must end in the new text: what was before it may have been text before ``min_tokens``.
+        # A match must end in the new text: one that ended before it was within ``min_tokens``, and does not count.
         positions = [(self._text.find(stop, max(0, before + 1 - len(stop))), stop) for stop in self._stop]
         found = [(position + len(stop), stop) for position, stop in positions if position >= 0]
         if not found:

@@ -1,8 +1,8 @@
-"""How much processor time the requests with a grammar may take from all others.
+"""Limits how much processor time requests with a grammar may take from all others.
 
 A mask takes 10 to 100 us for common grammars, and 20 ms or more for hostile ones, once per token and sequence: for 64
 sequences that is a second in which nothing else runs. llguidance's own limits bound a single mask; this bounds their sum.
-Within the bound, a tenant pays for the time of its grammars as for tokens (`costs`).
+Within that bound, a tenant pays for the time of its grammars as it does for tokens (`costs`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from radixkv.errors import StructuredOutputError
 
 # All grammars of a step together may take this long; each request with one has an equal share.
 STEP_SECONDS = 0.05
-# What a request takes beyond its shares adds up to at most this; what it leaves of them reduces it.
+# A request may take at most this much beyond its shares, in total; what it leaves of a share reduces the total.
 REQUEST_SECONDS = 0.5
-# What is left of a step without its grammars is not measured well where they took nearly all of it.
+# Where grammars took nearly all of a step, the rest of it cannot be measured well: this bounds the ratio of the two.
 _MAX_COST_RATIO = 50.0
 
 
@@ -33,20 +33,20 @@ class GrammarBudget:
 
     @property
     def in_debt(self) -> bool:
-        """Whether the request has taken more than its shares: masks for drafts, which nobody needs, must not add to that."""
+        """Whether the request has taken more than its shares: masks for drafts, which are optional, must not add to that."""
         return self._debt_seconds > 0
 
     def spend(self, seconds: float, stalled: float | None = None) -> None:
         """Note processor time that was taken in the present step.
 
         Args:
-            stalled: seconds for which everything else waited; None: as many.
+            stalled: seconds for which everything else waited; None: the same.
         """
         self._step_seconds += seconds
         self._stalled_seconds += seconds if stalled is None else stalled
 
     def forgive(self) -> None:
-        """Forget what was taken in the present step: not the request's doing, but a replay of what was paid for elsewhere."""
+        """Forget what was taken in the present step: it was a replay of tokens that were paid for elsewhere."""
         self._step_seconds = self._stalled_seconds = 0.0
 
     def _settle(self, share: float) -> bool:
@@ -56,7 +56,7 @@ class GrammarBudget:
 
 
 def costs(budgets: Collection[GrammarBudget], served: float, seconds: float) -> list[float]:
-    """What each request is charged for this step: what all would have been served in the time for which they waited for it.
+    """What each request is charged for this step: what all would have been served while they waited for it.
 
     Args:
         budgets: of the requests that had a grammar in the step.
@@ -71,7 +71,7 @@ def costs(budgets: Collection[GrammarBudget], served: float, seconds: float) -> 
 
 
 def settle(budgets: Collection[GrammarBudget]) -> list[StructuredOutputError | None]:
-    """End a step: for each request that had a grammar in it, why it must fail, or None."""
+    """End a step; returns for each request that had a grammar in it why it must fail, or None."""
     share = STEP_SECONDS / max(1, len(budgets))
     return [
         None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from radixkv.sampling.structured_output import GrammarState
 
-# Handing masks to other threads takes as long as a few common masks.
+# Handing masks to other threads takes as long as computing a few common ones.
 _MAX_SERIAL_SECONDS = 0.001
 
 
@@ -23,7 +23,7 @@ def apply_grammar_bitmask(
     Args:
         logits: float32 ``[rows, vocabulary]``.
         states: by row; the other rows are unchanged.
-        drafts: by row, tokens that may come next; the rows behind it are about what follows each of them.
+        drafts: by row, tokens that may come next; the rows behind it are for what follows each of them.
     """
     vocab_size = logits.shape[1]
     following = [() if drafts is None else drafts[row] for row in states]
@@ -40,7 +40,7 @@ def apply_grammar_bitmask(
 
 
 def _fill_bitmask(bitmask: NDArray[np.int32], states: Sequence[GrammarState], drafts: Sequence[Sequence[int]]) -> None:
-    """One row for each state and each of its drafts; once that has taken long, the rest of the states side by side."""
+    """Fill one row for each state and each of its drafts; once that has taken long, the rest of the states in parallel."""
     total = 0.0
     counts = [1 + len(draft) for draft in drafts]
     first_rows = [stop - count for stop, count in zip(itertools.accumulate(counts), counts, strict=True)]
@@ -51,7 +51,7 @@ def _fill_bitmask(bitmask: NDArray[np.int32], states: Sequence[GrammarState], dr
             times = list(
                 state.shared.threads.map(lambda i: states[i].fill_bitmask(bitmask, first_rows[i], drafts[i]), rest)
             )
-            # Side by side, they keep all others waiting for less than they take of the processor.
+            # In parallel, they make everything else wait for less than the processor time that they take.
             stall = (state.shared.passing() - began) / max(sum(times), 1e-9)
             for later, seconds in zip(rest, times, strict=True):
                 states[later].budget.spend(seconds, seconds * stall)

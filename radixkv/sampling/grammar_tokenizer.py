@@ -1,4 +1,4 @@
-"""A model's tokenizer as llguidance takes it."""
+"""Converts a model's tokenizer to the form that llguidance takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def grammar_tokenizer(tokenizer: Any, vocab_size: int, eos_token_ids: Collection
 
     Args:
         tokenizer: of transformers, with a fast backend.
-        vocab_size: how many tokens the model has logits of.
+        vocab_size: how many tokens the model has logits for.
         eos_token_ids: any of them ends an answer.
 
     Raises:
@@ -25,7 +25,7 @@ def grammar_tokenizer(tokenizer: Any, vocab_size: int, eos_token_ids: Collection
     import llguidance
     import llguidance.hf
 
-    # Either may have more: models pad their logits, and tokenizers have special tokens that a smaller model does without.
+    # Either may have more: models pad their logits, and tokenizers have special tokens that a smaller model lacks.
     num_tokens = max(vocab_size, 1 + max(tokenizer.get_vocab().values()))
     options: dict[str, Any] = {"n_vocab": num_tokens, "eos_token": sorted(eos_token_ids) or None}
     as_published = llguidance.hf.from_tokenizer(tokenizer, **options)
@@ -34,18 +34,18 @@ def grammar_tokenizer(tokenizer: Any, vocab_size: int, eos_token_ids: Collection
 
 
 class _SpelledTokens:
-    """What llguidance's wrapper asks of a tokenizer in Python: text is tokenized to tokens that spell it, byte by byte.
+    """What llguidance's wrapper needs of a tokenizer in Python: it makes tokens of a text that spell it, byte by byte.
 
     Where a grammar leaves only one text, llguidance allows the tokens that the tokenizer makes of it. If they do not spell
-    that text, every answer fails there. So no text becomes a special token, which no grammar means by its name. And where the
-    tokenizer makes tokens of another text, because it normalizes or strips, or one that the model lacks, the longest tokens
-    that fit are taken.
+    that text, every answer fails there. So no text becomes a special token, since no grammar means one by its name. And where
+    the tokenizer's tokens spell another text, because it normalizes or strips, or include one that the model lacks, the
+    longest tokens that fit are taken.
 
     Attributes:
         eos_token_id: the tokenizer's.
         bos_token_id: likewise.
-        tokens: the bytes of each; none of those that grammars do without, as the model lacks them or writes them otherwise.
-        special_token_ids: of those that are no text.
+        tokens: the bytes of each; empty for those not used in grammars: the model lacks them or writes them differently.
+        special_token_ids: ids of the tokens that are not text.
     """
 
     def __init__(self, tokenizer: Any, as_published: llguidance.LLTokenizer, vocab_size: int) -> None:
@@ -54,7 +54,7 @@ class _SpelledTokens:
         self.tokens = [as_published.decode_bytes([token_id]) for token_id in range(vocab_size)]
         self.tokens += [b""] * (as_published.vocab_size - vocab_size)
         self.special_token_ids = [token_id for token_id in range(vocab_size) if as_published.is_special_token(token_id)]
-        # The text of an added token may not be its name: with some normalizers there is a space before it in every answer.
+        # The text of an added token may differ from its name: some normalizers put a space before it in every answer.
         for token_id, token in tokenizer.added_tokens_decoder.items():
             renamed = tokenizer.convert_ids_to_tokens(token_id) != token.content
             if renamed and token_id not in self.special_token_ids:
@@ -77,7 +77,7 @@ class _SpelledTokens:
         return self._longest_tokens(spelling)
 
     def _longest_tokens(self, spelling: bytes) -> list[int]:
-        """The longest token that fits, again and again, up to the first byte that no token begins with."""
+        """The longest token that fits, repeatedly, up to the first byte that no token begins with."""
         token_ids: list[int] = []
         start = 0
         while start < len(spelling):
@@ -91,7 +91,7 @@ class _SpelledTokens:
 
 
 def _without_added_spaces(backend: Any) -> Any:
-    """A copy that puts no space before a text, as SentencePiece's do: what a grammar leaves may stand within a word."""
+    """A copy that puts no space before a text, unlike SentencePiece's: what a grammar leaves may be within a word."""
     import tokenizers
 
     state = json.loads(backend.to_str())

@@ -1,8 +1,8 @@
-"""Drawing on a CPU: exactly what `radixkv.sampling.exponential` says, by compiled code where that runs, and else by numpy.
+"""Draws tokens on a CPU, exactly as `radixkv.sampling.exponential` says: by compiled code where that runs, else by numpy.
 
-With numpy, a large vocabulary is passed over row by row, within a processor's cache, and the few tokens that truncation could
-leave are put aside. Everything after that is done for many rows at a time. Compiled code does the same for one row after the
-other: of 16 rows with top_p it takes 0.9 ms instead of 5.6 on two cores.
+With numpy, a large vocabulary is scanned row by row, within a processor's cache, for the few tokens that truncation could
+leave. Everything after that is done for many rows at a time. Compiled code does the same for one row after the other: 16 rows
+with top_p take 0.9 ms instead of 5.6 on two cores.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from radixkv_cpu import Truncation, draw_tokens, library
 
 BLOCK_IDS = 256
 
-# Numbers per pass: a pass's arrays together fit into a processor's second cache.
+# Numbers per pass: all arrays of a pass fit into a processor's second-level cache.
 _PASS_SIZE = 1 << 15
 
-# A larger vocabulary is not sorted as a whole: its unlikely tokens are put aside first.
+# A larger vocabulary is not sorted as a whole: its unlikely tokens are left out first.
 _SORTED_WHOLE = 2048
 
 _CPU = torch.device("cpu")
@@ -32,12 +32,12 @@ Floats = NDArray[np.float32]
 
 
 class _Candidates(NamedTuple):
-    """Tokens of some rows, among which is everything that truncation leaves of them.
+    """For each of some rows, tokens that include all those that truncation leaves.
 
     Attributes:
-        probs: ``[rows, width]``, as of the whole vocabulary; behind a row's own, negative numbers.
+        probs: ``[rows, width]``, normalized over the whole vocabulary; padded with negative numbers.
         token_ids: int64 ``[rows, width]``, each row's in ascending order.
-        sizes: ``[rows]``: how many are a row's own, at least 1.
+        sizes: ``[rows]``: how many a row has without the padding, at least 1.
     """
 
     probs: Floats
@@ -62,7 +62,7 @@ class DrawParameters(NamedTuple):
     @classmethod
     def of(cls, rows: Sequence[SamplingRow], vocab_size: int) -> DrawParameters:
         params = [row.params for row in rows]
-        # Bounded as Python's numbers: numpy's end at 2 ** 63.
+        # Bounded while they are Python's integers: numpy's end at 2 ** 63.
         top_k = np.array([p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params])
         floats = np.array([(p.temperature, p.top_p, p.min_p) for p in params], dtype=np.float32)
         temperature, top_p, min_p = np.ascontiguousarray(floats.T)
@@ -80,7 +80,7 @@ def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
 
 
 def draw_from_vocabulary(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """One token per row, by a race of blocks of `BLOCK_IDS` neighbouring ids and one within the block that won."""
+    """One token per row, by a race between blocks of `BLOCK_IDS` neighbouring ids, and one within the block that wins."""
     temperatures = torch.tensor([row.params.temperature for row in rows], dtype=torch.float32)
     states = rng_states(rows, _CPU)
     if library() is not None:
@@ -99,7 +99,7 @@ def draw_from_vocabulary(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> t
 
 
 def draw_truncated(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """One token per row, of those that min_p, top_k and top_p leave, in that order."""
+    """One token per row, drawn from those that are left by min_p, top_k and top_p, in that order."""
     num_rows, vocab_size = logits.shape
     parameters = DrawParameters.of(rows, vocab_size)
     if library() is not None:
@@ -114,7 +114,7 @@ def draw_truncated(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
 
 
 def tokens_left(logits: torch.Tensor, row: SamplingRow) -> NDArray[np.bool_]:
-    """Which tokens min_p, top_k and top_p leave of one row's ``logits``, ``[vocabulary]``: for looking into a draw."""
+    """Which tokens min_p, top_k and top_p leave of one row's ``logits``, ``[vocabulary]``: for inspecting a draw."""
     (vocab_size,) = logits.shape
     probs = torch.softmax(logits / row.params.temperature, -1).unsqueeze(0).numpy()
     candidates = _Candidates(probs, np.arange(vocab_size)[None], np.array([vocab_size]))
@@ -140,7 +140,7 @@ class _Scratch:
     def at_least(self, probs: Floats, least: float) -> Ints:
         """Where one row's ``probs`` are not less than ``least``."""
         mask = self._mask
-        # So written, everything of a row that is not of numbers is found.
+        # Not ``probs >= least``: this way, all of a row of NaNs is found.
         np.less(probs, least, out=mask)
         np.logical_not(mask, out=mask)
         return _nonzero(mask)
@@ -166,7 +166,7 @@ def _block_masses(probs: torch.Tensor) -> torch.Tensor:
 def _all_candidates(
     logits: torch.Tensor, parameters: DrawParameters, scratch: _Scratch
 ) -> Iterator[tuple[slice, _Candidates]]:
-    """The candidates of all rows, as many rows at a time as are handled together; valid until the next."""
+    """The candidates of all rows, for as many rows at a time as are handled together; valid until the next ones."""
     num_rows, vocab_size = logits.shape
     temperatures = torch.from_numpy(parameters.temperature).unsqueeze(1)
     if vocab_size <= _SORTED_WHOLE:
@@ -189,7 +189,7 @@ def _all_candidates(
 
 
 def _likely_tokens(probs: Floats, parameters: DrawParameters, row: int, scratch: _Scratch) -> Ints:
-    """Ids of the tokens among which is everything that is left of one row."""
+    """Ids of tokens that include all those that truncation leaves of one row."""
     vocab_size, top_k, top_p = len(probs), int(parameters.top_k[row]), float(parameters.top_p[row])
     if not parameters.only_top_p[row]:
         least = float(parameters.min_p[row]) * float(probs.max())
@@ -198,10 +198,10 @@ def _likely_tokens(probs: Floats, parameters: DrawParameters, row: int, scratch:
         return scratch.at_least(probs, least)
     removed = 1.0 - top_p
     found = scratch.at_least(probs, removed / 4096)
-    # By far mostly, these have more than is left together; rounding is far below the margin.
+    # Nearly always, these together have more than top_p leaves; rounding errors are far below the margin.
     if float(probs[found].sum()) > 1.0 - 0.9 * removed:
         return found
-    # All tokens below this together have at most half of what is removed.
+    # All tokens below this threshold together have at most half of the probability to be removed.
     return scratch.at_least(probs, 0.5 * removed / vocab_size)
 
 
@@ -227,17 +227,17 @@ def _truncate(candidates: _Candidates, parameters: DrawParameters) -> NDArray[np
     top_p = parameters.top_p
     if (top_p < 1.0).any():
         cumulative = torch.from_numpy(ordered).clamp_min_(0.0).cumsum(-1).numpy()
-        # top_p counts within what min_p and top_k have left.
+        # top_p applies to what min_p and top_k have left.
         total = np.where(parameters.only_top_p, np.float32(1.0), cumulative[every_row, num_left - 1])
         mass = np.where(top_p < 1.0, top_p * total, np.float32(np.inf))
-        # A token stays while the likelier ones together are below the mass; so the first always does.
+        # A token stays if the likelier ones together are below the mass; so the first always stays.
         num_left = np.minimum(num_left, 1 + (cumulative < mass[:, None]).sum(1))
     last = ordered[every_row, np.maximum(num_left, 1) - 1]
-    # So written, a row that is not of numbers keeps all.
+    # Not ``probs >= last``: this way, a row of NaNs keeps everything.
     is_left: NDArray[np.bool_] = ~(probs < last[:, None])
     surplus = is_left.sum(1) - num_left
     for row in (surplus > 0).nonzero()[0].tolist():
-        # Where several tokens are as likely as the last one, those of the lowest ids stay.
+        # Of several tokens as likely as the last one, those with the lowest ids stay.
         (ties,) = (probs[row] == last[row]).nonzero()
         is_left[row, ties[len(ties) - surplus[row] :]] = False
     return is_left
@@ -247,24 +247,24 @@ def _race(candidates: _Candidates, is_left: NDArray[np.bool_], states: Ints) -> 
     """The winner of each row, drawn from those that are left."""
     counts = is_left.sum(1)
     starts = counts.cumsum() - counts
-    # All rows' tokens, one row behind the other.
+    # The tokens of all rows, concatenated.
     token_ids: Ints = candidates.token_ids[is_left]
     variates = exponential_variates(torch.from_numpy(states.repeat(counts)), torch.from_numpy(token_ids)).numpy()
     ratios = np.divide(candidates.probs[is_left], variates, out=variates)
     best = np.maximum.reduceat(ratios, starts)
     (winners,) = (ratios == best.repeat(counts)).nonzero()
-    drawn: Ints = token_ids[starts]  # of a row that is not of numbers, anything
-    # Backwards, so that of equals the first remains.
+    drawn: Ints = token_ids[starts]  # for a row of NaNs, any token
+    # Backwards, so that the first of equals remains.
     winners = winners[::-1]
     drawn[starts.searchsorted(winners, side="right") - 1] = token_ids[winners]
     return drawn
 
 
 def _nonzero(mask: NDArray[np.bool_]) -> Ints:
-    """Indices of what is true."""
+    """The indices of true values."""
     if mask.size % 8:
         return mask.nonzero()[0]
-    # Eight at a time: mostly it is little.
+    # Eight at a time: usually few are true.
     words: Ints = mask.view(np.uint64).nonzero()[0]
     if len(words) > mask.size // 32:
         return mask.nonzero()[0]

@@ -1,4 +1,4 @@
-"""JSON schemas before they are compiled: limits, annotations that look like constraints, and where a keyword stands."""
+"""Prepares JSON schemas for compilation: enforces limits, removes annotations that look like constraints, finds keywords."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 # Compile time grows with the square of a name's or regular expression's length: 0.2 s for the longest allowed.
 MAX_NAME_CHARACTERS = 8_192
-# An object's optional properties are alternatives: compiling this many takes half a second, and five times as many 7 s. Those
-# that are only required, and described nowhere, take a second for 9,000.
+# An object's optional properties are alternatives: compiling this many takes half a second, and five times as many 7 s. Of
+# properties that are only required, and described nowhere, 9,000 take a second.
 _MAX_PROPERTIES = 1_000
 
 _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -32,7 +32,7 @@ _ANNOTATION_FORMATS = frozenset({"password"})
 
 
 def prepare_schema(schema: Any) -> Any:
-    """Check a schema's size and, in place, remove keywords that constrain nothing but are refused when it is compiled.
+    """Check a schema's size and, in place, remove keywords that constrain nothing but that the compiler refuses.
 
     Raises:
         ValueError: it is neither an object nor a boolean, or too large.
@@ -53,7 +53,7 @@ def prepare_schema(schema: Any) -> Any:
             del part["format"]
         if part.get("uniqueItems") is False:
             del part["uniqueItems"]
-        if part.get("propertyNames") == {"type": "string"}:  # as all are; zod writes it
+        if part.get("propertyNames") == {"type": "string"}:  # true of all names; zod writes it
             del part["propertyNames"]
     # Names that are only required, each once: the alternatives of an object may each require what is described beside them.
     if num_properties + len(required - described) > _MAX_PROPERTIES:
@@ -65,7 +65,7 @@ def prepare_schema(schema: Any) -> Any:
 
 
 def locate_refusal(schemas: Iterable[Any], message: str) -> str:
-    """An error message of llguidance, with the paths of the keywords or the format that it refuses in these schemas."""
+    """An error message of llguidance, with the paths in these schemas of the keywords or the format that it refuses."""
     refused: set[str] = set()
     if found := re.search(r"Unimplemented keys: \[(.*?)\]", message):
         refused = set(re.findall(r'"(.*?)"', found[1]))
@@ -101,7 +101,7 @@ def _subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _names(schema: dict[str, Any], keyword: str) -> set[str]:
-    """Those that an object or a list of one schema has; none where it is something else."""
+    """The names in a keyword's object or list; none if its value is something else."""
     names = schema.get(keyword)
     return {name for name in names if isinstance(name, str)} if isinstance(names, dict | list) else set()
 

@@ -1,6 +1,6 @@
-"""What a request's parameters change of its logits: biases, tokens that may not be sampled, and penalties.
+"""How a request's parameters change its logits: biases, tokens that may not be sampled, and penalties.
 
-Tensors that stay the same are made once per request; of what grows with the answer, each step adds only the newest tokens.
+Tensors that stay the same are made once per request; to what grows with the answer, each step adds only the newest tokens.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from radixkv.sampling_params import SamplingParams
 
 
 class TokenCounts:
-    """The tokens that penalties concern, and how often each was generated.
+    """The tokens that penalties apply to, and how often each was generated.
 
     Args:
-        token_ids: tokens that are concerned although they were not generated.
+        token_ids: tokens that they apply to without being generated.
     """
 
     def __init__(self, token_ids: Iterable[int]) -> None:
@@ -73,7 +73,7 @@ class LogitChanges:
         self._params = params
         self._forbidden = list(forbidden_token_ids)
         self._always_bad: list[int] = []
-        # By the last but one token of a word, so that a step looks at few: what comes before its last token, and that.
+        # A word's tokens before the last, and its last token, by its last but one token, so that a step looks at few words.
         self._bad_ends: dict[int, list[tuple[list[int], int]]] = {}
         for *start, last in bad_words:
             if start:
@@ -88,7 +88,7 @@ class LogitChanges:
         self._disallowed: torch.Tensor | None = None
 
     def new_counts(self, prompt_token_ids: Iterable[int]) -> TokenCounts:
-        """For one sample's penalties."""
+        """Counts for one sample's penalties."""
         return TokenCounts(prompt_token_ids if self._params.repetition_penalty != 1.0 else ())
 
     def apply(

@@ -15,7 +15,7 @@ TokenLogprob = tuple[int, float, int]
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A sampled token; with ``logprobs`` asked for, the likeliest tokens and itself as ``top_logprobs``."""
+    """A sampled token; if ``logprobs`` were asked for, ``top_logprobs`` has the likeliest tokens and itself."""
 
     token_id: int
     logprob: float | None = None
@@ -23,7 +23,7 @@ class SampledToken:
 
 
 def prompt_logprobs(logits: torch.Tensor, targets: Sequence[int], count: int) -> list[SampledToken]:
-    """What ``logits`` (``[tokens, vocabulary]``) say of the tokens that follow, and of the ``count`` likeliest."""
+    """Log-probabilities by ``logits`` (``[tokens, vocabulary]``) of the tokens that follow and of the ``count`` likeliest."""
     return with_logprobs(logits, targets, [count] * len(targets))
 
 

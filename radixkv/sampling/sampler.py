@@ -1,13 +1,13 @@
-"""From a batch's logits to one token a row.
+"""Samples one token per row of a batch's logits.
 
 Random numbers belong to the request, never to the batch: every draw (`radixkv.sampling.exponential`) uses variates that are a
-pure function of the request's seed, the sample, the token's index and the candidate's token id. So neither batch mates, nor
-what was cached, nor preemption changes a draw; there is no generator state to lose.
+pure function of the request's seed, the sample, the token's index and the candidate's token id. So a draw depends neither on
+the rest of the batch, nor on what was cached, nor on preemption; there is no generator state to lose.
 
-How far that reaches: another batch shape can change the order of additions in a matrix product, and with it a logit by
-about 1e-6 relative. A draw then differs only where its two best candidates are that close. (Inverting the cumulative
-distribution would be cheaper, but every border between two tokens moves with the sum of all changes before it: of 1,400
-tokens sampled at temperature 1 alone and in a batch of 32, three differed.)
+The limit of this: another batch shape can change the order of additions in a matrix product, and so a logit by about 1e-6
+relative. A draw then differs only if its two best candidates are that close. (Inverting the cumulative distribution would be
+cheaper, but each border between two tokens moves by the sum of all changes before it: of 1,400 tokens sampled at temperature
+1, alone and in a batch of 32, three differed.)
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SamplingState:
         forbidden_token_ids: masked until ``min_tokens`` are generated, unless the grammar allows nothing else.
         grammar: constrains the output; None: unconstrained.
         bad_words: token ids of each of the ``bad_words``.
-        shared_changes: those of another sample of the same request; None: they are made of the parameters.
+        shared_changes: the ``changes`` of another sample of the same request; None: they are made from the parameters.
         changes: of the logits.
     """
 
@@ -56,7 +56,7 @@ class SamplingState:
     changes: LogitChanges = field(init=False)
 
     def __post_init__(self, shared_changes: LogitChanges | None) -> None:
-        # Asked for in every step: what does not change is looked up once.
+        # Used in every step: what does not change is looked up once.
         params = self.params
         self.greedy = params.greedy
         self.changes = changes = shared_changes or LogitChanges(params, self.forbidden_token_ids, self.bad_words)
@@ -64,12 +64,12 @@ class SamplingState:
         self._always_needs_host = changes.always or self.grammar is not None or params.logprobs is not None
 
     def row(self, num_placeholders: int = 0) -> SamplingRow:
-        """What the draw of the next token depends on, or of the one ``num_placeholders`` later."""
+        """What the draw of the next token depends on, or of the token ``num_placeholders`` later."""
         return SamplingRow(self.params, self.seed, self.sample_index, len(self.output_token_ids) + num_placeholders)
 
     @property
     def needs_host(self) -> bool:
-        """Whether sampling takes more than logits and random numbers: earlier tokens, a grammar, or log-probabilities."""
+        """Whether sampling involves more than logits and random numbers: earlier tokens, a grammar, or log-probabilities."""
         return self._always_needs_host or len(self.output_token_ids) < self.changes.num_masked_steps
 
     @property
@@ -78,11 +78,11 @@ class SamplingState:
         return self.changes.always or len(self.output_token_ids) < self.changes.num_masked_steps
 
     def change_logits(self, logits: torch.Tensor, drafts: Sequence[int] = ()) -> None:
-        """Apply all of that, in place.
+        """Apply all changes to the logits except a grammar's, in place.
 
         Args:
-            logits: ``[vocabulary]``; with drafts ``[1 + drafts, vocabulary]``, where each row is about the token after one
-                more of them.
+            logits: ``[vocabulary]``; with drafts ``[1 + drafts, vocabulary]``, where each row is for the token after one
+                more draft.
             drafts: tokens that may follow.
         """
         if not drafts:
@@ -113,8 +113,8 @@ def sample(
     Args:
         logits: one row for each state, and behind it one for each of its drafts.
         states: of the sequences.
-        drafts: of each sequence, tokens that may come next: its rows are about the next token, about the one after the first
-            draft, and so on. Afterwards the states are as before. None: there are no drafts.
+        drafts: for each sequence, tokens that may come next: its rows are for the next token, for the one after the first
+            draft, and so on. The states are left unchanged. None: there are no drafts.
     """
     raw = logits
     logits = _changed_logits(logits, states, drafts or [()] * len(states))
@@ -136,7 +136,7 @@ def sample(
 def _changed_logits(
     logits: torch.Tensor, states: Sequence[SamplingState], drafts: Sequence[Sequence[int]]
 ) -> torch.Tensor:
-    """A copy with what grammars and parameters change, if they change anything."""
+    """The logits as grammars and parameters change them: a copy, if they change anything."""
     stops = np.cumsum([1 + len(draft) for draft in drafts]).tolist()
     rows = [slice(stop - 1 - len(draft), stop) for stop, draft in zip(stops, drafts, strict=True)]
     changed = [i for i, state in enumerate(states) if state.changes_logits]
@@ -160,7 +160,7 @@ class InFlightTokens:
 
     Args:
         logits: float32 ``[rows, vocabulary]``.
-        states: of the rows' sequences, none of which `needs_host`, or whose logits are changed already.
+        states: of the rows' sequences; none of them `needs_host`, unless its logits are changed already.
         num_placeholders: for each row, how many tokens before this one are sampled and not yet in ``output_token_ids``.
 
     Attributes:
@@ -193,10 +193,10 @@ class InFlightTokens:
 
 
 def sample_in_every_way(logits: torch.Tensor) -> None:
-    """Sample a token per row of ``logits`` in every way, alone and mixed: compiles every kernel, and needs the most memory.
+    """Sample a token per row of ``logits`` in every way, alone and mixed: this compiles every kernel, and takes most memory.
 
-    Truncation takes twice the memory of the logits. Of a mixed batch, rows are copied twice before that: as those that are
-    drawn, and as those that are truncated.
+    Truncation takes twice the memory of the logits. In a mixed batch, rows are copied twice before that: first those that are
+    drawn, then those of them that are truncated.
     """
     greedy, drawn, truncated = (
         SamplingState(params, 0, 0, ())

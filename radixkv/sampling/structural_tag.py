@@ -1,4 +1,4 @@
-"""Structural tags: free text in which what follows a trigger is constrained. (The form is vLLM's and XGrammar's.)"""
+"""Structural tags: free text, except that what follows a trigger is constrained. (The form is vLLM's and XGrammar's.)"""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def structural_tag_grammar(tag: Any, json_whitespace: str) -> str:
             raise ValueError(f"expected 'schema' to be an object, got {schema}")
         schema = {"x-guidance": {"whitespace_pattern": json_whitespace}, **schema}
         tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=end))
-    # As text: special tokens are markers of the chat template, which no answer contains.
+    # As text: special tokens are markers of the chat template, and no answer contains them.
     grammar: str = LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))
     return grammar

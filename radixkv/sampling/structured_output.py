@@ -43,32 +43,32 @@ _MAX_CHARACTERS = 131_072
 # In an ambiguous grammar the number of parses grows with the text. This many take a millisecond or two; a schema of sixty
 # properties, each an alternative of objects, needs under 2,000.
 _MAX_ITEMS_PER_TOKEN = 20_000
-# States are made as they are met, of 1 to 2 kB each.
+# Lexer states are made on demand, 1 to 2 kB each.
 _MAX_LEXER_STATES = 50_000
-# What the lexer may compute for one mask, and before the first. With llguidance's own limits, 300 rules that each begin with
-# the same letters took 920 ms for a mask, and 1.1 s before; common grammars, and schemas of 60 properties, need a tenth.
+# What the lexer may compute for one mask, and before the first one. With llguidance's own limits, 300 rules that all begin
+# with the same letters took 920 ms for a mask, and 1.1 s before; common grammars, and schemas of 60 properties, need a tenth.
 _MASK_FUEL = 30_000
 _COMPILE_FUEL = 200_000
 _MAX_COMPILED_GRAMMARS = 64
 # Between the elements of JSON. Where unlimited whitespace is allowed, small models generate nothing else.
 _JSON_WHITESPACE = " ?"
 _STRUCTURAL_TAG = "structural_tag"
-# What llguidance says of its own machinery, by what that means for a specification.
+# Messages of llguidance about its internals, and what they mean for a specification.
 _MEANINGS = types.MappingProxyType(
     {
         "NoExtensionBias": "no answer satisfies it, or none that ends",
         "lexer precomputation failed": "its regular expressions take too much work to compile: repeat less in them",
     }
 )
-# Where a draft leaves what a grammar forces, so many tokens in a row are guessed.
+# Where a grammar forces no token, a draft guesses at most this many in a row.
 _MAX_GUESSES = 2
-# The kind of what only a frame constrains.
+# The kind of a specification in which only the frame constrains the answer.
 _NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
 class _Shared:
-    """What all grammars of one model share: clocks of a thread's processor time and of what passes; threads for masks."""
+    """What all grammars of one model share: clocks of a thread's processor time and of wall time, and threads for masks."""
 
     clock: Callable[[], float]
     passing: Callable[[], float]
@@ -78,12 +78,12 @@ class _Shared:
 class GrammarState:
     """The parser state of one sequence in its grammar.
 
-    Drafts are walked in copies: lexer states that were made and limits that were met while guessing must not fail a request.
+    Drafts are tried on copies: lexer states made and limits hit while guessing must not fail a request.
 
     Attributes:
-        num_tokens: that a bitmask has bits for; those that the model has no logits of are never allowed.
+        num_tokens: how many tokens a bitmask has bits for; those without logits in the model are never allowed.
         shared: with all grammars of the model.
-        budget: its request's.
+        budget: of the sequence's request.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher, num_tokens: int, shared: _Shared, budget: GrammarBudget) -> None:
@@ -111,7 +111,7 @@ class GrammarState:
 
     @property
     def complete(self) -> bool:
-        """Whether no token can follow: the answer was ended, or the grammar allows no continuation."""
+        """Whether no token can follow: the answer has ended, or the grammar allows no continuation."""
         return bool(self._matcher.is_stopped())
 
     @property
@@ -122,13 +122,13 @@ class GrammarState:
         return StructuredOutputError(f"structured_outputs: {_in_words(self._matcher.get_error())}")
 
     def likely_tokens(self, last: int, followers: Mapping[int, Sequence[int]], max_tokens: int) -> list[int]:
-        """Tokens that spell what must come next; others may spell the same. Changes nothing.
+        """Tokens that spell what must come next; other tokens may spell the same. Changes nothing.
 
         Args:
-            last: the token before.
-            followers: where there is a choice, tokens that may follow one, the likeliest first; of those the first that is
-                allowed is taken, a few times in a row.
-            max_tokens: at most.
+            last: the previous token.
+            followers: for each token, tokens that may follow it, the likeliest first. Where the grammar leaves a choice, the
+                first of them that is allowed is taken, a few times in a row.
+            max_tokens: how many tokens to return at most.
         """
         start = self.shared.clock()
         matcher, num_guesses = self._matcher.deep_copy(), 0
@@ -158,11 +158,11 @@ class GrammarState:
         """Set the bits of the allowed next tokens in one row of ``bitmask``, ``[rows, ceil(num_tokens / 32)]``.
 
         Args:
-            drafts: tokens that may come next; each sets another row, with what is allowed after it. Those behind one that is
-                not allowed, or that completes the answer, leave their rows as they are.
+            drafts: tokens that may come next; each sets one more row, with what is allowed after it. From the first draft on
+                that is not allowed, or that completes the answer, rows are left as they are.
 
         Returns:
-            The processor time that it took, which is not spent yet.
+            The processor time that it took, which the budget has not been charged with yet.
         """
         from llguidance.numpy import fill_next_token_bitmask
 
@@ -182,7 +182,7 @@ class GrammarCompiler:
     Args:
         loaded: the model.
         clock: processor time of the calling thread, in seconds.
-        passing: seconds that pass.
+        passing: wall time, in seconds.
     """
 
     def __init__(
@@ -202,8 +202,8 @@ class GrammarCompiler:
         """The state of a sequence that has generated nothing yet.
 
         Raises:
-            ValueError: the specification is malformed, nothing can satisfy it, it uses what cannot be enforced, or it is too
-                large; or the model has no tokenizer.
+            ValueError: the specification is malformed, unsatisfiable, not enforceable, or too large; or the model has no
+                tokenizer.
             MissingPackageError: llguidance is not installed.
         """
         kind, text = _kind_and_text(spec)
@@ -211,14 +211,14 @@ class GrammarCompiler:
         return self._compiled(kind, text, frame).for_request()
 
     def prepare(self) -> None:
-        """Do what the first grammar would have to wait for: build the trie of the vocabulary.
+        """Build the trie of the vocabulary, which the first grammar would otherwise have to wait for.
 
-        It takes a second for a vocabulary of 50,000 tokens, in which no other thread runs. (Compiling lets others run.)
+        It takes a second for a vocabulary of 50,000 tokens, during which no other thread runs. (Compiling lets others run.)
 
         Raises:
             ValueError: the model has no tokenizer.
             MissingPackageError: llguidance is not installed.
-            Exception: the tokenizer is of a kind that llguidance does not know.
+            Exception: llguidance does not support this kind of tokenizer.
         """
         self._prepared_tokenizer()
 
@@ -228,7 +228,7 @@ class GrammarCompiler:
             return self._tokenizer
 
     def _compile(self, kind: str, text: str, frame: str | None) -> GrammarState:
-        tokenizer = self._prepared_tokenizer()  # first: it says so if llguidance is not installed
+        tokenizer = self._prepared_tokenizer()  # first: it raises if llguidance is not installed
         from llguidance import LLMatcher, LLParserLimits
 
         grammar = "" if kind == _NOTHING else _grammar(kind, text)
@@ -294,7 +294,7 @@ def _kind_and_text(spec: StructuredOutputsParams) -> tuple[str, str]:
 def _frame_text(frame: AnswerFrame) -> str:
     """A frame as llguidance's list of grammars without ``@content``; the key of the cache, too."""
     try:
-        # Copies: what constrains nothing is removed from them.
+        # Copies, because keywords that constrain nothing are removed from them.
         schemas = [
             {"name": name, "json_schema": prepare_schema(json.loads(json.dumps(schema)))}
             for name, schema in frame.schemas.items()
@@ -353,7 +353,7 @@ def _lark(text: str) -> str:
 
 def _dump(kind: str, value: Any) -> str:
     def refuse(part: Any) -> Any:
-        # A class of pydantic, which other libraries' calls take as it is.
+        # A pydantic class, which other libraries accept as it is.
         is_model = isinstance(part, type) and hasattr(part, "model_json_schema")
         hint = f"; {part.__name__}.model_json_schema() is one" if is_model else ""
         raise TypeError(f"expected a JSON schema, as text or of dictionaries and lists, got {part!r:.80}{hint}")
@@ -365,7 +365,7 @@ def _dump(kind: str, value: Any) -> str:
 
 
 def _in_words(text: str) -> str:
-    """An error message of llguidance, by what it means where that is known."""
+    """What an error message of llguidance means, where that is known; else the message in one line."""
     meaning = next((meaning for words, meaning in _MEANINGS.items() if words in text), None)
     return meaning or _one_line(text.replace("<non-verbose/>", ""))
 

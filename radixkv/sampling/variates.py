@@ -1,7 +1,7 @@
 """Random numbers that belong to a request: a pure function of its seed, the sample, the token's index and the candidate.
 
-They come from SplitMix64 (Steele, Lea, Flood 2014), counted from an RNG state that the first three determine, in 64-bit
-integers throughout, so that every device draws the same token.
+They come from SplitMix64 (Steele, Lea, Flood 2014), counted from an RNG state that the first three determine. All arithmetic
+is in 64-bit integers, so that every device draws the same token.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def exponential_variates(states: torch.Tensor, token_ids: torch.Tensor) -> torch
 
     Args:
         states: RNG states, see `rng_states`.
-        token_ids: int64, of a shape that fits that of ``states``; block b of a vocabulary counts as ``-2 - b``.
+        token_ids: int64, of a shape that broadcasts with ``states``; block b of a vocabulary counts as ``-2 - b``.
     """
     steps = (token_ids.numpy() + 1).view(np.uint64)
     bits = _mix(states.numpy().view(np.uint64) + steps * np.uint64(_GOLDEN))
     bits >>= np.uint64(11)
-    # Rounded to float32 last: small variates decide the draw, and keep their relative precision this way.
+    # Rounded to float32 last: small variates decide the draw, and so keep their relative precision.
     uniform = torch.from_numpy(bits.view(np.int64)).double().mul_(2**-53).float()
     return uniform.clamp_(2**-60, 1 - 2**-24).neg_().log1p_().neg_()
 

@@ -1,1 +1,1 @@
-"""Where blocks are kept outside the pool: tiers, what they have in common, and the stores that come with RadixKV."""
+"""Tiers, where blocks are kept outside the pool: their interface, common parts, and the stores that come with RadixKV."""

@@ -1,4 +1,4 @@
-"""A medium that fails is left alone for a while, and longer each time."""
+"""Leaves a failing medium alone for a while, and longer each time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST_SECONDS = 60.0
 
 
 class Backoff:
-    """Says when a medium that failed may be tried again, and warns once for each time that it is gone.
+    """Says when a failed medium may be tried again, and warns once per outage.
 
     Args:
         medium: its name in the warning.
@@ -31,16 +31,16 @@ class Backoff:
         return not self._wait or self._clock() >= self._retry_at
 
     def failed(self, error: Exception) -> None:
-        """Leave it alone: a second at first, then twice as long each time, a minute at most."""
+        """Leave the medium alone: a second at first, then twice as long each time, a minute at most."""
         if not self._wait:
             _log.warning("%s: %s. Going on without it; it is tried again now and then.", self._medium, error)
         elif not self.ready:
-            return  # another thread's call, which began before
+            return  # a call of another thread, which began before the medium was given up
         self._wait = min(2 * self._wait, LONGEST_SECONDS) or FIRST_SECONDS
         self._retry_at = self._clock() + self._wait
 
     def worked(self) -> None:
-        """It works, again or still."""
+        """The medium works, again or still."""
         if self._wait:
             _log.warning("%s: works again", self._medium)
             self._wait = 0.0

@@ -1,4 +1,4 @@
-"""What the bytes of a store's blocks are: blocks of different formats never meet."""
+"""The format of a store's blocks; blocks of different formats are never in one store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from radixkv.cache.arguments import check_count
 
-# Version of records and of the folder. A change of either needs another number; older stores are then not read any more.
+# Version of records and of the folder. A change of either needs a new number; older stores are then not read any more.
 FORMAT_VERSION = 1
 
 

@@ -1,4 +1,4 @@
-"""Names of blocks that outlive the process: digests that cover everything that a block's bytes depend on.
+"""Names of blocks that outlive the process: digests of everything that a block's bytes depend on.
 
 ::
 
@@ -6,8 +6,8 @@
     secret ── namespace ──────┴─> digest ── tokens of block 0 ──> d0 ── tokens of block 1 ──> d1 ...
 
 The tree's 64-bit hashes (`radixkv.cache.block_hash`) only find candidates, and the tree compares the tokens. A tier cannot
-walk up a tree to compare what came before, so its digests are wide enough that none can be made to collide; a block's own
-tokens are compared besides.
+walk up a tree to compare what came before, so its digests are wide enough that nobody can make two collide; a block's own
+tokens are compared as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BlockKey:
     """One whole block of one prefix.
 
     Attributes:
-        namespace: by which a tier clears. An engine has the same for a group of namespaces, all of one tenant's, say: the
+        namespace: what a tier clears by. An engine uses one for a whole group of namespaces, such as all of one tenant's: the
             digest of the group's name and the model's fingerprint (`radixkv.tiers.prefix_keys.PrefixKeys.group`).
         digest: covers the namespace, the fingerprint, and all tokens up to the block's end.
         tokens: the block's own tokens, int32 little-endian.
@@ -36,7 +36,7 @@ class BlockKey:
 
 
 def namespace_digest(fingerprint: bytes, namespace: str, secret: bytes = b"") -> bytes:
-    """Names a namespace in a tier; without the secret, the name does not tell which tenant that is.
+    """The name of a namespace in a tier, which without the secret does not reveal the tenant.
 
     Args:
         fingerprint: of everything that the bytes of blocks depend on besides tokens.
@@ -50,7 +50,7 @@ def block_keys(namespace: bytes, tokens: bytes, block_bytes: int) -> Iterator[Bl
     """The keys of a prefix's whole blocks, first to last.
 
     Args:
-        namespace: from `namespace_digest`, or the digest of the block before; the keys have it as their namespace.
+        namespace: from `namespace_digest`, or the digest of the previous block; the keys get it as their namespace.
         tokens: of the prefix, int32 little-endian.
         block_bytes: of one block's encoded tokens.
     """

@@ -1,4 +1,4 @@
-"""Blocks on a disk of this machine, which are there again after a restart."""
+"""A tier on a disk of this machine, whose blocks are found again after a restart."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from radixkv.tiers.tier import BlockBytes
 class DiskTier:
     """A tier in a folder of one disk; see `radixkv.tiers.store_folder` for what is in it.
 
-    The index is read into memory when it is opened, blocks only when they are asked for. A thread writes. Blocks that were
-    neither put nor read for the longest time make room for others; of a prefix, the last ones first.
+    The index is read into memory when the store is opened, blocks only when they are asked for. A thread writes. The least
+    recently put or read blocks are evicted first; of a prefix, its last ones.
 
     Args:
         root: the folder, made if it is not there. Stores of several formats may be in it.
         block_format: of the blocks.
         capacity_bytes: of the slots, at least one; rounded down to whole ones.
-        queue_bytes: of blocks that may wait to be written; what is more is dropped.
+        queue_bytes: of blocks that may wait to be written; any beyond that are dropped.
         key: encrypts the blocks, 32 bytes; None: they are stored as they are.
-        read_only: read what another process writes. Nothing is put, cleared or forgotten.
+        read_only: read what another process writes; never put, clear or forget anything.
         read_records: see `radixkv.tiers.slot_reader.SlotReader`.
-        clock: seconds, for statistics and for the time after which a disk that failed is tried again.
+        clock: seconds, for statistics and for when to try a failed disk again.
 
     Attributes:
         medium: "disk".
-        pins: that this store remembers.
-        table: of its blocks; of a store that is only read, it is empty.
+        pins: those that this store remembers.
+        table: of its blocks; empty if the store is only read.
 
     Raises:
         ImportError: a key is given, and cryptography is not installed.
-        StoreInUseError: another process writes to it. A disk that fails raises nothing.
-        TypeError, ValueError: an argument has no meaning.
+        StoreInUseError: another process writes to the store. A disk that fails raises nothing.
+        TypeError, ValueError: an argument is invalid.
     """
 
     medium = "disk"
@@ -76,7 +76,7 @@ class DiskTier:
         if read_only:
             self._store = StoreReader(root, self._codec, slot_bytes, clock)
             self.table, self.pins = SlotTable(), StoredPins(self._codec, lambda: None)
-            self._find([])  # warns at once of a store that is not there
+            self._find([])  # warns at once if there is no store
         else:
             self._store = self._writer = StoreWriter(
                 root,
@@ -94,7 +94,7 @@ class DiskTier:
         return self._counters.read()
 
     def __len__(self) -> int:
-        """How many blocks there are; of a store that is only read, at some time."""
+        """How many blocks there are; of a store that is only read, when it was opened last, or since."""
         return len(self._store)
 
     def contains_prefix(self, keys: Sequence[BlockKey]) -> int:
@@ -121,8 +121,8 @@ class DiskTier:
     def clear(self, namespace: bytes | None = None) -> None:
         """Forget one namespace, or everything.
 
-        Afterwards nothing of it is found, after a restart neither; but where the disk hangs, what it has is forgotten when
-        it answers again, if this process lives so long. Its bytes are overwritten in the background.
+        Afterwards nothing of it is found, not even after a restart; but if the disk hangs, it forgets only once it answers
+        again, provided that this process still runs then. The bytes are overwritten in the background.
         """
         if self._writer is not None:
             self._writer.clear(namespace)

@@ -1,4 +1,4 @@
-"""Encryption of blocks at rest: AES-256-GCM with a key of the operator's.
+"""Encryption of blocks at rest: AES-256-GCM with the operator's key.
 
 Needs cryptography: ``pip install 'radixkv[encryption]'``.
 
@@ -22,15 +22,15 @@ TAG_BYTES = 16
 class BlockCipher:
     """Encrypts the blocks of one format.
 
-    The key in use is derived from the operator's by HKDF (RFC 5869), so that two models never share one. Nonces are random:
-    a key serves 2^32 blocks.
+    The key in use is derived from the operator's by HKDF (RFC 5869), so that two models never share one. Nonces are random,
+    so a key serves 2^32 blocks.
 
     Args:
         key: 32 random bytes.
         salt: differs for each format.
 
     Attributes:
-        name: 8 bytes that differ for each key, and tell nothing of it.
+        name: 8 bytes that differ for each key, and reveal nothing of it.
 
     Raises:
         ImportError: cryptography is not installed.
@@ -50,12 +50,12 @@ class BlockCipher:
 
     def encrypt(self, nonce: bytes, block: memoryview, bound: bytes) -> memoryview:
         """The block's ciphertext and tag, which `decrypt` accepts only together with ``bound``."""
-        sealed = np.empty(block.nbytes + TAG_BYTES, dtype=np.uint8).data  # which, unlike bytes, is not set to 0 before
+        sealed = np.empty(block.nbytes + TAG_BYTES, dtype=np.uint8).data  # unlike bytes, not zeroed first
         self._aes.encrypt_into(nonce, block, bound, sealed)
         return sealed
 
     def decrypt(self, nonce: bytes, sealed: memoryview, bound: bytes, out: memoryview) -> bool:
-        """Write what was encrypted to ``out``; False if it, or ``bound``, is not what it was."""
+        """Write the decrypted block to ``out``; False if it, or ``bound``, differs from what was encrypted."""
         from cryptography.exceptions import InvalidTag
 
         try:

@@ -1,6 +1,6 @@
-"""Blobs as files of one folder, which may be mounted by several machines.
+"""Blobs as files of one folder, which several machines may mount.
 
-Each file is written once, by one process, under a name of its own, and gets its name when it is whole.
+Each file is written once, by one process, under a temporary name, and renamed when it is whole.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from radixkv.cache.arguments import check_count, check_path
 from radixkv.threads import FutureThreads
 
 NUM_THREADS = 4
-# What is younger was used just now.
+# A read updates a file's time only if it is older than this.
 TOUCH_SECONDS = 3600
-# Between two looks at how much there is, so much of the capacity is written.
+# The folder's size is checked whenever the capacity divided by this has been written.
 LOOKS_PER_CAPACITY = 16
 
 
@@ -28,8 +28,8 @@ class FolderBlobs:
 
     Args:
         root: the folder, made if it is not there.
-        capacity_bytes: of all files in it. Each process that writes holds the folder to it now and then, by removing those
-            files that were used longest ago; between, there may be more. Reading counts as use once an hour.
+        capacity_bytes: of all files in it. Each process that writes enforces it now and then, by removing the least recently
+            used files; in between, there may be more. Reading counts as use once an hour.
 
     Attributes:
         description: the folder.
@@ -43,7 +43,7 @@ class FolderBlobs:
         check_path("root", root)
         check_count("capacity_bytes", capacity_bytes, 1)
         self.description = str(root)
-        self._root = root / "files"  # beside what a disk tier may have there
+        self._root = root / "files"  # a disk tier may have the same root
         self._capacity = capacity_bytes
         self._until_look = 0
         self._threads = FutureThreads("folder-blobs", NUM_THREADS)
@@ -61,7 +61,7 @@ class FolderBlobs:
         return [blob for blob, _ in found]
 
     def write(self, blobs: Mapping[str, bytes]) -> int:
-        # The first of a prefix last, so that it is not the first to make room.
+        # The first of a prefix last, so that it is not the first to be removed.
         missing = [name for name in reversed([*blobs]) if not self._in_use(name)]
         for name in missing:
             self._write(self._path(name), blobs[name])
@@ -77,7 +77,7 @@ class FolderBlobs:
 
     def clear(self, path: str) -> None:
         folder = self._root / path
-        # At once for all readers, however long removing takes.
+        # A rename clears it for all readers at once, however long removing takes.
         doomed = self._root / f".cleared-{uuid.uuid4().hex}"
         try:
             os.replace(folder, doomed)
@@ -93,7 +93,7 @@ class FolderBlobs:
         return self._root / folder / block[:2] / block
 
     def _in_use(self, name: str) -> bool:
-        """Whether it is there; if so, it is used now, and does not make room for the rest of its prefix."""
+        """Whether a blob is there; if so, mark it as used, so that it is not removed for the rest of its prefix."""
         try:
             _touch(self._path(name))
         except FileNotFoundError:
@@ -101,7 +101,7 @@ class FolderBlobs:
         return True
 
     def _read(self, name: str) -> tuple[bytes | None, bool]:
-        """What a blob holds, and whether it was not used for long."""
+        """A blob's content, and whether its time is older than `TOUCH_SECONDS`."""
         try:
             file = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -136,7 +136,7 @@ class FolderBlobs:
             os.close(file)
 
     def _make_folder(self, path: Path) -> None:
-        """With those above it, the root included, all for this user alone."""
+        """Make a folder with those above it, the root included, all for this user alone."""
         if not path.exists():
             if path != self._root.parent:
                 self._make_folder(path.parent)
@@ -163,6 +163,6 @@ class FolderBlobs:
 
 
 def _touch(file: int | Path) -> None:
-    """It was used now, to the nanosecond: a file system's own times are the same for milliseconds."""
+    """Mark a file as used now, to the nanosecond: a file system's own clock stands still for milliseconds."""
     now = time.time_ns()
     os.utime(file, ns=(now, now))

@@ -1,4 +1,4 @@
-"""Which blocks were put into tiers of late, so that what is there already is not copied out of the pool again."""
+"""Which blocks were recently put into tiers, so that they are not copied out of the pool again."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 
 class KnownBlocks:
-    """Remembers blocks by their hashes in the tree (`radixkv.cache.block_hash`): a collision costs a write, and nothing else.
+    """Remembers blocks by their hashes in the tree (`radixkv.cache.block_hash`); a collision only leaves a block unwritten.
 
     Args:
-        capacity: blocks of the smallest tier. It has forgotten what was put into it before that many others.
+        capacity: blocks of the smallest tier, which forgets a block once this many others are put after it.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -21,7 +21,7 @@ class KnownBlocks:
         return block_hash in self._hashes
 
     def add(self, hashes: Iterable[int]) -> None:
-        """They were put now."""
+        """The blocks were put now."""
         for block_hash in hashes:
             self._hashes[block_hash] = None
             self._hashes.move_to_end(block_hash)
@@ -29,10 +29,10 @@ class KnownBlocks:
             self._hashes.popitem(last=False)
 
     def discard(self, hashes: Iterable[int]) -> None:
-        """They were computed again: tiers may have lost them."""
+        """The blocks were computed again, so tiers may have lost them."""
         for block_hash in hashes:
             self._hashes.pop(block_hash, None)
 
     def clear(self) -> None:
-        """Remember none."""
+        """Forget all blocks."""
         self._hashes.clear()

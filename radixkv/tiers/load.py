@@ -1,4 +1,4 @@
-"""A prefix that is looked for in tiers, and one that is loaded from them."""
+"""The look-up of a prefix in tiers, and the load of a prefix from them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from radixkv.tiers.tier import BlockBytes
 
 @dataclass(eq=False, slots=True)
 class LookUp:
-    """Where a prefix lies below.
+    """A search for a prefix in tiers, and its result.
 
     Attributes:
         start: the first block that was asked for.
         keys: of the prefix's blocks; set with ``spans``.
         spans: of the blocks from ``start`` on; None while they are looked for.
-        waits_for_writer: whether nobody looks for them until what is on its way down is written.
-        done: is set when they are known.
+        waits_for_writer: whether the search pauses until blocks on their way down are written.
+        done: set when the spans are known.
     """
 
     namespace: str
@@ -42,14 +42,14 @@ class Load:
 
     Attributes:
         keys: of the prefix's blocks.
-        spans: where they are read.
+        spans: where the blocks are read from.
         first: the index of the first one.
-        block_ids: where they are written, int32.
+        block_ids: where they are written in the pool, int32.
         fence: see `PoolRows.write`.
         num_loaded: blocks that are in the pool.
-        read: for each tier that was read: blocks and seconds.
-        cancelled: whether no chunk more is written.
-        done: is set when nothing more of it will be written.
+        read: for each chunk that was loaded: its tier, blocks and seconds.
+        cancelled: whether no further chunk may be written.
+        done: set when nothing more of the load will be written.
     """
 
     keys: Sequence[BlockKey]
@@ -61,12 +61,12 @@ class Load:
     read: list[tuple[int, int, float]] = field(default_factory=list)
     cancelled: bool = False
     done: threading.Event = field(default_factory=threading.Event)
-    _changed: threading.Condition = field(default_factory=threading.Condition)  # of what follows
+    _changed: threading.Condition = field(default_factory=threading.Condition)  # guards what follows
     _num_wanted: int = 0  # blocks before the first one that is missing
-    _num_writing: int = 0  # chunks
-    # Chunks that are read or written, by their first block: the tier, and when reading began.
+    _num_writing: int = 0  # chunks that are being written
+    # Chunks that are being read or written, by their first block: the tier, and when reading began.
     _begun: dict[int, tuple[int, float]] = field(default_factory=dict)
-    # Finished chunks that are behind one of these, by their first block.
+    # Finished chunks that come after an unfinished one, by their first block.
     _finished: dict[int, _Finished] = field(default_factory=dict)
     _num_tried: int = 0  # blocks that were written or are lost, with all before them
     _tried_at: float = 0.0  # when the last of them was
@@ -75,24 +75,24 @@ class Load:
         self._num_wanted = len(self.block_ids)
 
     def begin_chunk(self, chunk: Span, began: float) -> bool:
-        """A chunk begins to be read; False: it need not be."""
+        """Note that reading a chunk begins; False: it need not be read."""
         start = chunk.start - self.first
         self._begun[start] = (chunk.tier, began)
         return self._wants(start)
 
     def in_vain(self, now: float) -> tuple[int, float] | None:
-        """The tier that is read for the next blocks, and for how long it has been; None: loads before this one are read."""
+        """The tier that the next blocks are read from, and for how long so far; None: earlier loads are still being read."""
         begun = self._begun.get(self._num_tried)
         return None if begun is None else (begun[0], now - max(begun[1], self._tried_at))
 
     def cancel(self) -> None:
-        """Write nothing more from now on; waits for chunks that are being written, which takes no medium."""
+        """Write nothing more from now on. Waits for chunks that are being written, which does not involve a medium."""
         with self._changed:
             self.cancelled = True
             self._changed.wait_for(lambda: not self._num_writing)
 
     def try_cancel(self) -> bool:
-        """Write no chunk more from now on; False: one is being written, and `done` or a later call says when it is."""
+        """Write no further chunk; False: one is still being written, until `done` is set or a later call returns True."""
         with self._changed:
             self.cancelled = True
             return not self._num_writing
@@ -102,8 +102,8 @@ class Load:
 
         Args:
             rows: of the pool.
-            chunk: that was begun.
-            blocks: the leading ones that were there; the load ends with them if there are fewer than the chunk's.
+            chunk: one that was begun.
+            blocks: its leading blocks that were there; if there are fewer than the chunk has, the load ends with them.
             clock: seconds.
 
         Returns:
@@ -135,7 +135,7 @@ class Load:
         return not self.cancelled and start < self._num_wanted
 
     def _count(self) -> None:
-        """Count the chunks that have finished with all before them; of two that were read at once, the time counts once."""
+        """Count chunks that have finished along with all before them. Time in which two were read at once counts once."""
         while (finished := self._finished.pop(self._num_tried, None)) is not None:
             tier, began = self._begun.pop(self._num_tried)
             if finished.wanted and self.num_loaded == self._num_tried:  # else blocks before these are missing
@@ -148,7 +148,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
-    """A chunk of a load: where the next one begins, how many blocks were written, whether any should be, and when."""
+    """A finished chunk: where the next one begins, how many blocks were written, if any should have been, and when."""
 
     stop: int
     num_written: int

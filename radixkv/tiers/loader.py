@@ -18,14 +18,14 @@ from radixkv.tiers.stack import Span, TierStack
 from radixkv.tiers.tier import BlockBytes
 from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
-# Read and written at once: few enough to stay in the processor's caches in between, many enough for a disk to be fast.
+# Blocks read and written at a time: few enough to stay in the processor's caches in between, enough for a disk to be fast.
 _CHUNK_BLOCKS = 8
 # Threads that take chunks: while one is at a disk, the other copies.
 _NUM_READERS = 2
-# Memory of a pool that is prepared before anything is loaded, at most; and blocks that are prepared at a time.
+# At most this much of a pool's memory is prepared before anything is loaded, this many blocks at a time.
 _MAX_PREPARED_BYTES = 1 << 30
 _PREPARED_BLOCKS = 64
-# Preparing memory holds up steps that take memory too: for each second of it, the thread sleeps for this many.
+# Preparing memory holds up steps that also take memory: for each second of it, the thread sleeps for this many.
 _PREPARING_PAUSE = 4
 
 
@@ -40,11 +40,11 @@ class BlockLoader:
         keys: makes their keys.
         rows: of the pool into which they are written.
         make_buffer: an array of ``(blocks, bytes of a block)``; for a GPU in pinned memory.
-        num_stored: blocks that tiers hold already, as far as is known: for so many, memory is made ready now.
+        num_stored: blocks that tiers hold already, as far as is known: memory for this many is prepared from the start.
         clock: seconds.
 
     Attributes:
-        progress: is set when a look-up or a load is done; the waiting thread clears it.
+        progress: set when a look-up or a load is done; the waiting thread clears it.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class BlockLoader:
         self._writer = writer
         self._keys = keys
         self._rows = rows
-        self._buffers: SimpleQueue[BlockBytes] = SimpleQueue()  # those that no reader has
+        self._buffers: SimpleQueue[BlockBytes] = SimpleQueue()  # not in use by a reader
         for _ in range(_NUM_READERS):
             self._buffers.put(make_buffer(_CHUNK_BLOCKS, rows.nbytes))
         self._clock = clock
@@ -78,7 +78,7 @@ class BlockLoader:
         self._finder.submit(partial(self._find, look_up, wait=True))
 
     def load(self, load: Load) -> None:
-        """Begin to load; nothing else may use the blocks until it is done."""
+        """Begin to load; nothing else may use the load's blocks until it is done."""
         self._preparer.submit(partial(self._rows.prepare, load.block_ids))
         for chunk in _chunks(load.spans):
             self._readers.submit(partial(self._read, load, chunk))
@@ -92,7 +92,7 @@ class BlockLoader:
         return finished
 
     def _prepare_some(self, start: int) -> None:
-        """Make the pool's memory ready from a block on: what is loaded first after a restart should not wait for it."""
+        """Prepare the pool's memory from a block on, so that the first loads after a restart do not wait for it."""
         stop = min(start + _PREPARED_BLOCKS, self._num_prepared)
         if start < stop:
             self._early_preparer.submit(partial(self._prepare, start, stop))
@@ -104,17 +104,17 @@ class BlockLoader:
         self._prepare_some(stop)
 
     def _find(self, look_up: LookUp, *, wait: bool) -> None:
-        """Look for a prefix. What is missing may be on its way down: then, once, look again when it has been written."""
+        """Look for a prefix. If missing blocks are on their way down, look again, once, when they have been written."""
         spans: list[Span] = []
         look_up.waits_for_writer = False
         try:
             queued = (
                 self._writer.queued() if wait else []
-            )  # before the tiers are asked: what is written meanwhile is in both
+            )  # before the tiers are asked: a block that is written in between is then in both, not in neither
             look_up.keys = self._keys.of(look_up.namespace, look_up.tokens)
             spans = self._stack.find(look_up.keys, look_up.start)
             missing = spans[-1].stop if spans else look_up.start
-            # They are written in this order: when the last one is, all are.
+            # The queue is written in order: once its last match is written, all are.
             for blocks in reversed(queued) if missing < len(look_up.keys) else []:
                 if any(self._has_some(part, look_up, missing) for part in blocks.parts):
                     look_up.waits_for_writer = True

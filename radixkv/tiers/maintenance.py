@@ -1,4 +1,4 @@
-"""What an operator does with the folder of a disk tier: look at it, verify it, make it smaller, empty it."""
+"""What operators do with the folder of a disk tier: look into it, verify it, shrink it, empty it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radixkv.tiers.slot_index import IndexedBlock, IndexErrors, SlotIndex
 from radixkv.tiers.slot_reader import slot_bytes_of
 from radixkv.tiers.store_folder import FolderLock, StoreHeader, owner_of, read_header
 
-# Between looks at a block that seems corrupt in a store that a process writes.
+# Waits between looks at a block that seems corrupt, in a store that some process writes.
 _SECONDS_BETWEEN_LOOKS = (0.01, 0.02, 0.04, 0.08, 0.16)
 
 
@@ -24,7 +24,7 @@ class StoreInfo:
     """What is in a store.
 
     Attributes:
-        header: what its blocks are.
+        header: what kind of blocks it holds.
         num_blocks: how many there are.
         slot_bytes: space per block.
         taken_bytes: space of all slots.
@@ -48,8 +48,8 @@ class Verification:
 
     Attributes:
         right: blocks that are as they were put.
-        corrupt: blocks that are not, which would be misses.
-        replaced: blocks whose slot holds another by now: of a process that was killed, or one that writes just now.
+        corrupt: blocks that are not; a reader would count them as misses.
+        replaced: blocks whose slot holds another one by now, from a process that was killed, or that is still writing.
     """
 
     right: int
@@ -66,7 +66,7 @@ class UnreadableIndexError(UnreadableStoreError):
 
 
 def describe(folder: Path) -> StoreInfo:
-    """Look at a store, which another process may be writing.
+    """Describe a store, which another process may be writing.
 
     Args:
         folder: of one store; see `radixkv.tiers.store_folder.store_folders`.
@@ -89,7 +89,7 @@ def describe(folder: Path) -> StoreInfo:
 
 
 def verify(folder: Path) -> Verification:
-    """Read every block of a store, and compare its checksum. Needs no key.
+    """Read every block of a store, and check its checksum. Needs no key.
 
     Args:
         folder: of one store, which another process may be writing.
@@ -104,7 +104,7 @@ def verify(folder: Path) -> Verification:
 
 
 def _judge(folder: Path, store: _Store, row: IndexedBlock) -> Verdict:
-    """What a block's slot holds. While it is given to another, it seems corrupt until that one is written."""
+    """What a block's slot holds. A slot that is given to another block seems corrupt until that block is written."""
     for seconds in (*_SECONDS_BETWEEN_LOOKS, 0.0):
         verdict = store.verdict(row)
         if verdict is not Verdict.CORRUPT:
@@ -118,12 +118,12 @@ def _judge(folder: Path, store: _Store, row: IndexedBlock) -> Verdict:
 
 
 def prune(folder: Path, *, max_bytes: int | None = None, used_since: float | None = None) -> int:
-    """Forget blocks that were used longest ago, and give their space back.
+    """Forget the least recently used blocks, and give their space back.
 
     Args:
         folder: of one store, which no other process writes.
-        max_bytes: of the slots that are left; None: any.
-        used_since: what was not used since then is forgotten, in seconds since 1970; None: nothing is.
+        max_bytes: how much the remaining slots may take; None: any.
+        used_since: forget blocks that were last used before then, in seconds since 1970; None: no block is too old.
 
     Returns:
         How many blocks were forgotten.
@@ -138,7 +138,7 @@ def prune(folder: Path, *, max_bytes: int | None = None, used_since: float | Non
         kept = [row for row in rows if used_since is None or row.used >= used_since]
         if max_bytes is not None:
             kept = kept[max(0, len(kept) - max_bytes // store.slot_bytes) :]
-        # What is kept moves to the first slots; a record does not depend on where it is.
+        # Kept blocks move to the first slots; a record does not depend on its slot.
         holes = sorted(set(range(len(kept))) - {row.slot for row in kept}, reverse=True)
         moved: list[IndexedBlock] = []
         for row in kept:
@@ -159,7 +159,7 @@ def clear(folder: Path, namespace: bytes | None = None) -> int:
         namespace: as `describe` names it.
 
     Returns:
-        How many blocks were forgotten; of those whose index cannot be read, which is removed, none are counted.
+        How many blocks were forgotten; 0 if the index, which is then removed, could not be read.
 
     Raises:
         OSError: it cannot be read or written.
@@ -205,7 +205,7 @@ class _Store:
         return record[: self.files.read(slot, [record])]
 
     def verdict(self, row: IndexedBlock) -> Verdict:
-        """Whether a block is in its slot; what cannot be read is as lost as what is corrupt."""
+        """Whether a block is in its slot; one that cannot be read counts as corrupt, being as lost."""
         try:
             slot = self.read(row.slot)
         except OSError:

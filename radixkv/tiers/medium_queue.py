@@ -25,9 +25,9 @@ class PendingBlock:
     Attributes:
         key: the block's.
         block: its bytes.
-        lent: they are in memory of whoever put them, and not in the queue's.
-        prefix: all keys that were put together, with the last of them that was queued.
-        cancelled: it was cleared meanwhile, and must not be found again.
+        lent: whether the bytes are in the caller's memory, not in the queue's.
+        prefix: all keys of a call of `MediumQueue.put`; only on the last block that the call queued.
+        cancelled: whether the block was cleared meanwhile, and must not be found again.
     """
 
     key: BlockKey
@@ -40,21 +40,21 @@ class PendingBlock:
 class MediumQueue:
     """One tier's blocks that wait for its medium, and the thread that writes them.
 
-    It writes them in batches. They wait in memory of the queue's own or, where they are lent, of whoever puts them.
+    The thread writes in batches. Blocks wait in the queue's own memory or, if they are lent, in the caller's.
 
     Args:
         name: of the thread.
         block_bytes: bytes per block.
-        queue_bytes: what may wait; what is more is dropped.
-        write: called by the thread with some blocks. It does not raise for what happens to the medium; if it raises, that is
-            an error of the program: it is logged, and all blocks are dropped from then on.
+        queue_bytes: of blocks that may wait; any beyond that are dropped.
+        write: called by the thread with some blocks. It does not raise for failures of the medium; anything that it raises is
+            a bug: it is logged, and all blocks are dropped from then on.
     """
 
     def __init__(
         self, name: str, block_bytes: int, queue_bytes: int, write: Callable[[list[PendingBlock]], None]
     ) -> None:
         self._write = write
-        # Rows that were never used cost no memory; those used last are taken first.
+        # Rows that were never used cost no memory, so the most recently used ones are taken first.
         self._rows = np.empty((max(1, queue_bytes // block_bytes), block_bytes), dtype=np.uint8)
         self._num_rows_used = self._num_waiting = 0
         self._free: list[BlockBytes] = []
@@ -67,16 +67,16 @@ class MediumQueue:
         self._thread.start()
 
     def put(self, keys: Sequence[BlockKey], blocks: BlockBytes, rows: Sequence[int], *, lent: bool = False) -> int:
-        """Queue the named rows of ``blocks``, but for those that wait already.
+        """Queue the given rows of ``blocks``, except for those that wait already.
 
         Args:
-            keys: one per row.
+            keys: one per row of ``blocks``.
             blocks: are copied, unless they are lent.
             rows: of ``blocks``.
-            lent: the blocks stay as they are until `flush` has returned True, or nothing refers to them any more.
+            lent: the blocks do not change until `flush` has returned True, or nothing refers to them any more.
 
         Returns:
-            How many were dropped. The last are, since a prefix is of use only as far as it is without gaps.
+            How many were dropped. It is the last ones, since a prefix is of use only up to its first gap.
         """
         taken: list[tuple[int, PendingBlock]] = []
         dropped = 0
@@ -104,7 +104,7 @@ class MediumQueue:
         return dropped
 
     def cancel(self, namespace: bytes | None, job: Callable[[], None]) -> None:
-        """Mark what waits of one namespace, or all of it, and have the thread call ``job`` before what is put from now on.
+        """Cancel the waiting blocks of one namespace, or all; the thread calls ``job`` before it writes what is put later.
 
         See `PendingBlock.cancelled`.
         """
@@ -123,13 +123,13 @@ class MediumQueue:
             self._changed.notify_all()
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until all that was queued before is done; False if ``timeout`` seconds were not enough."""
+        """Wait until all that is queued now is done; False if ``timeout`` seconds were not enough."""
         with self._changed:
             target = self._num_put
             return self._changed.wait_for(lambda: self._num_done >= target, timeout)
 
     def close(self) -> None:
-        """Write what waits, and end the thread."""
+        """Write what is queued, and end the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The secret of stored namespaces: only with it can one tell which tenant a block belongs to."""
+"""The secret of stored namespaces, without which nobody can tell which tenant a block belongs to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from radixkv.tiers.store_folder import open_private, sync
 _log = logging.getLogger(__name__)
 
 _NAME = "namespaces.secret"
-# In a disk's folder, what the folder that is shared has.
+# In a disk's folder: a copy of the shared folder's secret.
 _COPY_NAME = "shared-namespaces.secret"
 _NUM_BYTES = 32
 
@@ -25,18 +25,19 @@ def is_server(store: str) -> bool:
 def find_secret(
     secret_file: Path | None, disk_cache: Path | None, shared_cache: str | None, *, read_only: bool = False
 ) -> bytes | None:
-    """The secret that a configuration of tiers names; None: there is nothing for which one is needed beyond the process.
+    """The secret for the configured tiers; None: nothing outlives the process, so none is needed.
 
     Args:
-        secret_file: 64 hexadecimal digits.
+        secret_file: a file of 64 hexadecimal digits.
         disk_cache: a folder.
-        shared_cache: a folder or a server. What is shared by folder has its secret there, since all machines need it; one
-            that has none gets that of ``disk_cache``, which keeps a copy for when the shared folder is gone.
-        read_only: nothing is written into ``disk_cache``.
+        shared_cache: a folder or a server. A shared folder holds its own secret, since all machines need it; one without a
+            secret gets that of ``disk_cache``, which keeps a copy for when the shared folder is gone.
+        read_only: write nothing into ``disk_cache``.
 
     Raises:
         OSError: ``secret_file`` cannot be read.
-        ValueError: the file holds something else; or none is named, and a server that is shared has no place for one.
+        ValueError: the file holds something else; or no file is named although the shared store is a server, which has no
+            place for a secret.
     """
     if secret_file is not None:
         try:
@@ -67,7 +68,7 @@ def find_secret(
 
 
 def _shared_secret(shared: Path, disk: Path, *, may_write: bool) -> bytes:
-    """The shared folder's secret; while the folder is gone, the copy on the disk, by which what it holds is still found."""
+    """The shared folder's secret; while that folder is gone, the disk's copy, by which the disk's blocks are still found."""
     own, copy = disk / _NAME, disk / _COPY_NAME
     try:
         secret = namespace_secret(shared, initial=_read(own) if own.exists() else None)
@@ -85,7 +86,7 @@ def _shared_secret(shared: Path, disk: Path, *, may_write: bool) -> bytes:
 
 
 def _secret_or_random(folder: Path, may_make: bool) -> bytes:
-    """The folder's secret; where it can be neither read nor made, tiers warn and go on, and so does this."""
+    """The folder's secret; if it can be neither read nor made, a random one with a warning, since tiers go on, too."""
     try:
         return namespace_secret(folder, may_make)
     except OSError as error:
@@ -98,8 +99,8 @@ def namespace_secret(folder: Path, may_make: bool = True, initial: bytes | None 
 
     Args:
         folder: is made if it is not there.
-        may_make: make the folder and its secret, where there is none.
-        initial: what it is then; None: drawn at random.
+        may_make: make the folder and its secret if there is none.
+        initial: the secret to make; None: a random one.
 
     Raises:
         OSError: it can be neither read nor written.
@@ -113,13 +114,13 @@ def namespace_secret(folder: Path, may_make: bool = True, initial: bytes | None 
 
 
 def _write(path: Path, secret: bytes) -> None:
-    """Make a file, whole from its beginning; another process's, if it was there first, is left in place."""
+    """Create the file atomically; if another process has made it first, that one stays."""
     draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with open(draft, "wb", opener=open_private) as file:
             file.write(secret)
         sync(draft)
-        os.link(draft, path)  # unlike a rename
+        os.link(draft, path)  # unlike a rename, it replaces no file
         sync(path.parent)
     except FileExistsError:
         pass

@@ -15,7 +15,7 @@ class OpenFile:
 
     Attributes:
         descriptor: the system's.
-        num_users: of those who took it and did not give it back.
+        num_users: how many callers took it and did not give it back yet.
     """
 
     descriptor: int
@@ -23,11 +23,11 @@ class OpenFile:
 
 
 class OpenFiles:
-    """Keeps the files open that are in use, and those that were used last. Any thread may call.
+    """Keeps open the files that are in use, and the most recently used ones. Any thread may call.
 
     Args:
         open_file: opens one by its number.
-        most: so many are kept open; more only while they are in use.
+        most: how many are kept open; there are more only while more are in use.
     """
 
     def __init__(self, open_file: Callable[[int], int], most: int) -> None:
@@ -52,13 +52,13 @@ class OpenFiles:
             return file
 
     def give_back(self, file: OpenFile) -> None:
-        """What was taken is not used any more."""
+        """End the use of a file that was taken."""
         with self._lock:
             file.num_users -= 1
             self._close_unused(self._most)
 
     def close(self) -> None:
-        """Keep none open any more; what is in use is closed when it is given back."""
+        """Keep no file open any more; those in use are closed when they are given back."""
         with self._lock:
             self._most = 0
             self._close_unused(0)

@@ -36,13 +36,13 @@ _DISK_CODES = frozenset(
 )
 
 
-# What a disk does when it fails.
+# What a failing disk may raise.
 MediumErrors = (OSError, *IndexErrors)
 
 
 @dataclass(slots=True)
 class OpenStore:
-    """See `store_folder` for what is in the folder.
+    """An open store; see `store_folder` for what is in its folder.
 
     Attributes:
         lock: of the process that writes; None: it only reads.
@@ -55,7 +55,7 @@ class OpenStore:
     files: SlotFiles
 
     def close(self) -> None:
-        """Give the store back. Its slots can still be read, but no file stays open."""
+        """Release the store. Its slots can still be read, but no file stays open."""
         self.files.close()
         self.index.close()
         if self.lock is not None:
@@ -66,8 +66,8 @@ class Found(NamedTuple):
     """Blocks of one prefix.
 
     Attributes:
-        files: they are in; None: no store is open.
-        blocks: where they are.
+        files: the files that they are in; None: no store is open.
+        blocks: their keys, and where they are.
     """
 
     files: SlotFiles | None
@@ -79,11 +79,11 @@ def open_to_read(root: Path, codec: RecordCodec, slot_bytes: int) -> OpenStore:
 
     Args:
         root: the folder of stores.
-        codec: of the records, which says which store it is.
+        codec: of the records; its name is that of the store.
         slot_bytes: of a slot.
 
     Raises:
-        OSError, sqlite3.Error: it is not there, or the disk fails.
+        OSError, sqlite3.Error: the store is not there, or the disk fails.
     """
     folder = root / codec.name
     with ExitStack() as opened:
@@ -106,11 +106,11 @@ def open_to_write(
 
     Args:
         root: the folder of stores.
-        codec: of the records, which says which store it is.
+        codec: of the records; its name is that of the store.
         slot_bytes: of a slot.
-        capacity: slots; the space of those beyond is given back.
-        cleared: namespaces that are to be forgotten, None: all.
-        pins: are given those of the store.
+        capacity: slots; the space of any beyond that is given back.
+        cleared: namespaces to forget; a None among them: all.
+        pins: gets the store's pins.
 
     Returns:
         The store, its blocks by digest from the least to the most recently used, and its free slots.
@@ -146,7 +146,7 @@ def open_to_write(
 def _read_index(
     folder: Path, num_slots: int, cleared: Iterable[bytes | None]
 ) -> tuple[SlotIndex, list[IndexedBlock], list[IndexedPin]]:
-    """The index, and all that is in it: what is damaged shows when it is read or written."""
+    """The index, and all that is in it: damage shows only when it is read or written."""
     index = SlotIndex(folder, writable=True)
     try:
         for namespace in cleared:
@@ -160,8 +160,8 @@ def _read_index(
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether it is the file that is wrong, and not the disk below it or another process beside."""
-    # Alone, it is said of a file whose header says that nobody may write it.
+    """Whether the file itself is damaged, rather than that its disk fails or another process is in the way."""
+    # Without extended bits, this code means that the file's own header forbids writing.
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY:
         return True
     return primary_code(error) not in _DISK_CODES

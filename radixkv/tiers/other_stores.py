@@ -1,4 +1,4 @@
-"""Stores of other models, types or block sizes in a disk tier's folder: what a tenant has there is cleared, too."""
+"""Clears a tenant's blocks also in the stores of other models, types or block sizes in a disk tier's folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 class OtherStores:
     """The stores of one folder that no tier of this process has open.
 
-    A namespace has another name in each, which covers the store's fingerprint; with the secret, all of them are known.
+    A namespace has a different name in each, which covers the store's fingerprint; with the secret, all can be computed.
 
     Args:
         root: the folder.
@@ -33,15 +33,15 @@ class OtherStores:
         self._worker = Worker("radixkv-other-stores")
 
     def clear(self, group: str) -> None:
-        """Forget a group of namespaces in all of them, in the background, and overwrite its blocks.
+        """Forget a group of namespaces in all these stores, in the background, and overwrite its blocks.
 
-        A store that another process writes is left to that process, and one that cannot be read as it is, with a warning.
-        Until a store's blocks are overwritten, no engine of its format can start.
+        A store that another process writes is left to that process, and an unreadable one is left as it is, both with a
+        warning. Until a store's blocks are overwritten, no engine of its format can start.
         """
         self._worker.submit(partial(self._clear, group))
 
     def stop(self, timeout: float) -> bool:
-        """Finish what is to be cleared; returns whether that took no longer than ``timeout`` seconds."""
+        """Finish clearing; returns whether that took no longer than ``timeout`` seconds."""
         return self._worker.stop(timeout)
 
     def _clear(self, group: str) -> None:

@@ -1,4 +1,4 @@
-"""What moves blocks needs of a pool: its blocks as rows of bytes."""
+"""The view of a pool that moving blocks needs: its blocks as rows of bytes."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class PoolRows(Protocol):
         """
 
     def fence(self) -> object:
-        """Marks what was launched so far; None where nothing runs after a call."""
+        """Mark what was launched so far; None where nothing keeps running after a call."""
 
     def to_host(self, data: Any, fence: Any) -> BlockBytes:
-        """What `read` returned, as ``[blocks, nbytes]``; ``fence`` was made after that. Any thread may call."""
+        """What `read` returned, as ``[blocks, nbytes]``; ``fence`` was made after that call. Any thread may call."""
 
     def release(self, data: Any) -> None:
-        """What `read` returned, and what `to_host` made of it, is not used any more. Any thread may call."""
+        """End the use of what `read` returned, and of what `to_host` made of it. Any thread may call."""
 
     def prepare(self, block_ids: NDArray[np.int32]) -> None:
-        """Blocks will be given to `write`; nothing in them changes. Any thread may call."""
+        """Prepare blocks that `write` will be given, without changing them. Any thread may call."""
 
     def write(self, block_ids: NDArray[np.int32], data: BlockBytes, fence: object) -> None:
-        """Overwrite blocks that nothing uses but what was launched before ``fence``. Any thread may call."""
+        """Overwrite blocks that nothing uses except work launched before ``fence``. Any thread may call."""

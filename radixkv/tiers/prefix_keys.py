@@ -1,4 +1,4 @@
-"""The keys of an engine's prefixes in tiers, from namespaces and tokens."""
+"""Makes the keys of an engine's prefixes in tiers, from namespaces and tokens."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from threading import Lock
 from radixkv.tiers.block_key import BlockKey, block_keys, namespace_digest
 from radixkv.tiers.tier_events import TierEvents
 
-# Prefixes whose keys are kept: a long one is looked up, loaded, and evicted in parts, each time from the same start.
+# Prefixes whose keys are kept: a long prefix is looked up, loaded, and evicted in parts, with the same keys each time.
 _KEPT_PREFIXES = 32
 
 
 def namespace_group(namespace: str) -> str:
-    """What tiers clear together: all that a tenant's prefixes are under, whatever their salts.
+    """The group of namespaces that tiers clear together: all of a tenant's, whatever their salts.
 
-    A tier cannot be asked for the namespaces that it holds, so to clear a tenant after a restart, its salts would have to be
-    known. `Tenant.namespace` puts them behind a slash.
+    A tier cannot list the namespaces that it holds, so without groups, clearing a tenant after a restart would need all its
+    salts. `Tenant.namespace` puts them behind a slash.
     """
     return namespace.partition("/")[0]
 
@@ -28,7 +28,7 @@ class PrefixKeys:
         fingerprint: of everything that the bytes of blocks depend on besides tokens.
         secret: of the hash of namespaces, at most 64 bytes.
         block_bytes: of one block's encoded tokens.
-        events: note what blocks are called; None: there are none.
+        events: note the names of blocks; None: there are none.
     """
 
     def __init__(self, fingerprint: bytes, secret: bytes, block_bytes: int, events: TierEvents | None = None) -> None:
@@ -41,11 +41,11 @@ class PrefixKeys:
         self._lock = Lock()
 
     def group(self, namespace: str) -> bytes:
-        """What `BlockKey.namespace` is for prefixes of a namespace."""
+        """The `BlockKey.namespace` for prefixes of a namespace."""
         return self._digest(namespace_group(namespace))
 
     def namespace(self, namespace: str) -> bytes:
-        """Names one namespace, apart from all others of its group."""
+        """A name for one namespace, which differs from all others of its group."""
         return self._digest(namespace)
 
     def of(self, namespace: str, tokens: bytes) -> list[BlockKey]:

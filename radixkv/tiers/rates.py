@@ -1,4 +1,4 @@
-"""What loading and computing cost, learned as they happen, so that a prefix is loaded only where that is faster."""
+"""Learns what loading and computing cost, so that a prefix is loaded only where that is faster."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from radixkv.routing import PrefillRate
 from radixkv.routing.decayed_rate import DecayedRate
 from radixkv.tiers.stack import Span
 
-# What is left of what loading is believed to cost, each time that computing is chosen: a slow medium is tried again.
+# Each time that computing is chosen, the expected cost of loading is multiplied by this: so a slow medium is tried again.
 _FADING = 0.95
 
 
 class Rates:
-    """Seconds for a block from each tier, and for a computed prompt token.
+    """The expected seconds for a block from each tier, and for a computed prompt token.
 
     Args:
         num_tiers: of the stack.
@@ -27,7 +27,7 @@ class Rates:
         self._block_size = block_size
 
     def observe_load(self, tier: int, num_blocks: int, seconds: float) -> None:
-        """So many blocks of a tier took so long; 0: they were not there after all."""
+        """Note how long loading blocks from a tier took; 0 blocks: they were not there after all."""
         self._tiers[tier].observe(num_blocks, seconds)
 
     def load_seconds(self, spans: Sequence[Span]) -> float | None:
@@ -46,17 +46,17 @@ class Rates:
         return None if seconds is None else seconds * num_blocks * self._block_size
 
     def choose_loading(self, spans: Sequence[Span], seconds_before: float) -> bool:
-        """Whether the spans should be loaded rather than computed; where nothing is known, they should.
+        """Whether the spans should be loaded rather than computed; if nothing is known, they should.
 
         Args:
             spans: in tiers.
-            seconds_before: until a load that is asked for now begins.
+            seconds_before: how long a load that is asked for now would wait before it begins.
         """
         loading = self.load_seconds(spans)
         computing = self.compute_seconds(sum(span.stop - span.start for span in spans))
         if loading is None or computing is None or seconds_before + loading <= computing:
             return True
-        # Where only others' loads are in the way, what is believed of the tiers is not in doubt.
+        # If only the wait for other loads speaks against it, the tiers' rates are not in doubt.
         if loading > computing:
             for span in spans:
                 self._tiers[span.tier].fade(_FADING)

@@ -1,15 +1,15 @@
-"""What a store keeps for one block: a header that says which block it is, and the block.
+"""The record of one block in a store: a header that says which block it is, and the block.
 
 ::
 
     magic 8 | checksum 16 | digest 20 | nonce 12 | tokens 4 per token || block, or ciphertext and tag
 
-The header makes a record speak for itself. Wherever a store's index leads, to a slot that was given to another block
-meanwhile, to one that was half written when the power went, or to one of a bad disk, the record is compared with the key
-that was asked for. So no order of writes has to be kept for the sake of right answers.
+The header identifies the block. A store's index may lead to a slot that was given to another block meanwhile, that was half
+written when the power failed, or that is on a bad disk: the record is always compared with the key that was asked for. So
+correct answers do not depend on the order of writes.
 
-The checksum (xxh3, 128 bits) covers all after it. Of an encrypted block the tokens are not stored: they are bound into its
-tag, as the digest is, so that a block opens only for whoever has its key and its tokens.
+The checksum (xxh3, 128 bits) covers everything after it. The tokens of an encrypted block are not stored: like the digest,
+they are bound into its tag, so that a block opens only for whoever has its key and its tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FIELDS = struct.Struct(f"{DIGEST_BYTES}s{NONCE_BYTES}s")
 
 
 class Verdict(enum.Enum):
-    """What a record turned out to be."""
+    """What a record turns out to be."""
 
     RIGHT = enum.auto()
     OTHER = enum.auto()  # an intact record of another block
@@ -41,7 +41,7 @@ class Verdict(enum.Enum):
 
 
 class RecordLayout:
-    """What can be known of the records of one format without a key.
+    """What can be known about the records of one format without a key.
 
     Args:
         block_format: of the blocks.
@@ -61,11 +61,11 @@ class RecordLayout:
         self.body_bytes = block_format.block_bytes + (TAG_BYTES if sealed else 0)
 
     def intact(self, header: bytes, body: memoryview) -> bool:
-        """Whether a record is as it was made, whichever block's it is."""
+        """Whether a record is as it was written, whichever block it belongs to."""
         return header[: _CHECKSUM.size] == _CHECKSUM.pack(_MAGIC, _checksum(header[_CHECKSUM.size :], body))
 
     def digest_of(self, header: bytes) -> bytes:
-        """Which block an intact record is of."""
+        """The digest of the block that an intact record belongs to."""
         digest: bytes = _FIELDS.unpack_from(header, _CHECKSUM.size)[0]
         return digest
 
@@ -78,7 +78,7 @@ class RecordCodec(RecordLayout):
         key: encrypts them, 32 bytes; None: they are stored as they are.
 
     Attributes:
-        name: differs where records could not be read: by format, and by key.
+        name: of the store; differs by format and by key, since records could not be read across these.
 
     Raises:
         ImportError: a key is given, and cryptography is not installed.
@@ -91,10 +91,10 @@ class RecordCodec(RecordLayout):
         self.name = block_format.digest.hex() + (f"-{self._cipher.name.hex()}" if self._cipher else "")
 
     def check_rows(self, keys: Sequence[BlockKey], rows: BlockBytes) -> None:
-        """Refuse what is not one row per key.
+        """Check that there is one row per key, and that rows and keys have the right form.
 
         Raises:
-            ValueError: naming the argument.
+            ValueError: they do not; the message names the argument.
         """
         expected = (len(keys), self.format.block_bytes)
         if rows.shape != expected or rows.dtype != np.uint8 or not rows.flags.c_contiguous:
@@ -108,7 +108,7 @@ class RecordCodec(RecordLayout):
                 )
 
     def header_of(self, key: BlockKey) -> bytes:
-        """A block's header as it should be if it is not encrypted, but for the checksum."""
+        """The header that an unencrypted block should have, except for the checksum."""
         return _CHECKSUM.pack(_MAGIC, b"") + _fields_of(key)
 
     def encode(self, key: BlockKey, block: memoryview) -> tuple[bytes, memoryview]:
@@ -122,7 +122,7 @@ class RecordCodec(RecordLayout):
         return _CHECKSUM.pack(_MAGIC, _checksum(fields, body)) + fields, body
 
     def decode(self, key: BlockKey, header: bytes, body: memoryview, block: memoryview) -> Verdict:
-        """Compare a record with the key that it was found by, and write its block.
+        """Compare a record with the key that was looked up, and write its block.
 
         Args:
             key: of the wanted block.
@@ -145,11 +145,11 @@ class RecordCodec(RecordLayout):
         return Verdict.RIGHT if opened else Verdict.CORRUPT
 
     def seal(self, data: bytes, bound: bytes) -> bytes:
-        """Something short that is stored beside blocks, encrypted if they are.
+        """Encrypt something short that is stored beside blocks, if blocks are encrypted.
 
         Args:
             data: what is stored.
-            bound: what `unseal` is to be given, too.
+            bound: bound into the tag: `unseal` needs it, too.
         """
         if self._cipher is None:
             return data
@@ -157,7 +157,7 @@ class RecordCodec(RecordLayout):
         return nonce + self._cipher.encrypt(nonce, memoryview(data), bound)
 
     def unseal(self, sealed: bytes, bound: bytes) -> bytes | None:
-        """What `seal` was given; None: it is not as it was made."""
+        """The data that `seal` was given; None: it was changed, or bound to something else."""
         if self._cipher is None:
             return sealed
         nonce, body = sealed[:NONCE_BYTES], memoryview(sealed)[NONCE_BYTES:]

@@ -19,24 +19,24 @@ from radixkv.tiers.tier import BlockBytes
 
 
 class BlobStore(Protocol):
-    """Bytes by name. Names are paths: of the format, the namespace and the block, with ``/`` between them.
+    """Bytes by name. A name is a path ``format/namespace/block``.
 
-    Calls may come from several threads at a time. What the medium does is raised as an OSError.
+    Calls may come from several threads at a time. Failures of the medium are raised as an OSError.
 
     Attributes:
-        description: for people, without secrets.
+        description: of the store, for people, without secrets.
     """
 
     description: str
 
     def count_present(self, names: Sequence[str]) -> int:
-        """How many leading names there are."""
+        """How many leading names exist."""
 
     def read(self, names: Sequence[str]) -> Sequence[bytes | None]:
-        """The blobs, None where there is none; may end after the first such."""
+        """The blobs, None where there is none; the result may end after the first None."""
 
     def write(self, blobs: Mapping[str, bytes]) -> int:
-        """Write those of the blobs that are not there, each whole or not at all, and say how many were not."""
+        """Write those of the blobs that are not there, each whole or not at all; returns how many it wrote."""
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove blobs, which need not be there."""
@@ -45,22 +45,22 @@ class BlobStore(Protocol):
         """Remove all blobs whose names begin with ``path`` and a ``/``."""
 
     def close(self) -> None:
-        """Give back what is held open."""
+        """Release what is held open."""
 
 
 class SharedTier:
     """A tier in a store that several processes write to, on this machine or others.
 
-    `contains_prefix` and `get_many` ask the store, so a thread that must not wait should not call them. Another thread
-    writes and clears. Where the store fails, it is left alone for a while, and nothing is found; where it only refuses
-    writes, it is still read.
+    `contains_prefix` and `get_many` ask the store, so a thread that must not wait should not call them. A thread of the tier
+    writes and clears. A store that fails is left alone for a while, and nothing is found in it; one that only refuses writes
+    is still read.
 
     Args:
         store: of blobs.
         block_format: of the blocks.
-        queue_bytes: of blocks that may wait to be written; what is more is dropped.
+        queue_bytes: of blocks that may wait to be written; any beyond that are dropped.
         key: encrypts the blocks, 32 bytes; None: they are stored as they are.
-        clock: seconds, for statistics and for the time after which a store that failed is tried again.
+        clock: seconds, for statistics and for when to try a failed store again.
 
     Attributes:
         medium: "shared".
@@ -88,8 +88,8 @@ class SharedTier:
         self._counters = StoreCounters()
         self._reads = Backoff(f"reading {store.description}", clock)
         self._writes = Backoff(f"writing {store.description}", clock)
-        # Paths that are to be cleared. Until the store has done so, nothing below them is read.
-        # Read by any thread; bound anew, under the lock, with each change.
+        # Paths still to be cleared: until the store has cleared them, nothing below them is read.
+        # Any thread reads this; each change replaces it, under the lock.
         self._uncleared: frozenset[str] = frozenset()
         self._clearing = threading.Lock()
         self._closed = False
@@ -133,8 +133,8 @@ class SharedTier:
     def clear(self, namespace: bytes | None = None) -> None:
         """Forget one namespace, or everything of this format.
 
-        Nothing of it is found here from now on, and by others when the store has cleared it. A store that is gone is told
-        when it is back, if this process lives so long.
+        From now on, nothing of it is found here, nor by others once the store has cleared it. A store that is gone is cleared
+        when it is back, if this process still runs then.
         """
         if self._closed:
             return
@@ -155,7 +155,7 @@ class SharedTier:
         return f"{self._codec.name}/{key.namespace.hex()}/{key.digest.hex()}"
 
     def _readable(self, key: BlockKey) -> bool:
-        """Whether a key's namespace can be read now; all keys of a call are of one."""
+        """Whether a key's namespace can be read now; all keys of a call have the same."""
         if self._closed or not self._reads.ready:
             return False
         uncleared = self._uncleared
@@ -196,7 +196,7 @@ class SharedTier:
                     blobs[self._name(pending.key)] = b"".join((header, body))
                 written = self._store.write(blobs)
                 dropped = 0
-                if written:  # a full store, too, takes what it has already
+                if written:  # else nothing is proved: even a full store accepts what it has already
                     self._writes.worked()
         except OSError as error:
             self._failed(self._writes, error)

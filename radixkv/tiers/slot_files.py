@@ -13,9 +13,9 @@ from radixkv.tiers.open_files import OpenFile, OpenFiles
 from radixkv.tiers.store_folder import open_private
 
 FILE_BYTES = 256 << 20
-# A disk of a terabyte has thousands of files, and the whole process often no more than 1,024 descriptors.
+# A store of a terabyte has thousands of files, and a process often no more than 1,024 descriptors.
 MAX_OPEN_FILES = 32
-# Linux takes no more buffers in a call.
+# Linux accepts no more buffers in a call.
 MAX_BUFFERS = 1024
 
 
@@ -65,7 +65,7 @@ class SlotFiles:
         self.num_slots = index * self.slots_per_file + wanted
 
     def shrink(self, most: int) -> None:
-        """Give back the space of all but the first ``most`` slots. What reads them at the same time finds the files short.
+        """Give back the space of all but the first ``most`` slots. Concurrent readers of those find the files too short.
 
         Raises:
             OSError: not all could be given back.
@@ -77,13 +77,13 @@ class SlotFiles:
             if not path.exists():
                 return
             if path.stat().st_size > kept:
-                os.truncate(path, kept)  # and not removed: another process may have it open, to read what comes
+                os.truncate(path, kept)  # not removed: another process may have it open for reading
 
     @contextmanager
     def places(self, slots: Sequence[int]) -> Iterator[tuple[list[tuple[int, int]], OSError | None]]:
-        """Where slots are, as long as the context lasts: each an open file's descriptor, and an offset.
+        """Where slots are: for each, the descriptor of a file that stays open within the context, and an offset.
 
-        Of the leading ones whose files can be opened, and what the system said to the first that cannot.
+        Yields the places of the leading slots whose files can be opened, and the error of the first that cannot.
         """
         files: dict[int, OpenFile] = {}
         found: list[tuple[int, int]] = []
@@ -106,7 +106,7 @@ class SlotFiles:
         """Fill buffers with the bytes from a slot on.
 
         Returns:
-            How many bytes there were. Less than was asked for, if the file ends before.
+            How many bytes there were: fewer than asked for if the file ends before that.
 
         Raises:
             OSError: as from the system.
@@ -127,7 +127,7 @@ class SlotFiles:
                 raise OSError(errno.EIO, "not everything was written", str(self._path(index)))
 
     def close(self) -> None:
-        """Keep no file open; what is read or written meanwhile is closed afterwards."""
+        """Keep no file open: those in use, now or later, are closed after use."""
         self._files.close()
 
     @contextmanager

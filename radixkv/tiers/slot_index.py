@@ -1,8 +1,8 @@
 """Which slot holds which block, in SQLite.
 
 SQLite and LMDB were measured with 100,000 blocks on two cores of an Intel Xeon, shared and loaded: opening and reading all
-into a dictionary took 0.29 s and 0.09 s, a transaction of 16 blocks that survives a crash 0.23 ms and 0.97 ms. Blocks are
-looked up in the dictionary either way. Both open fast enough, and SQLite comes with Python.
+into a dictionary took 0.29 s and 0.09 s, and a transaction of 16 blocks that survives a crash 0.23 ms and 0.97 ms. Blocks
+are looked up in the dictionary either way. Both open fast enough, and SQLite comes with Python.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OR typeof(digest) != 'blob' OR typeof(namespace) != 'blob' OR typeof(used) != 'r
 LIMIT 1
 """
 
-# What an index that is damaged, or on a disk that fails, may raise: SQLite's messages quote what is in the file.
+# What a damaged index, or a failing disk, may raise: SQLite's messages quote the file, and may fail to decode.
 IndexErrors = (sqlite3.Error, UnicodeDecodeError)
 
 
@@ -66,7 +66,7 @@ class IndexedBlock(NamedTuple):
 
 
 class IndexedPin(NamedTuple):
-    """A row of the pins; see `radixkv.tiers.stored_pins.StoredPin`. Its tokens may be encrypted."""
+    """A row of the table of pins; see `radixkv.tiers.stored_pins.StoredPin`. Its tokens may be encrypted."""
 
     name: str
     group: bytes
@@ -77,14 +77,14 @@ class IndexedPin(NamedTuple):
 
 
 class SlotIndex:
-    """Owned by one process, and read by any number. One thread at a time may call it.
+    """The index of one store, written by one process and read by any number. One thread at a time may call it.
 
-    Written ahead and not synchronised with each transaction: what a killed process had committed is there, and what a machine
-    had that lost its power may be older, which records notice.
+    It has a write-ahead log, which is not synced with each transaction. After a kill, all that was committed is there; after
+    a power cut, the index may be older than the slots, which their records reveal.
 
     Args:
         folder: where the file is.
-        writable: False: only `find`, `all` and `__len__`.
+        writable: False: only `find`, `all` and `__len__` may be called.
 
     Raises:
         OSError: the file cannot be made.
@@ -97,7 +97,7 @@ class SlotIndex:
         if writable:
             with open(self._path, "ab", opener=open_private):  # SQLite gives its other files the mode of this one
                 pass
-        # An earlier process may have deleted something, and not cut the log.
+        # An earlier process may have deleted something without truncating the log.
         self._log_has_deleted = writable
         self._identity = _identity_of(self._path)
         self._ignores_log = False
@@ -106,13 +106,13 @@ class SlotIndex:
         except sqlite3.OperationalError as error:
             if writable or primary_code(error) != sqlite3.SQLITE_CANTOPEN or self._log_path.exists():
                 raise
-            # Where nothing can be written, SQLite cannot make the files that it needs to see what others write.
+            # Where this process can write nothing, SQLite cannot make the files that it needs to see what others write.
             self._ignores_log = True
             self._open(writable)
 
     @property
     def is_current(self) -> bool:
-        """Whether the file is still the one in the folder, and what others write to it can be seen.
+        """Whether the open file is still the one in the folder, and what others write to it can be seen.
 
         Raises:
             OSError: the folder cannot be read.
@@ -124,7 +124,7 @@ class SlotIndex:
         return int(count)
 
     def all(self) -> list[IndexedBlock]:
-        """All blocks, that used longest ago first.
+        """All blocks, least recently used first.
 
         Raises:
             sqlite3.Error, UnicodeDecodeError: they cannot be read, or make no sense.
@@ -132,11 +132,11 @@ class SlotIndex:
         if self._database.execute(_UNSOUND_BLOCKS).fetchone():
             raise sqlite3.DatabaseError("blocks with values of other types")
         rows = self._database.execute("SELECT slot, digest, namespace, used FROM blocks ORDER BY used, slot DESC")
-        # Unlike `IndexedBlock._make`, it runs no Python for each of many rows.
+        # Unlike `IndexedBlock._make`, this runs no Python code for each of many rows.
         return [*map(partial(tuple.__new__, IndexedBlock), rows.fetchall())]
 
     def find(self, digests: Sequence[bytes]) -> list[IndexedBlock]:
-        """The leading ones that are there.
+        """The leading blocks that are there.
 
         Raises:
             sqlite3.Error, UnicodeDecodeError: they cannot be read, or make no sense.
@@ -154,11 +154,11 @@ class SlotIndex:
         return found
 
     def commit(self, written: Iterable[IndexedBlock], used: Iterable[tuple[float, int]], gone: Iterable[int]) -> None:
-        """One transaction.
+        """Change the blocks, in one transaction.
 
         Args:
-            written: blocks, instead of what their slots held.
-            used: times and slots that were read.
+            written: blocks, which replace what their slots held.
+            used: times at which slots were read.
             gone: slots that hold nothing any more.
 
         Raises:
@@ -177,12 +177,12 @@ class SlotIndex:
         return [*map(IndexedPin._make, rows.fetchall())]
 
     def change_pins(self, cleared: Iterable[bytes | None], gone: Iterable[str], written: Iterable[IndexedPin]) -> None:
-        """One transaction.
+        """Change the pins, in one transaction.
 
         Args:
-            cleared: groups of namespaces all of whose pins are to be forgotten; None: all pins are.
-            gone: names of pins to be forgotten besides.
-            written: pins to be added after that.
+            cleared: groups of namespaces all of whose pins are forgotten; a None among them: all pins are.
+            gone: names of other pins to forget.
+            written: pins to add after that.
 
         Raises:
             sqlite3.Error: nothing was changed.
@@ -210,12 +210,12 @@ class SlotIndex:
             self._clear("pins", "family", namespace)
 
     def erase_deleted(self) -> None:
-        """Have nothing of deleted pins in the files any more: SQLite's log keeps what was written until it is written over.
+        """Remove every trace of deleted pins from the files: SQLite's log keeps what was written until it is overwritten.
 
-        Where another process reads just now, the log stays, and the next call tries again.
+        While another process is reading, the log stays, and the next call tries again.
 
         Raises:
-            sqlite3.Error: it stays, too.
+            sqlite3.Error: the log stays.
         """
         if self._log_has_deleted:
             busy, _, _ = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -227,7 +227,7 @@ class SlotIndex:
 
     @staticmethod
     def remove(folder: Path) -> None:
-        """Remove an index that is damaged; the blocks in the slots are lost."""
+        """Remove a damaged index; the blocks in the slots are lost."""
         for ending in ("", "-wal", "-shm"):
             (folder / f"{_NAME}{ending}").unlink(missing_ok=True)
 
@@ -247,7 +247,7 @@ class SlotIndex:
                 self._database.execute("PRAGMA secure_delete=ON")  # what tenants had pinned is overwritten
                 self._database.execute(_BLOCKS)
                 self._database.execute(_PINS)
-                # Unlike a quick check, it compares tables with what finds their rows.
+                # Unlike `quick_check`, it compares tables with their indexes.
                 (verdict,) = self._database.execute("PRAGMA integrity_check(1)").fetchone()
                 if verdict != "ok":
                     raise sqlite3.DatabaseError(verdict.replace("\n", " "))
@@ -275,13 +275,13 @@ class SlotIndex:
 
 
 def primary_code(error: Exception) -> int | None:
-    """SQLite's code of an error, without what extends it; None: it has none."""
+    """SQLite's primary code of an error, without the extended bits; None: it has none."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
 
 def _identity_of(path: Path) -> tuple[int, int] | None:
-    """Which file a path leads to; None: to none."""
+    """Device and inode of the file that a path leads to; None: there is none."""
     try:
         status = path.stat()
     except FileNotFoundError:

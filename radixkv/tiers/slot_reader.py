@@ -1,10 +1,10 @@
-"""Reads many blocks of slots at a time, and compares each with its key.
+"""Reads many blocks from slots at a time, and compares each with its key.
 
-Where there is compiled code for it, a call of many blocks is one without Python's lock, in which each block is summed while
-it is in the processor's caches. Python's own calls, several a block, stop two threads at each other's lock: 62 blocks of
-369 KB in the page cache, read into a pool by two threads on two cores of an Intel Xeon, took 8.4 ms by them.
+Where compiled code is available, one call without Python's lock reads many blocks, and checksums each while it is in the
+processor's caches. Python needs several calls per block, in which two threads wait for each other's lock: 62 blocks of 369 KB
+in the page cache, read into a pool by two threads on two cores of an Intel Xeon, took 8.4 ms that way.
 
-A mapping copies no faster, and a disk that fails kills a process that reads it so.
+Memory-mapped files are copied no faster, and a failing disk kills a process that reads them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def runs_of(slots: Sequence[int], slots_per_file: int, most: int) -> Iterator[ra
 
 
 def slot_bytes_of(layout: RecordLayout) -> int:
-    """Bytes of a slot: a record whose header is filled up such that slots begin with pages."""
+    """Bytes of a slot: a record, with its header padded so that each slot begins with a page."""
     return -(-(layout.header_bytes + layout.body_bytes) // PAGE_BYTES) * PAGE_BYTES
 
 
 class RecordsReader(Protocol):
-    """Reads records that are not encrypted, many in a call; `radixkv_cpu.read_records` is one, and says of what."""
+    """Reads unencrypted records, many in a call; `radixkv_cpu.read_records` is one, and documents the arguments."""
 
     def __call__(
         self, places: Sequence[tuple[int, int]], headers: bytes, slot_bytes: int, rows: BlockBytes
@@ -55,7 +55,7 @@ class SlotReader:
 
     Args:
         codec: of the records.
-        read_records: reads them, if they are not encrypted; None: Python does.
+        read_records: reads records that are not encrypted; None: Python does.
 
     Attributes:
         slot_bytes: see `slot_bytes_of`.
@@ -81,7 +81,7 @@ class SlotReader:
             out: a row per block.
 
         Returns:
-            What each slot holds, None where it could not be read; and what the system said to that.
+            What each slot holds, None where it could not be read; and the errors of the system.
         """
         if self._read_records is not None:
             return self._read_compiled(self._read_records, files, keys, slots, out)
@@ -108,11 +108,11 @@ class SlotReader:
     ) -> tuple[list[Verdict | None], list[OSError]]:
         errors: list[OSError] = []
         with files.places(slots) as (places, refused):
-            if refused is not None:  # what is behind it is of no use without it
+            if refused is not None:  # blocks behind it are of no use without it
                 errors.append(refused)
             headers = b"".join(map(self._codec.header_of, keys[: len(places)]))
             outcomes = read_records(places, headers, self.slot_bytes, out[: len(places)])
-        failed = min(outcomes, default=0)  # all that could not be read are so for the same reason
+        failed = min(outcomes, default=0)  # all that cannot be read fail for the same reason
         if failed < 0:
             errors.append(OSError(-failed, os.strerror(-failed)))
         verdicts = [None if outcome < 0 else _VERDICTS[outcome] for outcome in outcomes]
@@ -128,7 +128,7 @@ class SlotReader:
         length = files.read(slots[run.start], buffers)
         verdicts = []
         for index, row in enumerate(run):
-            if length < (index + 1) * self.slot_bytes:  # the file ends before
+            if length < (index + 1) * self.slot_bytes:  # the file ends before the slot does
                 verdicts.append(Verdict.CORRUPT)
             else:
                 header = bytes(heads[index][: self._codec.header_bytes])
@@ -136,7 +136,7 @@ class SlotReader:
         return verdicts
 
     def _scratch(self) -> tuple[list[memoryview], list[memoryview]]:
-        """The thread's memory for one call: for what comes before bodies, and for bodies that are encrypted."""
+        """The thread's memory for one call: for what precedes each body, and for encrypted bodies."""
         found: tuple[list[memoryview], list[memoryview]] | None = getattr(self._local, "scratch", None)
         if found is None:
             body_bytes = self._codec.body_bytes

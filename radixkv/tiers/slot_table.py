@@ -1,4 +1,4 @@
-"""Which slot holds which block of a store that this process writes, in memory, by last use."""
+"""Which slot holds which block of a store that this process writes: in memory, ordered by last use."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from radixkv.tiers.tier_events import TierObserver
 
 
 class SlotTable:
-    """Any thread may call; calls take microseconds.
+    """The blocks of one store. Any thread may call; calls take microseconds.
 
     Attributes:
-        observer: is notified of what is there, in the order in which it changes; None: there is none.
+        observer: notified of which blocks are there, in the order of the changes; None: there is none.
     """
 
     def __init__(self) -> None:
@@ -32,24 +32,24 @@ class SlotTable:
 
     @property
     def slots(self) -> list[int]:
-        """Those of blocks, and those that proved wrong since `take_changes`."""
+        """The slots of blocks, and those that proved wrong since `take_changes`."""
         with self._lock:
             return [*self._gone, *(entry.slot for entry in self._entries.values())]
 
     def fill(self, entries: OrderedDict[bytes, IndexedBlock]) -> None:
-        """Begin, or begin again, with what an index says."""
+        """Replace all entries by those of an index."""
         with self._lock:
             before, self._entries = self._entries, entries
             self._used, self._gone = {}, []
             self._notify_removed([entry for digest, entry in before.items() if digest not in entries])
 
     def missing(self, keys: Sequence[BlockKey]) -> list[int]:
-        """The indices of those that are not there."""
+        """The indices of the blocks that are not there."""
         with self._lock:
             return [row for row, key in enumerate(keys) if key.digest not in self._entries]
 
     def find(self, keys: Sequence[BlockKey]) -> list[tuple[BlockKey, IndexedBlock]]:
-        """The leading ones that are there."""
+        """The leading blocks that are there."""
         found = []
         with self._lock:
             for key in keys:
@@ -60,7 +60,7 @@ class SlotTable:
         return found
 
     def mark_used(self, prefix: Sequence[BlockKey]) -> None:
-        """They were used now, see `radixkv.tiers.tier.RecencyOrdered`."""
+        """The blocks were used now, see `radixkv.tiers.tier.RecencyOrdered`."""
         now = time.time()
         with self._lock:
             for key in reversed(prefix):
@@ -70,7 +70,7 @@ class SlotTable:
                     self._used[entry.slot] = now
 
     def add(self, keys: Sequence[BlockKey], blocks: Sequence[IndexedBlock]) -> None:
-        """They are in their slots now."""
+        """The blocks are in their slots now."""
         with self._lock:
             self._entries.update((block.digest, block) for block in blocks)
             if self.observer is not None:
@@ -79,9 +79,9 @@ class SlotTable:
     def note_verdicts(
         self, found: Sequence[tuple[BlockKey, IndexedBlock]], verdicts: Sequence[Verdict | None], count: int
     ) -> int:
-        """What was wrong is forgotten, unless another block took its slot meanwhile.
+        """Forget blocks whose records proved wrong, unless another block took the slot meanwhile.
 
-        Of what could not be read only the first block is forgotten: a sector may be bad, or the disk gone for a while.
+        Of blocks that could not be read only the first is forgotten: a sector may be bad, or the disk gone for a while.
 
         Args:
             found: by `find`.
@@ -102,13 +102,13 @@ class SlotTable:
                     forgotten.append(key.digest)
                     corrupt += verdict is Verdict.CORRUPT
             if self.observer is not None:
-                # What an earlier process wrote it may not know yet; of what was evicted meanwhile it should not be notified.
+                # It may not know yet of blocks from an earlier process; it must not be notified of those evicted meanwhile.
                 self.observer.on_stored([key for key, _ in found[:count] if key.digest in self._entries])
                 self.observer.on_removed(forgotten)
         return corrupt
 
     def evict(self, count: int) -> list[int]:
-        """Forget so many that were used longest ago, or all; returns their slots."""
+        """Forget the ``count`` least recently used blocks, or all; returns their slots."""
         with self._lock:
             evicted = [self._entries.popitem(last=False)[1] for _ in range(min(count, len(self._entries)))]
             for entry in evicted:
@@ -117,7 +117,7 @@ class SlotTable:
         return [entry.slot for entry in evicted]
 
     def clear(self, namespace: bytes | None) -> list[int]:
-        """Forget one namespace, or everything; returns their slots."""
+        """Forget one namespace, or everything; returns the slots of its blocks."""
         with self._lock:
             gone = [digest for digest, entry in self._entries.items() if namespace in (None, entry.namespace)]
             cleared = [self._entries.pop(digest) for digest in gone]

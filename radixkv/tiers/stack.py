@@ -1,7 +1,7 @@
-"""Several tiers, the nearest first, as one: what one lacks is looked for in the next, and what is written goes to all.
+"""Several tiers as one, the nearest first: blocks that one lacks are looked for in the next; writes go to all of them.
 
-Whatever a tier does, nothing is raised here: one that fails, or answers what cannot be, has nothing, which is said once until
-it works again.
+Nothing that a tier does raises here. A tier that fails, or returns an impossible answer, counts as empty; that is logged once
+until it works again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Span:
     """Consecutive blocks of a prefix that one tier has.
 
     Attributes:
-        tier: its index.
-        start, stop: of the blocks.
+        tier: the tier's index.
+        start, stop: the range of the blocks' indices.
     """
 
     tier: int
@@ -48,7 +48,7 @@ class TierStack:
         self._failing = [False] * len(tiers)
         # The tiers that `flush` does not wait for. Used by the thread that writes.
         self._behind = [False] * len(tiers)
-        # How often a namespace was cleared, and under None everything: what was read or queued before is not put after it.
+        # How often each namespace was cleared; under None, everything. Blocks read or queued before that are not put later.
         self._num_clears: Counter[bytes | None] = Counter()
         self._put_lock = Lock()
 
@@ -59,7 +59,7 @@ class TierStack:
 
     @property
     def stats(self) -> tuple[StoreStats, ...]:
-        """What each tier counts."""
+        """The counters of each tier."""
         return tuple(tier.stats for tier in self._tiers)
 
     def generation(self, namespace: bytes) -> int:
@@ -67,7 +67,7 @@ class TierStack:
         return self._num_clears[namespace] + self._num_clears[None]
 
     def find(self, keys: Sequence[BlockKey], start: int = 0) -> list[Span]:
-        """Where the blocks from index ``start`` on are said to be, as far as they are known without a gap."""
+        """Where the blocks from index ``start`` on are, according to the tiers, up to the first gap."""
         spans = []
         for index, tier in enumerate(self._tiers):
             if start == len(keys):
@@ -81,7 +81,7 @@ class TierStack:
         return spans
 
     def read(self, span: Span, keys: Sequence[BlockKey], out: BlockBytes) -> int:
-        """Read a span's blocks into rows, until one is missing; they are put into the nearer tiers, too.
+        """Read a span's blocks into rows, up to the first that is missing, and put them into the nearer tiers, too.
 
         Args:
             span: from `find`, or a part of one.
@@ -89,7 +89,7 @@ class TierStack:
             out: one row for each block of the span.
 
         Returns:
-            How many were read.
+            How many blocks were read.
         """
         wanted = keys[span.start : span.stop]
         generation = self.generation(wanted[0].namespace)
@@ -110,7 +110,7 @@ class TierStack:
     def write(self, keys: Sequence[BlockKey], blocks: BlockBytes, generation: int) -> None:
         """Put blocks into all tiers, unless their namespace was cleared since it had this generation.
 
-        Until `flush` has returned True the blocks must stay as they are: tiers may write them out of this memory.
+        Until `flush` has returned True the blocks must not change: tiers may write them straight from this memory.
         """
         for index, is_behind in enumerate(self._behind):
             if is_behind:
@@ -120,13 +120,13 @@ class TierStack:
     def flush(self, timeout: float) -> bool:
         """Wait until all tiers have what was put; False if ``timeout`` seconds were not enough for one of them.
 
-        Such a tier is not waited for again until it has all that was put before some later `write`.
+        A tier that is late is not waited for again until it has caught up.
         """
         finished = [self._flush(index, 0.0 if behind else timeout) for index, behind in enumerate(self._behind)]
         return all(finished)
 
     def clear(self, namespace: bytes | None) -> None:
-        """Forget one namespace (`BlockKey.namespace`), or everything, in all tiers. Waits for what is being put."""
+        """Forget one namespace (`BlockKey.namespace`), or everything, in all tiers. Waits for a put in progress."""
         with self._put_lock:
             self._num_clears[namespace] += 1
             for index, tier in enumerate(self._tiers):
@@ -181,7 +181,7 @@ class TierStack:
 
     @contextmanager
     def _guarded(self, index: int) -> Iterator[None]:
-        """A tier must not raise; one that does has not done what it was asked for."""
+        """Treat a tier that raises, which it must not, as having done nothing."""
         try:
             yield
         except Exception as error:
@@ -193,11 +193,11 @@ class TierStack:
 
 
 def _checked_count(method: str, count: int, most: int) -> int:
-    """How many leading blocks a tier says that it has, or has read: rows beyond those that it has read are undefined.
+    """Check how many leading blocks a tier says that it has, or has read: rows beyond those are undefined.
 
     Raises:
-        TypeError: it is no whole number.
-        ValueError: it is not one of 0 to ``most``.
+        TypeError: the count is not a whole number.
+        ValueError: it is not between 0 and ``most``.
     """
     expected = f"{method}: expected a whole number from 0 to {most}, got {count!r:.80}"
     if not is_whole(count):

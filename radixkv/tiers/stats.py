@@ -1,4 +1,4 @@
-"""What a store counts of itself."""
+"""The counters of a store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StoreStats:
         dropped_blocks: blocks put that were not written: the queue was full, or writing failed.
         corrupt_blocks: blocks that were there with other bytes than were put.
         evicted_blocks: blocks that made room for others.
-        errors: calls that the medium failed.
+        errors: calls in which the medium failed.
     """
 
     hit_blocks: int = 0
@@ -81,10 +81,10 @@ class TierTotals:
     """What has happened below the pool.
 
     Attributes:
-        tiers: by medium, what each counts, in order.
-        loads: prefixes that were loaded, or were begun to be.
-        loads_given_up: those that took longer than computing would have.
-        loads_not_worth_it: prefixes that were there, and were computed because that is faster.
+        tiers: the medium and the counters of each, in order.
+        loads: prefixes whose loading was begun.
+        loads_given_up: those of them that took longer than computing would have.
+        loads_not_worth_it: prefixes that were there, but were computed because that is faster.
         dropped_blocks: blocks that were not written because too many waited to be.
     """
 

@@ -1,11 +1,11 @@
-"""The folder of one store of blocks: who owns it, what is in it, and that only its owner's user can read it.
+"""The folder of one store of blocks: its files, its lock, and permissions for its user alone.
 
 ::
 
     ROOT/                       what the user names
-      <format>[-<key>]/         one store, 0700; another model, dtype, block size, quantisation or key has another
+      <format>[-<key>]/         one store, 0700; one for each model, dtype, block size, quantisation and key
         format.json             what its name stands for
-        lock                    held by the process that writes; its text says which
+        lock                    held by the process that writes, which its text names
         index.sqlite            which slot holds which block, and what is pinned
         blocks-00000 ...        slots
 """
@@ -28,7 +28,7 @@ from radixkv.tiers.block_format import FORMAT_VERSION, BlockFormat
 from radixkv.tiers.record import RecordCodec
 
 _HEADER = "format.json"
-# To take a lock.
+# For taking a lock.
 _ATTEMPTS = 10
 _SECONDS_BETWEEN_ATTEMPTS = 0.01
 
@@ -54,7 +54,7 @@ class StoreHeader:
 
 
 def make_store_folder(root: Path, codec: RecordCodec) -> Path:
-    """The folder of one format's store under ``root``, made if it is not there.
+    """The folder of one format's store under ``root``; it is made if it is not there.
 
     Raises:
         OSError: it cannot be made or read.
@@ -86,11 +86,11 @@ def make_store_folder(root: Path, codec: RecordCodec) -> Path:
 
 
 def read_header(folder: Path) -> StoreHeader:
-    """What a store's folder says of itself.
+    """The header of a store's folder.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it says nothing that makes sense.
+        ValueError: it makes no sense.
     """
     try:
         fields: dict[str, Any] = json.loads((folder / _HEADER).read_text())
@@ -137,7 +137,7 @@ def sync(path: Path) -> None:
 
 
 class FolderLock:
-    """Held by the one process that writes to a store; the system gives it back when the process ends, however it ends.
+    """Held by the one process that writes to a store; the system releases it when the process ends, however it ends.
 
     A forked child does not hold it.
 
@@ -169,7 +169,7 @@ class FolderLock:
         self._file.flush()
 
     def _take(self) -> None:
-        """Who asks `owner_of` holds it, too, for a moment."""
+        """Take the lock. It is tried several times, since a process in `owner_of` also holds it, for a moment."""
         for attempt in range(_ATTEMPTS, 0, -1):
             try:
                 return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -179,16 +179,16 @@ class FolderLock:
             time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
 
     def close(self) -> None:
-        """Give it back."""
+        """Release it."""
         self._file.close()
 
 
-# Mutable, because a fork reaches no object: `os.register_at_fork` takes a function of the module.
+# Global, because `os.register_at_fork` takes a function that is given no object.
 _locks: WeakSet[FolderLock] = WeakSet()
 
 
 def _close_in_child() -> None:
-    """Close the child's descriptors, which would hold the locks after their owner's end; the owner still holds them."""
+    """Close a forked child's descriptors, which would hold the locks beyond their owner's end; the owner keeps them."""
     for lock in _locks:
         lock.close()
 
@@ -197,7 +197,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def owner_of(folder: Path) -> str | None:
-    """Which process writes to a store now; None if none does, or that is not known."""
+    """Which process writes to a store now; None: none does, or it is not known."""
     try:
         with open(folder / "lock") as file:
             try:

@@ -11,12 +11,12 @@ from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.open_store import Found, MediumErrors, OpenStore, open_to_read
 from radixkv.tiers.record import RecordCodec, Verdict
 
-# Between two looks at whether the store is still the one in the folder.
+# How often to look whether the store is still the one in the folder.
 _LOOK_SECONDS = 1.0
 
 
 class StoreReader:
-    """Opens a store when it is there, and anew when it failed or another is in its place. Any thread may call.
+    """Opens a store once it is there, and anew when it failed or was replaced. Any thread may call.
 
     Args:
         root: the folder of stores.
@@ -28,18 +28,18 @@ class StoreReader:
     def __init__(self, root: Path, codec: RecordCodec, slot_bytes: int, clock: Callable[[], float]) -> None:
         self._open = partial(open_to_read, root, codec, slot_bytes)
         self._clock = clock
-        self._lock = threading.Lock()  # of what follows; held as long as the disk hangs
+        self._lock = threading.Lock()  # guards what follows; held even while the disk hangs
         self._closed = False
         self._opened: OpenStore | None = None
         self._look_at = 0.0
 
     def __len__(self) -> int:
-        """How many blocks there were when it was opened last, or since."""
+        """How many blocks there were when the store was opened last, or since."""
         with self._lock:
             return len(self._opened.index) if self._opened else 0
 
     def find(self, keys: Sequence[BlockKey]) -> Found:
-        """The leading ones that are there.
+        """The leading blocks that are there.
 
         Raises:
             OSError, sqlite3.Error, UnicodeDecodeError: there is no store, or its disk fails; the next call opens it anew.
@@ -56,9 +56,9 @@ class StoreReader:
             return Found(opened.files, list(zip(keys, rows, strict=False)))
 
     def note_verdicts(self, found: Found, verdicts: Sequence[Verdict | None], count: int) -> int:
-        """How many were corrupt; to a reader, a block that its writer is overwriting is so, too.
+        """How many blocks were corrupt; to a reader, a block that its writer is overwriting seems so, too.
 
-        Where one could not be read, the store is opened anew.
+        If one could not be read, the store is opened anew.
         """
         if None in verdicts:
             with self._lock:

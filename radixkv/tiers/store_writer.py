@@ -1,4 +1,4 @@
-"""The one process that writes a store of blocks: what it knows of it, and the threads that write and clear."""
+"""A store of blocks in the one process that writes it: its state, and the threads that write and clear."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ _CLEAR_SECONDS = 2.0
 
 
 class StoreWriter:
-    """Any thread may call. What the disk does wrong is counted and warned of; it raises nothing.
+    """Writes and finds blocks of one store. Any thread may call. Errors of the disk are counted and logged, not raised.
 
-    A disk that failed may be gone, and another one, or an older state of this one, be in its place later: then the store is
-    opened anew. Until it can be, what can be read still is.
+    After an error, the disk may be gone, and come back as another disk or in an older state. So the store is opened anew;
+    until that succeeds, whatever can still be read is read.
 
     Args:
         root: the folder of stores.
         codec: of the records.
-        reader: of the slots, which says how large they are.
+        reader: of the slots, which knows how large they are.
         capacity: slots at most.
         queue_bytes: of blocks that may wait to be written.
-        counters: of what happens.
+        counters: count what happens.
         clock: seconds.
 
     Attributes:
-        pins: that the store remembers.
+        pins: those that the store remembers.
         table: of its blocks.
 
     Raises:
@@ -78,16 +78,16 @@ class StoreWriter:
         self._closed = False
         self.table = SlotTable()
         self.pins = StoredPins(codec, self._write_pins_soon)
-        # Held around transactions of the index, and as long as the disk hangs in one.
+        # Held during transactions of the index, even while the disk hangs in one.
         self._index_lock = threading.Lock()
-        self._clear_lock = threading.Lock()  # of what is cleared in memory; never held while the disk is waited for
-        # Namespaces that the index is yet to forget, before anything else changes in it.
+        self._clear_lock = threading.Lock()  # guards clearing in memory; never held while waiting for the disk
+        # Namespaces that the index must forget before anything else in it changes.
         self._uncleared: frozenset[bytes | None] = frozenset()
-        self._stale: set[int] = set()  # slots of which the index may say what is no longer so
-        self._free: list[int] = []  # the writer's own
-        self._has_unwiped = False  # free slots may have what was cleared while the disk failed; likewise
+        self._stale: set[int] = set()  # slots whose rows in the index may be out of date
+        self._free: list[int] = []  # free slots; the writer's thread's own
+        self._has_unwiped = False  # free slots may hold what was cleared while the disk failed; likewise
         self._opened: OpenStore | None = None
-        self._files: SlotFiles | None = None  # of what is open, or was until its disk failed
+        self._files: SlotFiles | None = None  # of the store that is open, or was until its disk failed
         try:
             self._open()
         except MediumErrors as error:
@@ -99,7 +99,7 @@ class StoreWriter:
         return len(self.table)
 
     def find(self, keys: Sequence[BlockKey]) -> Found:
-        """The leading ones that are there."""
+        """The leading blocks that are there."""
         files = self._files
         return Found(files, [] if files is None else self.table.find(keys))
 
@@ -108,8 +108,8 @@ class StoreWriter:
         return self.table.note_verdicts(found.blocks, verdicts, count)
 
     def put(self, keys: Sequence[BlockKey], blocks: BlockBytes, *, lent: bool) -> int:
-        """Queue what is not there; returns how many were dropped. See `MediumQueue.put`."""
-        # What is there must not make room for the rest of its prefix.
+        """Queue the blocks that are not there; returns how many were dropped. See `MediumQueue.put`."""
+        # Blocks that are there must not be evicted for the rest of their prefix.
         self.table.mark_used(keys)
         return self._writer.put(keys, blocks, self.table.missing(keys), lent=lent)
 
@@ -131,7 +131,7 @@ class StoreWriter:
         return self._writer.flush(timeout)
 
     def close(self) -> None:
-        """Write what waits, and close the store."""
+        """Write what is queued, and close the store."""
         self._writer.close()
         self._closed = True
         self._clearer.stop(0.0)
@@ -165,12 +165,12 @@ class StoreWriter:
                 self._opened, self._free = opened, free
                 self._stale.clear()
                 self._uncleared -= cleared
-                for namespace in self._uncleared:  # what was cleared meanwhile
+                for namespace in self._uncleared:  # those cleared meanwhile
                     self._forget(namespace)
         return opened
 
     def _give_up(self) -> None:
-        """Have the next batch open the store anew; and nothing stay open meanwhile, which would keep a disk from its end."""
+        """Close the store, so that nothing keeps the failed disk in use; the next batch opens it anew."""
         with self._index_lock:
             if self._opened is not None:
                 self._opened.close()
@@ -179,7 +179,7 @@ class StoreWriter:
     # Clearing
 
     def _forget(self, namespace: bytes | None) -> None:
-        """In memory; with the lock of what is cleared."""
+        """Forget a namespace in memory. The caller holds `_clear_lock`."""
         self._uncleared |= {namespace}
         slots = self.table.clear(namespace)
         self.pins.clear(namespace)
@@ -198,7 +198,7 @@ class StoreWriter:
         done.set()
 
     def _clear_index(self, opened: OpenStore) -> None:
-        """With the index's lock."""
+        """Have the index forget what is cleared. The caller holds `_index_lock`."""
         for namespace in self._uncleared:
             opened.index.clear(namespace)
             with self._clear_lock:
@@ -290,13 +290,13 @@ class StoreWriter:
             self._failed(self._writes, error)
 
     def _allocate(self, opened: OpenStore, count: int) -> list[int]:
-        """So many slots in ascending order, or as many as there are in all: free ones, new ones, those used longest ago."""
+        """Up to ``count`` slots in ascending order: free ones, then new ones, then those used longest ago."""
         while len(self._free) < count and opened.files.num_slots < self._capacity and self._growth.ready:
             first = opened.files.num_slots
             try:
                 opened.files.grow(self._capacity)
             except OSError as error:
-                self._failed(self._growth, error)  # but what is there can be used
+                self._failed(self._growth, error)  # the slots that are there can still be used
                 break
             self._growth.worked()
             self._free += range(first, opened.files.num_slots)
@@ -308,7 +308,7 @@ class StoreWriter:
 
     def _erase(self, files: SlotFiles | None, slots: list[int]) -> None:
         if self._opened is None or self._opened.files is not files:
-            self._wipe_free()  # opening found, or will find, them free
+            self._wipe_free()  # opening the store anew has found these free, or will
             return
         zeros = bytes(self._slot_bytes)
         try:
@@ -320,7 +320,7 @@ class StoreWriter:
         self._free += slots
 
     def _wipe_free(self) -> None:
-        """Overwrite all free slots: those that were cleared are among them."""
+        """Overwrite all free slots, among which are those that were cleared."""
         if self._opened is None:
             self._has_unwiped = True
         else:
@@ -345,7 +345,7 @@ class StoreWriter:
 
 
 def _may_be_gone(error: Exception) -> bool:
-    """Whether a disk that fails so is perhaps not there any more: one that is full is, or whose index another one reads."""
+    """Whether an error may mean that the disk is gone: not if it is full, or another process is using its index."""
     if isinstance(error, OSError):
         return error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return primary_code(error) not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)

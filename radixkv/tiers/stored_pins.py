@@ -1,6 +1,6 @@
-"""The pins that a disk remembers: what is kept from eviction, so that it is again after a restart.
+"""The pins that a disk remembers, so that prefixes kept from eviction are kept again after a restart.
 
-A pin is found by the keyed hash of its namespace, whose name is not stored. Its tokens are; encrypted where blocks are.
+A pin is found by the keyed hash of its namespace, whose name is not stored. Its tokens are, encrypted if blocks are.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class StoredPin:
     """A prefix that is to be kept from eviction.
 
     Attributes:
-        name: differs from all others'.
-        group: what clears it; see `BlockKey.namespace`.
-        namespace: digest of the very namespace.
+        name: unique.
+        group: what it is cleared by; see `BlockKey.namespace`.
+        namespace: digest of the namespace itself.
         tokens: of whole blocks, encoded.
         expires_at: in seconds since 1970; None: never.
-        by_tenant: a tenant asked for it, and it counts against what that one may have; else the administrator did.
+        by_tenant: whether a tenant asked for it, against whose limits it counts; else the administrator did.
     """
 
     name: str
@@ -45,7 +45,7 @@ class StoredPin:
 class StoredPins:
     """The pins of one store of blocks. Any thread may call.
 
-    Nothing here raises for what happens to the disk: a change that cannot be written is written with a later one, or lost.
+    Only `commit` raises if the disk fails: a change that cannot be written is written with a later one, or lost.
 
     Args:
         codec: of the blocks, which encrypts tokens where it encrypts blocks.
@@ -57,9 +57,9 @@ class StoredPins:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._loaded = False
-        # Pins of an earlier process, by name, and not in force yet.
+        # Pins of an earlier process that are not in force yet, by name.
         self._waiting: dict[str, StoredPin] = {}
-        # What the index does not have yet: pins by name, None: it is to be forgotten; and groups that were cleared before.
+        # What the index lacks: changed pins by name (None: to be forgotten), and groups to be cleared before those changes.
         self._changes: dict[str, StoredPin | None] = {}
         self._cleared: set[bytes | None] = set()
 
@@ -78,7 +78,7 @@ class StoredPins:
         return was_waiting
 
     def waiting(self, namespace: bytes | None = None) -> list[StoredPin]:
-        """Pins of an earlier process that are neither in force yet nor over, of one namespace or of all."""
+        """Pins of an earlier process, of one namespace or of all, that are not yet in force and have not expired."""
         if not self._waiting:
             return []
         now = time.time()
@@ -90,7 +90,7 @@ class StoredPins:
         return [pin for pin in pins if namespace in (None, pin.namespace) and not _is_over(pin, now)]
 
     def comes_into_force(self, name: str) -> None:
-        """It waits no longer, and stays remembered."""
+        """The pin waits no longer, and stays remembered."""
         with self._lock:
             self._waiting.pop(name, None)
 
@@ -104,7 +104,7 @@ class StoredPins:
                         del pins[name]
 
     def load(self, rows: Sequence[IndexedPin]) -> None:
-        """Have those that an earlier process had pinned wait. A later call does nothing: what it brings is known here."""
+        """Take an earlier process's pins as waiting. Later calls do nothing: what the index has is known here already."""
         if self._loaded:
             return
         self._loaded = True
@@ -148,7 +148,7 @@ class StoredPins:
         return IndexedPin(pin.name, pin.group, pin.namespace, pin.by_tenant, pin.expires_at, tokens)
 
     def _decoded(self, row: IndexedPin) -> StoredPin | None:
-        """None: it makes no sense, or was encrypted for something else."""
+        """The pin of a row; None: it makes no sense, or was encrypted for something else."""
         if not _is_sound(row):
             return None
         tokens = self._codec.unseal(row.tokens, _bound(row.name, row.namespace))
@@ -166,7 +166,7 @@ def _bound(name: str, namespace: bytes) -> bytes:
 
 
 def _is_sound(row: IndexedPin) -> bool:
-    """Whether the values have their types, on which SQLite does not insist."""
+    """Whether the values have the right types, which SQLite does not enforce."""
     digests: tuple[Any, ...] = (row.group, row.namespace)
     return (
         isinstance(row.name, str)

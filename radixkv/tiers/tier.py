@@ -1,4 +1,4 @@
-"""What a tier does: the one interface between the engine and every store of blocks."""
+"""The interface of a tier: the only one between the engine and every store of blocks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BlockBytes = npt.NDArray[np.uint8]
 class Tier(Protocol):
     """Keeps the bytes of whole blocks by key. It may forget any of them at any time, but never returns wrong ones.
 
-    All calls may come from any thread; none of them raises for what happens to the medium: a block that cannot be read is not
-    there, and one that cannot be written is dropped. Both are counted.
+    All calls may come from any thread. None raises if the medium fails: a block that cannot be read is not there, and one
+    that cannot be written is dropped. Both are counted.
 
     Attributes:
         medium: where the blocks are, as metrics and events name it: "host", "disk", "shared".
@@ -49,12 +49,12 @@ class Tier(Protocol):
         """
 
     def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
-        """Keep blocks; what is there already is not written again. Never waits for the medium: what is too much is dropped.
+        """Keep blocks; those already there are not written again. Never waits for the medium: excess blocks are dropped.
 
         Args:
             keys: one per row.
-            blocks: ``[len(keys), bytes of a block]``, read-only. Whoever keeps them copies them before this returns: their
-                memory is used for other blocks afterwards.
+            blocks: ``[len(keys), bytes of a block]``, read-only. The tier must copy those that it keeps before it returns:
+                their memory is used for other blocks afterwards.
         """
 
     def clear(self, namespace: bytes | None = None) -> None:
@@ -71,26 +71,26 @@ class Tier(Protocol):
         """
 
     def close(self) -> None:
-        """Write what is pending and give back what is held open."""
+        """Write what is pending and release what is held open."""
 
 
 @runtime_checkable
 class RecencyOrdered(Protocol):
-    """What a tier may do besides: let the blocks make room that were not used for the longest time."""
+    """An optional ability of a tier: to evict the least recently used blocks."""
 
     def mark_used(self, prefix: Sequence[BlockKey]) -> None:
-        """A prefix was used now: what was read of it here, and what was not because it is nearer, too.
+        """A prefix was used now, including blocks that were not read here because a nearer tier has them.
 
-        Of its blocks the last make room first: without those before them, they are of no use.
+        Its last blocks are evicted first: without those before them, they are of no use.
         """
 
 
 @runtime_checkable
 class Borrower(Protocol):
-    """What a tier may do besides: write blocks out of the memory of whoever has them, without a copy of its own."""
+    """An optional ability of a tier: to write blocks straight from the caller's memory, without a copy of its own."""
 
     def borrow_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
-        """`Tier.put_many` of blocks that stay as they are until `Tier.flush` has returned True, or nothing refers to them.
+        """`Tier.put_many` of blocks that do not change until `Tier.flush` has returned True, or nothing refers to them.
 
         Args:
             keys: one per row.

@@ -1,7 +1,7 @@
-"""What tiers hold, as events beside those of the pool, for routers that count what can be loaded.
+"""Events of what tiers hold, beside those of the pool, for routers that count what can be loaded.
 
-A tier knows its blocks by their digests only. What the pool's events call them is noted when their keys are made; what an
-earlier process has left has no event until it is asked for.
+A tier knows its blocks only by their digests. Their names in the pool's events are noted when their keys are made; so blocks
+that an earlier process left have no event until they are asked for.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from radixkv.cache.events import BlocksRemoved, BlocksStored, CacheEvent
 from radixkv.cache.tokens import TOKEN_BYTES, decode
 from radixkv.tiers.block_key import BlockKey
 
-# Blocks that may wait to be written; what they are called is remembered so long.
+# Names are remembered for this many blocks: enough for those that may wait to be written.
 _MAX_NOTED = 1 << 16
 
 
 class TierObserver(Protocol):
-    """Is notified of what one tier holds, by any thread. It must neither wait nor call the tier."""
+    """Notified, by any thread, of what one tier holds. It must neither wait nor call the tier."""
 
     def on_stored(self, keys: Sequence[BlockKey]) -> None:
-        """These blocks are there; it may have been notified of them before."""
+        """These blocks are there; the observer may have been notified of them before."""
 
     def on_removed(self, digests: Sequence[bytes]) -> None:
-        """These are not there any more."""
+        """These blocks are not there any more."""
 
 
 class _Name(NamedTuple):
-    """What the pool's events call a block."""
+    """A block's name in the pool's events."""
 
     block_hash: int
     parent_hash: int | None
@@ -53,7 +53,7 @@ class TierEvents:
         self._lock = threading.Lock()
 
     def note(self, namespace: str, tokens: bytes, keys: Sequence[BlockKey]) -> None:
-        """Take note of what the blocks of a prefix are called.
+        """Note the names of a prefix's blocks.
 
         Args:
             namespace: of the prefix.
@@ -71,20 +71,20 @@ class TierEvents:
                 self._noted.popitem(last=False)
 
     def of(self, medium: str) -> TierObserver:
-        """For one tier.
+        """An observer for one tier.
 
         Args:
-            medium: what its events call it.
+            medium: the tier's name in events.
         """
         return _MediumEvents(self, medium)
 
     def name_of(self, digest: bytes) -> _Name | None:
-        """What was noted of a block."""
+        """The name that was noted of a block."""
         with self._lock:
             return self._noted.get(digest)
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
-        """Publish what there is."""
+        """Publish the events, if there are any."""
         if events:
             self._publish(events)
 
@@ -94,7 +94,7 @@ class _MediumEvents(TierObserver):
         self._events = events
         self._medium = medium
         self._announced: dict[bytes, _Name] = {}
-        # Held while events are published, so that they are in the order of what happened.
+        # Held while events are published, so that these are in the order of the changes.
         self._lock = threading.Lock()
 
     def on_stored(self, keys: Sequence[BlockKey]) -> None:

@@ -12,7 +12,7 @@ from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import BlockBytes
 
-# A tier that takes longer for one batch is not waited for until it has written all that it was given.
+# A tier that takes longer than this for one batch is not waited for again until it has caught up.
 _FLUSH_SECONDS = 5.0
 
 
@@ -21,8 +21,8 @@ class PrefixBlocks:
     """Consecutive whole blocks of one prefix.
 
     Attributes:
-        tokens: of the prefix up to the end of the last of them, encoded.
-        start, stop: their indices in the prefix.
+        tokens: of the prefix up to the end of the last block, encoded.
+        start, stop: the blocks' range of indices in the prefix.
     """
 
     namespace: str
@@ -35,7 +35,7 @@ class PrefixBlocks:
         return self.stop - self.start
 
     def has(self, namespace: str, prefix: bytes, index: int) -> bool:
-        """Whether the block ``index`` of some prefix, ``prefix`` being its tokens up to that block's end, is one of these."""
+        """Whether block ``index`` of a prefix, whose tokens up to that block's end are ``prefix``, is one of these."""
         return self.start <= index < self.stop and self.namespace == namespace and self.tokens.startswith(prefix)
 
 
@@ -44,11 +44,11 @@ class QueuedBlocks:
     """Blocks that are written together.
 
     Attributes:
-        parts: which they are.
+        parts: the blocks, by prefix.
         generations: of the parts' namespaces when they were queued.
-        fetch: returns their bytes.
+        fetch: returns the blocks' bytes.
         release: called when nothing uses these bytes any more.
-        jobs: called when the blocks are written or lost; None: they are.
+        jobs: called when the blocks are written or lost; None: they already are.
     """
 
     parts: Sequence[PrefixBlocks]
@@ -61,7 +61,7 @@ class QueuedBlocks:
 class BlockWriter:
     """Moves blocks from the pool into the tier stack; the counterpart of `BlockLoader`.
 
-    It takes blocks until its queue is full, and loses no more than that queue when the process is killed.
+    It accepts blocks until its queue is full. A process that is killed loses no more than that queue.
 
     Args:
         stack: where blocks are put.
@@ -84,14 +84,14 @@ class BlockWriter:
         self._worker = Worker("radixkv-tier-writer")
 
     def reserve(self, num_blocks: int, timeout: float = 0.0) -> bool:
-        """Take room in the queue for `put`; without, the blocks are counted as dropped.
+        """Take room in the queue for `put`; if there is none, the blocks are counted as dropped.
 
         Args:
             num_blocks: to be put.
             timeout: seconds to wait for room.
         """
         with self._changed:
-            # More than the queue ever holds goes into an empty one.
+            # An empty queue accepts even more blocks than it holds.
             if not self._changed.wait_for(
                 lambda: self._num_queued == 0 or self._num_queued + num_blocks <= self._max_blocks, timeout
             ):
@@ -109,7 +109,7 @@ class BlockWriter:
             return count
 
     def drop(self, num_blocks: int) -> None:
-        """Give back room for blocks that are not put after all."""
+        """Give back room that was reserved for blocks that are not put after all; they count as dropped."""
         with self._changed:
             self._num_queued -= num_blocks
             self.num_dropped += num_blocks
@@ -132,7 +132,7 @@ class BlockWriter:
         self._worker.submit(partial(self._write, queued))
 
     def queued(self) -> list[QueuedBlocks]:
-        """What is not written yet: a tier that does not have one of these blocks may have it soon."""
+        """The blocks that are not written yet: a tier that lacks one of them may have it soon."""
         with self._changed:
             return list(self._queue)
 
@@ -166,7 +166,7 @@ class BlockWriter:
                 keys = self._keys.of(part.namespace, part.tokens)[part.start : part.stop]
                 self._stack.write(keys, rows[start : start + len(keys)], generation)
                 start += len(keys)
-            # Tiers have queues of their own, and drop what is too much: only here can it wait, and be counted.
+            # Tiers drop what exceeds their own queues. Waiting for them keeps the excess in this queue, which counts drops.
             if self._stack.flush(_FLUSH_SECONDS):
                 queued.release()
         finally:

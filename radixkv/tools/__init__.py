@@ -2,13 +2,13 @@
 
 ::
 
-    chat_format.py      how a model writes its answers, by its chat template; what follows for a prompt; the parser
+    chat_format.py      the form of a model's answers, by its chat template; what one prompt's answer may hold; the parser
       formats/          the forms in which families of models write calls, one per file
-        json_calls.py   calls as JSON objects, read while they are written
+        json_calls.py   reads calls as JSON objects, while they are being generated
         source.py       the text that a parser reads incrementally
         grammar.py      grammars that let an answer hold only valid calls
       reasoning.py      thoughts between tags
-      instructions.py   tools in words, for templates that know none
+      instructions.py   tools in words, for templates that do not support them
     definitions.py      tools as requests describe them, answers with calls
-    events.py           an answer piece by piece
+    events.py           the pieces of an answer
 """

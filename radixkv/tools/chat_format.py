@@ -1,4 +1,4 @@
-"""How a model's answers are written, found from its chat template; and what follows for one prompt.
+"""Finds the form of a model's answers from its chat template, and parses and constrains the answer to one prompt.
 
 ::
 
@@ -47,7 +47,7 @@ CALL_FORMATS: Mapping[str, CallFormat] = MappingProxyType(
 )
 REASONING_TAGS: Mapping[str, ReasoningTags] = MappingProxyType({"think": THINK, "mistral": MISTRAL_THINK})
 
-# What a chat template contains that writes calls in a form; of several, the first.
+# Texts in a chat template from which the form of its calls is known; the first form whose texts are all there counts.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("harmony", ("<|channel|>", "<|message|>")),
     ("mistral_v11", ("[TOOL_CALLS]", "[ARGS]")),
@@ -73,8 +73,8 @@ class ChatFormat:
         reasoning: between which tags it thinks; None: between none.
         template_takes_tools: whether the chat template describes tools; otherwise the system message does.
         added_tokens: id of each text that is a token of its own.
-        special_tokens: those of them that are left out of text unless that is asked for.
-        parsers: the names by which ``calls`` and ``reasoning`` were chosen, "auto" for what the template says.
+        special_tokens: those of them that are left out of text by default.
+        parsers: the names by which ``calls`` and ``reasoning`` were chosen; "auto": by the template.
     """
 
     calls: CallFormat
@@ -96,7 +96,7 @@ class ChatFormat:
         return cls(
             calls=form,
             reasoning=tags,
-            # A template whose form is not known would ask for calls in another one.
+            # A template whose form is not known would ask for calls in some other form than "json".
             template_takes_tools=form is not CALL_FORMATS["json"] and _takes_tools(tokenizer),
             added_tokens={token.content: token_id for token_id, token in tokens.items()},
             special_tokens=frozenset(token.content for token in tokens.values() if token.special),
@@ -106,7 +106,7 @@ class ChatFormat:
     def as_template_messages(
         self, messages: Sequence[Mapping[str, Any]], options: ToolOptions | None
     ) -> Sequence[Mapping[str, Any]]:
-        """The messages as the template takes them: with tools in words, where it does not know them."""
+        """The messages as the template takes them: with tools described in words, if it does not support them."""
         if self.template_takes_tools:
             return [self.calls.as_template_message(message) for message in messages]
         return with_tools_in_words(messages, () if options is None else options.definitions, self.calls)
@@ -120,10 +120,10 @@ class ChatFormat:
 
         Args:
             prompt: its text, up to where the answer begins.
-            continues: the answer continues a message that has begun.
+            continues: whether the answer continues a message that has begun.
 
         Returns:
-            None: it is text.
+            None: the answer is text only.
         """
         if options is None and self.reasoning is None and not self.calls.frames_every_answer:
             return None
@@ -138,7 +138,7 @@ class AnswerForm:
     """What the answer to one prompt looks like.
 
     Attributes:
-        reasoning: where it begins.
+        reasoning: whether the answer begins before, within or after its reasoning.
         options: which calls it may hold; None: there are no tools.
     """
 
@@ -153,7 +153,7 @@ class AnswerForm:
 
     @property
     def needs_special_tokens(self) -> bool:
-        """Whether parts of the answer are only known by special tokens in its text."""
+        """Whether parts of the answer can only be recognised by special tokens in its text."""
         tags = self.format.reasoning
         markers = [] if tags is None else [tags.open, tags.close]
         if self._may_call or self.format.calls.frames_every_answer:
@@ -161,10 +161,10 @@ class AnswerForm:
         return not self.format.special_tokens.isdisjoint(markers)
 
     def frame(self, *, content_is_constrained: bool) -> AnswerFrame | None:
-        """What the answer is held to; None: nothing, or what holds its content holds it whole.
+        """The grammar for the whole answer; None: there is none, or the one for its content covers it all.
 
         Args:
-            content_is_constrained: whether ``@content`` says what its text looks like.
+            content_is_constrained: whether the request constrains the answer's text (``@content``).
 
         Raises:
             ValueError: the schema of a strict tool cannot be enforced in this format.
@@ -194,7 +194,7 @@ class AnswerForm:
         return AnswerParser(source, self._parse)
 
     def parse(self, text: str) -> ParsedAnswer:
-        """A whole answer in its parts."""
+        """The parts of a whole answer."""
         parser = self.parser()
         return parsed_answer([*parser.feed(text), *parser.finish()])
 
@@ -228,7 +228,7 @@ class AnswerParser:
         self._steps: Parsing[None] = parse(source)
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """The pieces that follow from more text."""
+        """The pieces that more text completes."""
         self._source.rest += text
         return self._read() if text else []
 
@@ -261,6 +261,6 @@ def _takes_tools(tokenizer: Any) -> bool:
             tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
             for tools in (None, [dict(_PROBE)])
         )
-    except TemplateError:  # it refuses such conversations, so what it does with tools cannot be seen
+    except TemplateError:  # the template refuses such conversations, so what it does with tools cannot be seen
         return False
     return bool(without != with_tools)

@@ -1,4 +1,4 @@
-"""Tools as a request describes them, and answers with calls of them."""
+"""Tools as a request describes them, and answers that call them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Tool:
 
     Attributes:
         parameters: JSON schema of its arguments.
-        strict: refuse a schema that cannot be enforced whole, rather than enforce what can be.
+        strict: refuse a schema that cannot be fully enforced, rather than enforce a part of it.
     """
 
     name: str
@@ -46,14 +46,14 @@ class ToolOptions:
 def as_tool_options(
     definitions: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None, parallel: bool | None
 ) -> ToolOptions | None:
-    """Tools and the choice of them as requests have them.
+    """The options for a request's tools and its choice of them.
 
     Args:
         definitions: in OpenAI's form: ``{"type": "function", "function": {"name", "description", "parameters", "strict"}}``.
-        choice: "none", "auto" (the default), "required", ``{"type": "function", "function": {"name"}}``: that one, or
-            ``{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}``: those only, named
-            like the one.
-        parallel: False: at most one call; by default any number, but one where ``choice`` names it.
+        choice: "none", "auto" (the default), "required", ``{"type": "function", "function": {"name"}}``: that tool, or
+            ``{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}``: only those tools,
+            each named in the same way.
+        parallel: False: at most one call; otherwise any number, except that only one is allowed if ``choice`` names one tool.
 
     Returns:
         None: there are no tools.
@@ -103,7 +103,7 @@ class _SomeTools(NamedTuple):
 
 
 def _some(choice: str | Mapping[str, Any] | None) -> _SomeTools | None:
-    """A choice of one tool by its name, or among some; None: it is another one."""
+    """A choice of one tool by its name, or among some of them; None: it is some other choice."""
     named = _named(choice)
     if named is not None:
         return _SomeTools("required", [named], may_be_parallel=False)
@@ -156,11 +156,11 @@ class ToolCall:
 
 @dataclass
 class ParsedAnswer:
-    """A whole answer, its parts apart.
+    """The parts of a whole answer.
 
     Attributes:
         text: what is neither reasoning nor a call.
-        reasoning: what the model thought before; None: it did not.
+        reasoning: what the model thought before it answered; None: there is none.
     """
 
     text: str = ""

@@ -1,4 +1,4 @@
-"""An answer piece by piece."""
+"""The pieces of which an answer consists."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from radixkv.tools.definitions import Tool
 
 # Between the elements of JSON. Where unlimited whitespace is allowed, small models generate nothing else.
 _JSON_OPTIONS = MappingProxyType({"whitespace_pattern": " ?"})
-# Where these stand, what a schema forbids depends on more than the part that is looked at.
+# With these keywords, what a schema forbids depends on more than the part that is looked at.
 _COMBINING = frozenset(
     "$ref allOf anyOf oneOf not if patternProperties dependentSchemas propertyNames unevaluatedProperties".split()
 )
@@ -40,8 +40,8 @@ class GrammarWriter:
     """Collects the rules of one answer.
 
     Args:
-        added_tokens: id of each text that is a token of its own; within text, llguidance does not let those appear that look
-            like markers.
+        added_tokens: id of each text that is a token of its own; in free text, llguidance forbids those that look like
+            markers.
         shown_tokens: those of them that may appear in free text.
     """
 
@@ -52,7 +52,7 @@ class GrammarWriter:
         self._schemas: dict[str, Any] = {}
 
     def frame(self, start: str) -> AnswerFrame:
-        """The grammar whose start rule has this body."""
+        """The grammar of all rules, with this body for its start rule."""
         rules = {"start": start, **self._rules}
         return AnswerFrame("".join(f"{name}: {body}\n" for name, body in rules.items()), self._schemas)
 
@@ -62,11 +62,11 @@ class GrammarWriter:
         return name
 
     def literal(self, text: str) -> str:
-        """An expression for this text, with tokens where there are any for parts of it."""
+        """An expression for this text, with added tokens for those parts of it that have one."""
         return " ".join(self._parts(text)) or '""'
 
     def schema(self, tool: Tool, name: str, schema: Mapping[str, Any]) -> str:
-        """An expression for JSON that a schema of a tool allows.
+        """An expression for the JSON that a tool's schema allows.
 
         Args:
             name: of the schema, unique in this grammar.
@@ -103,10 +103,10 @@ class GrammarWriter:
 
 
 def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema without properties that it does not name, unless it says that there may be others.
+    """The schema, closed to properties that it does not name, unless it says that there may be others.
 
-    What it allows then, the original allows, too. Functions do not take arguments that they do not know, and small models
-    write them without end.
+    Whatever the result allows, the original allows, too. Functions do not take unknown arguments, and small models write them
+    without end.
     """
     closed = dict(schema)
     properties = closed.get("properties")

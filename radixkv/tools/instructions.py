@@ -1,4 +1,4 @@
-"""Tools for models whose chat template knows none: described in the system message, in words."""
+"""Describes tools in words, in the system message, for models whose chat template does not support them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def with_tools_in_words(
     plain: list[Mapping[str, Any]] = []
     for role, group in itertools.groupby(messages, key=operator.itemgetter("role")):
         if role == "tool":
-            # One message for all results of an answer: many templates take only one of the user at a time.
+            # One message for all results of an answer: many templates take only one user message at a time.
             results = [f"The function returned: {message['content']}" for message in group]
             plain.append({"role": "user", "content": "\n".join([*results, _AFTER_RESULTS])})
         else:

@@ -1,4 +1,4 @@
-"""Calls that are written as JSON objects, read while they are written."""
+"""Reads calls that are written as JSON objects, while they are being generated."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def json_call(source: AnswerSource) -> Parsing[None]:
 
 
 def json_arguments(source: AnswerSource, begun: ToolCallBegin) -> Parsing[None]:
-    """The arguments of a call, a JSON object, as they are written.
+    """The arguments of a call, a JSON object, piece by piece as they are generated.
 
     Raises:
         MalformedCallError: they are incomplete.
@@ -68,7 +68,7 @@ def json_arguments(source: AnswerSource, begun: ToolCallBegin) -> Parsing[None]:
 
 
 def _as_object_text(text: str) -> str:
-    """Arguments that were written as JSON text within a JSON string are the text itself."""
+    """The JSON text of arguments, also where it was written within a JSON string."""
     value = _loads(text)
     return value if isinstance(value, str) else text
 

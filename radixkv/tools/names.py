@@ -20,5 +20,5 @@ ToolCallParserName = Literal[
     "openai",
 ]
 ReasoningParserName = Literal["auto", "none", "think", "mistral", "deepseek_r1", "qwen3"]
-# What some of vLLM's names, of models, stand for here.
+# vLLM's names that are those of models, and what they stand for here.
 SAME_AS: Mapping[str, str] = types.MappingProxyType({"openai": "harmony", "deepseek_r1": "think", "qwen3": "think"})

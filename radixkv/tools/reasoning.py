@@ -1,4 +1,4 @@
-"""Reasoning between tags before the answer."""
+"""Reasoning between tags, before the answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReasoningTags:
     close: str
 
     def state_after(self, prompt: str) -> ReasoningState:
-        """Where an answer begins that follows a prompt, which ends where the assistant's message begins."""
+        """Where the answer to a prompt begins; the prompt ends where the assistant's message begins."""
         end = prompt.rstrip()
         return "open" if end.endswith(self.open) else "over" if end.endswith(self.close) else "possible"
 

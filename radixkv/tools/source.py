@@ -4,10 +4,10 @@ A parser is a generator. It yields the pieces of the answer, and None where it c
 
     def parse(source):
         while (yield from text_until(source, ("<tool_call>",))):
-            yield from json_call(source, "arguments")
+            yield from json_call(source)
 
-So that what is found does not depend on how the text was cut, a parser looks at `AnswerSource.rest` only as far as its
-meaning cannot change with what follows.
+So that the result does not depend on how the text was cut, a parser looks at `AnswerSource.rest` only as far as no later text
+can change its meaning.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ WHITESPACE = " \t\r\n"
 
 
 class MalformedCallError(Exception):
-    """What looked like a call is not one."""
+    """Text that looked like a call is not one."""
 
 
 def new_call_id() -> str:
-    """An id as OpenAI's are."""
+    """An id in the form of OpenAI's."""
     return f"call_{secrets.token_hex(12)}"
 
 
@@ -60,9 +60,9 @@ class AnswerSource:
 
     @property
     def cut_in_calls(self) -> bool:
-        """Whether the answer has ended where only calls could follow: what is still held back is part of their syntax.
+        """Whether the answer has ended where only calls could follow: text still held back is then part of their syntax.
 
-        What is malformed is found as soon as it is there; held back is only what more text could have completed.
+        Malformed text is found as soon as it is there; only text that more could have completed is held back.
         """
         return self.ended and (self._calls_required or self.num_calls > 0)
 
@@ -73,7 +73,7 @@ class AnswerSource:
         return text
 
     def mark(self) -> None:
-        """Begin to remember what is taken, for `untaken`."""
+        """Begin to remember what is taken, for `since_mark`."""
         self._taken = []
 
     def since_mark(self) -> str:
@@ -134,7 +134,7 @@ def text_until(
 ) -> Parsing[str | None]:
     """Yield text up to one of the markers, without whitespace before it, and take the marker.
 
-    What is left of an answer that was cut in its calls is no text, and is dropped.
+    The rest of an answer that was cut off within its calls is not text, and is dropped.
 
     Returns:
         The marker; None: the text ended.
@@ -178,7 +178,7 @@ def collect_until(source: AnswerSource, markers: Sequence[str]) -> Parsing[tuple
 
 
 def _unambiguous(text: str, markers: Sequence[str]) -> int:
-    """How much of a text can be no part of a marker, nor the whitespace before one, whatever follows."""
+    """How much of a text can be neither part of a marker nor whitespace before one, whatever follows."""
     if not markers:
         return len(text)
     end = len(text)

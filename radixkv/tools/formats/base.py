@@ -1,4 +1,4 @@
-"""What the forms of calls have in common."""
+"""What all forms of calls have in common."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class CallFormat(ABC):
 
     Attributes:
         begin: begins the calls of an answer; it may be empty.
-        lead: may stand before calls that can only stand at the start of the answer.
+        lead: optional text before calls, in forms where these can only stand at the start of the answer.
         call_begin: begins each call.
         separator: between two calls.
         end: after the last call.
         parallel: whether an answer can hold several calls.
-        frames_every_answer: whether text and reasoning are marked, too, so that every answer has to be parsed.
+        frames_every_answer: whether text and reasoning are marked as well, so that every answer has to be parsed.
     """
 
     begin = ""
@@ -38,12 +38,12 @@ class CallFormat(ABC):
 
     @property
     def trigger(self) -> str:
-        """What in an answer begins its calls; empty: they can only stand at its start."""
+        """The text that begins an answer's calls; empty: they can only stand at its start."""
         return self.begin or self.call_begin
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that may be special tokens and have to be seen."""
+        """Texts that may be special tokens and must not be left out of the answer's text."""
         return tuple(filter(None, (self.begin, self.lead, self.call_begin)))
 
     def new_id(self) -> str:
@@ -81,7 +81,7 @@ class CallFormat(ABC):
         """A grammar expression for the answer without its reasoning.
 
         Args:
-            options: which calls it may hold; None, where the format frames every answer: none.
+            options: which calls it may hold; None: none, only for a format that frames every answer.
             content: an expression for the text of an answer without calls; None: any text.
         """
         assert options is not None
@@ -118,10 +118,10 @@ class CallFormat(ABC):
 
 
 def guarded_call(source: AnswerSource, call: Parsing[None]) -> Parsing[bool]:
-    """Read a call; what turns out not to be one is text, from the source's mark on, unless it is one that was cut.
+    """Read a call; what turns out not to be one is text, from the source's mark on, unless the answer was cut off in it.
 
     Returns:
-        Whether it was a call, whole or at least in its beginning.
+        Whether it was a call, or at least the beginning of one.
     """
     before = source.num_calls
     try:

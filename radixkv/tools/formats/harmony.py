@@ -62,7 +62,7 @@ class HarmonyFormat(CallFormat):
             yield from text_until(source, _ENDS, ReasoningPiece if is_reasoning else TextPiece)
             yield from starts_with(source, _START)
             source.mark()
-        yield from text_until(source, _ENDS)  # of a message that was begun before the answer
+        yield from text_until(source, _ENDS)  # the rest of a message that was begun before the answer
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         return f"{self._header(name)}{json_text(arguments)}{_CALL}"

@@ -1,6 +1,6 @@
 """``{"name": ..., "arguments": {...}}`` at the start of the answer, one call a line.
 
-For models whose template knows no tools: `radixkv.tools.instructions` tells them this form.
+For models whose template does not support tools: `radixkv.tools.instructions` describes this form to them.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class MistralFormat(CallFormat):
         return (_BEGIN, _ARGUMENTS, _CALL_ID)
 
     def new_id(self) -> str:
-        """The templates demand nine letters and digits."""
+        """An id of nine letters and digits, as the templates demand."""
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
     def parse(self, source: AnswerSource) -> Parsing[None]:

@@ -26,7 +26,7 @@ from radixkv.tools.source import (
 
 _END, _FUNCTION, _FUNCTION_END = "</tool_call>", "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "\n</parameter>"
-# What constrains a string beyond its type; the text of a value can be held to an enumeration only.
+# What constrains a string beyond its type. Of such constraints, only enumerations can be enforced on a value's text.
 _STRING_CONSTRAINTS = frozenset(["pattern", "format", "minLength", "maxLength"])
 
 
@@ -98,7 +98,7 @@ def _call(source: AnswerSource) -> Parsing[None]:
         yield ToolCallArguments(begun.index, f"{separator}{json.dumps(key, ensure_ascii=False)}: {value}")
         separator = ", "
         yield from skip_whitespace(source)
-    if source.ended:  # before the end of the function: its arguments are not to look complete
+    if source.ended:  # before the end of the function: its arguments must not look complete
         raise MalformedCallError
     yield ToolCallArguments(begun.index, "{}" if separator == "{" else "}")
     yield from expect(source, _FUNCTION_END)
@@ -107,7 +107,7 @@ def _call(source: AnswerSource) -> Parsing[None]:
 
 
 def _as_json(text: str, schema: Any) -> str:
-    """A value as JSON text: what is not a string by its schema, and is JSON, is taken as it is."""
+    """A value as JSON text: as it is if its schema says that it is no string, and it is valid JSON; else as a string."""
     if schema is not None and not _is_string(schema):
         try:
             return json.dumps(json.loads(text), ensure_ascii=False)
