@@ -35,9 +35,9 @@ class RowKind(IntEnum):
     """Whose rows read a range of keys. Rows of one sequence are computed as if each were the only one, to the last bit.
 
     Attributes:
-        SHARED: several sequences'.
-        PROMPT: one sequence's, of its prompt, any number of them.
-        DECODING: one sequence's, at which its answer goes on: the last token and drafts behind it, up to 32 in all.
+        SHARED: rows of several sequences.
+        PROMPT: rows of one sequence's prompt, any number of them.
+        DECODING: one sequence's last known token and the drafts behind it, up to 32 rows in all.
     """
 
     SHARED = 0
@@ -63,7 +63,7 @@ class PagedAttention:
         row_ranges: int64 ``[2, ranges]``: the first of neighbouring query rows that read a range, and one past the last.
         tables: int64 ``[ranges]``: the row of ``block_ids`` through which the keys are found.
         key_ranges: int64 ``[2, ranges]``: the first key's position, and one past the last.
-        block_ids: int32 ``[tables, blocks]``. The caller answers for it that the cache has those that ranges reach.
+        block_ids: int32 ``[tables, blocks]``. The caller ensures that the cache has those that ranges reach.
         positions: int64 ``[rows]``: a row sees keys up to its own position.
         block_size: tokens per block.
         kinds: int8 ``[ranges]``: each range's `RowKind`.
@@ -107,7 +107,7 @@ class PagedAttention:
         self._run = require_library().attention
 
     def of_rows(self, rows: NDArray[np.int64]) -> PagedAttention:
-        """Attention of some rows, which gives them what they get beside the others; of a shared range, up to rounding.
+        """Attention of some rows alone, with the same results as beside the others; over a shared range, up to rounding.
 
         Args:
             rows: int64, ascending.

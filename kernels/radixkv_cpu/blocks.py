@@ -1,4 +1,4 @@
-"""Linear layers whose weights were quantised elsewhere: integers of 8 or 4 bits, or float8, with floats for 16 or 32 inputs.
+"""Linear layers whose weights were quantised elsewhere: integers of 8 or 4 bits, or float8, with scales for 16 or 32 inputs.
 
 They are kept as they are: products are those of ``integers * scales + centres``, computed in float32, to the
 last bit. ``src/quantised.h`` says how they lie in memory; `quantised` makes such weights itself.
@@ -52,7 +52,7 @@ class _Format(NamedTuple):
     integer: torch.dtype = torch.int8
 
     def holds(self, blocks: Blocks) -> bool:
-        """Whether there is room for all of these, to the last bit."""
+        """Whether this format can represent all of these, to the last bit."""
         parts = GROUP * blocks.scales.shape[1] // blocks.integers.shape[1]
         return (
             self.integer == blocks.integers.dtype
@@ -75,7 +75,7 @@ class _Format(NamedTuple):
         return self.header_bytes + GROUP * PANEL * self.bits // 8
 
 
-# The smaller first.
+# The smaller ones first.
 _FORMATS = (
     _Format(4, 4, torch.float16, 1, True),
     _Format(5, 4, torch.float32, 1, True),
@@ -111,7 +111,7 @@ class BlockWeight(Weight):
         biases: Sequence[torch.Tensor | None] = (),
         activation: str | None = None,
     ) -> None:
-        # What says shapes and types, without memory.
+        # Tensors that have shapes and types, but no memory.
         shapes = [torch.zeros((), dtype=dtype).expand(part.integers.shape) for part in blocks]
         check_weights(shapes, biases, activation)
         if shapes[0].shape[1] % GROUP:
@@ -157,7 +157,7 @@ class BlockWeight(Weight):
 
 
 def _format_of(blocks: Sequence[Blocks]) -> _Format:
-    """The smallest in which all stand for what they do."""
+    """The smallest format that represents all of these exactly."""
     found = next((kind for kind in _FORMATS if all(kind.holds(part) for part in blocks)), None)
     if found is None:
         given = [(part.integers.dtype, part.bits, list(part.scales.shape)) for part in blocks]
@@ -187,5 +187,5 @@ def _panels(blocks: Sequence[Blocks], kind: _Format, activation: str | None) -> 
 
 
 def _in_parts(numbers: torch.Tensor, inputs: int, kind: _Format) -> torch.Tensor:
-    """Numbers for as many inputs as a format has them for."""
+    """Numbers repeated, so that there is one for each part of a group that the format has numbers for."""
     return numbers.to(kind.dtype).repeat_interleave(inputs // GROUP * kind.parts // numbers.shape[1], dim=1)

@@ -3,7 +3,7 @@
 The functions are called several times per layer, so each first asks, in one expression, whether its tensors are as they
 always are. Only if not, `check_tensor` looks at them one by one, to say what is wrong, or that nothing is.
 
-What tensors hold is not looked at: the caller answers for slots and block ids.
+What tensors contain is not checked: the caller is responsible for slots and block ids.
 """
 
 from __future__ import annotations

@@ -12,12 +12,13 @@ from radixkv_cpu.library import require_library
 
 
 class Truncation(NamedTuple):
-    """Which tokens are left of each row, in this order; of tokens as likely as one another, those of the lowest ids.
+    """Which tokens of each row are left, in this order; among equally likely tokens, those with the lowest ids.
 
     Attributes:
-        min_p: float32 ``[rows]``: those at least so likely, as a part of the likeliest one's probability.
+        min_p: float32 ``[rows]``: those with at least this fraction of the likeliest one's probability.
         top_k: int64 ``[rows]``, at least 1: so many of the likeliest.
-        top_p: float32 ``[rows]``, above 0: each while the likelier ones together have less than this part of what is left.
+        top_p: float32 ``[rows]``, above 0: each while the likelier ones together have less than this fraction of what is
+            left.
     """
 
     min_p: torch.Tensor
@@ -47,8 +48,8 @@ def draw_tokens(
 
     Args:
         logits: float32 ``[rows, vocabulary]``.
-        temperatures: float32 ``[rows]``, above 0, by which logits are divided. The caller answers for what it holds, and for
-            the truncation's numbers.
+        temperatures: float32 ``[rows]``, above 0, by which logits are divided. The caller is responsible for these numbers,
+            and for the truncation's.
         states: int64 ``[rows]``.
         truncation: None: every token may be drawn.
 

@@ -142,7 +142,7 @@ def write_cache(
         value: ``[rows, kv heads, value dim]``, likewise.
         keys: ``[slots, kv heads, key dim]``, or ``[blocks, block size, kv heads, key dim]``.
         values: likewise.
-        slots: int64 ``[rows]``, no two alike. The caller answers for it that the cache has them.
+        slots: int64 ``[rows]``, no two alike. The caller ensures that the cache has them.
 
     Raises:
         ValueError: a tensor is not as above; nothing is written.

@@ -1,4 +1,4 @@
-"""A decoder layer: what it is made of."""
+"""The parts of a decoder layer."""
 
 from __future__ import annotations
 

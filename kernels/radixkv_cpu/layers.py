@@ -79,15 +79,15 @@ class DecoderLayers:
             x: ``[rows, width]``, of the layers' type.
             cos: ``[rows, rotary dim]``, likewise.
             sin: likewise.
-            slots: int64 ``[rows]``: where the rows' keys and values go, no two alike. The caller answers for it that the
+            slots: int64 ``[rows]``: where the rows' keys and values go, no two alike. The caller ensures that the
                 caches have them.
             attention: over the batch.
             kept: int64, ascending: the rows whose results are wanted of the last layer, and not only their keys and values;
-                and attention over these. None: all. The caller answers for what it holds.
-            decoding: int64, ascending: of all rows, those at which an answer goes on, the last of a prompt and drafts among
-                them; None: there are none. With integers of 4 bits, their sums may be added in an order of their own, and
-                the weights they are multiplied by not rounded; in float32, those of the others may be sums of parts in
-                bfloat16. The caller answers for what it holds.
+                and attention over these. None: all. The caller is responsible for these numbers.
+            decoding: int64, ascending: of all rows, those that a token of the answer follows: last known tokens, also of
+                prompts, and drafts; None: there are none. With integers of 4 bits, their sums may be added in an order of
+                their own, and the weights they are multiplied by not rounded; in float32, those of the others may be sums of
+                parts in bfloat16. The caller is responsible for these numbers.
 
         Returns:
             ``[rows, width]``, of the rows that are kept.

@@ -35,8 +35,8 @@ class Library:
         path: of the file.
 
     Raises:
-        RuntimeError: it was compiled from other sources than those that lie beside this file: what it takes for its
-            arguments may be something else, and what it computes, too.
+        RuntimeError: it was compiled from other sources than those that lie beside this file, so its arguments and its
+            results may be different ones.
     """
 
     def __init__(self, variant: str, path: Path) -> None:

@@ -13,11 +13,11 @@ from radixkv_cpu.checks import IS_BF16, check_tensor
 from radixkv_cpu.library import require_library
 
 PANEL = 32
-# What is applied to the gate of a gated layer, by the numbers that the library knows them by.
+# Activations of the gate of a gated layer, by the library's numbers for them.
 ACTIVATIONS = MappingProxyType({"silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4})
 # AMX reads so many inputs at a time, and the pairs of bfloat16 are not padded.
 _BF16_INPUTS = 32
-# At how many rows answers go on, where nobody says.
+# The number of decoding rows where it is not known.
 _NOT_KNOWN = -1
 
 
@@ -72,7 +72,7 @@ class Weight:
                 for weight, bias in zip(weights, biases, strict=True)
             ]
             self._bias = torch.cat(parts)
-        # Of every call, which copies it: several threads may multiply by one weight.
+        # The arguments common to all calls, each of which copies them: several threads may multiply by one weight.
         self._call = _Linear(
             weight=self.panels.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),
@@ -88,12 +88,12 @@ class Weight:
 
     @property
     def address(self) -> int:
-        """Of the `Linear` of ``src/calls.h`` that holds all but what a product is of; valid while this object is."""
+        """Address of the `Linear` of ``src/calls.h`` with what all products have in common; valid while this object is."""
         return ctypes.addressof(self._call)
 
     @property
     def nbytes(self) -> int:
-        """Of the panels, in bytes."""
+        """Size of the panels, in bytes."""
         return self.panels.nbytes
 
     def move(self, panels: torch.Tensor) -> None:

@@ -12,13 +12,13 @@ from radixkv_cpu.library import require_library
 
 
 class Logprobs(NamedTuple):
-    """What rows of logits say.
+    """Log-probabilities of rows of logits.
 
     Attributes:
         totals: float32 ``[rows]``: the log-sum-exp, by which a log-probability is less than its logit.
-        ranks: int64 ``[rows]``: of the rows' tokens, from 1; as likely ones share the first.
-        top_ids: int64 ``[rows, count]``: the likeliest tokens, the likeliest first; of those as likely as one another, those
-            of the lowest ids.
+        ranks: int64 ``[rows]``: of the rows' tokens, from 1; equally likely ones share the lowest.
+        top_ids: int64 ``[rows, count]``: the likeliest tokens, the likeliest first; among equally likely ones, those with
+            the lowest ids.
         top_logits: float32 ``[rows, count]``: theirs.
     """
 
@@ -41,8 +41,8 @@ def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) ->
     """Describe one token of each row and the ``count`` likeliest.
 
     Args:
-        logits: float32 ``[rows, vocabulary]``. Where a row is not of numbers, its total is none, and the order of its tokens
-            means nothing.
+        logits: float32 ``[rows, vocabulary]``. Where a row is not of numbers, its total is not a number, and the order of its
+            tokens means nothing.
         token_ids: int64 ``[rows]``.
 
     Raises:

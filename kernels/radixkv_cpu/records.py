@@ -33,7 +33,7 @@ def read_records(
 
     Args:
         places: of the slots: an open file's descriptor, and an offset in bytes.
-        headers: as they should be, one after the other, all of one length; what stands there for checksums is not looked at.
+        headers: as they should be, one after the other, all of one length; what stands there for checksums is ignored.
         slot_bytes: of a slot.
         rows: ``[records, bytes]``; each is undefined unless its record is the wanted one.
 

@@ -56,7 +56,7 @@ class BlockParts:
         Args:
             block_ids: int32 ``[rows]``.
             rows: uint8 ``[rows, row_bytes]``.
-            in_parallel: by all threads that compute. For a thread that has computed: any other gets threads of its own.
+            in_parallel: use all threads that compute. Only for a thread that has computed: any other gets threads of its own.
 
         Raises:
             ValueError: a tensor is not as above, or an id is of no block; nothing is written.

@@ -1,4 +1,4 @@
-"""What names the sources that a library was compiled from; `setup.py` runs this file, too, without the package."""
+"""A digest of the sources that a library was compiled from; `setup.py` runs this file, too, without the package."""
 
 from __future__ import annotations
 

@@ -52,9 +52,9 @@ def store_result(
     output_row_stride, output_head_stride, partial_row_stride, partial_head_stride, lse_row_stride,
     VALUE_DIM: tl.constexpr, VALUE_TILE: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Where a tile's result ``is_final``, its rows' outputs, sinks included; otherwise partial results.
+    """Store a tile's rows as outputs, sinks included, if the result ``is_final``; otherwise as partial results.
 
-    ``row`` and ``partial`` are one for the whole tile or one for each of its rows; only ``wanted`` rows are stored.
+    ``row`` and ``partial`` are one number for the whole tile or one for each of its rows; only ``wanted`` rows are stored.
     """
     dim = tl.arange(0, VALUE_TILE)
     mask = wanted[:, None] & (dim < VALUE_DIM)[None, :]
@@ -97,7 +97,7 @@ def attention_constants(
     sinks: torch.Tensor | None,
     config: TileConfig | None,
 ) -> dict[str, Any]:
-    """What the kernels are compiled for; arguments as in `attend_items`."""
+    """The kernels' compile-time constants; arguments as in `attend_items`."""
     block_size, num_kv_heads, key_dim = key_cache.shape[1:]
     value_dim = value_cache.shape[3]
     key_tile, value_tile = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)

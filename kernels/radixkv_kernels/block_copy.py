@@ -112,7 +112,7 @@ class BlockCopier:
         """Carry out int32 ``[copies, 3]`` that lie on the device, at once: none may touch a block that another writes.
 
         Raises:
-            ValueError: another shape, type or device. What the copies say is not looked at.
+            ValueError: another shape, type or device. What the copies contain is not checked.
         """
         check_device("copies", self._device)
         check_tensor("copies", copies, (None, 3), (torch.int32,), self._device)

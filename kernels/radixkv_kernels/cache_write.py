@@ -1,4 +1,4 @@
-"""New keys and values go into their blocks.
+"""Stores new keys and values in their blocks.
 
 Bytes moved: each new key and value is read once and written once, ``tokens * kv heads * (key dim + value dim)`` elements of
 the model's type and as many of the cache's, and 8 bytes of slot per token and head. The floor on a GPU of B bytes/s is their
@@ -98,7 +98,7 @@ def write_cache(
         value_cache: ``[num_blocks, block_size, kv heads, value dim]``, likewise.
         slots: int64 ``[tokens]``: block id * block_size + position in the block, no two alike; negative: the token is not
             stored.
-        key_scales: float32 ``[kv heads]``; stored is ``key / scale``. Exactly for a float8 cache.
+        key_scales: float32 ``[kv heads]``; stored is ``key / scale``. Given if and only if the cache is float8.
         value_scales: float32 ``[kv heads]``, likewise.
 
     Returns:

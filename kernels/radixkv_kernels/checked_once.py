@@ -1,4 +1,4 @@
-"""What was valid once is valid for every tensor that lies in memory in the same way.
+"""What was valid once is valid for every tensor of the same layout.
 
 All layers of a model launch the same kernels on tensors of the same shapes, a batch after the other. Looking at what decides,
 a key of a few numbers for each tensor, takes the host a fraction of what the checks take.
@@ -14,7 +14,7 @@ import torch
 
 Params = ParamSpec("Params")
 
-# Different calls that are remembered, of each check: layers differ in few ways, batches in more.
+# Different calls that each check remembers: layers differ in few ways, batches in more.
 _REMEMBERED = 1024
 
 

@@ -1,7 +1,7 @@
 """What the launchers verify before a kernel sees a pointer: a wrong shape is a Python error, never an illegal access.
 
-What tensors on the device say is not looked at, since that would wait for the device: the rows, tables and partial results of
-items, block ids in tables, positions, slots, starts. The caller answers for them.
+What tensors on the device contain is not checked, since that would wait for the device: the rows, tables and partial results
+of items, block ids in tables, positions, slots, starts. The caller is responsible for them.
 
 Kernels count entries in 32 bits and multiply them by strides in 64. Only from a cache's block to its slots and heads do they
 add 32 bits: 64 would take registers from the innermost loop.
@@ -19,7 +19,7 @@ BLOCK_SIZES = (16, 32, 64)
 """Tokens per block that the kernels accept."""
 MAX_HEAD_DIM = 256
 
-# Of a grid's first dimension, and of each other one.
+# The most programs in a grid's first dimension, and in each other one.
 MAX_PROGRAMS = 2**31 - 1
 MAX_PROGRAMS_ACROSS = 65_535
 
@@ -82,7 +82,7 @@ def check_tensor(
 
 
 def check_written(name: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor that is written to where two entries may share memory: which one stays would be chance.
+    """Refuse an output tensor of which two entries may share memory: which one stays would be chance.
 
     Raises:
         ValueError: with the strides that were given.
@@ -100,7 +100,7 @@ def check_written(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_tables(tables: torch.Tensor, num_rows: int, device: torch.device) -> None:
-    """Refuse block tables ``[tables, blocks]`` that are none, or in which no row could find a block.
+    """Refuse block tables that are not ``[tables, blocks]``, or in which no row could find a block.
 
     Raises:
         ValueError: with the shape that was given.
@@ -111,7 +111,7 @@ def check_tables(tables: torch.Tensor, num_rows: int, device: torch.device) -> N
 
 
 def check_cache(key_cache: torch.Tensor, value_cache: torch.Tensor, device: torch.device) -> None:
-    """Refuse caches that are no pair, or whose blocks, heads, element type or strides the kernels cannot take.
+    """Refuse caches that do not belong together, or whose blocks, heads, element type or strides the kernels cannot take.
 
     Blocks may lie anywhere, but each block's own entries within 2**31 elements, so not, for instance, a large cache with its
     heads outermost.

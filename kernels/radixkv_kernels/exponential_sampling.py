@@ -33,7 +33,7 @@ PART_IDS = _BLOCKS * BLOCK_IDS
 
 @triton.jit
 def random_bits(state, count):
-    """64 of them for each of the counts."""
+    """64 random bits for each of the counts."""
     x = state + count.to(tl.uint64) * 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
@@ -56,10 +56,10 @@ def exponential(bits):
 
 @triton.jit
 def load_scaled(logits, temperatures, row, token_id, exists, row_stride):
-    """A row's logits by its temperature; what does not exist, or is not finite, is barred."""
+    """A row's logits divided by its temperature; ids that do not exist or are not finite are barred."""
     logit = tl.load(logits + row.to(tl.int64) * row_stride + token_id, mask=exists, other=float("-inf"))
     scaled = logit * (1.0 / tl.load(temperatures + row))
-    # NaN is neither more nor less than anything: beside it an id could be drawn that does not exist.
+    # NaN compares as neither more nor less than anything: beside it, an id that does not exist could be drawn.
     return tl.where(scaled < float("inf"), scaled, float("-inf"))
 
 

@@ -129,12 +129,12 @@ def attend_items(
         window: how many tokens a row sees, itself included; None: all.
         sinks: ``[query heads]``, any of a query's types, one logit per head that has no value; only for items without a
             partial result (`merge` adds those of the others).
-        key_scales: float32 ``[kv heads]``; a key is ``stored * scale``. Exactly for a float8 cache.
+        key_scales: float32 ``[kv heads]``; a key is ``stored * scale``. Given if and only if the cache is float8.
         value_scales: float32 ``[kv heads]``, likewise.
         config: None: what `tile_config` says.
 
     Returns:
-        As of `write_cache`.
+        See `write_cache`.
 
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.

@@ -1,4 +1,4 @@
-"""A launch that is made again with other tensors that lie in the same way: nothing is checked or lowered a second time.
+"""Repeats a launch with other tensors of the same layout: nothing is checked or lowered a second time.
 
 Before a kernel runs, its launcher checks every tensor, and Triton finds out from each argument which compiled kernel is
 meant. All layers of a model launch the same kernels; from one to the next only pointers change.
@@ -49,7 +49,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 
 class RepeatedLaunch:
-    """A launch to be made again, of which some tensors change each time.
+    """A launch to be repeated, some of whose tensors change each time.
 
     What does not change is kept alive, what changes is not.
 

@@ -5,7 +5,7 @@ alone (Flash-Decoding, Dao et al. 2023; cascade merge, FlashInfer, Ye et al. 202
 
 Bytes moved: ``partials * query heads * (value dim + 1) * 4`` read, ``rows * query heads * value dim`` elements written; the
 floor on a GPU of B bytes/s is their sum over B. With 256 sequences in two parts each, 32 heads of 128 in bfloat16: 8 MB and
-2 MB, 2.4 us at 4.3 TB/s, so that the launch counts for as much.
+2 MB, 2.4 us at 4.3 TB/s, so that the launch itself counts for as much.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from radixkv_kernels.online_softmax import add_sink
 from radixkv_kernels.target import COMPILE_OPTIONS
 
 _PARTIALS = 4
-# Of partial results that a program of one warp holds. So 256 rows of 32 heads are 2,048 programs, which all run at once:
-# one program per head took twice the time on an H100, in four waves of which each waited for four loads in turn.
+# Numbers of partial results that a program, one warp, holds. So 256 rows of 32 heads are 2,048 programs, which all run at
+# once: one program per head took twice the time on an H100, in four waves that each waited for four loads in turn.
 _NUMBERS = 2048
 
 
@@ -56,7 +56,7 @@ def _merge(
         start = tl.load(starts + row)
         count = tl.load(starts + row + 1) - start
         if count == 0:
-            # Written already by its only item, or padding: then 0, for what comes after must not meet a NaN.
+            # Written already by its only item; or padding, which becomes 0, so that later layers meet no NaN.
             if tl.load(positions + row) < 0:
                 tl.store(target, tl.zeros([HEADS, VALUE_TILE], tl.float32).to(output.dtype.element_ty), mask=wanted)
             return
@@ -82,7 +82,7 @@ def _merge(
         base = tl.where(new_max == float("-inf"), 0.0, new_max)
         shrink = tl.exp2(row_max - base)
         weight = tl.exp2(lse - base[None, :])
-        # What saw no key weighs nothing, and may never have been written.
+        # A partial result that saw no key weighs nothing, and may never have been written.
         mask = (weight > 0.0)[:, :, None] & (dim < VALUE_DIM)[None, None, :]
         offset = partial[:, None] * partial_row_stride + head_64[None, :] * partial_head_stride
         part = tl.load(partial_output + offset[:, :, None] + dim[None, None, :], mask=mask, other=0.0)
@@ -121,7 +121,7 @@ def merge_partials(
         sinks: ``[query heads]``, any of these types.
 
     Returns:
-        As of `write_cache`.
+        See `write_cache`.
 
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
@@ -139,10 +139,10 @@ def merge_splits(
     num_splits: int,
     sinks: torch.Tensor | None = None,
 ) -> Launch | None:
-    """Merge the results of `attend_split`: row i's are the partial results ``i * num_splits ..``; otherwise as above.
+    """Merge the results of `attend_split`: row i's are the partial results ``i * num_splits ..``; else as `merge_partials`.
 
     Returns:
-        As of `write_cache`.
+        See `write_cache`.
 
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.

@@ -1,4 +1,4 @@
-"""What the attention kernels share: a tile of query rows meets a range of keys, softmax computed as it goes.
+"""What the attention kernels share: a tile of query rows over a range of keys, with a running softmax.
 
 Online softmax (Milakov and Gimelshein 2018) as in FlashAttention (Dao et al. 2022), to base 2: scores are multiplied by
 log2(e) once, so that every exponential is one `exp2`. Scores, sums and outputs are float32 whatever the inputs are.
@@ -28,7 +28,7 @@ def load_query(query, row, head, wanted, row_stride, head_stride,
     mask = wanted[:, None] & (dim < DIM)[None, :]
     tile = tl.load(query + offset[:, None] + dim[None, :], mask=mask, other=0.0)
     if COMPUTE == tl.float16 and query.dtype.element_ty != tl.float16:  # noqa: SIM300
-        # Numbers of bfloat16 may lie beyond its range, and infinities would become NaN.
+        # bfloat16 numbers may lie beyond float16's range, and infinities would become NaN.
         tile = tl.minimum(tl.maximum(tile.to(tl.float32), -65504.0), 65504.0)
     return tile.to(COMPUTE)
 
@@ -52,8 +52,8 @@ def attend_keys(
     ids for the first tile's keys. Those for the next tile are loaded one tile ahead and passed on: the compiler only moves
     loads of keys and values ahead of the arithmetic where no other load comes before them in the same iteration.
 
-    With ``PAIRS`` values are words of two float8 numbers, which `VALUE_DIM` and the like count: ``output`` is of the even
-    numbers, ``odd_output`` of the odd ones. Without, ``odd_output`` is returned as it is.
+    With ``PAIRS``, values are words of two float8 numbers, and `VALUE_DIM` and the like count words: ``output`` is of the
+    even numbers, ``odd_output`` of the odd ones. Without, ``odd_output`` is returned as it is.
     """
     for first in tl.range(start, stop, KEYS):
         position = first + tl.arange(0, KEYS)
@@ -108,7 +108,7 @@ def split_pairs(words, COMPUTE: tl.constexpr):  # fmt: skip
 @triton.jit
 def load_tile(cache, block, slot, block_stride, slot_stride, exists,
               MASKED: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """``[keys, TILE]``, from where they lie; with ``MASKED`` keys that do not exist are 0."""
+    """``[keys, TILE]``, read where the keys lie; with ``MASKED``, keys that do not exist are 0."""
     dim = tl.arange(0, TILE)[None, :]
     pointers = cache + (block.to(tl.int64) * block_stride + slot * slot_stride)[:, None] + dim
     if MASKED:
@@ -121,7 +121,7 @@ def load_tile(cache, block, slot, block_stride, slot_stride, exists,
 
 @triton.jit
 def load_blocks(table, start, end, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """Block ids of the ``KEYS`` keys from ``start`` on, of those below ``end``."""
+    """Block ids of the ``KEYS`` keys from ``start`` on; 0 for those from ``end`` on."""
     position = start + tl.arange(0, KEYS)
     return tl.load(table + position // BLOCK_SIZE, mask=position < end, other=0)
 
@@ -143,7 +143,7 @@ def attend_range(
         keys    start        all windows reached       first row's own position      end
                   |--- masked ---|------- every row sees all -------|----- masked -----|
 
-    With ``PAIRS``, see `reads_pairs`, values are read as words of two numbers, whose strides are those of a number halved.
+    With ``PAIRS``, see `reads_pairs`, values are read as words of two numbers; strides in words are half of those in numbers.
 
     Returns:
         Output ``[ROWS, VALUE_TILE]``, still to be divided by the third; log2 of the largest weight; sum of weights.
@@ -210,9 +210,9 @@ def log_sum_exp(row_max, row_sum):
 def reads_pairs(tile_rows: int, value_cache: torch.Tensor, value_tile: int) -> bool:
     """Whether a program reads float8 values as 16-bit words of two.
 
-    A warp's own tensor core takes values of neighbouring tokens side by side. The instruction that turns a tile around while
-    it is read from shared memory moves 16 bits at a time; of single bytes each takes a load of its own, and those would take
-    longer than reading the memory does: for 16 rows and 64 keys a warp makes 64 of them in place of 4 such instructions, in
+    A warp's own tensor core takes values of neighbouring tokens side by side. The instruction that transposes a tile while
+    reading it from shared memory moves 16 bits at a time; single bytes each take a load of their own, and these would take
+    longer than reading the memory does: for 16 rows and 64 keys a warp makes 64 loads in place of 4 such instructions, in
     205 registers in place of 122, so that a multiprocessor of sm_90 runs 2 programs in place of 4. Warp groups read a
     converted copy.
     """
@@ -228,7 +228,7 @@ def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:
     `exp2` does it where ``scale`` holds ``2 * scale * log2(e) / softcap`` and ``cap`` holds ``softcap * log2(e)``.
 
     Raises:
-        ValueError: one is not positive; largest scores are found before they are scaled.
+        ValueError: one is not positive: kernels find the largest score before scaling it.
     """
     for name, factor in (("scale", scale), ("softcap", softcap)):
         if factor is not None and not factor > 0:
@@ -238,7 +238,7 @@ def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:
 
 
 def kernel_window(window: int | None) -> int:
-    """The kernel's ``window``; cut where it is longer than any sequence, so that a position less it is still an int32."""
+    """The kernel's ``window``; capped beyond any sequence's length, so that a position minus the window is an int32."""
     return min(window or 0, 2**30)
 
 
@@ -250,8 +250,8 @@ class TileConfig(NamedTuple):
     stages: int
 
 
-# What the tiles of a program take at most: so two programs of 64 rows fit a multiprocessor of sm_90, 112 KiB each of 227
-# with their queries, and three of 16 rows, 70 KiB each.
+# Most bytes of a program's tiles of keys and values: so two programs of 64 rows fit a multiprocessor of sm_90, 112 KiB each
+# of 227 with their queries, and three of 16 rows, 70 KiB each.
 _TILES_NBYTES = 96 * 1024
 
 
@@ -314,7 +314,7 @@ def _tile_config(
     many_registers = query_dtype == torch.float32 or value_tile > 128 or (wider_keys and not halves)
     wide = tile_rows == 128 or (tile_rows == 64 and many_registers)
     token = (key_tile + value_tile) * cache_dtype.itemsize
-    # Fewer than three leave nothing to be on its way: a tile that has been read makes room for the next one.
+    # Fewer than three stages leave no tile on its way: a tile that has been read makes room for the next one.
     for fewest_stages in (3, 2, 1):
         keys = most_keys
         while keys >= 16:

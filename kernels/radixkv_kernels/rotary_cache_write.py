@@ -1,4 +1,4 @@
-"""Queries and new keys are rotated, and keys and values go into their blocks, in one launch.
+"""Rotates queries and new keys, and stores keys and values in their blocks, in one launch.
 
 Rotary embedding (Su et al. 2021) in the form that transformers' models have, halves of a head as pairs::
 
@@ -129,7 +129,7 @@ def rotate_and_write(
         rotated: like the query, where its rotation goes; None: in its place.
 
     Returns:
-        As of `write_cache`.
+        See `write_cache`.
 
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.

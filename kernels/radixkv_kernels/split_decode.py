@@ -5,9 +5,9 @@ only grows changes nothing but the positions. Each part is as long as the others
 Dao et al. 2023).
 
 Bytes moved: ``keys * kv heads * (key dim + value dim) * bytes per element`` over all sequences; 256 sequences of 4,096 tokens
-with 8 heads of 128 in bfloat16 read 4.3 GB, whose floor on a GPU of B bytes/s is 4.3 GB / B (1.0 ms at 4.3 TB/s). Beside
-them ``rows * query heads * (key dim + value dim)`` elements of queries and outputs are little; several parts write as many
-float32 results per row in place of its output.
+with 8 heads of 128 in bfloat16 read 4.3 GB, whose floor on a GPU of B bytes/s is 4.3 GB / B (1.0 ms at 4.3 TB/s). The
+queries and outputs, ``rows * query heads * (key dim + value dim)`` elements, are small beside them; with several parts, each
+row has as many float32 results in place of its output.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _attend_split(
         query, tl.full([ROWS], 0, tl.int32) + row, query_head, wanted, query_row_stride, query_head_stride,
         KEY_DIM, KEY_TILE, COMPUTE,
     )  # fmt: skip
-    # The part begins inside the window already, so that no key needs to be masked for it.
+    # The part begins inside the window already, so that no key needs to be masked for the window.
     result, row_max, row_sum = attend_head(
         tile, row_position, position, position,
         key_cache, value_cache, tables + tl.load(row_tables + row).to(tl.int64) * table_stride,
@@ -123,7 +123,7 @@ def attend_split(
         sinks: ``[query heads]``; with several parts `merge_splits` adds them.
 
     Returns:
-        As of `write_cache`.
+        See `write_cache`.
 
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.

@@ -14,12 +14,12 @@ from triton.runtime.driver import driver
 _TYPES = MappingProxyType({torch.float16: tl.float16, torch.bfloat16: tl.bfloat16})
 
 COMPILE_OPTIONS = MappingProxyType({"enable_fp_fusion": True})
-"""Of every launch: a product and the sum that it goes into are one instruction, rounded once. Said here, because Triton's
+"""For every launch: a multiplication and an addition become one instruction, rounded once. Set explicitly, because Triton's
 default changes from 3.10 on."""
 
 
 class Target(NamedTuple):
-    """What of a GPU decides how its kernels are cut.
+    """The properties of a GPU that decide how its kernels are cut.
 
     Attributes:
         architecture: 80 for sm_80 and so on.
@@ -38,7 +38,7 @@ class Target(NamedTuple):
         return 90 <= self.architecture < 120
 
 
-# As kernels in the interpreter are cut.
+# Decides how kernels are cut in the interpreter.
 _INTERPRETED = Target(90, 227 * 1024)
 
 
@@ -48,7 +48,7 @@ def interpreted() -> bool:
 
 
 def compute_type(query_dtype: torch.dtype, cache_dtype: torch.dtype) -> tl.dtype:
-    """What attention multiplies in: float32 in the interpreter, whose bfloat16 is wrong; on a GPU the query's type.
+    """The type that attention multiplies in: float32 in the interpreter, whose bfloat16 is wrong; on a GPU the query's type.
 
     Or float16 for a float8 cache: one instruction converts two numbers to it, to bfloat16 there is none. It holds every
     float8 number, and weights, which are at most 1, in more bits.
@@ -59,12 +59,12 @@ def compute_type(query_dtype: torch.dtype, cache_dtype: torch.dtype) -> tl.dtype
 
 
 def current_target() -> Target:
-    """Of the current device; the interpreter is treated like sm_90."""
+    """The target of the current device; the interpreter is treated like sm_90."""
     return _INTERPRETED if interpreted() else _target_of(driver.active.get_current_device())
 
 
 @functools.cache
 def _target_of(device: int) -> Target:
-    # The number that Triton itself compares a kernel's need with when it loads it.
+    # The limit that Triton itself checks when it loads a kernel.
     shared_memory = driver.active.utils.get_device_properties(device)["max_shared_mem"]
     return Target(int(driver.active.get_current_target().arch), shared_memory)

@@ -110,7 +110,7 @@ def _find_bound(
         depth = top - largest
         near = 0.0
         for _ in tl.static_range(STEPS):
-            # Not beyond what float32 tells from nothing: lower weights are all candidates.
+            # Not below what float32 can tell from zero: below that, all weights are candidates.
             pivots = near + (tl.minimum(reach, 80.0) - near) * ((1 + tl.arange(0, 8)) * 0.125)
             enough = tl.sum((depth[None, :] <= pivots[:, None]).to(tl.int32), 1) >= most
             near = tl.maximum(near, tl.max(tl.where(enough, 0.0, pivots), 0))
@@ -241,7 +241,7 @@ def _find_cut(weights, count, cut, wanted, BY_MASS: tl.constexpr, PIVOTS: tl.con
             above = tl.minimum(above, tl.where(reaches, bits, _INFINITY))
             below = tl.maximum(below, tl.where(reaches, 0, bits))
         enough = tl.sum(amount, 1) >= wanted
-        # Nothing is enough where nothing is wanted, as of weights of 0.
+        # Where nothing is wanted, as with weights of 0, nothing is enough.
         low_found = tl.minimum(tl.max(tl.where(enough, tl.min(above, 1), low), 0), high)
         high = tl.min(tl.where(enough, high, tl.max(below, 1)), 0)
         low = low_found
@@ -329,16 +329,16 @@ def draw_truncated(
 ) -> torch.Tensor:
     """Draw one token for each row of those that min_p, top_k and top_p leave, in that order.
 
-    Of tokens that are as likely as one another, those of the lowest ids are left.
+    Among equally likely tokens, those with the lowest ids are left.
 
     Args:
         logits: as of `draw_tokens`.
         temperatures: likewise.
         rng_states: likewise.
-        min_p: float32 ``[rows]``, 0 to 1: tokens at least so likely, as a part of the likeliest one's probability.
+        min_p: float32 ``[rows]``, 0 to 1: tokens with at least this fraction of the likeliest one's probability.
         top_k: int32 ``[rows]``, at least 1: so many of the likeliest.
-        top_p: float32 ``[rows]``, above 0, up to 1: each while the likelier ones together have less than this part of what is
-            left.
+        top_p: float32 ``[rows]``, above 0, up to 1: each while the likelier ones together have less than this fraction of
+            what is left.
 
     Returns:
         Token ids, int64 ``[rows]``; of a row that is not of numbers, any.

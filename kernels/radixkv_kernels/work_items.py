@@ -1,4 +1,4 @@
-"""The int32 buffers from which the attention kernel reads which query rows read which keys.
+"""The int32 buffers that tell the attention kernel which query rows read which keys.
 
 A work item is a tile of neighbouring query rows over a range of positions, read through one block table::
 
@@ -8,7 +8,7 @@ A work item is a tile of neighbouring query rows over a range of positions, read
     2 table          row of the block tables through which the keys are found
     3 key_start      first position
     4 key_stop       one past the last position. No row sees beyond its own position, so a private tail that grows by
-                     a token per step says OPEN_END once and for all
+                     a token per step has OPEN_END once and for all
     5 partial_start  the item's first row among the partial results, the others follow; NO_PARTIAL: the item is all
                      that its rows read, so the final output is written at once
 

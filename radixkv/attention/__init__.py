@@ -19,9 +19,9 @@ One batch, from block tables to kernel launches::
                           PaddedDecode: the same in buffers of fixed size, for CUDA graphs
 
 Follow it in this order: `query_batch`, `batch_tables`, `prefix_groups`, `plan`, then `native.backend`; `cpu.backend` with
-`cpu.calls`; or `triton.backend` with `triton.work_items`, `triton.launches` and `triton.layer_launches`. A plan holds for all
-layers; what a backend derives from it (calls per sliding window, items per shape of heads) is made when the first such layer
-asks. A backend says by its `SharingRule` when sharing pays, and gets everything else from the plan.
+`cpu.calls`; or `triton.backend` with `triton.work_items`, `triton.launches` and `triton.layer_launches`. A plan serves all
+layers; what a backend derives from it (calls per sliding window, items per head shape) is built when the first layer that
+needs it asks. A backend's `SharingRule` says when sharing pays; everything else it takes from the plan.
 """
 
 from radixkv.attention.backend import AttentionBackend, AttentionBatch, BatchLimits

@@ -1,4 +1,4 @@
-"""What an attention backend is: it plans batches over one pool, and attends each for all layers."""
+"""The interface of attention backends, which plan batches over one pool and compute their attention layer by layer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from radixkv.cache import BlockCopy
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How large the batches are that a backend is made for, at most.
+    """The largest batches that a backend must handle.
 
     Attributes:
-        max_num_seqs: sequences.
-        max_model_len: tokens of a sequence.
-        max_draft_rows: rows of drafts that a decoding batch has beside its sequences' own.
+        max_num_seqs: sequences per batch.
+        max_model_len: tokens per sequence.
+        max_draft_rows: rows of drafts in a decoding batch, beside its sequences' own rows.
     """
 
     max_num_seqs: int
@@ -34,7 +34,7 @@ class AttentionBatch(Protocol):
     """Attention over one batch.
 
     Attributes:
-        order: int64 ``[sequences]``: the query batch's sequences in the order in which their rows stand in the packed batch.
+        order: int64 ``[sequences]``: indices of the query batch's sequences, in the order of their rows in the packed batch.
         row_starts: int64 ``[sequences + 1]``: the rows of ``order[i]`` are ``row_starts[i] .. row_starts[i + 1]``.
         positions: int64 ``[rows]``, each row's position in its sequence, on the model's device.
     """
@@ -74,7 +74,7 @@ class AttentionBackend(Protocol):
         """Attention over one batch, for all layers. It is valid until the next call.
 
         Raises:
-            ValueError: the columns are no batch, or exceed the sequences or blocks that the backend was made for; nothing
-                has changed then.
+            ValueError: the batch is invalid (see `QueryBatch.check`), or exceeds the sequences or blocks that the backend was
+                made for; nothing has changed then.
         """
         ...

@@ -1,7 +1,7 @@
 """The block tables of the sequences that run side by side, in an order in which those with a common prefix are neighbours.
 
-Tables and order are kept from step to step: a sequence that joins is compared with a few others, one that leaves with none,
-and of a table that grows only the new blocks are read.
+Tables and order are kept from step to step: a joining sequence is compared with a few others, a leaving one with none, and
+only the new blocks of a growing table are read.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class NewBlocks:
     """What a step adds to `BatchTables.block_ids`.
 
     Attributes:
-        indices: into the flattened array; none twice.
-        block_ids: what is there now.
+        indices: into the flattened array, without duplicates.
+        block_ids: the new values at these indices.
     """
 
     indices: Ints
@@ -100,7 +100,7 @@ class BatchTables:
         return new_blocks
 
     def extend(self, num_blocks: Ints) -> NewBlocks:
-        """Append what the last batch's tables have grown by.
+        """Append the blocks by which the last batch's tables have grown.
 
         Raises:
             ValueError: as `update`.
@@ -112,7 +112,7 @@ class BatchTables:
         return self._write(indices[grown], known[grown], num_blocks[grown], blocks)
 
     def batch_order(self) -> Ints:
-        """``[sequences]``: the last batch's index of each of ``order``."""
+        """``[sequences]``: for each table in ``order``, its index in the last batch."""
         batch_index = np.empty(len(self.block_ids), dtype=np.int64)
         batch_index[self._batch_indices] = np.arange(len(self._batch_indices))
         return batch_index[self.indices]
@@ -152,10 +152,10 @@ class BatchTables:
     def _change_members(
         self, tables: Sequence[ReadableTable], indices: Ints, stays: NDArray[np.bool_]
     ) -> list[ReadableTable]:
-        """Remove the members that leave, and give those that join a row, noted in ``indices``; they have no position yet."""
+        """Remove leaving members, and give joining tables a row, noted in ``indices``; they have no position yet."""
         staying = np.zeros(len(self.block_ids), dtype=np.bool_)
         staying[indices[stays]] = True
-        # From the end, so that the other positions stay what they are.
+        # From the end, so that the positions still to be removed stay valid.
         for position in (~staying[np.array(self.indices)]).nonzero()[0][::-1].tolist():
             self._remove(position)
         joining = (~stays).nonzero()[0].tolist()
@@ -164,9 +164,9 @@ class BatchTables:
         return [tables[i] for i in joining]
 
     def _insert(self, table: ReadableTable) -> None:
-        # Sorted by block ids, compared as memory. Every table ends with a block that is its sequence's own, so none is the
-        # beginning of another: they differ somewhere within both, and stay in order however they grow. What lies behind
-        # that in a row of ``block_ids`` is not reached.
+        # Sorted by block ids, compared as raw bytes. Every table ends with a block that is its sequence's own, so no table is
+        # a prefix of another: two tables differ within the length of both, and stay in order however they grow. The
+        # comparison never reaches what lies behind a table's end in its row of ``block_ids``.
         index = self._index_of[table]
         position = bisect_left(self.indices, self._bytes(index), key=self._bytes)
         self.order.insert(position, table)
@@ -178,7 +178,7 @@ class BatchTables:
     def _remove(self, position: int) -> None:
         table, index = self.order.pop(position), self.indices.pop(position)
         if 0 < position < len(self.order):
-            # What the neighbours on both sides share is what both shared with the one between them.
+            # The new neighbours have in common the blocks that both had in common with the removed table.
             self.common[position - 1 : position + 1] = [min(self.common[position - 1 : position + 1])]
         elif self.common:
             del self.common[0 if position == 0 else -1]

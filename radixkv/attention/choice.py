@@ -1,4 +1,4 @@
-"""Which backend carries out the plan."""
+"""Chooses the backend that carries out attention plans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BACKENDS = ("auto", "native", "torch", "triton")
 def make_backend(
     name: str, pool: KVPool, dtype: torch.dtype, num_query_heads: int, limits: BatchLimits
 ) -> AttentionBackend:
-    """The backend of that name over ``pool``; "auto" is Triton on a GPU; on a CPU compiled code where it can be, or torch.
+    """Make the backend of that name; "auto" is Triton on a GPU, and on a CPU compiled code where available, else torch.
 
     Args:
         dtype: of queries.
@@ -43,7 +43,7 @@ def make_backend(
         return CpuBackend(pool, limits.max_num_seqs, limits.max_model_len)
     if importlib.util.find_spec("triton") is None:
         raise ValueError("attention_backend: 'triton' needs the package triton: pip install 'radixkv[gpu]'")
-    # Only here: without a GPU, Triton need not be installed.
+    # Imported only here: without a GPU, Triton need not be installed.
     from radixkv.attention.triton import TritonBackend
     from radixkv_kernels.target import interpreted
 

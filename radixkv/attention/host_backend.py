@@ -1,4 +1,4 @@
-"""What backends on a CPU have in common: they plan every batch anew, over one pool in the host's memory."""
+"""What the CPU backends have in common: they plan every batch anew, over one pool in the host's memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class HostBackend:
 
     Args:
         pool: where keys and values lie.
-        max_sequences: in a batch.
+        max_sequences: per batch.
         max_model_len: tokens of a sequence at most.
-        min_saved_tokens: a shared prefix is attended once where that saves reading so many tokens.
-        attention: carries out a plan.
+        min_saved_tokens: a shared prefix is read once for all its rows if that saves reading at least so many tokens.
+        attention: makes the attention that carries out a plan.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The attention plan: which query rows read which range of keys, a shared prefix once for all rows below it.
 
-Each range of keys yields a partial result, an output and its log-sum-exp, for each of its rows; a backend merges those of a
-row. (Splitting attention at shared prefixes: Hydragen, Juravsky et al. 2024, and ChunkAttention, Ye et al. 2024; merging by
-log-sum-exp: FlashAttention and Flash-Decoding, Dao et al. 2022 and 2023.)
+Each range of keys yields a partial result, an output and its log-sum-exp, for each of its rows; a backend merges each row's
+partial results. (Splitting attention at shared prefixes: Hydragen, Juravsky et al. 2024, and ChunkAttention, Ye et al. 2024;
+merging by log-sum-exp: FlashAttention and Flash-Decoding, Dao et al. 2022 and 2023.)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class KeyRanges:
     Attributes:
         row_start: the first of neighbouring query rows.
         row_stop: one past the last.
-        table: the row of ``AttentionPlan.block_ids`` through which the keys are found, of any one of the sequences.
+        table: the row of ``AttentionPlan.block_ids`` through which the keys are found; any one of the range's sequences'.
         key_start: the first key's position.
         key_stop: one past the last.
         num_decoding: how many of a private tail's last rows are followed by a token of the answer, see `QueryBatch`; 0 for
@@ -50,12 +50,12 @@ class AttentionPlan:
     """One batch's work, the same for every layer.
 
     Attributes:
-        order: int64 ``[sequences]``: the query batch's sequences in the order in which their rows stand in the packed batch.
+        order: int64 ``[sequences]``: indices of the query batch's sequences, in the order of their rows in the packed batch.
         row_starts: int64 ``[sequences + 1]``: the rows of ``order[i]`` are ``row_starts[i] .. row_starts[i + 1]``.
         positions: int64 ``[rows]``: of each row's token in its sequence.
         slots: int64 ``[rows]``: where each row's new key and value go: block id * block size + position in the block.
         row_tables: int64 ``[rows]``: which row of ``block_ids`` each query row reads through.
-        ranges: what is read.
+        ranges: which keys are read by which rows.
         block_ids: int32 ``[tables, blocks]``, the planner's own: valid until the next batch is planned.
         block_size: tokens per block.
         new_blocks: what this batch added to ``block_ids``.
@@ -80,18 +80,18 @@ class AttentionPlan:
         return int(self.row_starts[-1])
 
     def rows_in_query_order(self) -> Ints:
-        """int64 ``[rows]``: of each token of the query batch, one sequence after the other, its row in the packed batch."""
+        """int64 ``[rows]``: for each token of the query batch, one sequence after the other, its row in the packed batch."""
         starts, counts = np.empty_like(self.order), np.empty_like(self.order)
         starts[self.order], counts[self.order] = self.row_starts[:-1], np.diff(self.row_starts)
         return concatenated_ranges(starts, counts)
 
 
 class Planner:
-    """Plans batch after batch; what two batches have in common is kept.
+    """Plans one batch after another, and reuses what a batch has in common with the last one.
 
     Args:
-        max_sequences: in a batch.
-        max_blocks: of a sequence.
+        max_sequences: per batch.
+        max_blocks: per sequence.
         block_size: tokens per block.
         sharing: when sharing pays.
     """
@@ -100,18 +100,18 @@ class Planner:
         self._tables = BatchTables(max_sequences, max_blocks)
         self._block_size = block_size
         self._sharing = sharing
-        # Groups stay as they are while neighbours have as much in common as before, and as many new tokens.
+        # Groups are reused while neighbours have as many blocks in common as before, and sequences as many new tokens.
         self._common: list[int] = []
         self._num_new: list[int] = [1]
         self._groups: PrefixGroups = prefix_groups(self._common, self._num_new, block_size, sharing)
-        # After a decoding batch: the contexts of one that continues it.
+        # After a decoding batch: ``num_context`` of a batch that would continue it.
         self._next_context: Ints | None = None
 
     def advance(self, batch: QueryBatch) -> NewBlocks | None:
-        """What the batch adds to the block tables if it only continues the last one; None, and nothing done, if it does not.
+        """What the batch adds to the block tables if it only continues the last batch; otherwise None, and nothing changes.
 
-        It does when both have one new token for each of the same sequences. Then the last plan holds, with every position one
-        further and every private tail one key longer.
+        It continues the last batch if both have one new token for each of the same sequences. Then the last plan stays valid,
+        with every position one further and every private tail one key longer.
 
         Raises:
             ValueError: as `plan`.
@@ -131,8 +131,8 @@ class Planner:
         """Lay out the packed batch, and find what its sequences share.
 
         Raises:
-            ValueError: the columns are no batch, exceed the sequences or blocks that the planner was made for, or a table
-                does not reach to its last new token; nothing has changed then.
+            ValueError: the batch is invalid (see `QueryBatch.check`), exceeds the sequences or blocks that the planner was
+                made for, or has a table that does not reach to its last new token; nothing has changed then.
         """
         batch.check()
         new_blocks = self._tables.update(batch.tables, batch.num_blocks(self._block_size))

@@ -1,8 +1,8 @@
-"""Which sequences of a batch have a prefix in common that is read once for all of them.
+"""Finds the sequences of a batch whose common prefix is worth reading once for all of them.
 
-Among tables in order (`BatchTables`), those that share a prefix are neighbours. So how many blocks each has in common with
-the next one says as much as a tree of the prefixes: a group of sequences is a range of neighbours, and its prefix as long as
-the smallest number within that range::
+Among tables in order (`BatchTables`), those that share a prefix are neighbours. So the number of blocks that
+each has in common with the next describes the whole tree of prefixes: a group of sequences is a range of neighbours, and its
+prefix is as long as the smallest such number within the range::
 
     blocks of A   7 8 9 | 20            7 8 9 by A, B and C
     blocks of B   7 8 9 | 31 32         31 by B and C
@@ -25,11 +25,11 @@ from radixkv.attention.sharing_rule import SharingRule
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroups:
-    """The groups for which reading their prefix once pays.
+    """The groups whose prefix is worth reading once.
 
     Attributes:
-        ranges: int64 ``[4, groups]``: first sequence, one past the last, first key, one past the last; parents before what
-            lies below them.
+        ranges: int64 ``[4, groups]``: first sequence, one past the last, first key, one past the last; parents before their
+            descendants.
         private_from: int64 ``[sequences]``: the first key that no group covers.
         saved_tokens: keys that need not be read again, per layer.
     """
@@ -40,13 +40,13 @@ class PrefixGroups:
 
 
 def prefix_groups(common: Sequence[int], num_new: Sequence[int], block_size: int, rule: SharingRule) -> PrefixGroups:
-    """The groups that pay; the keys of the others are left to the groups below them.
+    """The groups for which sharing pays; the keys of the others are left to the groups below them.
 
     Args:
         common: how many leading blocks neighbours have in common.
-        num_new: of each sequence, how many rows it has.
+        num_new: each sequence's number of rows.
         block_size: tokens per block.
-        rule: which pay.
+        rule: decides for which groups sharing pays.
     """
     groups: list[int] = []
     private_from, levels = [0] * (len(common) + 1), [0] * (len(common) + 1)
@@ -70,7 +70,7 @@ def prefix_groups(common: Sequence[int], num_new: Sequence[int], block_size: int
 
 
 def _common_intervals(common: Sequence[int]) -> list[tuple[int, int, int]]:
-    """All largest groups of neighbours ``(first, one past the last, leading blocks in common)``, children before parents.
+    """All maximal groups of neighbours ``(first, one past the last, leading blocks in common)``, children before parents.
 
     In one pass with a stack of the groups that are still open (Abouelhoda, Kurtz and Ohlebusch 2004: the intervals of an
     array of longest common prefixes).
@@ -85,7 +85,7 @@ def _common_intervals(common: Sequence[int]) -> list[tuple[int, int, int]]:
         while blocks < depth:
             found.append((start, index + 1, depth))
             if below[-1][1] < blocks:
-                depth = blocks  # begins where the one that ends here does
+                depth = blocks  # the shallower group begins where the one that ends here began
             else:
                 start, depth = below.pop()
     return found

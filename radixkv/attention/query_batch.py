@@ -1,4 +1,4 @@
-"""What attention is asked for: the new tokens of a batch's sequences, column by column."""
+"""The input of attention: the new tokens of a batch's sequences, column by column."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Ints = NDArray[np.int64]
 
 
 class ReadableTable(Protocol):
-    """What attention reads of a sequence's block table. Tables are compared and hashed by identity.
+    """The part of a sequence's block table that attention reads. Tables are compared and hashed by identity.
 
     Attributes:
         block_ids: int32, the physical block of each ``block_size`` positions, at least up to the last new token. The blocks
@@ -48,7 +48,7 @@ class QueryBatch:
 
     @property
     def decodes(self) -> bool:
-        """No token is a prompt's, but for the last one of it."""
+        """Whether every new token is followed by a token of the answer, so that at most a prompt's last is a prompt token."""
         return self.num_decoding is not None and bool((self.num_decoding == self.num_new).all())
 
     def num_blocks(self, block_size: int) -> Ints:

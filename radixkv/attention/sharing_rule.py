@@ -15,8 +15,8 @@ class SharingRule:
     Attributes:
         cost_tokens: the fixed cost of sharing a prefix, in keys that could be read in the same time.
         cost_per_row: the further cost for each of the sequences' rows, which get one more partial result, in keys.
-        rows_per_reading: rows of a tile; None: any number.
-        max_levels: how many shared prefixes a sequence may have, one continuing another; None: any number. A row has a
+        rows_per_reading: rows of a tile; None: unlimited.
+        max_levels: how many shared prefixes a sequence may have, one continuing another; None: unlimited. A row has a
             partial result for each, and one for its private keys.
         min_saved_tokens: a decoding batch that would save reading fewer keys than this, per layer, is planned flat.
     """
@@ -32,5 +32,5 @@ class SharingRule:
         return 1 if self.rows_per_reading is None else -(-num_rows // self.rows_per_reading)
 
     def pays(self, saved_tokens: int, num_rows: int) -> bool:
-        """Whether to read a prefix once that ``num_rows`` rows share, if that saves reading ``saved_tokens`` keys."""
+        """Whether reading a prefix once for all ``num_rows`` rows that share it pays, if that saves ``saved_tokens`` keys."""
         return saved_tokens >= self.cost_tokens and saved_tokens > self.cost_per_row * num_rows

@@ -1,4 +1,4 @@
-"""The attention functions that transformers has by name: which one a model calls, and what it gives them."""
+"""The attention functions that transformers has by name: which one a model calls, and with what options."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ residuals. Compilation fuses them into a few. Only the layers are compiled, not 
 equal layers share the compiled code, and 32 take no longer to start than one. Sizes are dynamic, so that there is one
 compilation for a single token and one for all other batches; CUDA graphs are captured by `decode_graphs`.
 
-To the compiler, attention is one opaque operator, `opaque_attention`, and so is a packed linear layer. That leaves each layer
+To the compiler, attention is one opaque operator, `opaque_attention`, and so is a packed linear layer. So each layer is
 one graph. With a graph break at attention it was four, and SmolLM2-135M decoded 16 to 24 % slower on a CPU than uncompiled.
 
 As one graph it does not pay there either: decoding took 3 to 9 % longer, prefill between 4 % less and 3 % more, and the

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import torch
 
-# Does the work again, with the addresses that it had when it was captured.
+# Repeats the work, at the addresses that it used when it was captured.
 Replay = Callable[[], object]
 
-# Different ones of a device that torch hands out, in turn.
+# How many different streams per device torch hands out, in turn.
 _NUM_STREAMS = 32
 
 
@@ -25,7 +25,7 @@ class GraphCapture:
         device: a CUDA device; also the current one whenever something is captured.
     """
 
-    # In the process, as torch's streams are.
+    # Per process, as torch's streams are.
     _alive: ClassVar[weakref.WeakSet[GraphCapture]] = weakref.WeakSet()
 
     def __init__(self, device: torch.device) -> None:
@@ -37,7 +37,7 @@ class GraphCapture:
         """Run ``work`` twice, then capture it.
 
         Raises:
-            RuntimeError: it asks the GPU for a value, as some mixtures of experts do, or does not fit into memory.
+            RuntimeError: it waits for a value from the GPU, as some mixtures of experts do, or does not fit into memory.
         """
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
@@ -65,9 +65,9 @@ class GraphCapture:
 def _stream_beside(device: torch.device, others: Sequence[torch.cuda.Stream]) -> torch.cuda.Stream:
     """A stream that is none of the others.
 
-    Not torch's default one: that is one for the whole process, and belongs to the first device that captured. Nor one that
-    another engine's graphs were captured on: cuBLAS works in memory that torch keeps for each stream, whose address is in
-    those graphs, and when any graph of a stream is given up, torch (2.13) frees it.
+    Not torch's default stream for captures: the process has only one, of the first device that captured. Nor a stream that
+    another engine's graphs were captured on: torch keeps a cuBLAS workspace per stream, whose address is in those graphs, and
+    frees it (2.13) when any graph of the stream is released.
     """
     stream = torch.cuda.Stream(device)
     for _ in range(_NUM_STREAMS):

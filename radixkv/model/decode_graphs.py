@@ -3,7 +3,7 @@
 There are two graphs for each padded number of rows, one with wide tiles for batches that share prefixes and one with narrow
 ones; and, where batches that share nothing are so large that no row's keys are split, one without a merge. Drafts are rows
 like others; with them there are a few larger sizes. What changes between steps lies in the buffers of a `PaddedDecode`. All
-graphs write their logits into one buffer, and use one another's memory.
+graphs write their logits into one buffer, and share one pool of memory.
 Without a GPU, as in tests, the model runs eagerly over the same buffers.
 """
 
@@ -29,7 +29,7 @@ from radixkv.model.cuda_graph import GraphCapture, Replay
 
 _log = logging.getLogger(__name__)
 
-# After so long no more graphs are begun; batches of their sizes run in larger ones.
+# After so long no further capture begins; batches of the missing sizes run in larger graphs.
 MAX_CAPTURE_SECONDS = 120.0
 
 # The model's logits ``[rows, vocabulary]`` for every row of a padded batch, sequences in the query batch's order.
@@ -43,8 +43,8 @@ class GraphKind(NamedTuple):
 
     Attributes:
         size: rows, padding included.
-        wide: by the widest tiles that so many rows may need, in which any batch runs; otherwise by the narrowest, for batches
-            that share nothing, or among few only, and for any batch so small, or of such a type, that there are no others.
+        wide: takes the widest tiles that so many rows may need, in which any batch runs; otherwise the narrowest, for batches
+            that share nothing, or whose prefixes few rows share, and for any batch if its size or type has no wider tiles.
         whole: only for batches that share nothing, and none of whose rows is split.
     """
 
@@ -66,7 +66,7 @@ class DecodeGraphs:
         clock: seconds.
 
     Attributes:
-        kinds: all that there will be, in the order in which they are captured.
+        kinds: all graphs that there will be, in the order in which they are captured.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class DecodeGraphs:
         If one cannot be captured, a warning says so, all are given up, and every batch will be run eagerly.
 
         Args:
-            kinds: those; None: all.
+            kinds: which ones; None: all.
         """
         try:
             self._capture_all(self.kinds if kinds is None else kinds)
@@ -151,7 +151,7 @@ class DecodeGraphs:
         padded.token_ids[: len(token_ids)].copy_(token_ids, non_blocking=True)
         replay()
         assert self._logits is not None
-        # A copy in any case: the next batch may be launched before these are done with.
+        # Always a copy: the next batch may be launched while these logits are still in use.
         return self._logits[: len(token_ids)].to(torch.float32, copy=True)
 
     def _compute(self, padded: PaddedDecode) -> None:
@@ -175,7 +175,7 @@ def has_wide_tiles(num_rows: int, groups: Iterable[int], dtype: torch.dtype, til
 def kinds_in_order(
     max_num_seqs: int, max_draft_rows: int, has_wide: Callable[[int], bool], whole_from: int
 ) -> list[GraphKind]:
-    """The graphs for batches of up to ``max_num_seqs``, those first that are of most use if time is up before the last.
+    """The graphs for batches of up to ``max_num_seqs``, the most useful first in case time is up before the last.
 
     The largest is the first: it takes the memory that all use, and can stand in for each of them. Then the largest without
     drafts, and powers of two.
@@ -200,7 +200,8 @@ def kinds_in_order(
 def _choices(captured: Iterable[GraphKind], has_wide: Callable[[int], bool]) -> dict[tuple[int, bool], list[GraphKind]]:
     """For each number of rows, flat or not, the smallest graphs that take them, those with the least work first.
 
-    Up to the first that takes any: one with the widest tiles, or for batches that share nothing one that merges.
+    Each list ends with the first graph that takes any such batch: one with the widest tiles, or for flat batches one that
+    merges.
     """
     chosen: dict[tuple[int, bool], list[GraphKind]] = {}
     for kind in sorted(captured, key=lambda kind: (kind.size, not kind.whole, kind.wide)):

@@ -1,7 +1,7 @@
 """Weights that are read from files when they are needed, so that no more of them is in memory than is worked on.
 
-A model is built without weights: instead of each matrix it has a zero that is repeated, which takes no memory and lets the
-model compute, if not what it should. A module is filled before it is replaced, one module at a time.
+A model is built without weights: each matrix is a single zero, repeated, which takes no memory and lets the model run, though
+not with the right results. A module is filled before it is replaced, one module at a time.
 """
 
 from __future__ import annotations
@@ -253,9 +253,9 @@ class DeferredWeights:
 
 
 class ProductsOfZeros(TorchFunctionMode):
-    """Within, layers without weights do not multiply: torch would first write all the zeros that stand for them.
+    """Within, layers without weights do not multiply: torch would first write all the zeros that stand for the weights.
 
-    Those of experts it would refuse to multiply by.
+    Experts' weights it would refuse to multiply by.
     """
 
     def __torch_function__(
@@ -274,7 +274,7 @@ def build_without_weights(config: Any, dtype: torch.dtype) -> transformers.PreTr
     """A model whose parameters are on torch's meta device, and whose buffers are as they are made from its configuration.
 
     It is made in float32, in which transformers computes buffers that are no part of a checkpoint, such as frequencies of
-    rotary embeddings, whatever a model's type; then what has another type gets that.
+    rotary embeddings, whatever a model's type; everything else is then converted to ``dtype``.
     """
     with init_empty_weights(include_buffers=False), no_init_weights():
         model: transformers.PreTrainedModel = model_class(config).from_config(config, dtype=torch.float32)

@@ -1,7 +1,7 @@
 """Rotary embeddings of type dynamic, which change for sequences that are longer than the model's limit: here there are none.
 
-To find that out, transformers reads positions from the device at each call, for which the host waits, and which no CUDA graph
-can capture. So it is told that the embeddings are of a type that never changes.
+To see whether a sequence is longer, transformers reads positions from the device at each call: the host waits for that, and
+no CUDA graph can capture it. So the embeddings are relabelled as a type that never changes.
 """
 
 from __future__ import annotations

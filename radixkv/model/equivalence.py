@@ -1,4 +1,4 @@
-"""Whether one module gives what another gives for random input, so that it can stand in for it.
+"""Tests whether one module gives the same results as another for random input, so that it can stand in for it.
 
 What a module computes is not known from its class or its parameters' names. So a replacement that was made for a known
 pattern is compared with the original, on input of every size, at positions far apart.
@@ -24,11 +24,11 @@ from radixkv.model.shared_input import is_unchanged
 from radixkv.model.window_mask import make_mask, window_of
 
 _PROBE_NAME = "radixkv_probe"
-# The length of the difference to what the original gives for a token, relative to the length of that.
+# How large the norm of a token's difference from the original's result may be, relative to the norm of that result.
 TOLERANCES = MappingProxyType({torch.float32: 1e-4, torch.bfloat16: 3e-2})
 # How large a probe's tokens are. In the small ones a norm's epsilon shows, in the large ones that something is clipped.
 _PROBE_SIZES = (1e-3, 0.1, 1.0, 4.0, 16.0)
-# Random numbers around 0 would hide it if their mean is subtracted.
+# Random numbers around 0 would hide that a module subtracts their mean.
 _PROBE_MEAN = 0.5
 
 
@@ -65,7 +65,7 @@ def compute_a_few_tokens(model: transformers.PreTrainedModel) -> None:
 
 
 def error_in_tolerances(replacement: nn.Module, original: nn.Module, call: Call) -> float:
-    """How far the replacement is from giving what the original gives for random input, in tolerances."""
+    """How far the replacement's results are from the original's for random input, in tolerances."""
     args, kwargs = call.args, dict(call.kwargs)
     x = args[0] if args else kwargs.get("hidden_states")
     if not isinstance(x, torch.Tensor) or x.dtype not in TOLERANCES:
@@ -100,7 +100,7 @@ def error_in_tolerances(replacement: nn.Module, original: nn.Module, call: Call)
 
 @contextmanager
 def probe_attention(model: transformers.PreTrainedModel, options: dict[int, dict[str, Any]]) -> Iterator[None]:
-    """Replace attention, in which a few tokens' positions could drown: each token sees itself, by how it was rotated.
+    """Within, each token sees only itself, as it was rotated: real attention could hide how a few tokens were rotated.
 
     Args:
         options: gets what each layer, by its index, passes to its attention function.

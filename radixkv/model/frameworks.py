@@ -1,4 +1,4 @@
-"""Imports torch and transformers when it is imported, while the garbage collector rests.
+"""Imports torch and transformers when it is imported, with the garbage collector off.
 
 They make hundreds of thousands of objects, which stay. The collector would look through all of them several times while they
 are being made, and again whenever it looks through everything later.

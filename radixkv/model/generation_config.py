@@ -13,7 +13,7 @@ _FILE = "generation_config.json"
 
 
 def read_generation_config(source: str) -> transformers.GenerationConfig | None:
-    """What is used in the place of the model's own; None: nothing is.
+    """The configuration that replaces the model's own; None: nothing does.
 
     Args:
         source: the option ``generation_config``.

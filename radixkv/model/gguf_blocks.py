@@ -1,7 +1,7 @@
 """Weights as GGUF files hold them: the kinds of blocks that compiled code computes with as they are.
 
-A block is what some neighbouring weights of a row are stored in. How bits lie in each kind, ggml's ``ggml-common.h`` tells,
-and the `gguf` package, which reads all kinds, into floats.
+A block stores some neighbouring weights of a row. The bit layout of each kind is that of ggml's ``ggml-common.h``, and of the
+`gguf` package, which reads all kinds, into floats.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a GGUF file says of a model by its fields, where transformers' converter reads them not, or not for each architecture.
+"""What the fields of a GGUF file say of a model, where transformers' converter does not read them for every architecture.
 
-It leaves the defaults of its configurations there, which are those of one model: another rotary base, no window. Where a file
-says nothing, llama.cpp's own rules hold, for which it was made.
+There the converter leaves its configurations' defaults, which are those of one model: another rotary base, no window. Where a
+file says nothing, the rules of llama.cpp hold, for which the file was made.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ATTRIBUTES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-# Fields of which no model made of a file knows anything: with these values alone, they change nothing.
+# Fields that no model made of a file supports: only with these values do they change nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "attention.causal": (True,),
@@ -113,7 +113,7 @@ def apply_fields(fields: Fields, config: Any) -> None:
 
 
 def check_rotary_dim(fields: Fields, model: Any) -> None:
-    """Refuse a file of which other dimensions of a head are rotated than the model made of it rotates.
+    """Refuse a file in which other dimensions of a head are rotated than the model made of it rotates.
 
     Raises:
         UnreadableGgufError: says how many.

@@ -1,7 +1,7 @@
 """A GGUF file as a folder that transformers reads a configuration and a tokenizer from, with its weights in their own blocks.
 
-Only rows change places, where GGUF orders those of a matrix in another way than transformers does, whose own converter says
-so. What it changes in other ways, such as norms that one is added to, is converted as floats.
+Weights stay as they are, but for the order of rows, where GGUF has another one than transformers: transformers' own converter
+tells which. What this converter changes in other ways, such as norms that one is added to, is converted as floats.
 """
 
 from __future__ import annotations

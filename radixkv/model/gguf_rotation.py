@@ -1,4 +1,4 @@
-"""How a GGUF file says that rotary embeddings are scaled, of which transformers' converter reads nothing."""
+"""Reads how a GGUF file scales rotary embeddings, which transformers' converter ignores."""
 
 from __future__ import annotations
 

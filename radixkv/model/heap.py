@@ -1,4 +1,4 @@
-"""Memory that was freed while a model was loaded, back to the operating system."""
+"""Returns memory that was freed while a model was loaded to the operating system."""
 
 from __future__ import annotations
 

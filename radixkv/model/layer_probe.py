@@ -1,4 +1,4 @@
-"""Attention functions that do not attend: they note what layers pass, take the memory it would take, or mix no tokens."""
+"""Attention functions that do not attend: they note what layers pass, allocate what attention would, or mix no tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LayerProbe:
 
     @contextmanager
     def noting(self, model: transformers.PreTrainedModel) -> Iterator[None]:
-        """Within, what the model's layers attend to is zeros, and each is noted when it is called.
+        """Within, attention gives zeros, and each of the model's layers is noted when it is called.
 
         Raises:
             UnsupportedModelError: a layer that is called cannot be served from blocks.
@@ -94,7 +94,7 @@ class LayerProbe:
 
 
 def see_itself(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """What each token sees of itself alone, which its query, key and value all change, and how they were rotated.
+    """What each token sees of itself alone: it depends on its query, key and value, and on how they were rotated.
 
     Args:
         query: ``[1, heads, tokens, dim]``.
@@ -122,7 +122,7 @@ def attend_itself(
 def attend_nothing(
     layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> torch.Tensor:
-    """Zeros in the shape of the layer's result, to measure what all the rest takes."""
+    """Zeros in the shape of the layer's result, to measure the memory that all the rest takes."""
     # Rotated queries take memory of their own while attention runs.
     _rotated = None if options.rotary is None else torch.empty_like(query)
     return _zeros(query, value)

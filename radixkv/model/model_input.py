@@ -1,4 +1,4 @@
-"""What one forward pass computes."""
+"""The input of one forward pass."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def choose_num_blocks(
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a GPU, those that torch keeps in reserve among them."""
+    """Bytes that are free on a GPU, including those that torch keeps in reserve."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]

@@ -1,4 +1,4 @@
-"""What is said of a model's weights when it was loaded: how many are quantised, and as what."""
+"""Reports, when a model was loaded, how many of its weights are quantised, and as what."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from radixkv.model.decode_graphs import DecodeGraphs
 
 ATTENTION_NAME = "radixkv"
-# What logits of one token may differ by rounding, relative to their length, where other rows are beside it.
+# By how much rounding may change one token's logits, relative to their norm, if other rows are computed beside it.
 _ROUNDING = 0.05
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class ModelRunner:
 
     Args:
         enable_torch_compile: compile the model's decoder layers, now.
-        must_compile: an error if that fails; otherwise they run as they are, and a warning says so.
+        must_compile: a failure to compile is an error; if false, layers then run uncompiled, and a warning says so.
 
     Raises:
         UnsupportedModelError: the model does not call the attention interface, or calls it in a way that blocks cannot serve,
@@ -78,14 +78,14 @@ class ModelRunner:
         self._can_capture = True
         self._attend: Attend | None = None
         self._native: NativeAttention | None = None
-        # The index of the layer whose rows matter only where logits are wanted, if there is one.
+        # The index of the last layer, if of its rows only those matter whose logits are wanted.
         self._last_layer: int | None = None
-        # Layers that one call computes, where compiled code attends; and the calls over the pool, by the first layer's index.
+        # Chains of layers that compiled code computes in one call; and these calls over the pool, by the first layer's index.
         self._chains: list[Chain] = []
         self._native_layers: dict[int, DecoderLayers] = {}
         # By layer index, in the order of the pool's layers.
         self._layers: dict[int, ProbedLayer] = {}
-        self._vocab_size = 0  # of its logits, once they were seen
+        self._vocab_size = 0  # the width of its logits, known after the probe
         self._checked: set[tuple[int, torch.dtype]] = set()
         self._layer_of: dict[int, int] = {}
 
@@ -100,14 +100,14 @@ class ModelRunner:
         uncompile_layers(self._model)
         set_rotate_first(self._model, True)
         self._probe(loaded.name, loaded.vocab_size)
-        # Before they are compiled: on a GPU it is Triton that attends.
+        # Set before layers are compiled: on a GPU, rotation is left to Triton.
         set_rotate_first(self._model, self._device.type != "cuda")
         if enable_torch_compile:
             self._compile(loaded.name, must_compile)
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
-        """What each attention layer stores a token, in the order of the pool's layers."""
+        """What each attention layer stores per token, in the order of the pool's layers."""
         return [layer.shape for layer in self._layers.values()]
 
     def use_pool(self, pool: KVPool, backend: str, limits: BatchLimits, enforce_eager: bool) -> None:
@@ -144,7 +144,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def check_kernels(self, block_size: int, cache_dtype: torch.dtype) -> None:
-        """Run every kernel that the layers need once, over blocks and a type of stored keys that were not checked before.
+        """Run every kernel that the layers need once, unless this block size and cache type were checked before.
 
         Raises:
             RuntimeError: one does not run, or its result is wrong; the message names it.
@@ -169,17 +169,17 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Capture the CUDA graphs that decoding will run in, if it will."""
+        """Capture the CUDA graphs that decoding will run in, if it uses any."""
         if self._graphs is not None:
             with self._on_device:
                 self._graphs.capture()
 
     @torch.inference_mode()
     def measure_graphs(self, free_memory: Callable[[], int]) -> int:
-        """Bytes of GPU memory that all graphs will take, as the first ones do, over a pool as small as one likes.
+        """Estimate the bytes of GPU memory that all graphs will take from the first ones, over a pool of any size.
 
-        All use the memory of the largest, and each takes some of its own. Those that were captured are given up again, and so
-        is the pool; `use_pool` comes next.
+        All use the memory of the largest, and each takes some of its own. The captured graphs and the pool are released;
+        `use_pool` comes next.
 
         Args:
             free_memory: bytes that are free on the device, torch's reserve not counted as used.
@@ -194,7 +194,7 @@ class ModelRunner:
             if graphs.num_captured:
                 graphs.capture(others)
             with_others = free_memory()
-            if not graphs.num_captured:  # it has said why
+            if not graphs.num_captured:  # its log says why
                 self._can_capture = False
                 return 0
             num_others, num_left = graphs.num_captured - len(largest), len(graphs.kinds) - graphs.num_captured
@@ -230,7 +230,7 @@ class ModelRunner:
         batch = self._backend.prepare(model_input.queries)
         order, row_starts = batch.order, batch.row_starts
         token_ids = self._token_ids(model_input, order, row_starts, device_tokens)
-        # Sequences that decode, with drafts or without: of all their rows logits are wanted.
+        # All sequences decode, with drafts or without, if logits are wanted of every row.
         if self._graphs is not None and np.array_equal(num_new, num_logits):
             decoded = self._graphs.run(token_ids, batch)
             if decoded is not None:
@@ -257,7 +257,7 @@ class ModelRunner:
         row_starts: NDArray[np.int64],
         device_tokens: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The packed batch's tokens on the device in the backend's order, those that never left it among them."""
+        """The packed batch's tokens on the device in the backend's order, including those that never left it."""
         num_new = model_input.queries.num_new
         starts = num_new.cumsum() - num_new
         known = model_input.token_ids[concatenated_ranges(starts[order], num_new[order])]
@@ -280,7 +280,7 @@ class ModelRunner:
                 "model: it was given to an LLM, which runs it; model.set_attn_implementation('sdpa') lets you call it again"
             )
         window = self._layers[layer_idx].options.sliding_window
-        if options.sliding_window != window:  # only a mask says it
+        if options.sliding_window != window:  # the model expresses it only by a mask
             options = replace(options, sliding_window=window)
         return self._attend(self._layer_of[layer_idx], query, key, value, options)
 
@@ -321,7 +321,7 @@ class ModelRunner:
         """Run a step of ``num_tokens`` on a GPU, with memory for attention's results but without attending.
 
         Args:
-            use_logits: does with the step's logits what takes the most memory.
+            use_logits: the use of the step's logits that takes the most memory.
 
         Returns:
             The bytes that it took beyond the weights.
@@ -330,7 +330,7 @@ class ModelRunner:
         before = torch.cuda.memory_allocated(self._device)
         tokens = torch.arange(num_tokens, device=self._device)
         rows = tokens[:num_logit_rows]
-        # As of several sequences: a model that looks positions up has no more of them.
+        # As of several sequences: a model's table of positions may end at the longest sequence.
         positions = tokens % self._max_model_len
         # Held for the whole step.
         partials = torch.empty(self._partials_nbytes(num_tokens), dtype=torch.uint8, device=self._device)
@@ -352,9 +352,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _probe(self, name: str, vocab_size: int) -> None:
-        """Three tokens through the model with attention that only looks: configs do not give every layer's shapes."""
+        """Run three tokens with attention that only observes: configs do not give every layer's shapes."""
         positions = torch.arange(3, device=self._device)
-        # The embedding of padding is zero, and so would be everything after it.
+        # The embedding of padding is zero, and so would be everything computed from it.
         padding = getattr(self._model.config, "pad_token_id", None)
         tokens = torch.tensor([token for token in range(4) if token != padding][:3], device=self._device) % vocab_size
         probe = LayerProbe(name)
@@ -371,7 +371,7 @@ class ModelRunner:
         self._refuse_mixing(name, tokens)
         join_layers(chains)
         joined = self._forward(tokens, positions, positions[1:2], attend_nothing)
-        if not (torch.equal(joined, logits) and logits.any()):  # something reads what stands between layers
+        if not (torch.equal(joined, logits) and logits.any()):  # something reads the states between layers
             chains = [[layer] for chain in chains for layer in chain]
             join_layers(chains)
         self._chains = [*chains]
@@ -379,7 +379,7 @@ class ModelRunner:
     def _refuse_mixing(self, name: str, tokens: torch.Tensor) -> None:
         """Refuse a model that mixes tokens elsewhere than in attention, by a convolution of keys, say.
 
-        With attention in which each token sees itself alone, a token behind two different ones shows it.
+        If each token attends only to itself, the logits of a token must not depend on the token before it.
         """
         first, second, other = tokens.tolist()
         pairs = torch.tensor([first, second, other, second], device=self._device)

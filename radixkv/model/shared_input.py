@@ -1,7 +1,7 @@
-"""Linear layers that read the same input, as query, key and value projections do: one product instead of several.
+"""Fuses linear layers that read the same input, as query, key and value projections do, into one product.
 
-Which layers do is observed: the model runs once, and layers that are called in succession with the same tensor are noted.
-Only speed depends on it. A layer that is called with another input later computes the product then.
+Which layers do so is observed: the model runs once, and layers that are called in succession with the same tensor are noted.
+Only speed depends on it: a layer that is later called with another input computes the product then.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ def groups_by_input(
 ) -> list[list[nn.Linear]]:
     """Linears, grouped where they were called with the same tensor: one after another, or by the same module.
 
-    Each is there once, but for those of a module that was called without calling them: it reads their weights itself.
+    Each occurs once, except those of a module that was called without calling them: it reads their weights itself.
 
-    Latent attention calls others between those for its queries and for its keys and values, which read the same input.
+    The same module counts because latent attention calls other linears between those for its queries and those for its keys
+    and values, which read the same input.
 
     Args:
         model: whose they are.

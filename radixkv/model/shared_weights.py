@@ -70,7 +70,7 @@ def _mapped(path: Path, panels: torch.Tensor) -> torch.Tensor | None:
     if path.stat().st_size != panels.nbytes:
         return None
     with path.open("rb") as file:
-        # What this process should write by mistake, no other one reads.
+        # A private mapping: what this process writes by mistake, no other process reads.
         pages = mmap.mmap(file.fileno(), panels.nbytes, access=mmap.ACCESS_COPY)
     mapped = torch.frombuffer(pages, dtype=panels.dtype).view(panels.shape)
     return mapped if torch.equal(mapped.view(torch.uint8), panels.view(torch.uint8)) else None

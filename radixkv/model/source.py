@@ -1,4 +1,4 @@
-"""Where a model's files are, and what is said when they are not there."""
+"""Finds a model's files, and reports errors where they are missing."""
 
 from __future__ import annotations
 

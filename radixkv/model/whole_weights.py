@@ -20,7 +20,7 @@ _OF_QUANTISED = re.compile(r"weight_scale(_inv|_2)?|scales")
 
 
 def model_class(config: Any) -> Any:
-    """What transformers makes the model of a configuration by: one of a text alone, or of texts and images."""
+    """The class by which transformers makes a configuration's model: of text alone, or of text and images."""
     is_with_images = type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     if is_with_images and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return transformers.AutoModelForImageTextToText

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 def forgo_torch() -> None:
-    """Let torch not be found in this process from now on; where it is imported already, this changes nothing.
+    """Make torch impossible to find in this process from now on; if it is imported already, this changes nothing.
 
     To be called before transformers is imported, which looks for it once. Only for programs, not for a library: it applies
     to all modules of the process.

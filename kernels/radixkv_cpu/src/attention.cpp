@@ -1,16 +1,16 @@
 // Attention over paged keys and values, read where they lie.
 //
-// A task is some query rows over a stretch of one range of keys: for one key-value head, with the heads of its group folded
-// into the rows, or where the rows are few for all heads, in the order in which their keys lie in memory. It takes 64 keys at a
-// time. Few rows read them where they lie; for more they are packed into panels, so that scores and outputs are the same product
-// that linear layers use. It keeps a running softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). Tasks leave
-// partial results, which are merged by their log-sum-exp (Flash-Decoding, Dao et al. 2023):
+// A task is some query rows over a stretch of one range of keys, with the heads of a group folded into the rows. It is for
+// one key-value head, or where the rows are few for all of them, in the order in which their keys lie in memory. It takes 64
+// keys at a time. Few rows read keys where they lie; for more rows keys are packed into panels, so that scores and outputs
+// are the same product that linear layers use. A task keeps a running softmax (Milakov and Gimelshein 2018; FlashAttention,
+// Dao et al. 2022). Tasks leave partial results, which are merged by their log-sum-exp (Flash-Decoding, Dao et al. 2023):
 //
 //     range 0, shared   rows 0..3   |  chunk 0  |  chunk 1  |            a partial result each, per row and head
 //     range 1, tail     row 0                               | chunk 0 |
 //
-// A row's result depends on its ranges and on what kind of row it is, to the last bit: not on other rows, nor on threads. Softmaxes
-// of 256 keys each are added in their order to those of 2,048 keys, and these to one, in whatever tasks that is done.
+// A row's result depends, to the last bit, only on its ranges and on what kind of row it is, not on other rows or on threads.
+// Softmaxes of 256 keys each are added in order into those of 2,048 keys, and these into one, whichever tasks do it.
 
 #include <omp.h>
 
@@ -24,18 +24,18 @@
 namespace radixkv {
 namespace {
 
-constexpr int kTileRows = 192;   // query rows, heads folded in, that pass them
-constexpr int kFewRows = 32;     // up to so many, a task is for all heads: it takes as long as its keys take to be read
-constexpr int64_t kChunk = 256;  // keys of such a task
-constexpr int64_t kLongChunk = 2048;  // and of a prompt's; a multiple
-constexpr int64_t kMostDrafted = 32;  // rows of a decoding range: each is computed as if it were the only one
-// Rows that pass packed keys and values at a time. What a tile instruction has stored is best read much later.
+constexpr int kTileRows = 192;   // query rows of a task, heads folded in
+constexpr int kFewRows = 32;     // up to so many, a task is for all heads: reading its keys is what takes time
+constexpr int64_t kChunk = 256;  // keys of a task with few rows
+constexpr int64_t kLongChunk = 2048;  // keys of a prompt's task; a multiple of kChunk
+constexpr int64_t kMostDrafted = 32;  // most rows of a decoding range: each is computed as if it were the only one
+// Rows that pass packed keys and values at a time: many with AMX, whose tile stores are best read much later.
 #if defined(__AMX_BF16__)
 constexpr int64_t kBandRows = kTileRows;
 #else
 constexpr int64_t kBandRows = kMaxRows;
 #endif
-// Queries and outputs of a head lie apart: those of the row that comes so many later are fetched meanwhile.
+// A head's queries and outputs are apart from row to row, so those of the row that comes so many later are prefetched.
 constexpr int64_t kRowsAhead = 8;
 // Up to so many rows of a head pass its keys as they lie in memory. AMX tiles compute 16 rows in the time of one, and so gain
 // from panels earlier.
@@ -49,10 +49,10 @@ constexpr int kUnpackedRows = 8;
 
 struct Task {
     int64_t range, head_start, head_stop, row_start, row_stop, key_start, key_stop;
-    int64_t partial;      // of its first row and head; those of the other rows and of the head's group follow
+    int64_t partial;      // index of the result of its first row and head; other rows and the head's group follow
     int64_t head_stride;  // from there to those of the next key-value head
     bool unpacked;        // its rows pass keys as they lie in memory
-    bool is_whole;        // no other task has partial results of its rows and heads, so that nobody else needs its own
+    bool is_whole;        // no other task has partial results of its rows and heads, so that no other needs this one's
 };
 
 // One range's partial results of one row.
@@ -61,19 +61,19 @@ struct Part {
     int64_t first_chunk, chunk;  // the number of the first one, and how many keys make one
 };
 
-// What is added to a sum of parts: one of them, or where `at` is below 0 all that were added since the last such step.
+// One addition of a merge: of the part `at`, or where that is below 0, of the sum of all parts since the last such step.
 struct Step {
     int64_t at;
     Shares shares;
 };
 
-// Of every row and head, [rows, heads]: the sum of the values seen, padded, each with its weight of the softmax; the softmax's maximum;
+// Of every row and head, [rows, heads]: the sum of the values seen, padded, weighted by the softmax; the softmax's maximum;
 // and the sum of the weights.
 struct Partials {
     float *outputs, *maxima, *totals;
 };
 
-// One row and head: its partial results, and a sink. There is room in `steps` for what is done with each dimension.
+// Merges the partial results and the sink of one row and head. `steps` is memory for the additions, the same for all columns.
 template <typename T>
 void merge(const Attention& call, const std::vector<Part>& parts, int64_t head, const Partials& partials, std::vector<Step>& steps, T* out) {
     const int64_t group = call.num_query_heads / call.num_kv_heads, kv_head = head / group, member = head % group;
@@ -111,7 +111,7 @@ class Worker {
     explicit Worker(const Attention& call)
         : call_(call),
           group_(call.num_query_heads / call.num_kv_heads),
-          // Of one key-value head, or of all.
+          // Rows, heads folded in, of one key-value head, or of all.
           rows_of_all_(std::max({int64_t(kTileRows), group_, kFewRows * call.num_kv_heads})),
           key_dim_(padded(call.key_dim)),
           value_dim_(padded(call.value_dim)),
@@ -131,12 +131,12 @@ class Worker {
           chunk_maxima_(rows_of_all_),
           chunk_totals_(rows_of_all_) {}
 
-    // Writes partial results of each row and head of the task, or if there are no others what becomes of them. Meanwhile the first
-    // keys of the `following` one, or null, are fetched.
+    // Writes the task's partial results of each row and head, or the final output if there are no others. Meanwhile the first
+    // keys of the `following` task, or null, are prefetched.
     void run(const Task& task, const Task* following, const Partials& shared) {
         const Partials partials = task.is_whole ? Partials{outputs_.get(), maxima_.get(), totals_.get()} : shared;
         const int64_t num_rows = (task.row_stop - task.row_start) * group_, query_rows = std::max<int64_t>(num_rows, kUnpackedRows<T>);
-        // If so, it is for one head.
+        // A task with several chunks is for one head.
         const bool has_chunks = task.key_start / kChunk < (task.key_stop - 1) / kChunk;
         for (int64_t head = task.head_start; head < task.head_stop; head++) {
             load_query(task, head, query_.get() + (head - task.head_start) * query_rows * key_dim_);
@@ -161,7 +161,7 @@ class Worker {
                 find_slots(task, past, next);
             const auto query = [&](int64_t head) { return query_.get() + (head - task.head_start) * query_rows * key_dim_; };
             const auto sums = [&](int64_t head) { return tile_sums_.get() + (head - task.head_start) * kKeys * kTileColumns; };
-            // Of all heads first: what a tile instruction has stored cannot be read until it has left the processor.
+            // Scores of all heads first: what a tile instruction has stored cannot be read until it has left the processor.
             if constexpr (kAsTiles<T>)
                 for (int64_t head = task.head_start; head < task.head_stop && task.unpacked; head++)
                     score_in_tiles(slots, head, first, count, query(head), sums(head));
@@ -177,7 +177,7 @@ class Worker {
     }
 
    private:
-    // Of one chunk and head.
+    // Partial results of one chunk and head.
     Partials chunk() const { return {chunk_outputs_.get(), chunk_maxima_.get(), chunk_totals_.get()}; }
 
     void clear(const Partials& partials, int64_t at, int64_t num_rows) const {
@@ -221,7 +221,7 @@ class Worker {
                     if (row + kRowsAhead < task.row_stop) fetch_vector(to + kRowsAhead * call_.out_row_stride, call_.value_dim);
                     if (call_.sinks) {
                         merge(call_, whole_, head, partials, steps_, to);
-                    } else {  // as that does, but without looking for other parts
+                    } else {  // as `merge` does, but without looking for other parts
                         const int64_t at = member + kv_head * task.head_stride + head % group_;
                         const float norm = 1.0f / partials.totals[at];
                         for (int64_t column = 0; column < call_.value_dim; column += kLanes)
@@ -251,7 +251,7 @@ class Worker {
         }
     }
 
-    // Where the task's keys from `first` on lie. Beyond its end, the last one's is repeated.
+    // The slots of the task's keys from `first` on. Beyond its end, the last key's slot is repeated.
     void find_slots(const Task& task, int64_t first, int64_t* slots) const {
         const int32_t* blocks = call_.block_ids + call_.table[task.range] * call_.blocks_per_table;
         const int64_t start = std::min(first, task.key_stop - 1);
@@ -266,7 +266,7 @@ class Worker {
         for (int i = 0; i < kKeys; i++) to[i] = static_cast<const T*>(cache) + (slots[i] * call_.num_kv_heads + head) * dim;
     }
 
-    // All rows over up to 64 keys of one head; of unpacked ones, tiles have the `sums` that are their scores, and pairs pack the keys.
+    // All rows over up to 64 keys of one head. For unpacked rows, tiles have computed the scores before, `sums`; pairs pack keys.
     void attend(const int64_t* slots, const int64_t* next, int64_t head, int64_t first, int count, int64_t num_rows, bool unpacked,
                 const T* query, const float* sums, float* outputs, float* maxima, float* totals) {
         const T *keys[kKeys], *values[kKeys], *next_keys[kKeys], *next_values[kKeys];
@@ -303,8 +303,8 @@ class Worker {
                         shrink_.get(), outputs, value_dim_);
     }
 
-    // A few of the rows, whose scores and weights stay in the first-level cache. Of the keys, those that none of them sees are
-    // passed over. Values are packed, or else given.
+    // A few of the rows, whose scores and weights stay in the first-level cache. Keys that none of them sees are skipped.
+    // Values are packed, unless `values` says where they lie.
     void attend_band(int64_t first_row, int64_t num_rows, int64_t first, int count, const T* query, const T* const* values,
                      const T* const* next_values, float* outputs, float* maxima, float* totals) {
         int64_t low = kKeys, high = 0;
@@ -321,7 +321,7 @@ class Worker {
             if (values)
                 return add_pairs(num_rows, weights_.get(), values, next_values, start, used, count, call_.value_dim, shrink_.get(), outputs,
                                  value_dim_);
-        // The highest score seldom grows.
+        // Rare: the highest score seldom grows.
         for (int64_t row = 0; row < num_rows; row++)
             if (const float shrink = shrink_.get()[row]; shrink != 1.0f)
                 for (float* output = outputs + row * value_dim_; output < outputs + (row + 1) * value_dim_; output += kLanes)
@@ -331,7 +331,7 @@ class Worker {
                               outputs + column, value_dim_, true);
     }
 
-    // From scores to weights, which may take their place, and to what the rows' outputs shrink by.
+    // Turns scores into weights, possibly in place, and finds the factors by which the rows' outputs shrink.
     template <typename Weight>
     void weigh(int64_t first_row, int64_t num_rows, int64_t first, int count, int start, int stop, Weight* weights, float* maxima,
                float* totals) {
@@ -342,11 +342,11 @@ class Worker {
         }
     }
 
-    // Scores of few rows, query columns, with up to 64 keys of a head as they lie in memory, by narrow tiles.
+    // Scores of few rows, the columns of `query`, with up to 64 keys of a head as they lie in memory, by narrow tiles.
     void score_in_tiles(const int64_t* slots, int64_t head, int64_t first, int count, const T* query, float* sums) {
         const T *keys[kKeys], *parts[kKeys / kLanes];
         find(call_.keys, call_.key_dim, head, slots, keys);
-        // Sixteen keys in a row are a tile as they are, where none reaches into another block.
+        // Sixteen successive keys are a tile as they lie, where they do not reach into another block.
         const bool in_place = call_.block_size % kLanes == 0 && first % kLanes == 0 && call_.key_dim == key_dim_;
         for (int key = 0; key < count && !in_place; key++)
             copy_padded(keys[key], call_.key_dim, keys_.get() + key * key_dim_);
@@ -369,9 +369,9 @@ class Worker {
     std::vector<Step> steps_;
 };
 
-// Whether `num_rows` rows of a range, heads of a group folded in, pass its keys as they lie in memory. Where products with panels are added
-// in another order, all of a prompt's rows pass panels, however few are left of it; and drafts, beside the row that there is without
-// them, do not where a single row would not.
+// Whether `num_rows` rows of a range, heads of a group folded in, pass its keys as they lie in memory. Where products with
+// panels are added in another order, how many rows there are must not matter: all of a prompt's rows pass panels, however few
+// are left of it; and rows with drafts do not where a single row would not.
 template <typename T>
 bool is_unpacked(const Attention& call, int64_t range, int64_t num_rows, int64_t group) {
     const RowKind kind = call.kinds[range];
@@ -401,7 +401,7 @@ void run(const Attention& call) {
             const auto [lowest, highest] = std::minmax_element(call.positions + row, call.positions + row_stop);
             const int64_t stop = std::min(call.key_stop[range], *highest + 1);
             int64_t start = call.key_start[range];
-            // From a whole multiple on, so that keys are taken by the same 64 whatever rows are beside a row.
+            // From a multiple of 64 on, so that keys are taken in the same groups of 64 whatever rows are beside a row.
             if (call.window) start = std::max(start, (*lowest + 1 - call.window) / kKeys * kKeys);
             if (start >= stop) continue;
             const int64_t first_chunk = start / chunk, num_chunks = (stop - 1) / chunk - first_chunk + 1;
@@ -423,7 +423,7 @@ void run(const Attention& call) {
     }
     Scratch<float> outputs(num_partials * value_dim), maxima(num_partials), totals(num_partials);
     const Partials partials{outputs.get(), maxima.get(), totals.get()};
-    // A thread takes neighbours, so that it knows what it reads next, but few enough that none waits long for another.
+    // A thread takes neighbouring tasks, so that it knows what it reads next, but so few that no thread waits long.
     const int64_t num_tasks = int64_t(tasks.size()), at_once = std::clamp<int64_t>(num_tasks / (8 * omp_get_max_threads()), 1, 8);
 #pragma omp parallel
     {

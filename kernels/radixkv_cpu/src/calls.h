@@ -1,6 +1,7 @@
 // What Python hands to the library: the arguments of each function, field by field as in the Python file of the same name.
 //
-// "T" is float, or bfloat16 where a function is told so. Rows lie next to each other unless a stride is given, in elements.
+// "T" is float, or bfloat16 where a function's last argument says so. Rows lie next to each other unless a stride is given,
+// in elements.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,7 @@ struct Write {
     int64_t key_row_stride, key_head_stride, value_row_stride, value_head_stride;  // bytes
 };
 
-// A block is a row: what it has in each part, one after the other.
+// A row is a block: what the block has in each part, one after the other.
 struct Rows {
     char* const* parts;         // [parts] of [blocks, bytes of the part]
     const int64_t* part_bytes;  // [parts]
@@ -48,7 +49,7 @@ struct Rows {
     int32_t in_parallel;
 };
 
-// A record is a header and a row; they end where its slot ends, and between them nothing is looked at.
+// A record is a header, where its slot begins, and a row, where its slot ends; bytes between them are ignored.
 struct Records {
     const int32_t* files;    // [records], descriptors
     const int64_t* offsets;  // [records], of slots in their files
@@ -60,7 +61,7 @@ struct Records {
 
 enum class Activation : int32_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kGelu = 3, kRelu = 4 };
 
-// Of weights: floats in T, or those of quantised.h.
+// How weights are stored: as floats in T, or in a format of quantised.h.
 enum class Format : int32_t { kFloat = 0, kInt8 = 1, kInt4 = 2, kHalf8 = 3, kHalf4 = 4, kFloat4 = 5, kFloat8 = 6, kScaled8 = 7, kE4M3 = 8 };
 
 struct Linear {
@@ -73,13 +74,13 @@ struct Linear {
     // Other than none: panels alternate between gate and up, and what is written is activation(gate) * up.
     Activation activation;
     Format format;
-    // [num_decoding], ascending: the rows at which answers go on. Their sums and those of the others may be added in different orders;
-    // with a number below 0, which means that it is not known, in one.
+    // [num_decoding], ascending: the decoding rows, which a token of an answer follows. Their sums and those of the others
+    // may be added in different orders; where num_decoding is below 0, which means unknown, all are added in one.
     const int64_t* decoding;
     int64_t num_decoding;
 };
 
-// Of a gated MLP for each expert, one behind the other; see experts.cpp.
+// A gated MLP for each expert, one behind the other; see experts.cpp.
 struct Experts {
     const void* x;          // [rows, width] T
     const int64_t* chosen;  // [rows, per_row]: numbers of experts; another number is none
@@ -89,7 +90,7 @@ struct Experts {
     const Linear *gate_up, *down;  // of these, weight, inputs, outputs, activation and format; an expert's outputs fill panels
 };
 
-// Of a range: rows of several sequences; one sequence's that are a prompt's; or one's at which its answer goes on, drafts behind it.
+// A range's rows: of several sequences; of one sequence's prompt; or one sequence's last known token and its drafts.
 enum class RowKind : int8_t { kShared = 0, kPrompt = 1, kDecoding = 2 };
 
 struct Attention {
@@ -184,9 +185,9 @@ RADIXKV_API void radixkv_rows(const radixkv::Rows* call, int32_t into_rows);
 RADIXKV_API void radixkv_linear(const radixkv::Linear* call, int32_t is_bf16);
 RADIXKV_API void radixkv_experts(const radixkv::Experts* call, int32_t is_bf16);
 RADIXKV_API void radixkv_attention(const radixkv::Attention* call, int32_t is_bf16);
-// The last argument says whether top_k, top_p and min_p are looked at.
+// The last argument says whether top_k, top_p and min_p apply.
 RADIXKV_API void radixkv_draw(const radixkv::Draw* call, int32_t truncates);
-// The last argument says nothing.
+// The last argument is unused.
 RADIXKV_API void radixkv_features(const radixkv::Features* call, int32_t);
 RADIXKV_API void radixkv_logprobs(const radixkv::Logprobs* call, int32_t);
 RADIXKV_API void radixkv_layers(const radixkv::Layers* call, int32_t is_bf16);

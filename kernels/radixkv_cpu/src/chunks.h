@@ -28,7 +28,7 @@ inline std::vector<Chunk> chunks_of(int64_t num_sections, const int64_t* starts)
     return chunks;
 }
 
-// Runs of rows that hold all those at which no answer goes on, and a few others: what panels become is made for each chunk.
+// Runs of rows that hold all but the decoding rows. Short runs of these are included: each chunk converts panels anew.
 inline std::vector<Chunk> prompt_chunks(const Linear& linear, int64_t most) {
     std::vector<Chunk> chunks;
     int64_t first = 0, stop = 0, next = 0;
@@ -47,7 +47,7 @@ inline std::vector<Chunk> prompt_chunks(const Linear& linear, int64_t most) {
     return chunks;
 }
 
-// The rows at which answers go on, beside others, whose products overwrite theirs: so they are copied, and put back last.
+// The decoding rows of a product. The other rows' products overwrite theirs, so they are copied, and put back last.
 template <typename T>
 class DecodingRows {
    public:

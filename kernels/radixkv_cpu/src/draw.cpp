@@ -30,7 +30,7 @@ int bucket_of(float weight) {
     return int(bits >> kBucketShift);
 }
 
-// Of mean 1; never 0 or infinite.
+// An exponential variate of mean 1; never 0 or infinite.
 float exponential_variate(uint64_t state, int64_t token_id) {
     uint64_t x = state + uint64_t(token_id + 1) * 0x9E3779B97F4A7C15u;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -41,7 +41,7 @@ float exponential_variate(uint64_t state, int64_t token_id) {
     return -std::log1p(-std::clamp(uniform, 0x1p-60f, 1 - 0x1p-24f));
 }
 
-// What truncation leaves: of the candidates whose buckets are above this one all, of its own those that are not behind the last.
+// What truncation leaves: all candidates whose buckets are above this one, and in it those that are not behind the last.
 struct Cut {
     int64_t count = 0;
     double mass = 0;
@@ -88,8 +88,8 @@ class Drawer {
         double mass = total_;
         if (only_top_p) {
             const double removed = 1.0 - double(top_p);
-            // By far mostly, these have more than is left together. If not: all below the second bound together have at most half of what
-            // is removed.
+            // Nearly always, these candidates together have more than is left. If not: all tokens below the second bound
+            // together have at most half of what is removed.
             if (!(gather(float(total_ * removed / 4096)) > (1 - 0.9 * removed) * total_)) gather(float(0.5 * removed / vocab_size_ * total_));
             fill_buckets();
         } else {
@@ -108,7 +108,7 @@ class Drawer {
     }
 
    private:
-    // Weights, each block's sum of them, and what is largest in each of its lanes.
+    // Computes weights, each block's sum of them, and the largest in each of its lanes.
     void weigh(const float* logits, float temperature) {
         F32 highest = broadcast(-INFINITY);
         int64_t at = 0;

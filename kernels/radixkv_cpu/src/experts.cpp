@@ -1,4 +1,4 @@
-// A mixture of experts (Shazeer et al. 2017): each row passes those gated MLPs that were chosen for it, and what they give is
+// A mixture of experts (Shazeer et al. 2017): each row passes those gated MLPs that were chosen for it, and their outputs are
 // added, weighted. Rows are sorted by expert, so an expert's weights are read once however many rows chose it, and those of
 // an expert that no row chose are not read.
 //

@@ -1,11 +1,11 @@
-// Integers of 4 bits times rows at which answers go on, in bfloat16: a group's products are added before they are scaled.
+// Products of 4-bit integers with decoding rows, in bfloat16: a group's products are added before they are scaled.
 //
 //     x . weights = sum over groups of scale * (x . integers) + centre * (sum of x)
 //
-// No weight is computed: integers of 4 bits are exact in bfloat16, so two shifts and look-ups give the factors of two dot product
-// instructions. A prompt's rows are not multiplied so: two additions more for every group of a row are a tenth of its products,
-// while hundreds of rows share the work of making weights. Neither are others with AMX: tiles would be stored, scaled and added
-// after every group, and many rows are slower without them.
+// No weight is computed: integers of 4 bits are exact in bfloat16, so two shifts and look-ups give the factors of two dot
+// product instructions. A prompt's rows are not multiplied so: two additions more for every group of a row are a tenth of its
+// products, while hundreds of rows share the work of making weights. With AMX no rows are: tiles would be stored, scaled and
+// added after every group, and many rows are slower without tiles.
 #pragma once
 
 #include "quantised.h"
@@ -32,7 +32,7 @@ inline void sum_groups(const BF16* x, int64_t inputs, float* sums) {
 template <typename Format>
 class FactoredProduct {
    public:
-    // Their sums, and what they multiply, fill the registers.
+    // So many rows' sums, and their factors, fill the registers.
     static constexpr int kRows = 8;
 
     // sums[row][0..31] = x[row] . panel, of rows next to each other; `x_sums` are those of their groups, by `sum_groups`.
@@ -88,7 +88,7 @@ class FactoredProduct {
         }
     }
 
-    // What the lowest five bits of 16 stand for, of which the fifth belongs to another integer.
+    // What the lowest five bits of 16 stand for. The fifth belongs to another integer, so the 16 numbers stand there twice.
     static __m512i looked_up() {
         const F32 integers = __builtin_convertvector(kLaneNumbers, F32) + float(Format::kLowest);
         return _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(integers));

@@ -1,5 +1,5 @@
-// Weights of single features out of panels: of an output head, the embeddings of tokens. Words of a feature lie a line of the panel
-// apart, each in another line of a cache; read in one loop, many are on their way at a time.
+// Reads weights of single features out of panels: of an output head, the embeddings of tokens. Words of a feature lie a line
+// of the panel apart, each in another line of a cache; read in one loop, many are on their way at a time.
 
 #include "calls.h"
 #include "panel.h"

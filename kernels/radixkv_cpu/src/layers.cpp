@@ -1,5 +1,5 @@
-// Decoder layers in one call: for few rows, what stands between their products took as long as they do when each was called by
-// itself. Every part is the function that can also be called alone.
+// Decoder layers in one call: with few rows and a call for each part, what stands between the products took as long as the
+// products. Every part is a function that can also be called alone.
 
 #include <algorithm>
 #include <cstring>
@@ -11,14 +11,14 @@
 namespace radixkv {
 namespace {
 
-// Of queries, keys and values of a row.
+// The width of a row's queries, keys and values.
 int64_t heads_width(const Layer& layer) { return (layer.num_query_heads + 2 * layer.num_kv_heads) * layer.head_dim; }
 
 int64_t attended_width(const Layer& layer) { return layer.num_query_heads * layer.head_dim; }
 
 int64_t gated_width(const Layer& layer) { return layer.gate_up ? layer.gate_up->outputs : 1; }
 
-// Buffers are for all layers: each finds in the caches what the one before wrote there.
+// Layers share the buffers, so that each finds in the caches what the one before wrote there.
 template <typename T>
 class LayersRun {
    public:
@@ -107,7 +107,7 @@ class LayersRun {
         for (int64_t row = 0; row < rows_; ++row) std::memmove(to + row * width, from + call_.kept[row] * width, width * sizeof(T));
     }
 
-    // Those of the rows that are kept, by their numbers among these.
+    // Keeps the decoding rows among the kept rows, by their numbers there.
     void keep_decoding() {
         std::vector<int64_t> kept;
         for (int64_t row = 0; row < rows_; ++row)
@@ -148,7 +148,7 @@ class LayersRun {
     const Layers& call_;
     int64_t rows_;  // that are computed: all, and in the end only those that are kept
     const int64_t width_;
-    std::vector<int64_t> decoding_;  // of these, at which answers go on
+    std::vector<int64_t> decoding_;  // the decoding rows among these
     Scratch<T> states_, normed_, between_, projected_, attended_, gated_;
 };
 

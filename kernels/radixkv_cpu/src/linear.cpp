@@ -5,9 +5,9 @@
 //     float32    [features / 32][inputs][32]
 //     bfloat16   [features / 32][inputs / 2][32][2]    pairs of inputs, as dot product instructions and AMX tiles want them
 //
-// quantised.h says what quantised panels are; factored.h and triples.h, how some rows pass panels on some processors. With few rows a
-// product takes as long as its weights take to be read, so each thread reads neighbouring panels once, in order. With many rows a
-// panel stays in the second-level cache while all rows pass it.
+// quantised.h describes quantised panels; factored.h and triples.h, how some rows pass panels on some processors. With few
+// rows a product takes as long as its weights take to be read, so each thread reads neighbouring panels once, in order. With
+// many rows a chunk of them stays in the second-level cache while panels pass it.
 
 #include <omp.h>
 
@@ -35,7 +35,7 @@ F32 activate(F32 x) {
     return x;
 }
 
-// A panel's features of some rows; `gates` are what the activation is of.
+// Writes a panel's features of some rows; the activation is applied to `gates`.
 template <typename T, Activation KIND>
 void write(const Linear& linear, const Chunk& chunk, int64_t column, const float* gates, const float* sums) {
     const int64_t outputs = linear.outputs, count = outputs - column;
@@ -141,8 +141,8 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
             }
             write<T>(linear, chunk, unit * kPanel, sums.get(), sums.get() + (panels_per_unit - 1) * most_rows * kPanel);
         };
-        // Where memory is what takes time, each thread reads on where it has begun. Elsewhere equal numbers of tasks are not equal
-        // work: chunks have different numbers of rows, and a core may be shared.
+        // Where reading memory is what takes time, each thread reads one contiguous part. Elsewhere equal numbers of tasks
+        // are not equal work: chunks have different numbers of rows, and a core may be shared.
         if (most_rows <= (chunks.size() == 1 ? kMemoryBoundRows : kMaxRows)) {
 #pragma omp for schedule(static)
             for (int64_t task = 0; task < num_tasks; task++) multiply(task);
@@ -165,7 +165,7 @@ void run_factored(const Linear& linear) {
     const int64_t chunk_rows = std::min(linear.rows, kRowChunk);
     const auto* x = static_cast<const BF16*>(linear.x);
     Scratch<float> x_sums(linear.rows * num_groups);
-    // Threads that wait for each other would take longer.
+    // For few rows, having threads wait for each other would take longer.
 #pragma omp parallel for schedule(static) if (!are_few)
     for (int64_t row = 0; row < linear.rows; row++) sum_groups(x + row * inputs, inputs, x_sums.get() + row * num_groups);
 #pragma omp parallel
@@ -187,7 +187,7 @@ void run_factored(const Linear& linear) {
 #endif
 
 #if defined(RADIXKV_TRIPLES)
-// Products of a prompt's rows by triples.h, beside those of rows at which answers go on: a panel is read once for both.
+// Products of a prompt's rows by triples.h, and of the decoding rows beside them: a panel is read once for both.
 void run_triples(const Linear& linear, const Linear& decoding) {
     const std::vector<Chunk> chunks = prompt_chunks(linear, TripleProduct::most_rows(linear.inputs));
     const int panels_per_unit = linear.activation == Activation::kNone ? 1 : 2;
@@ -196,7 +196,7 @@ void run_triples(const Linear& linear, const Linear& decoding) {
     const int64_t block_words = TripleProduct::steps(inputs) * kStepWords;
     const auto* x = static_cast<const float*>(linear.x);
     const auto* weight = static_cast<const float*>(linear.weight);
-    // Of each chunk, and behind the last one.
+    // The first block of each chunk, and one past the last chunk's.
     std::vector<int64_t> first_blocks{0};
     for (const Chunk& chunk : chunks) first_blocks.push_back(first_blocks.back() + (chunk.rows + Tiles::kBlock - 1) / Tiles::kBlock);
     Scratch<uint32_t> parts(first_blocks.back() * block_words);

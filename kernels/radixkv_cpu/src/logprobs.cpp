@@ -1,5 +1,5 @@
-// Of rows of logits: their log-sum-exp, the rank of one token, and the likeliest tokens. A row is passed over twice, in the
-// second-level cache; only tokens that can be among the likeliest are sorted.
+// For each row of logits: its log-sum-exp, the rank of one token, and the likeliest tokens. A row is passed over twice, in
+// the second-level cache; only tokens that can be among the likeliest are sorted.
 
 #include <omp.h>
 
@@ -39,7 +39,8 @@ class Describer {
     }
 
    private:
-    // The largest logits of neighbouring vectors, lane by lane, of all, and how many are larger than the token's own.
+    // Finds the largest logits of neighbouring vectors, lane by lane, the largest of all, and how many are above the token's
+    // own.
     void find_peaks(const float* logits, float own) {
         peaks_.clear();
         rank_ = 1, maximum_ = -INFINITY;

@@ -10,7 +10,7 @@
 // The digest of all sources at the time, by which Python tells whether this is the library that it knows.
 RADIXKV_API const char* radixkv_sources() { return RADIXKV_SOURCES; }
 
-// Whether the operating system lets this process use what the variant was compiled for.
+// Asks the operating system to let this process use what the variant was compiled for; 0: it refuses.
 RADIXKV_API int radixkv_prepare() {
 #if defined(__AMX_BF16__)
     // Linux saves a thread's AMX tiles only for processes that ask (Documentation/arch/x86/xstate.rst).

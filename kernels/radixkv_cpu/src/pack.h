@@ -11,7 +11,7 @@ constexpr int kKeys = 64;  // keys that are read at a time
 
 inline int64_t padded(int64_t dim) { return (dim + kPanel - 1) / kPanel * kPanel; }
 
-// A vector is on its way to the caches after this.
+// Prefetches a vector into the caches.
 template <typename T>
 void fetch_vector(const T* from, int64_t dim) {
     for (int64_t at = 0; at < dim; at += 64 / sizeof(T)) __builtin_prefetch(from + at);
@@ -29,7 +29,7 @@ void copy_padded(const T* from, int64_t dim, T* to) {
 }
 
 // Keys into panels of 32 of them: [panels][words of a key][32 keys]. Missing keys and dimensions become zeros. Meanwhile the
-// `next` ones are fetched: they lie scattered, where no processor foresees them.
+// `next` ones are prefetched: they lie scattered, where no processor foresees them.
 template <typename T>
 void pack_keys(const T* const* keys, const T* const* next, int count, int64_t dim, T* to) {
     constexpr int64_t kWord = 4 / sizeof(T);

@@ -22,8 +22,9 @@ constexpr int kMaxRows = 12;
 #else
 constexpr int kMaxRows = 6;
 #endif
-// So many inputs of a panel stay in a first-level cache: 24 KiB, or 36 on processors with AMX tiles, where it has 48. Of those that pass in
-// tiles 18, because beside them tiles of rows pass through it, as fast as the second-level cache gives them. A multiple of all groups.
+// So many inputs of a panel stay in the first-level cache: 24 KiB of them, or 36 on processors with AMX, where it has 48. Of
+// bfloat16, which passes in tiles, 18, because tiles of rows pass through the cache, too, as fast as the second-level cache
+// gives them. A multiple of all groups.
 #if defined(__AMX_BF16__)
 template <typename T>
 constexpr int64_t kPanelDepth = 288;
@@ -40,8 +41,8 @@ constexpr bool kPairs = std::is_same_v<T, BF16>;
 
 constexpr int kPanelVectors = kPanel / kLanes;
 
-// What sums begin with. A row's products are added one after the other to what is there, however many rows and parts there are: so
-// its sums are the same numbers to the last bit, whatever else is in the batch.
+// Loads what sums begin with. A row's products are added one after the other to what is there, however many rows and parts
+// there are: so its sums are the same numbers to the last bit, whatever else is in the batch.
 //
 // All loops over sums are unrolled, or they would lie in memory.
 template <int ROWS, int WIDTH>
@@ -60,7 +61,7 @@ void store_sums(const F32 (&total)[ROWS][WIDTH], float* sums, int64_t stride) {
         for (int i = 0; i < WIDTH; i++) store(sums + row * stride + i * kLanes, total[row][i]);
 }
 
-// What is fetched into the second-level cache while rows pass a panel's lines: so many bytes for each of them.
+// Memory that is prefetched into the second-level cache while rows pass a panel: `step` bytes for each of its lines.
 struct Upcoming {
     const char* from = nullptr;
     int64_t step = 0;
@@ -77,7 +78,8 @@ struct StridedRows {
     static constexpr bool kFetchesUpcoming = false;
     static int64_t at(int64_t row, int64_t word, int64_t stride) { return row * stride + word; }
 };
-// Of a few blocks of rows the first alone would read memory, which would rest while the others pass what is in a cache.
+// Packed rows that prefetch: of a few blocks of rows only the first would read memory, which would idle while the others
+// pass.
 template <int ROWS>
 struct FetchingPackedRows : PackedRows<ROWS> {
     static constexpr bool kFetchesUpcoming = true;
@@ -129,7 +131,7 @@ void multiply_tile(const BF16* x, int64_t stride, const BF16* panel, int64_t inp
         const BF16* line = panel + pair * 2 * kPanel;
         if constexpr (Rows::kFetchesUpcoming) __builtin_prefetch(upcoming.from + pair * upcoming.step, 0, 2);
 #if defined(__AVX512BF16__)
-        // Few rows pass as fast as memory is read, which the processor foresees by itself; many leave it no room to.
+        // Few rows pass as fast as memory is read, and the processor prefetches by itself; many leave it no room to.
         if constexpr (!Rows::kFetchesUpcoming && ROWS > 8) {
             __builtin_prefetch(line + kAhead * 2 * kPanel);
             __builtin_prefetch(line + kAhead * 2 * kPanel + kPanel);
@@ -164,7 +166,7 @@ void multiply_tile(const BF16* x, int64_t stride, const BF16* panel, int64_t inp
     store_sums(total, sums, sum_stride);
 }
 
-// How many registers' columns so many rows pass at once; they pass the others after that, out of the first-level cache.
+// How many registers of columns so many rows pass at once; the other columns follow, out of the first-level cache.
 constexpr int width_of(int64_t rows) { return kLanes == 16 || rows <= 2 ? kPanelVectors : kPanelVectors / 2; }
 
 // sums[row][0..31] (+)= x[row] . panel, for ROWS rows.
@@ -194,7 +196,8 @@ class PanelProduct {
     static constexpr int kStep = kPairs<T> ? 2 : 1;
 #endif
 
-    // sums[row][0..31] (+)= x[row] . panel. Rows are stride and sum_stride apart. Another panel, or null, is read `next`.
+    // sums[row][0..31] (+)= x[row] . panel. Rows are stride and sum_stride apart. The panel that is read next, or null, is
+    // `next`.
     void multiply(int64_t rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride,
                   bool add = false, const T* next = nullptr) {
         const int64_t block = rows_at_once(rows);
@@ -211,7 +214,7 @@ class PanelProduct {
 
     Tiles& tiles() { return tiles_; }
 
-    // As equal parts of all rows as the registers allow.
+    // Rows of a block: the fewest blocks that fit the registers, as equal as possible.
     static int64_t rows_at_once(int64_t rows) {
 #if defined(__AMX_BF16__)
         if (kPairs<T>) return Tiles::kBlock;
@@ -243,7 +246,7 @@ class PanelProduct {
     }
 
     // As `multiply`, with rows packed `rows_at_once(rows)` at a time, of whose inputs the panel holds `count` from `start` on.
-    // Meanwhile the bytes from `next` on are fetched, if rows are few.
+    // Meanwhile the bytes from `next` on are prefetched, if rows are few.
     static void multiply_packed(int64_t rows, const T* packed, int64_t inputs, int64_t start, int64_t count, const T* panel, float* sums,
                                 int64_t sum_stride, const void* next, int64_t next_bytes) {
         const int64_t block = rows_at_once(rows), lines = count * int64_t(sizeof(T)) / 4;
@@ -285,7 +288,7 @@ class Scratch {
    public:
     explicit Scratch(int64_t size)
         : data_(static_cast<T*>(std::aligned_alloc(64, (size * sizeof(T) + 63) / 64 * 64)), &std::free) {
-        // Within a parallel region, from which nothing can be returned or thrown: the end is at least said.
+        // Within a parallel region nothing can be returned or thrown; the message at least says why the process ends.
         if (data_ == nullptr && size > 0) {
             std::fprintf(stderr, "radixkv_cpu: there is no memory for %zu bytes\n", static_cast<size_t>(size) * sizeof(T));
             std::abort();

@@ -14,14 +14,14 @@
 //     kScaled8    8 bits               float32, none
 //     kE4M3       float8_e4m3fn        float32, none
 //
-// Those for GGUF's kinds of blocks, and for weights that others quantised, stand for the same numbers, to the last bit.
+// Formats for GGUF's kinds of blocks, and for weights that others quantised, stand for the original numbers, to the last bit.
 //
 // Of integers of 4 bits, the lowest is stored as 0. Each 64 bytes hold 8 vectors of 16 of them, in every 32 bits one of each, so that
 // a shift and a look-up give a vector: nibbles 0 to 3 are of inputs 0 and 2, 4 to 7 of inputs 1 and 3, of each input two, 16 features
 // apart. So a shift and a look-up of 16 bits give pairs of inputs, too.
 //
 // For products in bfloat16, weights are rounded to it, to nearest and ties away from zero, however many rows there are: what a
-// weight is never depends on the number of rows, only on whether an answer goes on at a row; see factored.h.
+// weight is never depends on the number of rows, only on whether a row is a decoding one; see factored.h.
 #pragma once
 
 #include "panel.h"
@@ -50,7 +50,7 @@ F32 lowest_nibbles(U32 v) {
 #endif
 }
 
-// So many vectors of a panel's features are made at once: they and their scales stay in registers.
+// So many vectors of a panel's features are converted at once: they and their scales stay in registers.
 constexpr int kVectors = 2, kColumns = kVectors * kLanes;
 
 // The weights of two inputs.
@@ -103,7 +103,7 @@ struct Nibbles {
     using Header = Numbers<Number, 1, true>;
     static constexpr int kLowest = LOWEST;
     static constexpr int64_t kGroupBytes = Header::kBytes + kGroup * kPanel / 2;
-    // Of as many features; the others are in the next nibble.
+    // Words hold nibbles of as many features; the other features are in the next nibble.
     static constexpr int kWords = 16;
 
     template <typename Use>
@@ -207,7 +207,7 @@ constexpr int kFewRows = 1;
 #endif
 constexpr int64_t kPrefetchBytes = 2048;
 
-// As many lines as a group has, so far ahead that they arrive in time.
+// Prefetches as many lines as a group has, so far ahead that they arrive in time.
 template <typename Format>
 void prefetch(const uint8_t* group) {
 #pragma GCC unroll 32

@@ -1,8 +1,8 @@
-// Records of blocks read from files, and each compared with the one that is wanted. A header is
+// Reads records of blocks from files, and compares each with the one that is wanted. A header is
 //
 //     magic 8 | checksum 16 | fields
 //
-// and the checksum is XXH3's of 128 bits, big end first, over the fields and the row.
+// and the checksum is the 128-bit XXH3, big-endian, of the fields and the row.
 
 #include <cerrno>
 #include <cstring>
@@ -22,10 +22,10 @@ namespace {
 constexpr int64_t kMagicBytes = 8;
 constexpr int64_t kFieldsStart = kMagicBytes + sizeof(XXH128_canonical_t);
 
-// What is less than zero is a number of <cerrno>, negated.
+// An outcome below zero is a negated number of <cerrno>.
 enum Outcome : int32_t { kRight = 0, kOther = 1, kCorrupt = 2 };
 
-// Zero, or the negated number of an error; `whole` is false where the file ends before.
+// Zero, or the negated number of an error; `whole` is false where the file ends before the slot does.
 int32_t read_slot(int file, int64_t offset, iovec head, iovec row, bool* whole) {
     while (head.iov_len + row.iov_len > 0) {
         const iovec pieces[2] = {head, row};
@@ -58,7 +58,7 @@ Outcome compare(const char* header, const char* expected, int64_t header_bytes, 
 
 }  // namespace
 
-// Record by record, so that a row is summed while it is in the processor's caches. A medium that fails is asked no more.
+// Record by record, so that a row is summed while it is in the processor's caches. After an error nothing more is read.
 RADIXKV_API void radixkv_records(const Records* call, int32_t) {
     std::vector<char> head(call->slot_bytes - call->row_bytes);
     int32_t error = 0;

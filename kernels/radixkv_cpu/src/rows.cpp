@@ -8,7 +8,7 @@ using namespace radixkv;
 
 namespace {
 
-// Copy what is not used soon: a store around the caches does without reading what it overwrites.
+// Copies what is not used soon: a non-temporal store does not read what it overwrites.
 void copy_around_caches(char* to, const char* from, int64_t bytes) {
     constexpr int64_t kVectorBytes = sizeof(__m256i);
     if (reinterpret_cast<uintptr_t>(to) % kVectorBytes != 0 || bytes % kVectorBytes != 0) {
@@ -38,6 +38,6 @@ RADIXKV_API void radixkv_rows(const Rows* call, int32_t into_rows) {
                 copy_around_caches(block, row, bytes);
             }
         }
-        _mm_sfence();  // what is stored around the caches is in order with nothing else
+        _mm_sfence();  // non-temporal stores are not ordered with any others
     }
 }

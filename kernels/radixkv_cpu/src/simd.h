@@ -72,7 +72,8 @@ inline F32 load(const F16* from) {
 #endif
 }
 
-// As a float16 of the same bits, whose exponents count from 8 lower: that conversion knows the smallest numbers, too. NaN is lost.
+// Read as a float16 of the same bits, whose exponents count from 8 lower: its conversion handles subnormals, too. NaN is
+// lost.
 inline F32 load(const E4M3* from) {
     U8 bytes;
     std::memcpy(&bytes, from, sizeof bytes);
@@ -142,7 +143,7 @@ inline float to_float(BF16 x) {
 
 inline F32 max(F32 a, F32 b) { return a > b ? a : b; }
 
-// What two vectors begin with, lane by lane in turns, and what they end with: a perfect shuffle.
+// The first halves of two vectors, their lanes in turns, and the second halves: a perfect shuffle.
 template <typename V>
 V interleave_low(V a, V b) {
 #if defined(__AVX512F__)
@@ -160,7 +161,7 @@ V interleave_high(V a, V b) {
 #endif
 }
 
-// As many rows of words as a register has, mirrored.
+// Transposes a square of words: as many rows as a register has lanes.
 #if defined(__AVX512F__)
 // A perfect shuffle of rows i and i + 8: it turns one bit of the row's number into one of the column's.
 __attribute__((always_inline)) inline void shuffle_rows(const U32* from, U32* to) {
@@ -223,7 +224,7 @@ F32 reduce_each(const F32 (&v)[COUNT], Combine combine) {
 inline F32 exp(F32 x) {
 #if defined(__AVX512F__)
     const auto vanishes = x < -87.0f;
-    // What comes after the first bound would be denormal, for which the processor stops, and after the second infinite. In this
+    // Results beyond the first bound would be denormal, which stalls the processor, and beyond the second infinite. In this
     // order a NaN stays one.
     x = _mm512_min_ps(_mm512_set1_ps(90.0f), _mm512_max_ps(_mm512_set1_ps(-87.0f), x));
 #endif
@@ -248,8 +249,8 @@ inline F32 exp(F32 x) {
 #endif
 }
 
-// 2^x to about 2 units in the last place for x up to 126; 0 below -126, where it would become denormal, for which processors stop.
-// A NaN stays one.
+// 2^x to about 2 units in the last place for x up to 126; 0 below -126, where it would become denormal, which stalls
+// processors. A NaN stays one.
 inline F32 exp2(F32 x) {
 #if defined(__AVX512F__)
     const F32 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -275,7 +276,7 @@ inline F32 exp2(F32 x) {
 
 inline F32 sigmoid(F32 x) { return 1.0f / (1.0f + exp(-x)); }
 
-// By its series near 0, where 1 - 2 / (e^2x + 1) would lose what a small x consists of.
+// By its series near 0, where 1 - 2 / (e^2x + 1) would cancel the digits of a small x.
 inline F32 tanh(F32 x) {
     const F32 square = x * x;
     F32 series = broadcast(62.0f / 2835.0f);

@@ -19,13 +19,13 @@ struct Seen {
     int64_t start = 0, stop = 0;
 };
 
-// By how much a sum of softmaxes of some keys each shrinks, and the next part, when that is added: the greater maximum stays. So one
-// of them is 1.
+// By how much a sum of softmaxes, and the next part, shrink when the part is added: the greater maximum stays, so one of them
+// is 1.
 struct Shares {
     F32 sum, part;
 };
 
-// Only one product is not exact, and so no compiler can choose which one to round.
+// One share is 1, so only one product is not exact, and no compiler can choose which of two to round.
 inline void add_shared(F32& sum, F32 part, float sum_share, float part_share) {
     if (sum_share == 1.0f)
         sum += part * part_share;
@@ -47,12 +47,12 @@ class RunningSoftmax {
     explicit RunningSoftmax(const Attention& call)
         : scale_(call.scale),
           softcap_(call.softcap),
-          // A maximum is found among scores as they are, which a scale below 0 would turn around.
+          // A maximum is found among unscaled scores, whose order a scale below 0 would reverse.
           scales_first_(call.softcap > 0 || !(call.scale > 0)),
           factor_(scales_first_ ? kLog2E : call.scale * kLog2E) {}
 
-    // From the scores of up to `kLanes` rows with keys `start` to `stop`, multiples of it, of the `count` from `first` on to these keys'
-    // weights, which may take the scores' place. Returns the factor by which what each row, a lane, has so far shrinks.
+    // Turns the scores of up to `kLanes` rows into weights, possibly in place: of keys `start` to `stop`, multiples of
+    // `kLanes`, of the `count` from `first` on. Returns, by lanes, the factor by which what each row has so far shrinks.
     template <typename Weight>
     F32 weigh(const Seen* seen, int num_rows, int64_t first, int count, int start, int stop, float* scores, Weight* weights, float* maxima,
               float* totals) const {

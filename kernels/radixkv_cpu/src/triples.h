@@ -3,9 +3,10 @@
 //
 //     x = x0 + x1 + x2        x w = x0 w0 + (x0 w1 + x1 w0) + (x0 w2 + x1 w1 + x2 w0) + less than 2^-23 of it
 //
-// Tiles have 16 times the throughput of float32 multiply-adds, so six products of parts take less than half of the time. Their sums are
-// nearer to the exact ones than those of multiply-adds, because a tile adds up 16 products before it adds them to what is there. Tiles take
-// what is below 2^-126 for zero, parts among it. Inputs and weights from 2^128 - 2^119 on, which are rounded to infinity, give NaN.
+// Tiles have 16 times the throughput of float32 multiply-adds, so six products of parts take less than half of the time.
+// Their sums are nearer to the exact ones than those of multiply-adds, because a tile adds up 16 products before it adds them
+// to what is there. Tiles take numbers below 2^-126 for zero, parts among them. Inputs and weights from 2^128 - 2^119 on,
+// which are rounded to infinity, give NaN.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +18,8 @@
 
 namespace radixkv {
 
-// Words of two parts each, [parts], from as many pairs of numbers. Parts are rounded, so that the next one is as small as it can be; of
-// the last there is nothing to be rounded.
+// Splits pairs of numbers into words of two parts each, [parts]. Parts are rounded, so that the next one is as small as
+// possible; the last needs no rounding.
 inline void split(F32 even, F32 odd, uint32_t* to) {
     constexpr uint32_t kUpper = 0xffff0000, kHalf = 0x8000;
 #pragma GCC unroll 3
@@ -42,7 +43,7 @@ inline void split_rows(int64_t rows, const float* x, int64_t stride, int64_t inp
         }
 }
 
-// Weights of a stretch of a panel on their way to [inputs / 32][parts][2][16 pairs of inputs][16 features].
+// Splits the weights of a stretch of a panel, a few at a time, to [inputs / 32][parts][2][16 pairs of inputs][16 features].
 class SplitWeights {
    public:
     SplitWeights() = default;
@@ -56,7 +57,7 @@ class SplitWeights {
         for (const int64_t stop = std::min(at_ + count, end_); at_ < stop; at_++) {
             const float* from = panel_ + at_ * 2 * kPanel;
             uint32_t* to = to_ + at_ / kLanes * kStepWords + at_ % kLanes * kLanes;
-            // Read with pauses, weights are on their way only if they are asked for.
+            // Weights that are read with pauses must be prefetched explicitly.
             for (int line = 0; line < 4; line++) __builtin_prefetch(from + kAheadFloats + line * kLanes);
             if (2 * at_ + 1 < inputs_) {
                 split(load(from), load(from + kPanel), to);
@@ -85,8 +86,8 @@ class TripleProduct {
 
     static int64_t steps(int64_t inputs) { return (inputs + Tiles::kStep - 1) / Tiles::kStep; }
 
-    // So many rows' parts stay in the second-level cache. Of many inputs they do not: fewer rows would have every panel split
-    // more often.
+    // So many rows' parts stay in the second-level cache, except where inputs are many: with fewer rows every panel would be
+    // split more often.
     static int64_t most_rows(int64_t inputs) {
         constexpr int64_t kBytes = 1 << 20;
         const int64_t blocks = kBytes / (steps(inputs) * kStepWords * int64_t(sizeof(uint32_t)));

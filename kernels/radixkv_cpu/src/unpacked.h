@@ -15,9 +15,9 @@ constexpr int kRowsAtOnce = 4, kVectorsAtOnce = 4;
 constexpr int kRowsAtOnce = 2, kVectorsAtOnce = 4;
 #endif
 
-// With AMX tiles, whose products many rows use, few rows have the same sums to the last bit: what a row attends to does not depend on
-// how many rows are beside it. A tile instruction adds the products of every second of its 32 inputs to one sum from 0 on, those
-// of the others to another, then both to what was there (Intel's manual, TDPBF16PS).
+// With AMX tiles, by which many rows are multiplied, few rows have the same sums to the last bit: a row's result does not
+// depend on how many rows are beside it. A tile instruction adds the products of every second of its 32 inputs to one sum
+// from 0 on, those of the others to another, then both to what was there (Intel's manual, TDPBF16PS).
 #if defined(__AMX_BF16__)
 template <typename T>
 constexpr bool kAsTiles = kPairs<T>;
@@ -26,8 +26,8 @@ template <typename T>
 constexpr bool kAsTiles = false;
 #endif
 
-// Without tiles, dot products of bfloat16 pairs: few rows have their scores by panels of keys, too, which take no longer to be made than
-// the lanes of three rows' sums to be added up, and read values where they lie.
+// Without tiles, but with dot products of bfloat16 pairs, few rows get their scores from panels of keys, too, whose packing
+// takes no longer than adding up the lanes of three rows' sums; values they read where they lie.
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 template <typename T>
 constexpr bool kAsPairs = kPairs<T>;
@@ -35,11 +35,11 @@ constexpr bool kAsPairs = kPairs<T>;
 template <typename T>
 constexpr bool kAsPairs = false;
 #endif
-// Either way few rows' sums are those of many.
+// Either way, few rows have the same sums as many.
 template <typename T>
 constexpr bool kOneOrder = kAsTiles<T> || kAsPairs<T>;
 
-// The first lines of so many dimensions are on their way to the second-level cache after this.
+// Prefetches VECTORS vectors of dimensions into the second-level cache.
 template <int VECTORS, typename T>
 void fetch(const T* from) {
     for (size_t byte = 0; byte < VECTORS * kLanes * sizeof(T); byte += 64) __builtin_prefetch(reinterpret_cast<const char*>(from) + byte, 0, 2);
@@ -117,7 +117,7 @@ void add_weighted_part(const float* weights, int64_t stride, const T* const* val
                 int key = first;
                 for (; key + 1 < stop; key += 2) add(key, even), add(key + 1, odd);
                 if (key < stop) add(key, even);
-            } else {  // the registers hold one of them
+            } else {  // the registers hold only one of the two
                 for (int key = first; key < stop; key += 2) add(key, even);
                 for (int key = first + 1; key < stop; key += 2) add(key, odd);
             }
@@ -132,7 +132,7 @@ void add_weighted_part(const float* weights, int64_t stride, const T* const* val
 }
 
 // outputs[row] = outputs[row] * shrink[row] + the sum of weights[row][key] * values[key]. Outputs are padded to whole vectors.
-// Meanwhile the next values are fetched, and the next keys, if given, where there is time for both.
+// Meanwhile the next values are prefetched, and the next keys, if given, where there is time for both.
 template <typename T, int ROWS = kRowsAtOnce>
 void add_weighted(int64_t rows, const float* weights, int64_t stride, const T* const* values, const T* const* next,
                   const T* const* next_keys, int count, int64_t dim, const float* shrink, float* outputs, int64_t output_stride) {
@@ -191,7 +191,7 @@ void add_pairs_part(const BF16* weights, const BF16* const* values, const BF16* 
 }
 
 // outputs[row] = outputs[row] * shrink[row] + the sum of weights[row][key] * values[key], the keys from `start` to `stop` by pairs, as in
-// a product with panels of them. Outputs are padded to 32 dimensions. Meanwhile the next values are fetched.
+// a product with panels of them. Outputs are padded to 32 dimensions. Meanwhile the next values are prefetched.
 template <int ROWS = kRowsAtOnce>
 void add_pairs(int64_t rows, const BF16* weights, const BF16* const* values, const BF16* const* next, int start, int stop, int count,
                int64_t dim, const float* shrink, float* outputs, int64_t output_stride) {
@@ -213,7 +213,7 @@ void pack_columns(int64_t rows, const BF16* from, int64_t stride, BF16* to);
 // Sums of 16 keys by four rows, [16][4], to scores[row][0..15].
 void unpack_columns(const float* sums, int64_t rows, float* scores, int64_t stride);
 
-// Tiles alone call them.
+// Only called with tiles.
 #if defined(__AMX_BF16__)
 inline void pack_columns(int64_t rows, const BF16* from, int64_t stride, BF16* to) {
     static_assert(kTileColumns == 4);

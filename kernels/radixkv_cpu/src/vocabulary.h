@@ -15,7 +15,7 @@ struct Candidate {
     int32_t id;
 };
 
-// Of tokens as likely as one another, those of the lowest ids come first.
+// Among equally likely tokens, those with the lowest ids come first.
 inline bool is_likelier(const Candidate& a, const Candidate& b) { return a.weight != b.weight ? a.weight > b.weight : a.id < b.id; }
 
 // A bit for each lane.
@@ -27,10 +27,10 @@ inline uint32_t lanes_at_least(F32 weights, float least) {
 #endif
 }
 
-// Those of the lanes that are of a row, `left` numbers before its end.
+// The lanes that belong to a row, `left` numbers before its end.
 inline uint32_t lanes_left(int64_t left) { return left >= kLanes ? (1u << kLanes) - 1 : (1u << left) - 1; }
 
-// A weight than which at least `count` tokens, 1 or more, are not less likely. Peaks are the largest weights of some tokens each, none
+// A weight that at least `count` tokens, 1 or more, reach. Peaks are the largest weights of some tokens each, none
 // of which is NaN; they are reordered. If there are too few, `lowest`.
 inline float bound_of_likeliest(std::vector<float>& peaks, int64_t count, float lowest) {
     if (count > int64_t(peaks.size())) return lowest;

@@ -1,4 +1,4 @@
-"""From a plan's ranges of keys to calls of torch's attention.
+"""Lowers a plan's ranges of keys to calls of torch's attention.
 
 - keys in consecutive blocks are attended in place, as a view of the pool (`ViewCall`);
 - keys in scattered blocks, and the short private tails of many decoding sequences at once, are gathered first (`GatherCall`);
@@ -25,7 +25,7 @@ class ViewCall:
     """All ``rows`` over the consecutive token rows ``start .. stop`` of the pool.
 
     Attributes:
-        first: whether its result is the first that these rows get; of every call.
+        first: whether this is the first result that these rows get; likewise in the other calls.
         visibility: None: every row sees every key.
     """
 
@@ -38,10 +38,10 @@ class ViewCall:
 
 @dataclass(frozen=True, slots=True)
 class GatherCall:
-    """Row by row over keys of their own, or all rows over the same keys.
+    """Each row over keys of its own, or all rows over the same keys.
 
     Attributes:
-        slots: int64 ``[sequences, keys]``: the pool's token rows of each.
+        slots: int64 ``[sequences, keys]``: the pool's token rows that hold each sequence's keys.
         visibility: None: every row sees every key.
     """
 
@@ -68,7 +68,7 @@ Call = ViewCall | GatherCall | CausalCall
 
 
 def lower(plan: AttentionPlan, window: int | None) -> list[Call]:
-    """The calls for layers with this sliding window; those of each row follow its keys, but for tails that are gathered."""
+    """The calls for layers with this sliding window; those of each row are in the order of its keys."""
     lowering = _Lowering(plan, window)
     return [*lowering.prefixes_and_prompts(), *lowering.tails()]
 
@@ -81,11 +81,11 @@ class _Lowering:
         self._window = window
         self._ranges: KeyRanges = plan.ranges
         self._covered = np.zeros(plan.num_rows, dtype=np.bool_)
-        # A private tail of one row is all that is left of its keys, to be gathered with others.
+        # A range of one row is a private tail of a single new token, which may be gathered with others.
         self._is_tail = plan.ranges.row_stop - plan.ranges.row_start == 1
 
     def prefixes_and_prompts(self) -> Iterator[Call]:
-        """Shared prefixes, and prompts: what came before the new tokens, then those among themselves."""
+        """Shared prefixes, and prompts: the new tokens over the keys before them, then over themselves."""
         ranges, num_shared = self._ranges, self._ranges.num_shared
         (others,) = (~self._is_tail).nonzero()
         columns = ranges.row_start, ranges.row_stop, ranges.table, ranges.key_start, ranges.key_stop
@@ -99,7 +99,7 @@ class _Lowering:
                 yield CausalCall(rows, self._cover(rows), _causal_window(num_new, self._window))
 
     def tails(self) -> Iterator[Call]:
-        """Long ones in place, the others gathered with those of about their length."""
+        """Private tails: long ones in place, the others gathered with those of about their length."""
         ranges, window = self._ranges, self._window
         (tails,) = self._is_tail.nonzero()
         starts, lengths = ranges.key_start[tails], ranges.key_stop[tails] - ranges.key_start[tails]
@@ -162,7 +162,7 @@ class _Lowering:
         return GatherCall(rows, self._cover(row_ids), torch.from_numpy(slots), visibility)
 
     def _cover(self, rows: slice | Ints) -> bool:
-        """Rows get a result; True: none of them had one before."""
+        """Note that rows get a result; True: none of them had one before."""
         first = not self._covered[rows].any()
         self._covered[rows] = True
         return first

@@ -69,7 +69,7 @@ def attend(
     if visibility is not None:
         bias = visibility.bias(group, query.dtype).expand(query.shape[0], 1, query.shape[2], key.shape[2])
     if softcap is None and query.shape[-1] == value.shape[-1]:
-        # The operator reads every head as if its numbers were neighbours.
+        # The operator assumes that the numbers of a head are contiguous.
         query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
         output, lse = _flash(query, key, value, 0.0, causal, attn_mask=bias, scale=scale)
     else:
@@ -86,7 +86,7 @@ def _attend_by_matmul(
     causal: bool,
     bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What torch's flash kernel cannot do: capped scores, and values of another size than keys. Holds all scores."""
+    """What torch's flash kernel cannot do: capped scores, and values of another size than keys. Holds all scores at once."""
     group = query.shape[1] // key.shape[1]
     key, value = key.float(), value.float()
     if group > 1:

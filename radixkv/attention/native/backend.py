@@ -46,8 +46,8 @@ class NativeAttention:
     Attributes:
         slots: int64 ``[rows]``: where the new keys and values go.
         paged: over all rows.
-        decoding: int64, ascending: the rows at which an answer goes on.
-        kept: of the last layer, the rows that are wanted; None: all.
+        decoding: int64, ascending: the rows that are followed by a token of the answer, see `QueryBatch`.
+        kept: the rows that are wanted of the last layer; None: all.
     """
 
     def __init__(self, plan: AttentionPlan, pool: KVPool) -> None:
@@ -88,10 +88,10 @@ class NativeAttention:
 
 
 def _by_kind(ranges: KeyRanges) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:
-    """A batch's ranges, of which each has rows of one kind.
+    """A batch's ranges, split so that each has rows of one kind.
 
-    So a prompt's last token is computed apart from the others, as when these are cached and it alone is computed: its answer
-    is the same either way.
+    So a prompt's last token is computed apart from the others, as it is when the others are cached: the answer is the same
+    either way.
     """
     row_ranges = np.stack((ranges.row_start, ranges.row_stop))
     key_ranges = np.stack((ranges.key_start, ranges.key_stop))
@@ -115,7 +115,7 @@ def _by_kind(ranges: KeyRanges) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:
 
 
 def _decoding_rows(ranges: KeyRanges) -> Ints:
-    """The rows at which an answer goes on, ascending: the last ones of each sequence, whose private ranges are in order."""
+    """The rows followed by a token of the answer, ascending: each sequence's last ones; its private ranges are in order."""
     stops, counts = ranges.row_stop[ranges.num_shared :], ranges.num_decoding[ranges.num_shared :]
     return concatenated_ranges(stops - counts, counts)
 

@@ -2,7 +2,7 @@
 
 A step in which sequences come or go takes two uploads: tables and rows to the `BatchBuffers`, and the work items. While the
 same sequences take one token each, nothing is planned at all: a kernel advances their positions, and tables get the blocks
-that were added. Private tails are open at the end, so that the items hold however far they grow.
+that were added. Private tails are open at the end, so that the items stay valid however far they grow.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from radixkv.memory import KVPool
 from radixkv_kernels import BLOCK_SIZES, TILE_ROWS, BlockCopier, advance_rows
 from radixkv_kernels.target import current_target
 
-# Tails grow while a plan is kept, and with them the longest piece. After so many tokens a new plan is made.
+# While a plan is kept, tails grow, and with them the longest piece. After so many steps a new plan is made.
 _STEPS_PER_PLAN = 512
 
-# New tokens of a prompt that are still cut as those of decoding sequences are.
+# A batch whose sequences have at most so many new tokens each is tiled like a decoding batch.
 _MOST_DECODING_ROWS = 32
 
 
@@ -40,8 +40,8 @@ class TritonBackend:
     Args:
         pool: where keys and values lie.
         dtype: of queries.
-        num_query_heads: of the first layer, by which sharing is weighed.
-        max_sequences: in a batch.
+        num_query_heads: of the first layer, for which the cost model weighs sharing.
+        max_sequences: per batch.
         max_model_len: tokens of a sequence at most.
         sharing: when sharing pays; None: what the cost model says.
         multiprocessors: among which work is divided; None: those of the pool's device.
@@ -50,10 +50,10 @@ class TritonBackend:
     Attributes:
         pool: as given.
         dtype: as given.
-        groups: query heads per key-value head, if all layers have the first one's query heads.
+        groups: query heads per key-value head of each layer, if all have as many query heads as the first.
         tiling: of decoding batches.
         buffers: the tables, and the rows of a decoding batch, padding included.
-        pool_layers: the pool's.
+        pool_layers: the layers of ``pool``.
 
     Raises:
         ValueError: the kernels cannot take the pool's blocks.
@@ -101,7 +101,7 @@ class TritonBackend:
     def prepare(self, batch: QueryBatch) -> TritonAttention:
         """Attention over one batch, for all layers; see `AttentionBackend.prepare`.
 
-        The same object as before, advanced, where the sequences only take one token more each.
+        If the sequences only take one more token each, this is the previous object, advanced.
         """
         if self._attention is not None and self._steps_left:
             new_blocks = self._planner.advance(batch)
@@ -124,15 +124,15 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 class TritonAttention:
-    """Attention over one batch for all layers; an `AttentionBatch`. The next batch may take the memory of its rows.
+    """Attention over one batch for all layers; an `AttentionBatch`. The next batch may overwrite its rows.
 
     Attributes:
         plan: as of the first batch that it was used for; ``rows`` have advanced since.
         rows: on the device.
         buffers: the tables, and the rows of a decoding batch, padding included.
         dtype: of queries.
-        tiling: how the batch is cut. With a prompt of more than 32 new tokens it takes several tile classes, one after the
-            other: the prompt's wide tiles fill the GPU. Others, with drafts of any length, take one.
+        tiling: how the batch is cut. A batch with a prompt of more than 32 new tokens takes several tile classes, one after
+            the other: the prompt's wide tiles fill the GPU. Other batches, with drafts of any length, take one class.
     """
 
     def __init__(

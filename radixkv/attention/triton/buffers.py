@@ -1,6 +1,6 @@
 """What kernels read of every batch, in buffers that never move: block tables, and the rows of a decoding batch.
 
-CUDA graphs repeat their launches with the same addresses; each step leaves its own numbers there.
+CUDA graphs repeat their launches with the same addresses; each step writes its own numbers there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from radixkv.attention.plan import AttentionPlan
 from radixkv.attention.query_batch import Ints
 from radixkv.memory.upload import aligned_starts, to_device, upload
 
-# As a position or, twice, as a slot: of a row that is padding.
+# A padding row's position, and each half of its slot.
 _PADDING = -1
 
 
@@ -41,8 +41,8 @@ class DeviceRows:
 
 
 def padded_size(num_rows: int) -> int:
-    """To how many rows a decoding batch is padded, so that few sizes do: powers of two up to 8, then four sizes to each
-    power of two, and from 128 on multiples of 32.
+    """The number of rows to which a decoding batch is padded, so that few sizes do: powers of two up to 8, then four sizes
+    to each power of two, and from 128 on multiples of 32.
 
     A row of padding costs little: attention returns at once, and below some 200 rows a matrix product waits for its weights.
     """
@@ -58,7 +58,7 @@ def padded_sizes(max_rows: int) -> list[int]:
 
 
 def drafting_sizes(max_sequences: int, max_draft_rows: int) -> list[int]:
-    """Further sizes for batches of which sequences have drafts: a few, each about a quarter larger than the one before.
+    """Further sizes for batches whose sequences have drafts: a few, each about a quarter larger than the one before.
 
     Args:
         max_sequences: in a batch.
@@ -72,7 +72,7 @@ def drafting_sizes(max_sequences: int, max_draft_rows: int) -> list[int]:
 
 
 class BatchBuffers:
-    """Tables and rows in one buffer, so that one upload and one scatter bring whatever a step changes::
+    """Tables and rows in one buffer, so that one upload and one scatter apply all that a step changes::
 
         tables ...                    | positions | slots (int64)     | row tables |
 
@@ -88,7 +88,7 @@ class BatchBuffers:
     """
 
     def __init__(self, max_sequences: int, max_blocks: int, device: torch.device, max_draft_rows: int = 0) -> None:
-        # In whole 16 bytes, so that slots and row tables begin on them, too.
+        # A multiple of 16 bytes, so that slots and row tables are aligned to 16 bytes, too.
         (capacity,) = aligned_starts((max(8, padded_size(max_sequences + max_draft_rows)),))[1:]
         start, total = aligned_starts((max_sequences * max_blocks, 4 * capacity))[1:]
         self._buffer = torch.zeros(total, dtype=torch.int32, device=device)
@@ -103,7 +103,7 @@ class BatchBuffers:
             self._scatter((new_blocks.indices,), (new_blocks.block_ids,))
 
     def load(self, plan: AttentionPlan) -> DeviceRows:
-        """Bring the tables up to date, and the plan's rows here; more rows than fit get memory of their own."""
+        """Update the tables, and load the plan's rows; if there are more than fit, they get memory of their own."""
         count, capacity = plan.num_rows, len(self.rows.positions)
         if count > capacity:
             self.add(plan.new_blocks)
@@ -120,6 +120,6 @@ class BatchBuffers:
     def _scatter(self, indices: Iterable[Ints], values: Iterable[NDArray[np.int32]]) -> None:
         packed = np.concatenate((*(part.view(np.int32) for part in indices), *values))
         device_packed = to_device(torch.from_numpy(packed), self._buffer.device)
-        # Of three int32, two are an index and one a value.
+        # Each entry is three int32: two are its int64 index, one its value.
         device_indices, device_values = device_packed.split((len(packed) // 3 * 2, len(packed) // 3))
         self._buffer.scatter_(0, device_indices.view(torch.int64), device_values)

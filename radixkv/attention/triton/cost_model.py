@@ -1,7 +1,7 @@
 """When sharing and splitting pay on a GPU.
 
-Reading keys and values is what decoding costs, so every rule weighs bytes. What was measured was measured on an H100, with
-bfloat16, 32 query and 8 key-value heads of 128.
+Reading keys and values dominates the cost of decoding, so every rule weighs bytes. Measurements are of an H100 unless another
+GPU is named, with bfloat16, 32 query and 8 key-value heads of 128.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _WIDEST_IN_DECODING = 64
 # sequence of 4,096 tokens took 22.5 us in pieces of 512, 19.2 of 256 and 21.4 of 128.
 MIN_PIECE_KEYS = 256
 
-# What each item takes beside its keys: one latency of the memory, in which a program that shares a multiprocessor with two
-# others would read some 20 keys of 512 bytes, and its partial results, as much as 8 keys for a group of 4.
+# An item's fixed cost, in keys: one memory latency, in which a program that shares a multiprocessor with two others would
+# read some 20 keys of 512 bytes, and its partial results, which cost as much as 8 keys for a group of 4.
 START_KEYS = 32
 
 # A range is cut into pieces for at most so many waves of programs.
 MAX_WAVES = 4
 
-# Shared prefixes lie above one another; the deeper, the fewer rows share them. Each level is one more partial result a row,
-# for which there must be room.
+# How many shared prefixes may continue one another. The deeper a prefix, the fewer rows share it; each level adds a partial
+# result per row, for which there must be room.
 MAX_LEVELS = 4
 
-# Sharing takes a merge that a flat batch does without, writes each row's tail as a partial result, and reads tails in wider
+# Sharing takes a merge that a flat batch does not need, writes each row's tail as a partial result, and reads tails in wider
 # tiles. 16 sequences that saved 60 MiB gained 2 us of 30. With tails in tiles of their own, 64 sequences lost 11 us of 53
 # where they saved 63 MiB, and gained 16 of 83 where they saved 252.
 MIN_SAVED_BYTES = 64 * 2**20
@@ -57,11 +57,11 @@ def sharing_rule(group: int, query_dtype: torch.dtype, cache_dtype: torch.dtype,
     group * dim`` numbers of 4 bytes: as much as ``4 * group / element bytes`` keys. So the rows of a prompt, whose tiles
     are full, hardly ever gain by sharing what is before them, and decoding rows nearly always.
 
-    A decoding batch has any shared prefixes only where all of them save more than a merge and wider tiles cost.
+    A decoding batch shares prefixes only if all of them together save more than a merge and wider tiles cost.
 
     Args:
         group: query heads per key-value head, of most layers.
-        query_dtype: by which the widest tile of a decoding batch is chosen.
+        query_dtype: decides the widest tile of a decoding batch.
         cache_dtype: of stored keys and values.
         bytes_per_token: of a token's keys and values in one layer.
     """
@@ -80,10 +80,10 @@ class Tiling:
 
     Attributes:
         multiprocessors: of the device.
-        one_class: as decoding batches are: all ranges are attended in one launch, by tiles of 16 rows, or of 64 where a
-            shared range has more, though a tail then fills a sixteenth of its tile: with classes in turn, trees of 256
-            sequences took .04 to .05 more time on an H100, and .05 to .08 less on an H200. Otherwise one tile class after the
-            other, of up to 128 rows, each range by what fits it.
+        one_class: for decoding batches: all ranges are attended in one launch, in tiles of 16 rows, or of 64 where a shared
+            range has more, though a tail then fills a sixteenth of its tile. With classes in turn instead, trees of 256
+            sequences took .04 to .05 more time on an H100, and .05 to .08 less on an H200. False: one tile class after the
+            other, of up to 128 rows, each range in the tiles that fit it.
         widest_tile: rows, see `widest_tile`.
     """
 
@@ -99,17 +99,18 @@ class Tiling:
 def widest_tile(layers: Sequence[LayerShape], target: Target) -> int:
     """Rows of the widest tile that is worth taking, unless a group has more heads.
 
-    Where each warp multiplies what lies in its registers, 128 rows with heads of 256 spill, 51 loads and stores on sm_89 with
-    Triton 3.9 and 142 with 3.6, and leave shared memory for no tile on its way; 64 rows take 216 registers, and spill none.
+    Without warp groups, each warp multiplies from its registers. There 128 rows with heads of 256 spill, 51 loads and stores
+    on sm_89 with Triton 3.9 and 142 with 3.6, and leave no shared memory to prefetch a tile into; 64 rows take 216 registers,
+    and spill none.
     """
     largest = max(max(layer.key_dim, layer.value_dim) for layer in layers)
     return 64 if largest > 128 and not target.has_warp_groups else TILE_ROWS[-1]
 
 
 def tile_classes(num_rows: NDArray[np.int64], group: int, dtype: torch.dtype, tiling: Tiling) -> NDArray[np.int64]:
-    """Indices into `TILE_ROWS` for the ranges of a batch, with so many query rows and ``group`` heads each.
+    """Indices into `TILE_ROWS` for ranges of ``num_rows`` query rows, with ``group`` heads each.
 
-    The narrowest that holds a range, or the last. float32 is multiplied without tensor cores, from registers; tiles that are
+    The narrowest that holds a range, or the widest allowed. float32 is multiplied without tensor cores, from registers; tiles
     wider than a group needs would only spill.
     """
     if dtype == torch.float32:
@@ -129,12 +130,12 @@ def num_pieces(
     tile_class: NDArray[np.int64],
     tiling: Tiling,
 ) -> NDArray[np.int64]:
-    """Into how many pieces each range of keys is split, so that the last program of a tile class ends as early as can be.
+    """Into how many pieces each range of keys is split, so that the last program of a tile class ends as early as possible.
 
     Args:
         num_keys: of each range.
         num_tiles: row tiles over each range; each tile and head is a program per piece.
-        work: keys that the tiles over each range see in all; a prompt's first ones see fewer.
+        work: keys that the tiles over each range see in total; a prompt's first tiles see fewer.
         tile_class: of each range, see `tile_classes`.
     """
     num_programs, head_work = num_tiles * num_kv_heads, work * num_kv_heads
@@ -146,8 +147,9 @@ def num_pieces(
     return pieces
 
 
-# Lengths of pieces that are weighed, by the number of waves that they may make, as shares of an even division of the
-# work over the concurrent programs: from all ranges whole on. Some are a little longer, for pieces that would just not fit.
+# Candidate lengths of pieces, by the number of waves that they may make, in units of an even share of the work for each
+# concurrent program. The first leaves all ranges whole. Some are a little longer than even, for pieces that would just not
+# fit.
 _ONE_WAVE = (np.inf, 2.0, 1.5, 1.25, 1.1, 1.0)
 _MORE_WAVES = tuple(longer / waves for waves in range(2, MAX_WAVES + 1) for longer in (1.1, 1.0))
 _SHARES = MappingProxyType({1: np.array(_ONE_WAVE)[:, None], MAX_WAVES: np.array(_ONE_WAVE + _MORE_WAVES)[:, None]})
@@ -156,14 +158,14 @@ _SHARES = MappingProxyType({1: np.array(_ONE_WAVE)[:, None], MAX_WAVES: np.array
 def _pieces_of_class(
     num_keys: NDArray[np.int64], num_programs: NDArray[np.int64], work: NDArray[np.int64], num_concurrent: int
 ) -> NDArray[np.int64]:
-    """Pieces of each range: among a few lengths the one with which the work is done first, by a model of two numbers.
+    """Pieces of each range, of the length, among a few, with which the work is done first by a model of two numbers.
 
-    Programs start in order as others end. So they take as long as the longest one, or as many waves as there are programs
-    per concurrent one, each as long as programs are on average.
+    Programs start in order as others end. So all of them take as long as the longest one, or as ``programs / num_concurrent``
+    waves that are each as long as a program is on average, whichever is more.
 
     Args:
         num_programs: of each range, per piece.
-        work: keys that those see in all.
+        work: keys that these see in total.
         num_concurrent: programs that run at once.
     """
     total_work, total_programs = work.sum(), int(num_programs.sum())
@@ -175,25 +177,25 @@ def _pieces_of_class(
     most_pieces = np.maximum(1.0, keys // MIN_PIECE_KEYS)
     pieces = np.ceil(keys / (share * _SHARES[_most_waves(total_programs, num_concurrent)]))
     np.minimum(np.maximum(pieces, 1.0, out=pieces), most_pieces, out=pieces)
-    # Pieces that none of a tile's rows sees are no programs.
+    # A piece that none of a tile's rows sees is no program.
     seen = work / keys
     programs = pieces @ seen + (total_programs - seen.sum())
     waves = np.ceil(programs / num_concurrent)
     longest = (keys / pieces).max(axis=1)
     times = np.maximum(longest + START_KEYS, waves * (total_work / programs + START_KEYS))
-    # Fewer pieces have fewer results to merge: the first that is about as good as the best.
+    # Fewer pieces leave fewer results to merge, so the first length that is about as good as the best is taken.
     chosen: NDArray[np.int64] = pieces[(times <= 1.03 * times.min()).argmax()].astype(np.int64)
     return chosen
 
 
 def max_pieces(tile_rows: int, num_tiles: int, num_kv_heads: int, tiling: Tiling) -> int:
-    """How many items of a tile class `num_pieces` makes at most, beyond one for each of so many tiles over ranges."""
+    """How many items of a tile class `num_pieces` makes at most, beyond one for each of the ``num_tiles`` tiles."""
     num_concurrent = tiling.num_concurrent(tile_rows)
     return -(-_most_waves(num_tiles * num_kv_heads, num_concurrent) * num_concurrent // num_kv_heads)
 
 
 def whole_from(num_kv_heads: int, tiling: Tiling) -> int:
-    """From how many decoding rows that share nothing on no row's keys are split, unless some are much longer than others.
+    """The number of decoding rows, sharing nothing, from which on no row is split, unless some are much longer than others.
 
     Args:
         num_kv_heads: of the layers that have the fewest.
@@ -207,11 +209,11 @@ def _most_waves(num_programs: int, num_concurrent: int) -> int:
 
 
 def max_partials(num_rows: int, num_tiles: dict[int, int], group: int, num_kv_heads: int, tiling: Tiling) -> int:
-    """Rows of partial results that a batch has at most: one for each level of a tree, one for the tail, and of pieces.
+    """The most rows of partial results of a batch: per row one for each tree level and one for the tail, and those of pieces.
 
     Args:
         num_rows: of the batch.
-        num_tiles: by tile rows, tiles over ranges at most.
+        num_tiles: the most tiles over ranges, by tile rows.
     """
     pieces = sum(
         max_pieces(rows, count, num_kv_heads, tiling) * min(num_rows, rows // group)
@@ -221,9 +223,9 @@ def max_partials(num_rows: int, num_tiles: dict[int, int], group: int, num_kv_he
 
 
 def max_tiles(num_rows: int, group: int, dtype: torch.dtype, tiling: Tiling) -> dict[int, int]:
-    """By tile rows, tiles over the ranges of any batch of so many rows at most, in whatever tree its sequences stand.
+    """The most tiles over the ranges of any batch of ``num_rows`` rows, by tile rows, whatever tree its sequences form.
 
-    With one class a batch has those of one of the entries.
+    With one class, a batch has the tiles of only one of the entries.
     """
     apart = replace(tiling, one_class=False, widest_tile=_WIDEST_IN_DECODING) if tiling.one_class else tiling
     classes = np.unique(tile_classes(np.arange(1, num_rows + 1), group, dtype, apart)).tolist()
@@ -232,8 +234,8 @@ def max_tiles(num_rows: int, group: int, dtype: torch.dtype, tiling: Tiling) -> 
         tile_rows = TILE_ROWS[index]
         if tiling.one_class:
             fewest_rows = 1
-        # Ranges of a level have no row in common. One takes this tile if it has too many rows for the narrower one, and one
-        # that is shared has two. Only in the widest one there can be several.
+        # Ranges of one level have no row in common. A range takes this class if it has too many rows for the narrower one,
+        # and a shared range has at least two rows. Only in the widest class can a range have several tiles.
         shared, private = num_rows // max(2, fewest_rows), num_rows // fewest_rows
         more = num_rows // (tile_rows // group) if index == classes[-1] else 0
         tiles[tile_rows] = MAX_LEVELS * (shared + more) + private + more

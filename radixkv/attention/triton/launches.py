@@ -1,6 +1,6 @@
 """The kernels of one layer: write the new keys and values, attend, merge.
 
-Where the model leaves rotation to it, `rotate_and_write` stands in for `write_cache`.
+Where the model leaves rotation to attention, `rotate_and_write` takes the place of `write_cache`.
 
 ::
 
@@ -29,15 +29,15 @@ from radixkv_kernels import (
     write_cache,
 )
 
-# Launches a kernel, and returns the launch where it can be repeated.
+# Launches a kernel, and returns the launch if it can be repeated.
 Launcher = Callable[[], Launch | None]
 
 
 class LayerTensors(NamedTuple):
-    """What kernels read and write that is another layer's own, under the names that kernels have for it.
+    """The tensors that differ from layer to layer, under the kernels' own names for them.
 
     Attributes:
-        query: ``[rows, query heads, key dim]``; where it has to be rotated, memory for that.
+        query: ``[rows, query heads, key dim]``; where it has yet to be rotated, memory for the result.
         key: ``[rows, kv heads, key dim]``, the new tokens only.
         value: ``[rows, kv heads, value dim]``, likewise.
         output: ``[rows, query heads, value dim]``.
@@ -46,8 +46,8 @@ class LayerTensors(NamedTuple):
         key_scales: of a quantised pool.
         value_scales: likewise.
         sinks: the layer's, see `AttentionOptions`.
-        unrotated: the query as it comes, where it has to be rotated.
-        cosines: for it, see `AttentionOptions`.
+        unrotated: the query before rotation, where it has yet to be rotated.
+        cosines: for its rotation, see `AttentionOptions`.
         sines: likewise.
     """
 
@@ -99,7 +99,7 @@ def shared_launchers(
     items: DeviceItems,
     partial_results: PartialResults,
 ) -> list[Launcher]:
-    """One layer over work items: what is launched, one after the other.
+    """What one layer over work items launches, in order.
 
     Args:
         tensors: the layer's.

@@ -1,7 +1,7 @@
-"""A batch's layers, one after the other: the first is checked and lowered to launches, those that are like it repeat them.
+"""A batch's layers, one after the other: the first is checked and lowered to launches, and layers like it repeat these.
 
-Before a kernel is launched, Python looks at some ten tensors, and Triton at some forty arguments; for the three or four
-launches of a layer that takes longer than many a GPU needs to run them. From layer to layer only a few pointers change.
+Before a kernel is launched, Python checks some ten tensors, and Triton some forty arguments; for the three or four launches
+of a layer that takes longer than many GPUs need to run them. From layer to layer only a few pointers change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from radixkv.attention.triton.launches import Launcher, LayerTensors
 from radixkv.memory import KVPool
 from radixkv_kernels import RepeatedLaunch
 
-# What decides whether a checked and compiled launch fits another tensor. Triton compiles for whole 16 bytes.
+# What decides whether a checked and compiled launch fits another tensor. Triton compiles for alignment to 16 bytes.
 _Layout = tuple[object, ...]
 _Layer = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 # What a layer launches, when it cannot repeat another's launches.
@@ -26,7 +26,7 @@ class PoolLayers:
     """Each layer's keys and values in a pool, whose tensors stay where they are, and how they lie.
 
     Args:
-        pool: whose.
+        pool: of keys and values.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -62,8 +62,8 @@ class LayerLaunches:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`.
 
         Args:
-            launchers_of: what a layer launches, in this order. It must give the same, but for the layer's tensors, whenever
-                layers are alike.
+            launchers_of: gives a layer's launches, in order. For layers that are alike it must give the same, apart from the
+                layers' tensors.
         """
         (keys, values, *scales), own_layout = self._layers[layer]
         key_scales, value_scales = scales

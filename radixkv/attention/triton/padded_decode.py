@@ -2,8 +2,8 @@
 
 A graph repeats its launches with the same addresses and grids. So rows are padded to the graph's size, and there is memory
 for as many items as a batch of that size is ever cut into; items behind a batch's own have no rows, and their programs return
-at once. Results are merged, for some rows are split in most batches; only a whole batch, none of whose rows is, has a graph
-without a merge::
+at once. Most batches have some rows that are split, so results are merged; only a whole batch, in which no row is split, has
+a graph without a merge::
 
     rows            | sequences ...               | position -1, slot -1 |
     items           | of the batch, longest first | empty ...            |
@@ -30,20 +30,20 @@ class _ItemBuffer:
 
     Args:
         tile_rows: of the items' tiles.
-        max_items: how many there may be.
-        num_rows: whose partial results are listed.
-        max_partials: of all of them.
+        max_items: how many items fit.
+        num_rows: rows whose partial results are listed.
+        max_partials: partial results of all these rows.
         device: of the buffer.
         whole: every row has one item, padding included.
 
     Attributes:
-        items: what kernels are launched on: as many as there can be.
+        items: what kernels are launched on, always ``max_items``.
     """
 
     def __init__(
         self, tile_rows: int, max_items: int, num_rows: int, max_partials: int, device: torch.device, whole: bool
     ) -> None:
-        # The partial results come last, so that a copy ends where those in use do.
+        # The partial results come last, so that a copy can end where those in use end.
         sizes = [max_items * ITEM_FIELDS, num_rows + 1, max_partials]
         *starts, total = aligned_starts(sizes)
         self._buffer = torch.zeros(total, dtype=torch.int32, device=device)
@@ -89,8 +89,8 @@ class PaddedDecode:
     Args:
         num_rows: padding included; as many as sequences, where none has drafts.
         backend: whose batches are loaded.
-        wide: by the widest tiles that so many decoding rows may need; otherwise by the narrowest, for batches that share
-            nothing, or among few only.
+        wide: takes the widest tiles that so many decoding rows may need; otherwise the narrowest, for batches that share
+            nothing, or whose prefixes few rows share.
         partial_results: memory that may be shared with other sizes, of which one runs at a time.
         whole: for batches that share nothing, and none of whose rows is split; then nothing is merged.
 
@@ -147,8 +147,8 @@ class PaddedDecode:
     def items(self, shape: HeadShape) -> DeviceItems:
         """The items for layers of this shape; their buffer is allocated when first asked for, outside any graph.
 
-        It holds what any batch of its size may be cut into, and what the batch that is loaded needs, should there be one and
-        that be more.
+        It has room for what any batch of its size may be cut into, and for what the loaded batch needs, if there is one that
+        needs more.
         """
         buffer = self._item_buffers.get(shape)
         if buffer is not None:
@@ -157,10 +157,10 @@ class PaddedDecode:
         counts = max_tiles(num_rows, shape.group, backend.dtype, backend.tiling)
         tile_rows = max(counts) if self.wide else min(counts)
         if not self.wide and len(counts) > 1:
-            # Where nothing is shared, each row is a range of its own; what is left for pieces is enough for most of what few
-            # share, and the wide graph takes the rest.
+            # Where nothing is shared, each row is a range of its own; the room for pieces is enough for most batches whose
+            # prefixes few rows share, and the wide graph takes the others.
             counts = {tile_rows: num_rows}
-        # A batch takes tiles of one of the classes, and is cut into more pieces in narrow ones, of which more run at once.
+        # A batch takes tiles of one class. Narrow tiles are cut into more pieces, because more of them run at once.
         num_items = max(
             count + max_pieces(rows, count, shape.num_kv_heads, backend.tiling) for rows, count in counts.items()
         )

@@ -1,7 +1,7 @@
-"""Every kernel in every configuration that a model's layers will launch, once, before the first user does.
+"""Runs every kernel once, in every configuration that a model's layers will launch, before the first request does.
 
 A kernel that a GPU refuses, for want of shared memory or registers, or that a compiler gets wrong, would otherwise fail in
-the middle of a request, in the first batch that takes its tiles. Here it says its name and configuration, and compiled
+the middle of a request, in the first batch that takes its tiles. Here the error names kernel and configuration, and compiled
 kernels are on disk for the next start. Results are compared with the plain reference, on problems of a few tokens.
 """
 
@@ -42,14 +42,14 @@ _TABLES = torch.tensor([[2, 0, 3, 1]], dtype=torch.int32)
 _PREFIX = 20
 _BOUNDS = MappingProxyType({torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2, _FP8: 0.1})
 
-# Results, and what the reference says.
+# A kernel's results, and the reference's.
 Pairs = Iterable[tuple[torch.Tensor, torch.Tensor]]
 Work = Callable[[], Pairs]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKernels:
-    """What decides which kernels a layer launches.
+    """The properties of a layer that decide which kernels it launches.
 
     Attributes:
         shape: of its keys and values.
@@ -72,7 +72,7 @@ def check_kernels(
     device: torch.device | str,
     vocab_size: int,
 ) -> int:
-    """Run all kernels for all layers, equal ones once, and compare their results with the reference.
+    """Run all kernels for all layers, like layers once, and compare the results with the reference.
 
     Args:
         layers: a model's.
@@ -98,7 +98,7 @@ def check_kernels(
 
 
 def _distinct(layer: LayerKernels) -> tuple[object, ...]:
-    """Layers of which this is equal launch the same compiled kernels."""
+    """A key: layers with equal keys launch the same compiled kernels."""
     options = layer.options
     return (
         layer.shape, layer.num_query_heads, layer.rotary_dim,
@@ -107,13 +107,13 @@ def _distinct(layer: LayerKernels) -> tuple[object, ...]:
 
 
 def _call(launch: Callable[..., object], *args: object, **options: Any) -> None:
-    """Tensors in lists have no names that a type checker could follow."""
+    """Call ``launch`` unchecked: a type checker cannot match tensors unpacked from lists to its parameters."""
     launch(*args, **options)
 
 
 def _run(name: str, work: Work, bound: float) -> None:
     try:
-        # What a kernel does wrong is often met by a later call only; here that is the comparison, which waits for it.
+        # A kernel's error often surfaces only in a later call; here that is the comparison, which waits for the kernel.
         for result, truth in work():
             is_exact = not result.is_floating_point()
             result, truth = result.double().cpu(), truth.double().cpu()
@@ -128,7 +128,7 @@ def _run(name: str, work: Work, bound: float) -> None:
 
 
 class _Problem:
-    """A few rows of one sequence over a few blocks, on the host; what all kernels take."""
+    """The input of all kernels: a few rows of one sequence over a few blocks, on the host."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Problem:
 
     @property
     def bound(self) -> float:
-        """The most that the norm of an error may be, relative to its result's."""
+        """The largest norm that an error may have, relative to the reference's."""
         return max(_BOUNDS[self._dtype], _BOUNDS[self._cache_dtype])
 
     def __str__(self) -> str:
@@ -319,7 +319,7 @@ class _Problem:
         return [(ours, truth)]
 
     def _draw(self, truncated: bool = False) -> Pairs:
-        """From each row one id alone can be drawn."""
+        """Draw from rows of logits of which each allows only one id."""
         drawn = torch.tensor([self._vocab_size - 1, 0, self._vocab_size * 3 // 5])
         logits = torch.full((3, self._vocab_size), float("-inf"), dtype=torch.float32)
         logits[torch.arange(3), drawn] = 2.0

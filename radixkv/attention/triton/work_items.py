@@ -1,4 +1,4 @@
-"""From a plan's ranges of keys to work items: how a batch's attention is cut for layers of one shape of heads.
+"""Lowers a plan's ranges of keys to work items: how a batch's attention is cut for layers of one head shape.
 
 ::
 
@@ -7,8 +7,8 @@
     tail, row 2, keys 3500 .. and further     row 2, keys 3500 ..
     prompt, rows 3 .. 67, keys 0 .. 64        rows 3 .. 35, keys 0 .. 32, and rows 35 .. 67, keys 0 .. 64
 
-The last item of a private tail is open at the end: it stays true while the sequence grows, however far. Of a prompt, whose
-last keys are its own rows, no tile has items over keys that none of its rows sees.
+The last item of a private tail is open at the end: it stays valid however far the sequence grows. The last keys of a prompt
+are those of its own rows; its tiles have no items over keys that none of their rows sees.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TILE_ROWS = np.array(TILE_ROWS)
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """What of a layer's heads decides how its work is cut: layers of one shape share their items."""
+    """The properties of a layer's heads that decide how its work is cut; layers of one shape share their items."""
 
     num_kv_heads: int
     group: int
@@ -88,7 +88,7 @@ class _Cuts:
 
     Attributes:
         tile_class: index into `TILE_ROWS`.
-        tile_rows: query rows of a tile, all heads of a group in one.
+        tile_rows: query rows of a tile, each with all heads of a group.
         piece_keys: multiples of 16, so that blocks are read whole.
     """
 
@@ -107,7 +107,7 @@ def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, tiling: Tilin
         tiling: how the batch is cut.
     """
     cuts = _cut(ranges, shape, dtype, tiling)
-    # The range of each item: one for each of its tiles x pieces.
+    # The range of each item: a range has one item for each of its tiles x pieces.
     count = cuts.num_tiles * cuts.num_pieces
     of = np.arange(len(count)).repeat(count)
     tile, piece = divmod(np.arange(len(of)) - (count.cumsum() - count)[of], cuts.num_pieces[of])
@@ -125,7 +125,7 @@ def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, tiling: Tilin
     num_rows = row_stop - row
     stop = np.minimum(start + cuts.piece_keys[of], seen_stop)
 
-    # A tail in one piece below no prefix is all that its rows read. The other items write partial results.
+    # A tail in one piece, with no prefix before it, is all that its rows read. The other items write partial results.
     ends = is_tail & (stop == seen_stop)
     alone = ends & (start == 0)
     written = np.where(alone, 0, num_rows)
@@ -162,8 +162,8 @@ def _cut(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, tiling: Tiling
     unseen = tiles * rows - rows - tile_rows * (tiles * (tiles - 1) // 2)
     work[ranges.num_shared :] -= unseen[ranges.num_shared :]
     pieces = num_pieces(keys, tiles, work, shape.num_kv_heads, tile_class, tiling)
-    # In multiples of 16 keys fewer pieces may do. One that begins behind the last key must not exist: it would have the open
-    # end, and new keys in between would belong to no item.
+    # In multiples of 16 keys fewer pieces may do. None may begin behind the last key: it would have the open end, and new
+    # keys before its beginning would belong to no item.
     piece_keys = -(-keys // (16 * pieces)) * 16
     return _Cuts(tile_class, tile_rows, tiles, -(-keys // piece_keys), piece_keys)
 
@@ -171,17 +171,17 @@ def _cut(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, tiling: Tiling
 def _partials_of_rows(
     num_rows: int, row: Ints, first_partial: Ints, written: Ints
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Which partial results each row merges, as `DeviceItems` says it.
+    """Which partial results each row merges, in the form of `DeviceItems`.
 
     Args:
-        row: of each item, the first row.
-        first_partial: of each item, the first row's partial result.
-        written: of each item, for how many rows it writes one.
+        row: each item's first row.
+        first_partial: the partial result of each item's first row.
+        written: for how many rows each item writes a partial result.
     """
     row_of_partial = (row - first_partial).repeat(written)
     row_of_partial += np.arange(len(row_of_partial))
     starts = np.zeros(num_rows + 1, dtype=np.int64)
     np.bincount(row_of_partial, minlength=num_rows).cumsum(out=starts[1:])
-    # Numbers of 16 bits are sorted by counting them, which takes half the time.
+    # numpy sorts 16-bit integers by radix, which takes half the time.
     narrow = row_of_partial.astype(np.min_scalar_type(num_rows))
     return starts.astype(np.int32), narrow.argsort(kind="stable").astype(np.int32)

@@ -1,7 +1,7 @@
-"""The last decoder layer, of which only those rows are wanted whose logits are.
+"""The last decoder layer, of which only the rows are wanted whose logits are wanted.
 
-What stands behind it (a norm, the output head) computes each row from that row alone. A prompt's rows are then needed for
-their keys and values only, but for the last one. Nothing about a model says so: it is tried.
+What stands behind it (a norm, the output head) computes each row from that row alone. Of a prompt's rows, all but
+the last are then needed for their keys and values only. No property of a model tells whether this holds, so it is tried.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decoder layers that follow one another, and are computed in one call.
 
 A layer belongs to the chain of the one before it if it is called with that one's very output, and with the same positions.
-Nothing about a model says that nothing else reads what stands between them: it is tried.
+No property of a model tells whether anything else reads what is between them, so it is tried.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProx
 
 
 class NativeGatedMLP(nn.Module):
-    """Both projections up in one product, whose results meet before they are written."""
+    """Gate and up projections as one product, whose results are combined before they are written."""
 
     def __init__(
         self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, activation: str, quantiser: AnyQuantiser | None

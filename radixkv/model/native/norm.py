@@ -29,7 +29,7 @@ class NativeRMSNorm(nn.Module):
 
 
 def native_norms(module: nn.Module) -> list[NativeRMSNorm]:
-    """What an RMS norm with this module's parameters could compute: some multiply by the weight, some by one more."""
+    """The RMS norms that this module may be, by its parameters: some multiply by the weight, some by the weight plus one."""
     weight = getattr(module, "weight", None)
     epsilons = [getattr(module, name) for name in _EPSILON_NAMES if isinstance(getattr(module, name, None), float)]
     # A weight of one dimension, and not the empty one of a norm that has been replaced.

@@ -60,12 +60,12 @@ def prepare_for_cpu(
     with torch.inference_mode(), probe_attention(model, options):
         if native and library() is not None and model.dtype in TOLERANCES:
             weights = deferred or MappedWeights(model)
-            # What modules are called with depends on no weight.
+            # What modules are called with does not depend on weights.
             with ProductsOfZeros():
                 calls = record_calls(model)
             # The largest matrix first, while nothing else is packed.
             _replace_head(model, quantiser, weights)
-            # In bfloat16 a large weight and one more differ by less than roundings may: the closest norm is right.
+            # In bfloat16 a large weight and the weight plus one may differ by less than rounding: the closest norm is right.
             _replace(model, calls, lambda module, _: native_norms(module), None, weights, lambda _: False)
             _replace(model, calls, native_mlps, quantiser, weights, mlp.is_candidate)
             _replace(model, calls, native_experts, quantiser, weights, experts.is_candidate)

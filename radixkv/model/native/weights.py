@@ -25,7 +25,7 @@ class Quantiser:
         self._cache = cache
 
     def for_head(self) -> Quantiser:
-        """8 bits: each error of the output head is one of a logit."""
+        """8 bits, because each error of the output head is an error of a logit."""
         return Quantiser("int8", self._cache)
 
     def weight(

@@ -17,7 +17,7 @@ from radixkv.model.quantised.method import METHODS
 from radixkv.model.quantised.tensors import FLOATS, ModuleTensors, OtherLayoutError, StoredMatrix, UnreadableError
 from radixkv_cpu import Blocks
 
-# Last parts of names of what is for activations, keys and values, none of which are quantised as a file says; and of
+# Last parts of the names of tensors for activations, keys and values, which are not quantised here as a file says; and of
 # constants that old files have.
 _IGNORED = re.compile(r"(input|output|activation|_weight_act_quant|[qkv])_(scale(_ub)?|zero_point|g_idx)|inv_freq")
 

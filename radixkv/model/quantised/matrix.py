@@ -9,7 +9,7 @@ import torch
 
 from radixkv_cpu import Blocks
 
-# Rows that become floats at a time: what that needs is little beside a matrix.
+# Rows that become floats at a time: their memory is little beside a matrix.
 _ROWS_AT_ONCE = 1024
 # Inputs that a product has scales for.
 _BLOCK = 32
@@ -52,7 +52,7 @@ class QuantisedMatrix:
         return weights
 
     def blocks(self) -> Blocks | None:
-        """The same for compiled code, to the last bit; None: it cannot say this exactly."""
+        """The same for compiled code, to the last bit; None: its formats cannot represent this exactly."""
         inputs = self.codes.shape[1]
         per_block = next((size for size in (_BLOCK, _BLOCK // 2) if self.group_size % size == 0), None)
         if self.group_of is not None or inputs % _BLOCK or per_block is None:
@@ -86,7 +86,7 @@ class QuantisedMatrix:
         return Blocks(8, signed, scales, (middle - zeros) * scales)
 
     def _centred(self) -> torch.Tensor | None:
-        """Codes less zeros, int8; None: there is no room for them."""
+        """Codes less zeros, int8; None: they do not fit."""
         if self.zeros is None and self.codes.dtype == torch.int8:
             return self.codes
         centred = torch.empty(self.codes.shape, dtype=torch.int8)

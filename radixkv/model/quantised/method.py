@@ -16,7 +16,7 @@ class Method(NamedTuple):
     """How one format is read; see the file of each.
 
     Attributes:
-        check_config: refuses a ``quantization_config`` of what is laid out in another way, by an `UnreadableError`.
+        check_config: raises an `UnreadableError` if a ``quantization_config`` is of another layout.
         find: the quantised weight of a module; None: it is not quantised. Given the module's tensors, the weight's shape
             and the ``quantization_config``; it raises an `UnreadableError` where tensors are missing, or of other shapes
             or types.
