@@ -43,16 +43,16 @@ class AsyncLLM(AsyncEngine):
     Args:
         model: as for `LLM`, or an `LLM`, which may not be used elsewhere until `shutdown`. Loading a model takes seconds,
             during which the event loop is blocked: do it before there is anything to serve.
-        max_queue: requests that may be unfinished beyond the ``max_num_seqs`` sequences that run side by side; None: any
+        max_queue: how many requests may be unfinished beyond the ``max_num_seqs`` sequences that run side by side; None: any
             number. A stream counts until it is read to its end, so that slow readers are bounded, too.
         max_seqs_per_request: bound of ``n`` and of the beam width; None: ``max_num_seqs``.
-        tenants: what each tenant may have, by its name; one that is not named has a weight of 1. Tenants share sequences,
-            tokens, blocks and queue slots fairly; where all requests are one tenant's, it has everything.
+        tenants: the share of each tenant, by its name; one that is not named has a weight of 1. Tenants share sequences,
+            tokens, blocks and queue slots fairly; where all requests are one tenant's, it gets everything.
         options: as for `LLM`.
 
     Raises:
-        Exception: what `LLM` raises; nothing of it for an `LLM`.
-        TypeError: ``tenants`` is none.
+        Exception: what `LLM` raises, unless ``model`` is an `LLM`.
+        TypeError: ``tenants`` does not map names to shares.
         ValueError: ``max_queue`` or ``max_seqs_per_request`` is impossible, or options are given for a model that is already
             running.
         RuntimeError: the `LLM` has unfinished requests, another `AsyncLLM` runs it, or another process made it.
@@ -92,14 +92,14 @@ class AsyncLLM(AsyncEngine):
         priority: int = 0,
         tenant: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete one prompt, piece by piece; of waiting requests, those of a lower ``priority`` are admitted earlier.
+        """Complete one prompt, piece by piece; waiting requests with a lower ``priority`` are admitted earlier.
 
         Args:
             prompt: as text, or as a dictionary; see `LLM.generate`.
             sampling_params: how to choose tokens; by default `LLM.get_default_sampling_params`.
-            request_id: to `abort` it by.
+            request_id: by which `abort` finds it.
             priority: among the tenant's own requests.
-            tenant: on whose behalf. Tenants share fairly; what they cache is kept apart by ``cache_salt`` alone.
+            tenant: on whose behalf. Tenants share the engine fairly; only ``cache_salt`` separates what they cache.
 
         Yields:
             The request with what is new in each of its outputs: ``text`` and ``token_ids`` hold only that. The last one
@@ -108,7 +108,7 @@ class AsyncLLM(AsyncEngine):
         Raises:
             TypeError, ValueError: the prompt, a parameter or the request id is impossible.
             QueueFullError: too many requests are unfinished; it has a ``retry_after``.
-            DrainingError: new requests are refused since `start_draining` or `shutdown`.
+            DrainingError: new requests are refused, after `start_draining` or `shutdown`.
             StepFailedError, NoBlocksLeftError, EngineDeadError: it could not be finished.
         """
         return self._stream(lambda loaded: as_prompts(prompt, loaded), sampling_params, request_id, priority, tenant)
@@ -199,10 +199,10 @@ class AsyncLLM(AsyncEngine):
     ) -> list[PromptExplanation]:
         """Explain prompts that have been tokenized already; otherwise like `explain`.
 
-        All streams wait while the tree is asked, so that is done for few prompts at once, and all else in other threads.
+        All streams wait while the tree is searched, so pass few prompts at once; all else happens in other threads.
 
         Args:
-            look_elsewhere: also say where another namespace has the same tokens; not for those who must not know.
+            look_elsewhere: also say where another namespace has the same tokens; not for callers who must not learn that.
         """
 
         explained, tiers = await self.call(
@@ -214,7 +214,7 @@ class AsyncLLM(AsyncEngine):
         decoded = await self.run_tokenizer(
             lambda loaded: decode_explanations(explained, prompts, loaded.require_tokenizer()), tenant=tenant
         )
-        # A shared store may take its time.
+        # In a thread, because a shared store may be slow.
         return decoded if tiers is None else await asyncio.to_thread(add_tiers, decoded, prompts, tiers)
 
     async def pin(
@@ -235,7 +235,7 @@ class AsyncLLM(AsyncEngine):
         return await self.pin_prompt(single, ttl, tenant=tenant)
 
     async def pin_prompt(self, prompt: Prompt, ttl: float | None = None, *, tenant: str = "") -> Pin:
-        """Keep a prompt from eviction that has been tokenized already; otherwise like `pin`."""
+        """Keep an already tokenized prompt from eviction; otherwise like `pin`."""
         if not await self.call(lambda engine: engine.enable_prefix_caching):
             raise ValueError(CANNOT_PIN)
         (stream,) = await self.submit([prompt], SamplingParams(max_tokens=1, temperature=0.0), tenant=tenant)

@@ -23,7 +23,7 @@ class Chat:
     Args:
         llm: the model.
         system: the system prompt; None: the chat template's own, if it has one.
-        sampling_params: for turns that are sent without; by default up to 512 tokens, greedily.
+        sampling_params: for turns without their own; by default up to 512 tokens, greedily.
         cache_salt: share cached prefixes only with conversations of the same salt.
         tools: functions that the model may call, in OpenAI's form; `send_results` answers its calls.
         parallel_tool_calls: whether an answer may hold several calls.
@@ -88,9 +88,9 @@ class Chat:
     ) -> Iterator[str]:
         """Send a message and yield the text of the answer as it is generated.
 
-        The turn joins the conversation when the answer is complete: leaving the iteration early, or an error, leaves the
-        conversation as it was; so does another turn that is complete before (`fork` to have several at a time). `answer` then
-        holds all of it, and `last_output` how many tokens were reused, and the times.
+        The turn joins the conversation when the answer is complete. It does not join, and the conversation stays as it is, if
+        the iteration is left early, an error is raised, or another turn completes first (`fork` to have several at a time).
+        Afterwards `answer` holds the whole answer, and `last_output` the times and how many tokens were reused.
 
         Args:
             text: of the message.
@@ -99,8 +99,8 @@ class Chat:
 
         Raises:
             TypeError: ``text`` is not a string, or ``sampling_params`` are not SamplingParams.
-            ValueError: parameters ask for several answers or none with text, the conversation is longer than the model takes,
-                or the last answer's calls have no results.
+            ValueError: parameters ask for several answers, or for one without text; the conversation is too long for the
+                model; or the last answer's calls have no results.
             RuntimeError: at the end, if another turn joined the conversation since this one began.
         """
         if not isinstance(text, str):
@@ -118,13 +118,13 @@ class Chat:
         """Send what the last answer's calls returned, and return the text of the next answer; otherwise like `stream`.
 
         Args:
-            results: text by the id of the call.
+            results: each call's result as text, by the call's id.
             sampling_params: of this turn.
             tool_choice: which calls this turn's answer may hold, as for `LLM.chat`.
 
         Raises:
             TypeError: a result is not a string.
-            ValueError: they are not those of the last answer's calls, one for each; or what `stream` raises.
+            ValueError: there is not exactly one result for each of the last answer's calls; or what `stream` raises.
         """
         calls = [] if self.answer is None else [call.id for call in self.answer.tool_calls]
         if not calls or set(results) != set(calls):
@@ -183,7 +183,7 @@ class Chat:
         )
         if rendered.startswith(self._rendered):
             prompt_ids = self._token_ids + encode_rendered(rendered[len(self._rendered) :], loaded)
-        else:  # a template that writes earlier turns anew, such as one that drops old reasoning
+        else:  # a template that rewrites earlier turns, such as one that drops old reasoning
             prompt_ids = encode_rendered(rendered, loaded)
         assert loaded.chat_format is not None
         form = loaded.chat_format.answer_form(rendered, tools)

@@ -1,6 +1,6 @@
-"""Every option once: its type, its default, its range and what it does.
+"""Every option, defined once: its type, its default, its range and what it does.
 
-All ways to set an option end in the same frozen objects, which check themselves::
+All ways to set an option end in the same frozen objects, which validate themselves::
 
     LLM(model, **options) ------------.
     radixkv serve --block-size 32 ... |     ModelConfig  -> load_model
@@ -8,7 +8,7 @@ All ways to set an option end in the same frozen objects, which check themselves
     radixkv serve --config FILE ------'     ServerConfig -> the server (in `radixkv.server.config`)
 
 The docstring below a field is its documentation, and the help text of its option on the command line. Nothing here imports
-torch: `radixkv --help` is made of these fields.
+torch, because `radixkv --help` is generated from these fields.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MAX_COUNT = (1 << 31) - 1
 
 
 class Config(BaseModel):
-    """Base of all configurations: frozen, strict about types, and refusing what it does not know.
+    """Base of all configurations: frozen, strict about types, and refusing unknown options.
 
     Raises:
         TypeError: an unknown option; the message names the nearest known one.
@@ -118,7 +118,7 @@ class ModelConfig(Config):
     @classmethod
     def _known_quantization(cls, given: Any) -> Any:
         if given is not None and given not in get_args(Quantization):
-            # Command lines for vLLM name the format that a checkpoint has already.
+            # Command lines written for vLLM name the format that a checkpoint already has.
             raise ValueError(
                 f"quantization: expected one of {', '.join(get_args(Quantization))} or None, got {given!r:.80}; checkpoints "
                 "that are quantised already (GPTQ, AWQ, compressed-tensors, torchao, fp8) are recognised without it"
@@ -135,7 +135,7 @@ class ModelConfig(Config):
             return None
         if not isinstance(given, Mapping):
             raise ValueError(f'{name}: expected such as {{"temperature": 0.7}} or None, got {given!r:.80}')
-        # Only here: it imports the cache, for which `--help` should not wait.
+        # Imported only here: it imports the cache, which `--help` should not wait for.
         from radixkv.sampling_defaults import NO_DEFAULTS, overridden
 
         try:
@@ -153,7 +153,7 @@ class ModelConfig(Config):
 
 
 class SpeculativeConfig(Config):
-    """Where drafts come from, and how many: several tokens per step where they can be guessed, and no token different."""
+    """Where drafts come from, and how long they are: several tokens per step where they can be guessed, the same tokens."""
 
     method: Literal["tree"] = "tree"
     """tree: from what the cache holds of the request's namespace, from the request's own prompt and answer, from what the
@@ -248,7 +248,7 @@ class EngineConfig(Config):
     @field_validator("disk_cache", "shared_cache", "cache_secret_file", "store_key_file", "record_trace", mode="before")
     @classmethod
     def _is_path(cls, given: Any, info: ValidationInfo) -> Any:
-        # The empty path, perhaps of a variable that is not set, would be the folder that the program was started in.
+        # An empty path, perhaps from an unset variable, would mean the folder that the program was started in.
         if isinstance(given, str) and (not given or "\0" in given):
             raise ValueError(f"{info.field_name}: expected a path, got {given!r:.80}")
         return given
@@ -271,7 +271,7 @@ class EngineConfig(Config):
     @classmethod
     def _is_store(cls, store: str | None) -> str | None:
         if store is not None and "://" in store and not store.startswith(("redis://", "rediss://", "unix://")):
-            # Its password is not repeated.
+            # Only the scheme is shown, because the address may hold a password.
             scheme = store.partition("://")[0]
             raise ValueError(f"shared_cache: expected redis://, rediss://, unix:// or a folder, got {scheme}://...")
         return store
@@ -310,13 +310,13 @@ class EngineConfig(Config):
         return self
 
     def for_device(self, device_type: str) -> ResolvedEngineConfig:
-        """The same with the defaults of a kind of device, "cpu" or "cuda", wherever None was given."""
+        """This configuration with the defaults of a kind of device, "cpu" or "cuda", in place of each None."""
         given = {name: value for name, value in self if value is not None}
         return ResolvedEngineConfig(**{**DEVICE_DEFAULTS[device_type], **given})
 
 
 class ResolvedEngineConfig(EngineConfig):
-    """An `EngineConfig` for one kind of device: what depends on the device is no longer None."""
+    """An `EngineConfig` for one kind of device: options that depend on the device are no longer None."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -407,7 +407,7 @@ class LLMOptions(ModelOptions, EngineOptions, total=False):
 LLM_OPTIONS = frozenset({*ModelConfig.model_fields, *EngineConfig.model_fields})
 
 _TIERS = ("host_cache_size", "disk_cache", "shared_cache", "tiers")
-# What has no effect without one of others.
+# Options that have no effect unless one of the listed others is set.
 _PART_OF: Mapping[str, Sequence[str]] = types.MappingProxyType(
     {
         "disk_cache_size": ("disk_cache",),
@@ -421,7 +421,7 @@ _PART_OF: Mapping[str, Sequence[str]] = types.MappingProxyType(
 )
 
 
-# Where vLLM's programs may say None for the default.
+# Options for which programs written for vLLM may pass None to mean the default.
 _NONE_IS_DEFAULT = frozenset({"attention_backend", "enable_prefix_caching", "generation_config"})
 
 
@@ -432,7 +432,7 @@ def llm_configs(options: LLMOptions) -> tuple[ModelConfig, EngineConfig]:
         ValueError: a value is impossible, or has no effect without another option.
     """
     engine = EngineConfig(**_fields_of(EngineConfig, options))
-    # Not where a configuration is made: that of a file may be completed by the command line.
+    # Checked here, not when a configuration is made: the command line may complete one that comes from a file.
     for name, others in _PART_OF.items():
         value = getattr(engine, name)
         if value != EngineConfig.model_fields[name].default and not any(getattr(engine, other) for other in others):

@@ -1,6 +1,6 @@
 """Every error that a user of the library can meet.
 
-The cache's own are defined with it, for it is used alone, and stand here too.
+The cache's own errors are defined in `radixkv.cache`, which can be used alone, and are available here, too.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ReplicasLostError(EngineError):
 
 
 class RequestCrashesError(EngineError):
-    """A request was running on two replicas when they died, at the same token: it would take others with it."""
+    """A request was running on two replicas when they died, at the same token: it would probably crash others."""
 
 
 class StepFailedError(EngineError):
@@ -83,21 +83,21 @@ class StepFailedError(EngineError):
 
 
 class MissingPackageError(ImportError):
-    """A call asks for what needs a package that is not installed; the message names it, and the argument."""
+    """A call needs a package that is not installed; the message names the package and the argument that needs it."""
 
 
 class RequestTimeoutError(EngineError):
-    """A request took longer than it may; the message says which limit it met.
+    """A request exceeded a time limit; the message says which.
 
     Attributes:
-        in_queue: whether it was that of the time in the queue, so that nothing was done for it yet.
+        in_queue: whether it was the limit of time in the queue, so that nothing was done for the request yet.
     """
 
     def __init__(self, message: str, in_queue: bool) -> None:
         super().__init__(message)
         self.in_queue = in_queue
 
-    def __reduce__(self) -> tuple[Any, ...]:  # copies would otherwise be made of the message alone
+    def __reduce__(self) -> tuple[Any, ...]:  # otherwise copies would be made from the message alone
         return type(self), (str(self), self.in_queue), vars(self)
 
 

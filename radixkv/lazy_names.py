@@ -8,11 +8,11 @@ from typing import Any
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package (PEP 562), for names whose modules need more than the rest of it does.
+    """The ``__getattr__`` of a package (PEP 562), for names whose modules import more than the rest of the package.
 
     Args:
         package: its name.
-        modules: for each name, the module of the package that has it, or that it is.
+        modules: for each name, the module of the package that defines it; for a module, its own name.
     """
 
     def get(name: str) -> Any:

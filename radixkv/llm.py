@@ -52,14 +52,14 @@ CANNOT_PIN = "pin: nothing is cached with enable_prefix_caching=False"
 class LLM:
     """A language model whose prompts share the keys and values of their common prefixes.
 
-    Several threads may use one: calls of `generate` run one after the other, and streams alternate step by step. (For many
-    users at once, see `AsyncLLM`.) While an `AsyncLLM` that it was given to runs, its methods raise RuntimeError.
+    Several threads may share one LLM: calls of `generate` run one after the other, and streams alternate step by step. (For
+    many users at once, see `AsyncLLM`.) While an `AsyncLLM` that was given this LLM runs, its methods raise RuntimeError.
 
     Args:
         model: hub id, local folder, GGUF file or a loaded transformers model; None: the default one,
             SmolLM2-135M-Instruct.
         options: the fields of [`ModelConfig`][radixkv.config.ModelConfig] and [`EngineConfig`][radixkv.config.EngineConfig],
-            such as ``block_size=32``. vLLM's other options may be there with values that ask for nothing else, such as
+            such as ``block_size=32``. vLLM's other options are accepted with values that change nothing here, such as
             ``tensor_parallel_size=1``.
 
     Raises:
@@ -96,7 +96,7 @@ class LLM:
 
         Args:
             sampling_params: for all prompts, or one for each; None: `get_default_sampling_params`.
-            use_tqdm: show a progress bar; or what makes one, such as a subclass of tqdm.
+            use_tqdm: whether to show a progress bar; or a callable that makes one, such as a subclass of tqdm.
             priority: for all prompts, or one for each; lower values are admitted earlier, as in vLLM. None: 0.
 
         Returns:
@@ -104,8 +104,8 @@ class LLM:
 
         Raises:
             TypeError, ValueError: a prompt or parameter is impossible; nothing has run then.
-            StructuredOutputError, NoBlocksLeftError: one failed while it ran, with its position as a note; all others were
-                answered, too, and their answers are lost. `stream` and `AsyncLLM` fail it alone.
+            StructuredOutputError, NoBlocksLeftError: one prompt failed while it ran; a note gives its position. All others
+                were answered, but their answers are lost. `stream` and `AsyncLLM` fail only the one.
         """
         return self._generate(as_prompts(prompts, self.engine.loaded), sampling_params, use_tqdm, priority)
 
@@ -179,7 +179,7 @@ class LLM:
 
         Yields:
             The request with what is new in each of its outputs: ``text`` and ``token_ids`` hold only that. The last one
-            has ``finished`` set. Of a conversation, ``pieces`` has what is new as text, reasoning and tool calls, and an
+            has ``finished`` set. For a conversation, ``pieces`` has what is new as text, reasoning and tool calls, and an
             output that has ended has its ``answer``. Leaving the iteration early aborts the request.
 
         Raises:
@@ -248,7 +248,7 @@ class LLM:
     ) -> Pin:
         """Keep a prompt from eviction, for ``ttl`` seconds or until `unpin`. Its uncached part is computed now.
 
-        Whole blocks are pinned: of a prompt shorter than one, nothing, and the pin has ``num_tokens`` 0.
+        Only whole blocks are pinned: for a prompt shorter than a block, the pin has ``num_tokens`` 0.
         With ``disk_cache``, the pin survives a restart, and takes effect again when the prompt is next used. Pinning a prompt
         again replaces its stored pin.
 
@@ -299,7 +299,7 @@ class LLM:
     def shutdown(self, grace_seconds: float = 30.0) -> None:
         """Write what is cached into the tiers below the pool, and close them; events are no longer published.
 
-        Leaving ``with LLM(...) as llm:`` calls it. Without it, what was used only once and not evicted is not written.
+        Leaving ``with LLM(...) as llm:`` calls this. Without it, blocks used only once and not evicted are not written.
 
         Args:
             grace_seconds: how long that may take; the most recently used is written first.
@@ -320,7 +320,7 @@ class LLM:
 
     @contextmanager
     def _own_engine(self) -> Iterator[None]:
-        """While no other thread runs the engine, nor gets it from here.
+        """Hold the engine: meanwhile no other thread runs it, or gets it through this LLM.
 
         Raises:
             RuntimeError: an AsyncLLM runs it, or another process made it.
@@ -389,7 +389,7 @@ class LLM:
             finished = False
             while not finished:
                 with self._own_engine():
-                    # Every step advances all requests: another thread's may have finished this one.
+                    # Every step advances all requests: a step of another thread may have finished this one.
                     if not request.finished:
                         with deferred_interrupt():
                             self.engine.step()
@@ -407,7 +407,7 @@ class LLM:
 
     def _abort_unfinished(self, requests: list[Request]) -> None:
         for request in requests:
-            # Not by its id alone: an AsyncLLM that runs the engine by now may have given it to a request of its own.
+            # Its id alone is not enough: an AsyncLLM that runs the engine by now may have given it to a request of its own.
             if self.engine.unfinished_request(request.request_id) is request:
                 self.engine.abort(request.request_id)
 

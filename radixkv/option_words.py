@@ -1,4 +1,4 @@
-"""What an option accepts, and what is wrong with a given one, in words."""
+"""Error messages about options: what an option accepts, and what is wrong with a given value."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | Non
     """The known name that is spelled most like ``name``; None: none is near.
 
     Args:
-        likeness: at least, from 0 to 1: the share of the letters of both that stand in both, in the same order.
+        likeness: the least that is near, from 0 to 1: the share of both names' letters that both have in the same order.
     """
     return next(iter(difflib.get_close_matches(name, list(known), 1, likeness)), None)
 
@@ -102,16 +102,16 @@ class Accepted(NamedTuple):
 
 
 def in_one_line(error: ValidationError, fields: Mapping[str, FieldInfo]) -> str:
-    """The first of the errors that pydantic found, as the rest of the house words it.
+    """The first of the errors that pydantic found, worded like the library's own.
 
     Args:
         error: pydantic's.
         fields: of the configuration, by name.
     """
     first = error.errors(include_url=False)[0]
-    if first["type"] == "value_error":  # of a validator of ours
+    if first["type"] == "value_error":  # from one of our validators
         return str(first["ctx"]["error"])
     name = str(first["loc"][0])
-    # What is not shown in a configuration's text, such as a key, is not shown in errors either.
+    # A field that is hidden in a configuration's repr, such as a key, is hidden in errors, too.
     got = f"{first['input']!r:.80}" if fields[name].repr else f"something else ({type(first['input']).__name__})"
     return f"{name}: expected {Accepted.of(fields[name]).in_words()}, got {got}"

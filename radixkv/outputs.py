@@ -38,9 +38,9 @@ class RequestMetrics:
     """Times of one request, in seconds of `time.monotonic`; None: not reached yet.
 
     Attributes:
-        loaded_tokens: of the reused prompt tokens, how many were loaded for it from a tier below the pool, by its medium.
-        load_seconds: from the decision to load until they were there.
-        drafts: by source, see `radixkv.drafting`; the drafts of all its samples.
+        loaded_tokens: reused prompt tokens that were loaded for this request from tiers below the pool, by the tier's medium.
+        load_seconds: from the decision to load until they were in the pool.
+        drafts: those of all its samples, by source (see `radixkv.drafting`).
     """
 
     arrival_time: float
@@ -52,7 +52,7 @@ class RequestMetrics:
     drafts: dict[str, DraftCounts] = field(default_factory=dict)
 
     def clip_loaded_tokens(self, num_cached_tokens: int) -> None:
-        """Only so many tokens were reused: some of what was loaded was evicted before the request could use it."""
+        """Count no more loaded tokens than were reused: some may have been evicted before the request could use them."""
         for medium in reversed(list(self.loaded_tokens)):
             excess = sum(self.loaded_tokens.values()) - num_cached_tokens
             if excess <= 0:
@@ -74,8 +74,8 @@ class CompletionOutput:
         logprobs: per generated token, log-probabilities of the chosen one, which comes first, and of the likeliest ones.
         finish_reason: why it ended; None while unfinished.
         stop_reason: the stop string or stop token id that ended it; None for the end-of-sequence token.
-        answer: of a finished chat: text, reasoning and tool calls apart; None elsewhere.
-        pieces: of a streamed chat: what is new, as text, reasoning and tool calls (see `radixkv.tools.events`); None
+        answer: in a finished chat: text, reasoning and tool calls, separated; None elsewhere.
+        pieces: in a streamed chat: what is new, as text, reasoning and tool calls (see `radixkv.tools.events`); None
             elsewhere.
     """
 
@@ -100,7 +100,7 @@ class RequestOutput:
 
     Attributes:
         prompt: the text, where it was given as text.
-        prompt_logprobs: the same per prompt token, None for the first; None unless asked for.
+        prompt_logprobs: per prompt token as in `CompletionOutput`, None for the first token; None unless asked for.
         num_cached_tokens: prompt tokens that were reused rather than computed.
     """
 
@@ -116,7 +116,7 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """One beam: its tokens and text with the prompt's, and the log-probabilities of what was generated."""
+    """One beam: its tokens and text, the prompt's included, and the log-probabilities of the generated tokens."""
 
     tokens: list[int]
     logprobs: SampleLogprobs

@@ -1,7 +1,7 @@
-"""What requests that say nothing else are sampled with: `SamplingParams`' own defaults, and what a model's authors put beside
-it as ``generation_config.json``.
+"""Default sampling parameters: `SamplingParams`' own, overridden by those that a model's authors ship with it as
+``generation_config.json``.
 
-The fields are those that vLLM takes from there, by transformers' names, in which ``max_tokens`` is ``max_new_tokens``.
+The fields are those that vLLM reads from that file, by transformers' names, in which ``max_tokens`` is ``max_new_tokens``.
 ``do_sample`` is not among them, as in vLLM: only a temperature of 0 is greedy.
 """
 
@@ -37,14 +37,14 @@ NO_DEFAULTS: SamplingDefaults = types.MappingProxyType({})
 
 
 def defaults_of_model(generation_config: Any, name: str) -> SamplingDefaults:
-    """Those that a model's generation_config has.
+    """The defaults in a model's generation_config.
 
     Args:
         generation_config: transformers' object; what it does not set is None or absent.
         name: of the model, for errors.
 
     Raises:
-        ValueError: nothing can be sampled with a value; the message names it, and how to do without.
+        ValueError: a value cannot be sampled with; the message names it, and how to do without it.
     """
     values = {name: getattr(generation_config, name, None) for name in _FIELDS}
     try:
@@ -54,7 +54,7 @@ def defaults_of_model(generation_config: Any, name: str) -> SamplingDefaults:
 
 
 def overridden(defaults: SamplingDefaults, values: Mapping[str, Any]) -> SamplingDefaults:
-    """With values that a user gives in the place of the model's.
+    """The defaults with a user's values in place of the model's.
 
     Args:
         defaults: the model's.
@@ -74,10 +74,10 @@ def overridden(defaults: SamplingDefaults, values: Mapping[str, Any]) -> Samplin
 
 
 def as_sampling_defaults(values: Mapping[str, Any]) -> SamplingDefaults:
-    """Those that another process has sent, by the names of `SamplingParams`.
+    """Defaults that another process has sent, by the names of `SamplingParams`.
 
     Raises:
-        ValueError: they are none.
+        ValueError: they are not valid defaults.
     """
     names = {field: name for name, field in _FIELDS.items()}
     try:
@@ -87,11 +87,11 @@ def as_sampling_defaults(values: Mapping[str, Any]) -> SamplingDefaults:
 
 
 def log_defaults(name: str, defaults: SamplingDefaults) -> None:
-    """Say in the log what a model's requests are sampled with, where that is not as everywhere.
+    """Log the parameters that a model's requests are sampled with by default, where it sets any.
 
     Args:
         name: of the model.
-        defaults: its.
+        defaults: the model's.
     """
     if defaults:
         values = ", ".join(f"{field} {value:g}" for field, value in defaults.items())

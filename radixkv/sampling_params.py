@@ -12,7 +12,7 @@ from radixkv.cache.arguments import is_number, is_whole
 from radixkv.tools.grammar import AnswerFrame
 from radixkv.vllm_options import BEAM_SEARCH, SAMPLING, STRUCTURED_OUTPUTS, takes_vllm_options
 
-# Token ids in one parameter; every step of the request looks at all of them.
+# Most token ids in one parameter: every step of the request looks at all of them.
 MAX_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARACTERS = 200
@@ -23,7 +23,7 @@ _MIN_FACTOR, _MAX_FACTOR = 1e-30, 1e30
 @takes_vllm_options(STRUCTURED_OUTPUTS)
 @dataclass(kw_only=True, frozen=True)
 class StructuredOutputsParams:
-    """What an answer must look like; exactly one of these, but for ``frame``. (vLLM's names.)
+    """What an answer must look like: exactly one of these; ``frame`` may be added, or stand alone. (vLLM's names.)
 
     Attributes:
         json: a JSON schema, as text or as the object itself. The answer has at most one space between its parts.
@@ -34,8 +34,8 @@ class StructuredOutputsParams:
         structural_tag: free text with constrained parts, as text or as the object itself:
             ``{"triggers": ["<call"], "structures": [{"begin": "<call>", "schema": {...}, "end": "</call>"}]}``. After a
             trigger the answer goes on with a structure that begins with it.
-        frame: beside one of the others or alone: what stands around that in the answer, such as reasoning before it, or tool
-            calls in its place. Chats set it themselves.
+        frame: what surrounds the constrained part of the answer, such as reasoning before it, or tool calls in its place.
+            Chats set it themselves.
 
     Raises:
         TypeError, ValueError: none or several are given, or one is impossible.
@@ -88,21 +88,21 @@ class SamplingParams:
         top_k: keep this many of the likeliest; 0 or -1: all.
         min_p: keep tokens at least this fraction as likely as the likeliest.
         presence_penalty: subtracted from the logit of every token generated so far.
-        frequency_penalty: subtracted as often as the token was generated.
+        frequency_penalty: subtracted from a token's logit once for each time that it was generated.
         repetition_penalty: divides positive, multiplies negative logits of tokens in prompt or answer.
         seed: of the request's random numbers; None or -1: the engine draws one. See `radixkv.sampling.sampler`.
         stop: strings that end an answer.
         stop_token_ids: tokens that end an answer, as its last one, and do not appear in its text; at most 1,024.
-        min_tokens: until there are so many, nothing ends the answer.
-        max_tokens: tokens to generate at most; None: as far as the model and the cache go.
+        min_tokens: nothing ends the answer before it has this many.
+        max_tokens: tokens to generate at most; None: as many as the model and the cache have room for.
         logprobs: report the chosen token's log-probability and those of this many likeliest; -1: of the whole vocabulary.
         prompt_logprobs: the same for the prompt's tokens; its prefix is then computed, not reused.
         logit_bias: added to the logits of these token ids, clamped to -100 .. 100; at most 1,024 of them.
-        bad_words: strings that may not be generated, at most 256: the last token of one is masked where the tokens before it
-            have been generated. Its tokens are those that it has alone and those that it has after a space.
+        bad_words: strings that may not be generated, at most 256: a string's last token is masked once the tokens before it
+            have been generated. Each string is tokenized both alone and after a space.
         allowed_token_ids: the only tokens that may be generated, at most 1,024; not together with ``structured_outputs``.
         ignore_eos: go on after the end-of-sequence token, but for one that ends ``structured_outputs``.
-        detokenize: False: there is no text, only tokens; not together with ``stop``.
+        detokenize: False: produce only tokens, no text; not together with ``stop``.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: let the text end with the stop string, or the token that ended it.
         structured_outputs: what the answer must look like; it ends where that is complete, whatever ``min_tokens`` says.
@@ -138,7 +138,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self.n = _whole("n", self.n, 1)
         self.temperature = _number("temperature", self.temperature, 0.0, _MAX_FACTOR)
-        # Less than that is 0 in float32; that much leaves the likeliest token alone, too.
+        # Less would be 0 in float32; this bound, too, leaves only the likeliest token.
         self.top_p = max(_number("top_p", self.top_p, 0.0, 1.0, above=True), _MIN_FACTOR)
         self.top_k = _whole("top_k", self.top_k, -1)
         self.min_p = _number("min_p", self.min_p, 0.0, 1.0)
@@ -189,7 +189,7 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is taken: at temperature 0, or too close to it to divide by."""
-        # Logits divided by less would leave the range of float32, and the likeliest token has all the probability.
+        # Divided by less, logits would leave the range of float32; and the likeliest token already has all the probability.
         return self.temperature < 1e-5
 
     def clone(self) -> SamplingParams:
@@ -197,11 +197,11 @@ class SamplingParams:
         return copy.deepcopy(self)
 
     def for_vocabulary(self, vocab_size: int) -> SamplingParams:
-        """A copy for one request to a model with so many tokens: programs assign to fields after these were made, and later.
+        """A copy for one request, validated anew because programs assign to fields, and for a model with so many tokens.
 
         Raises:
-            TypeError, ValueError: a value is impossible by now, or a vocabulary of ``vocab_size`` does not have a token or so
-                many; the message names it.
+            TypeError, ValueError: a value is impossible by now, or a token id or a number of tokens is beyond ``vocab_size``;
+                the message names it.
         """
         params = replace(self)
         for name, ids in (
@@ -229,7 +229,7 @@ class BeamSearchParams:
         temperature: divides the logits; 0 leaves them as they are.
         length_penalty: a beam's score is divided by its length to this power.
         stop: strings that end a beam.
-        logprobs: report this many likeliest tokens per step; of those that ``structured_outputs`` allow.
+        logprobs: report this many likeliest tokens per step, among those that ``structured_outputs`` allows.
         structured_outputs: what every beam must look like.
 
     Raises:
@@ -249,7 +249,7 @@ class BeamSearchParams:
         self.beam_width = _whole("beam_width", self.beam_width, 1)
         self.max_tokens = _whole("max_tokens", self.max_tokens, 1)
         self.temperature = _number("temperature", self.temperature, 0.0, _MAX_FACTOR)
-        # Lengths to a larger power leave the range of numbers.
+        # Lengths raised to a larger power leave the range of floats.
         self.length_penalty = _number("length_penalty", self.length_penalty, -10.0, 10.0)
         if self.logprobs is not None:
             self.logprobs = _whole("logprobs", self.logprobs, 0)
@@ -275,7 +275,7 @@ def _num_logprobs(name: str, count: int | None, vocab_size: int) -> int | None:
 
 
 def _whole(name: str, value: Any, low: int) -> int:
-    """The number as Python's: numpy's wrap around where Python's grow."""
+    """The number as a Python int: numpy's integers wrap around where Python's grow."""
     if not is_whole(value):
         raise TypeError(f"{name}: expected a whole number, got {value!r}")
     if value < low:

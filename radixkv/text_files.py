@@ -10,7 +10,7 @@ def read_utf8(path: Path, argument: str | None = None) -> str:
 
     Args:
         path: of the file.
-        argument: that named it, for the error; None: the path says enough.
+        argument: the one that named the file, for the error; None: the path says enough.
 
     Raises:
         OSError: it cannot be read.

@@ -1,4 +1,4 @@
-"""Threads that carry out jobs, and end with the process: one that hangs does not keep a process from its end."""
+"""Daemon threads that run jobs: one that hangs does not keep the process from exiting."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Worker:
             thread.start()
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run ``job``; begin it after those before it."""
+        """Queue ``job``; jobs begin in the order in which they were submitted."""
         self._jobs.put(job)
 
     def stop(self, timeout: float) -> bool:
@@ -48,9 +48,9 @@ class Worker:
             try:
                 job()
             except Exception:
-                # What it was for notices that nothing came of it; the jobs behind it are others'.
+                # Whoever needs its result notices that there is none; the jobs behind it belong to others.
                 _log.exception("a job of %s failed", threading.current_thread().name)
-            del job  # with what it holds, before the next one comes
+            del job  # releases what it holds while this thread waits for the next one
 
 
 class FutureThreads:
@@ -67,7 +67,7 @@ class FutureThreads:
         self._shut_down = False
 
     def submit(self, function: Callable[[], _T]) -> Future[_T]:
-        """Run a function after those before it.
+        """Queue a function; functions begin in the order in which they were submitted.
 
         Raises:
             RuntimeError: the threads were shut down.
@@ -80,14 +80,14 @@ class FutureThreads:
         return future
 
     def shutdown(self) -> None:
-        """Take no more functions, and do not wait for those that were taken; they are still run."""
+        """Accept no more functions, and return without waiting for those already accepted, which still run."""
         with self._lock:
             self._shut_down = True
             self._worker.stop(0.0)
 
 
 def carry_out(future: Future[_T], function: Callable[[], _T]) -> None:
-    """Have a future get what a function returns or raises, unless the future was cancelled."""
+    """Run a function and give a future what it returns or raises; do nothing if the future was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     try:

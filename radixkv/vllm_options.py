@@ -1,7 +1,7 @@
-"""Options of vLLM that are not ours: which values ask for what is done here in any case, and what there is for others.
+"""Options of vLLM that RadixKV does not have: which values change nothing here, and what to use instead of the others.
 
-Programs and command lines set them out of habit, mostly to such a value: ``tensor_parallel_size=1``. What has a meaning here
-is an option here, with vLLM's name where it has one.
+Programs and command lines set them out of habit, mostly to a value that changes nothing: ``tensor_parallel_size=1``. What has
+a meaning here is an option here, with vLLM's name where it has one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Elsewhere(NamedTuple):
 
     Attributes:
         without_effect: values that change nothing here. If one of them is a truth value, the option is a flag on vLLM's
-            command line; all others have a value there.
-        otherwise: what is said of all others.
+            command line; all other options take a value there.
+        otherwise: what the error says of all other values.
     """
 
     without_effect: tuple[Any, ...]
@@ -73,7 +73,7 @@ ENGINE: Mapping[str, Elsewhere] = types.MappingProxyType(
         "enable_expert_parallel": Elsewhere((False,), _ONE_DEVICE),
         "distributed_executor_backend": Elsewhere((None, "uni"), _ONE_DEVICE),
         "disable_custom_all_reduce": Elsewhere((True, False), _ONE_DEVICE),
-        # A permission; no model needs it that can run over blocks.
+        # A permission that no model which can run over blocks needs.
         "trust_remote_code": Elsewhere((True, False), "code that comes with a model is never run"),
         "disable_log_stats": Elsewhere((True,), "outputs have metrics, and radixkv serve has /metrics"),
         "enable_chunked_prefill": Elsewhere((True, None), "prompts are computed in chunks of max_num_batched_tokens"),
@@ -113,7 +113,7 @@ ENGINE: Mapping[str, Elsewhere] = types.MappingProxyType(
         "kv_transfer_config": Elsewhere((None,), _TIERS),
         "kv_offloading_size": Elsewhere((None,), _TIERS),
         "kv_events_config": Elsewhere((None,), "kv_events_endpoint publishes them"),
-        # All of them stand for exactly the tokens that are compared here.
+        # Hashes of all these kinds stand for the tokens, which are themselves compared here.
         "prefix_caching_hash_algo": Elsewhere(
             ("builtin", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"), "prefixes are compared token by token"
         ),
@@ -132,7 +132,7 @@ SERVER: Mapping[str, Elsewhere] = types.MappingProxyType(
         "tokenizer": Elsewhere(
             (), "a tokenizer is part of the model's folder; in Python, LLM(tokenizer=...) takes any"
         ),
-        # The client says by tool_choice whether the model may call.
+        # The client says by tool_choice whether the model may call tools.
         "enable_auto_tool_choice": Elsewhere((True, False), "tool_choice of a request says whether tools are called"),
         "tool_parser_plugin": Elsewhere((), "tool_call_parser is one of those that are there"),
         "reasoning_parser_plugin": Elsewhere((), "reasoning_parser is one of those that are there"),
@@ -220,7 +220,7 @@ BEAM_SEARCH: Mapping[str, Elsewhere] = types.MappingProxyType(
 
 
 def without_elsewhere(options: Mapping[str, Any], elsewhere: Mapping[str, Elsewhere] = ENGINE) -> dict[str, Any]:
-    """The options of a call but those that are vLLM's alone.
+    """The options of a call without those that only vLLM has.
 
     Raises:
         ValueError: one of those has a value that would have to change something; the message says what there is instead.
@@ -232,9 +232,9 @@ def without_elsewhere(options: Mapping[str, Any], elsewhere: Mapping[str, Elsewh
 
 
 def takes_vllm_options(elsewhere: Mapping[str, Elsewhere]) -> Callable[[_Callable], _Callable]:
-    """Let a function, or the constructor of a class, also take vLLM's options with values that ask for nothing else.
+    """Let a function, or the constructor of a class, also take vLLM's options with values that change nothing.
 
-    Type checkers know only the function's own parameters. What it then raises before it begins:
+    Type checkers see only the function's own parameters. The function then raises, before it begins:
 
     Raises:
         TypeError: a keyword is unknown; the message names the nearest known one.

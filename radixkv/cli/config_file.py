@@ -13,7 +13,8 @@ from radixkv.config import Config
 from radixkv.option_words import nearest
 from radixkv.text_files import read_utf8
 
-# Variables that are not options of a command: the cache of converted models (see `radixkv.model.model_cache`).
+# Variables that are not options of a command: the cache of converted models (see `radixkv.model.model_cache`), the key of
+# stored blocks, and the replicas' secret.
 _OTHER_VARIABLES = frozenset({"RADIXKV_CACHE", "RADIXKV_STORE_KEY", "RADIXKV_REPLICA_SECRET"})
 # What Kubernetes sets for a service of this name: its address and ports (documentation, "Service", environment variables).
 _KUBERNETES = re.compile(r"SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
@@ -41,7 +42,7 @@ def read_config_file(path: Path, configs: Collection[type[Config]]) -> dict[str,
 
 
 def mistyped_variables(environment: Mapping[str, str], options: Collection[str]) -> dict[str, str]:
-    """Variables that no option has, but that are spelled much like one's; by name, the one that was probably meant.
+    """Environment variables that no option has, but that resemble an option's: by name, the one that was probably meant.
 
     Others are ignored: an orchestrator may add its own, as Kubernetes does for a service named radixkv.
     """

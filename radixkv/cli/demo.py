@@ -61,7 +61,7 @@ class AskedAgain:
 
     Attributes:
         tokens: of the answers.
-        accepted: of them, how many drafts had right.
+        accepted: how many of them came from drafts.
     """
 
     tokens: int
@@ -145,7 +145,7 @@ def _compare(llm: LLM, name: str, work: Callable[[LLM, bool], Any]) -> Row:
 
 
 def _ask_again(llm: LLM) -> AskedAgain:
-    """The last work of this engine: the one that drafts takes its model over."""
+    """Ask questions twice, without drafts and with them. Comes last, because the engine with drafts takes over the model."""
 
     def second_time(llm: LLM) -> tuple[float, list[RequestOutput]]:
         for _ in range(2):
@@ -196,9 +196,9 @@ def _conversation(llm: LLM, cached: bool) -> list[str]:
 
 
 def _samples(llm: LLM, cached: bool) -> list[list[int]]:
-    """Eight samples as forks of one prompt, or as eight requests that compute it each.
+    """Eight samples as forks of one prompt, or as eight requests that each compute it.
 
-    So cold a temperature makes each of them the greedy answer, so that the two ways can be compared.
+    The temperature is so low that each sample is the greedy answer, so that the two ways can be compared.
     """
     prompt = SYSTEM + "Question: What can you do for me?\nAnswer:"
     if cached:
@@ -209,7 +209,7 @@ def _samples(llm: LLM, cached: bool) -> list[list[int]]:
 
 
 def _beams(llm: LLM, cached: bool) -> list[list[int]]:
-    """Searches for three questions, one after the other; their beams share blocks in any case, their prompts do not."""
+    """Beam searches for three questions, one after the other; beams always share blocks, their prompts only if cached."""
     found = []
     for question in QUESTIONS[:3]:
         prompt: dict[str, Any] = {"prompt": f"{SYSTEM}Question: {question}\nAnswer:"}

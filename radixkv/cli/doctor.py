@@ -21,7 +21,7 @@ from radixkv.model.gguf_conversion import converted_folder, find_damage
 from radixkv.model.model_cache import cache_folder
 from radixkv_cpu import VARIANTS, cpu_flags, library
 
-# What makes products faster, by the names that /proc/cpuinfo lists.
+# Instructions that make matrix products faster, by the names that /proc/cpuinfo lists.
 _INSTRUCTIONS = MappingProxyType(
     {
         "avx2": "AVX2",

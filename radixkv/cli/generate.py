@@ -56,7 +56,7 @@ def generate(
     """Complete prompts and print the completions."""
     from radixkv import BeamSearchParams, SamplingParams
 
-    # Before importing and loading, which takes seconds: a mistyped option should not wait for it.
+    # Checked before importing and loading, which take seconds: a mistyped option should not wait for them.
     beam_params = BeamSearchParams(beam_width, max_tokens, stop=stop) if beam_width else None
     if temperature is None:
         temperature = 0.0 if n == 1 else 1.0  # at 0, all answers would be the same

@@ -83,8 +83,8 @@ for name, commands in (("bench", bench.app), ("keys", keys.app), ("store", store
 
 
 def main() -> None:
-    """Run a command; what a user can mend is one line on standard error, not a traceback."""
-    # Models write any character; a terminal that cannot show one shows its number.
+    """Run a command; an error that a user can fix is one line on standard error, not a traceback."""
+    # Models write any character; a terminal that cannot show one shows its escape sequence.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""Options that several commands share, and those that are made of the fields of a configuration."""
+"""Options that several commands share, and options generated from the fields of a configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ARGUMENTS = frozenset({"model"})
 _FLAGS: Mapping[str, str] = MappingProxyType(
     {"api_keys": "--api-key", "cors_origins": "--cors-origin"}
 )  # repeated: one key each
-# Fields whose configuration says more about a wrong value than what there is to choose from.
+# Fields whose configuration's own error says more about a wrong value than a list of choices would.
 _CHECKED: Mapping[str, type[Config]] = MappingProxyType({"quantization": ModelConfig})
 _NO_TEXT = frozenset({"tokenizer", "tiers"})  # objects, which no command line can name
 
@@ -114,7 +114,7 @@ def _as_configured(parameter: typer.CallbackParam, value: str | None) -> str | N
 
 
 def _path(given: str) -> Path:
-    # From an unset variable of a shell, perhaps; a Path would be the folder that the program was started in.
+    # Perhaps from an unset shell variable; as a Path it would mean the folder that the program was started in.
     if not given:
         raise typer.BadParameter("expected a path, got ''")
     return Path(given)

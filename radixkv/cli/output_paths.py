@@ -27,7 +27,7 @@ def writable(path: Path | None) -> Path | None:
 
 
 def writable_plot(path: Path | None) -> Path | None:
-    """The same for a picture that matplotlib draws, by a name whose ending says in which format.
+    """The same for a picture that matplotlib draws; the ending of its name is the format.
 
     Raises:
         typer.BadParameter: it could not be written, or drawn.

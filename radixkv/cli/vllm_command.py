@@ -1,4 +1,4 @@
-"""vLLM's command line as far as it means something here: how its options are written, and which of them are not ours."""
+"""Accepts command lines written for vLLM: how its options are written, and which of them RadixKV does not have."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from radixkv.vllm_options import ENGINE, SERVER
 _SHORT: Mapping[str, str] = types.MappingProxyType(
     {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
 )
-# vLLM takes several values after one of these; here each has the option before it.
+# vLLM takes several values after one of these options; here the option is repeated before each value.
 _SEVERAL = ("--api-key", "--served-model-name")
 
 
 class VllmCommand(PlainCommand):
-    """A command that takes command lines written for vLLM, but for what they ask for in vain."""
+    """A command that also takes command lines written for vLLM, except for options that cannot be fulfilled here."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = {option for parameter in self.params for option in (*parameter.opts, *parameter.secondary_opts)}
@@ -29,7 +29,7 @@ class VllmCommand(PlainCommand):
 
 
 def as_own_arguments(args: Iterable[str], own: Collection[str]) -> list[str]:
-    """The command line without what is vLLM's alone, and with the rest as it is written here.
+    """The command line without options that only vLLM has, and with the rest as it is written here.
 
     Args:
         args: as given: options may be written with underscores, and ``--model`` may stand before the model. Where it does, or
@@ -37,7 +37,7 @@ def as_own_arguments(args: Iterable[str], own: Collection[str]) -> list[str]:
         own: options of the command, such as ``--port``.
 
     Raises:
-        ValueError: an option that is vLLM's alone asks for something else than what is done here; one line.
+        ValueError: an option that only vLLM has asks for something other than what is done here; the message is one line.
     """
     rest = deque(args)
     kept: list[str] = []
@@ -71,7 +71,7 @@ def as_own_arguments(args: Iterable[str], own: Collection[str]) -> list[str]:
 
 
 def _is_elsewhere(option: str, text: str | None, rest: deque[str]) -> bool:
-    """Whether an option is vLLM's alone; its value is then taken from what follows, and checked."""
+    """Whether only vLLM has an option; its value is then taken from ``rest``, and checked."""
     name = option.removeprefix("--").replace("-", "_")
     options = {**ENGINE, **SERVER}
     positive = name.removeprefix("no_")
@@ -96,7 +96,7 @@ def _value(option: str, text: str | None, rest: deque[str]) -> str:
 
 
 def _parsed(text: str) -> Any:
-    """A number, a list, None and the like; what is none of them is text."""
+    """Text as the number, list, None or the like that it stands for, or else as it is."""
     if text == "None":
         return None
     try:
@@ -107,7 +107,7 @@ def _parsed(text: str) -> Any:
 
 
 def _origins(text: str) -> list[str]:
-    """vLLM's option is a list in JSON."""
+    """The origins in vLLM's option, which is a list in JSON."""
     value = _parsed(text)
     origins = value if isinstance(value, list) else [text]
     for origin in origins:

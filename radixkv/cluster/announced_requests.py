@@ -1,7 +1,7 @@
-"""The requests that have come to a replica and are not computed yet, announced to the readers of its events.
+"""Announces requests that have come to a replica, and whose prompts are not computed yet, to the readers of its events.
 
-An ingress knows the requests that it has sent. Only where there are several does it need to hear of requests: then each hears
-of those of all, its own included, which it recognises by their sender.
+An ingress knows the requests that it has sent. It needs to hear of requests only where there are several ingresses: then each
+hears of all requests, and recognises its own by their sender.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from radixkv.routing import prompt_hashes
 
 
 class AnnouncedRequests:
-    """All that a replica has. It belongs to one event loop."""
+    """All such requests of a replica. The object belongs to one event loop."""
 
     def __init__(self) -> None:
         self._feeds: list[BlockFeed] = []
@@ -25,14 +25,14 @@ class AnnouncedRequests:
         self._numbers = itertools.count(1)
 
     def add(self, prompt: Prompt, sender: int) -> PendingRequest:
-        """A request has come; it is announced if there is another reader than the one that knows it.
+        """A request has come; it is announced if there are several readers, since its sender knows it.
 
         Args:
             prompt: of the request.
             sender: who sent it.
 
         Raises:
-            InvalidArgumentError: its tokens or its namespace are none, and there are several readers.
+            InvalidArgumentError: its tokens or its namespace are invalid, and there are several readers.
         """
         request = PendingRequest(self, next(self._numbers), prompt, sender)
         if len(self._feeds) > 1:
@@ -45,8 +45,8 @@ class AnnouncedRequests:
         """Announce requests to one more reader from now on.
 
         Returns:
-            The records that it must get before those of its feed: of the requests that there are. Each of them may take as
-            long as hashing a prompt does.
+            Records of the requests that there are, which the reader must get before those of its feed. Each may take as long
+            to make as hashing a prompt.
         """
         self._feeds.append(feed)
         present = list(self._requests.values())
@@ -69,7 +69,7 @@ class AnnouncedRequests:
             self._feeds.remove(feed)
 
     def end(self, request: PendingRequest, *, computed: bool) -> None:
-        """Announce that it waits no longer to all that may have heard of it; again: nothing."""
+        """Announce that a request waits no longer, to all that may have heard of it; later calls do nothing."""
         if self._requests.pop(request.number, None) is not None and request.announced:
             self._send(encode_ended(request.number, computed=computed))
 
@@ -79,10 +79,10 @@ class AnnouncedRequests:
 
 
 class PendingRequest:
-    """A request from when it has come until its prompt is computed. Whoever added it must `end` it.
+    """A request from its arrival until its prompt is computed. Whoever added it must `end` it.
 
     Attributes:
-        number: by which it is called.
+        number: its name in records.
         announced: whether a reader may have heard of it.
     """
 
@@ -95,7 +95,7 @@ class PendingRequest:
         self._record: bytes | None = None
 
     def end(self, *, computed: bool = False) -> None:
-        """It waits no longer; again: nothing.
+        """It waits no longer; later calls do nothing.
 
         Args:
             computed: whether its prompt is computed.
@@ -103,10 +103,10 @@ class PendingRequest:
         self._requests.end(self, computed=computed)
 
     def record(self, block_size: int) -> bytes:
-        """That it has come, made when it is asked for first.
+        """The record of its arrival, made when it is first asked for.
 
         Raises:
-            InvalidArgumentError: its tokens or its namespace are none.
+            InvalidArgumentError: its tokens or its namespace are invalid.
         """
         if self._record is None:
             prompt = self._prompt

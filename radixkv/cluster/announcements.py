@@ -20,9 +20,9 @@ from radixkv.engine.stats import GAUGES
 from radixkv.errors import EngineDeadError
 from radixkv.prompts import Prompt
 
-# Between two looks at what there is to do.
+# Between two looks at the replica's load.
 _SECONDS_BETWEEN_LOADS = 0.2
-# However little changes, a reader that receives nothing for longer knows that the replica is gone.
+# Even if nothing changes, a load is sent this often: a reader that hears nothing for longer knows that the replica is gone.
 _LOADS_PER_HEARTBEAT = 5
 
 
@@ -47,7 +47,7 @@ class Announcements:
             sender: who sent it, see `TakenRequest`.
 
         Raises:
-            InvalidArgumentError: its tokens or its namespace are none, and there are several readers.
+            InvalidArgumentError: its tokens or its namespace are invalid, and there are several readers.
         """
         return self._announced.add(prompt, sender)
 
@@ -57,7 +57,8 @@ class Announcements:
             waker.set()
 
     async def subscribe(self) -> AsyncGenerator[bytes, None]:
-        """The records for one reader: all that there is, then each change. They end if it is too slow, or the engine dead."""
+        """The records for one reader: the present state, then each change. They end when the reader is too slow, or when the
+        engine is dead or has finished draining."""
         llm, loop, awake = self._llm, asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -75,7 +76,7 @@ class Announcements:
         beginning = asyncio.ensure_future(llm.call(begin))
         self._wakers.add(awake)
         try:
-            # A step may take longer than a reader has patience with one that is silent.
+            # A step may take longer than a reader waits for a silent replica.
             while not (await asyncio.wait([beginning], timeout=_SECONDS_BETWEEN_LOADS * _LOADS_PER_HEARTBEAT))[0]:
                 yield encode_load(_load(llm))
             try:
@@ -115,7 +116,7 @@ class Announcements:
             farewell.add_done_callback(self._farewells.discard)
 
     async def _forget(self, begun: list[BlockFeed]) -> None:
-        """Calls run in order: if the reader left before its feed began, it has begun when this is run."""
+        """Remove feeds. Calls run in order: even if the reader left before its feed began, it has begun when this runs."""
 
         def end(engine: Engine) -> None:
             for feed in begun:

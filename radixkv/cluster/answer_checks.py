@@ -20,16 +20,16 @@ from radixkv.outputs import (
 )
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
-# Beams are whole when they are sent.
+# Beams are complete when they are sent.
 _ENDS_OF_BEAMS = ("stop", "length")
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerChecks:
-    """The checks of the answer to one request.
+    """Checks the answer to one request.
 
-    What came as JSON may be anything, and others count with it: the server's metrics and limits, and the replica that
-    is to go on with it.
+    What came as JSON may be anything, and others rely on it: the server's metrics and limits, and the replica that is
+    to go on with the answer.
 
     Attributes:
         prompt_token_ids: of the request.
@@ -45,7 +45,7 @@ class AnswerChecks:
         """A piece of the answer to a request with `SamplingParams`.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not a piece of such an answer.
         """
         assert isinstance(self.params, SamplingParams)
         _check_counts(delta.metrics)
@@ -66,7 +66,7 @@ class AnswerChecks:
         """The answer to a request with `BeamSearchParams`.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not such an answer.
         """
         assert isinstance(self.params, BeamSearchParams)
         _check_counts(output.metrics)
@@ -140,7 +140,7 @@ def _check_counts(metrics: RequestMetrics) -> None:
     """Refuse what a replica cannot have counted for one request.
 
     Raises:
-        ValueError: it is none.
+        ValueError: a count is impossible.
     """
     numbers = [*metrics.loaded_tokens.values()]
     numbers += [number for counts in metrics.drafts.values() for number in (counts.drafted, counts.accepted)]

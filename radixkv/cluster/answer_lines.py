@@ -25,7 +25,7 @@ _MAX_LINE_BYTES = 1 << 30
 async def answer_lines(
     replica: str, client: httpx.AsyncClient, body: bytes, headers: Mapping[str, str]
 ) -> AsyncGenerator[dict[str, Any] | None, None]:
-    """None when the replica has taken the request, then its lines up to the last, which is finished.
+    """Yields None when the replica has taken the request, then its lines up to the last, which has ``finished`` set.
 
     Args:
         replica: its name, for the log.
@@ -58,7 +58,7 @@ async def answer_lines(
                             await _read_to_end(lines)
                     if piece["finished"]:
                         return  # aborted by the replica, if it was not the end
-    except (httpx.HTTPError, RuntimeError) as error:  # the latter of a client that is closed meanwhile
+    except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
         reached = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
         died = accepted and await _is_dead(client)
         raise LostError(f"{replica}: {error!r}", died=died, reached=reached) from error
@@ -87,7 +87,7 @@ def _is_error(sent: Any) -> TypeGuard[dict[str, Any]]:
 
 
 async def _read_to_end(lines: AsyncIterator[bytes]) -> None:
-    """Only a connection whose response was read to its end serves the next request."""
+    """Read what is left: only a connection whose response was read to its end can serve the next request."""
     with suppress(TimeoutError, httpx.HTTPError, RuntimeError, LostError):
         async with asyncio.timeout(_SECONDS_TO_END):
             async for _ in lines:
@@ -97,7 +97,7 @@ async def _read_to_end(lines: AsyncIterator[bytes]) -> None:
 async def _is_dead(client: httpx.AsyncClient) -> bool:
     try:
         response = await client.get("/health", timeout=_SECONDS_FOR_HEALTH)
-    except (httpx.HTTPError, RuntimeError):  # of a closed client
+    except (httpx.HTTPError, RuntimeError):  # RuntimeError: the client is closed
         return True
     return response.status_code != HTTPStatus.OK
 
@@ -115,7 +115,7 @@ def _refusal(replica: str, response: httpx.Response) -> Exception:
         return RefusedError(QueueFullError(message, retry_after))
     if kind == DrainingError.__name__:
         return RefusedError(None)
-    if kind == RequestTooLargeError.__name__:  # a larger one may take it
+    if kind == RequestTooLargeError.__name__:  # a larger replica may take it
         return RefusedError(RequestTooLargeError(message))
     if response.status_code == HTTPStatus.BAD_REQUEST:
         return error_of(answer) or ValueError(message)
@@ -128,7 +128,7 @@ async def _whole_lines(replica: str, response: httpx.Response) -> AsyncGenerator
     Raises:
         LostError: one is longer than any answer's.
     """
-    begun = bytearray()  # of a long line, many chunks
+    begun = bytearray()  # a long line comes in many chunks
     chunks: AsyncIterator[bytes] = response.aiter_bytes()
     async for chunk in chunks:
         *ends, rest = chunk.split(b"\n")

@@ -1,4 +1,4 @@
-"""One attempt to answer a request: it can be called away from its replica, or must be the only one of its kind there."""
+"""One attempt to answer a request: it can be moved off its replica; a suspected request must wait for its turn there."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class MovedError(Exception):
 
 
 class Ticket:
-    """A request on a replica, which can be called away from there.
+    """A request on a replica, from which it can be called away.
 
     Args:
         replica: the name.
         generation: the replica's.
-        num_tokens: that the request may reach with its prompt.
+        num_tokens: of the prompt and the longest answer together.
         begun: whether the request has tokens already.
 
     Attributes:
         sent: whether the replica may have had it.
         accepted: whether the replica has taken it.
-        scope: in which it waits for its next line; None: it does not wait.
+        scope: the timeout within which it waits for its next line; None: it does not wait.
     """
 
     __slots__ = (
@@ -49,7 +49,7 @@ class Ticket:
         self._interrupted = self._died = False
 
     def begin(self) -> None:
-        """The request has tokens; if it was called away as one that has none, it must stay."""
+        """The request has tokens; if it was called away when it had none, it must stay after all."""
         if not self._begun:
             self._begun, self._interrupted = True, False
 
@@ -62,7 +62,7 @@ class Ticket:
         """Leave the replica, which is drained, if another one can go on with the request.
 
         Args:
-            elsewhere: the generation of each of the others, and the tokens for which it has room.
+            elsewhere: for each of the others, its generation and the most tokens of a sequence that it has room for.
         """
         for generation, room in elsewhere:
             if room >= self._num_tokens and (not self._begun or self._generation == generation):
@@ -87,10 +87,10 @@ class Ticket:
 
 
 class Trial:
-    """The turn of a suspected request on a replica, until that has computed a token of it.
+    """The turn of a suspected request on a replica, until the replica has computed a token of it.
 
     Args:
-        lock: of the replica, one request's at a time; None: the request is not suspected, and waits for no turn.
+        lock: the replica's, held by one request at a time; None: the request is not suspected, and waits for no turn.
     """
 
     __slots__ = ("_lock", "_running")
@@ -105,7 +105,7 @@ class Trial:
             self._running = await self._lock.acquire()
 
     def end(self) -> None:
-        """Let the next one have it; again: nothing."""
+        """End the turn, so that the next one begins; later calls do nothing."""
         if self._lock is not None and self._running:
             self._lock.release()
             self._running = False

@@ -1,4 +1,4 @@
-"""Several replicas as one model: prompts are made here, without weights, and answered there."""
+"""Several replicas as one model: prompts are written and tokenized here, without weights, and answered by the replicas."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def text_interface(
 
 
 class _RemoteEngine:
-    """What `RequestIntake` asks of an engine, of the replicas."""
+    """The replicas as the one engine that `RequestIntake` expects."""
 
     def __init__(self, loaded: TextInterface, replicas: ReplicaSet) -> None:
         self.loaded = loaded
@@ -87,13 +87,14 @@ class _RemoteEngine:
 
 
 class ClusterLLM:
-    """What `AsyncLLM` is to the server, over replicas.
+    """Takes the place of `AsyncLLM` in a server over replicas.
 
     Args:
-        loaded: how the model reads and writes text. After an update, all but the tokenizer is that of the new replicas.
+        loaded: how the model reads and writes text. An update replaces all of it but the tokenizer, which gets the new
+            replicas' chat template.
         replicas: that answer.
-        model_config: as for `text_interface`; a ``chat_template`` in it stays.
-        max_queue: requests that may be unfinished beyond the sequences that run side by side on all replicas; None: any
+        model_config: as for `text_interface`; a ``chat_template`` in it is kept.
+        max_queue: how many requests may be unfinished beyond the sequences that run side by side on all replicas; None: any
             number. Each replica has a bound of its own, too.
         max_seqs_per_request: bound of ``n`` and of the beam width; None: half of what the smallest replica runs side by side.
         tenants: what each tenant may have.
@@ -128,7 +129,7 @@ class ClusterLLM:
 
     @property
     def loaded(self) -> TextInterface:
-        """How the newest generation reads and writes text, of sequences that fit on every replica."""
+        """How the newest generation reads and writes text, with the length of sequences that fit on every replica."""
         generations = self.replicas.generations
         if self._loaded_as_of != generations.num_changes:
             newest = generations.newest
@@ -145,7 +146,7 @@ class ClusterLLM:
         return self._loaded
 
     def _follow_template(self, newest: ReplicaDescription) -> None:
-        """Write conversations as the newest generation does. Those that are written already keep their form of answer."""
+        """Write conversations as the newest generation does. Prompts that are written already keep their form of answer."""
         digest, config = newest.identity["chat_template"], self._model_config
         if digest != self._template_digest and config.chat_template is None and self._loaded.tokenizer is not None:
             tokenizer = copy.copy(self._loaded.tokenizer)  # with the same vocabulary
@@ -182,7 +183,7 @@ class ClusterLLM:
         loop = asyncio.get_running_loop()
         now = loop.time()
         streams = [RequestStream(name, partial(self._forget, tenant), RequestMetrics(now)) for name in names]
-        bounded = [self._bounded(params, prompt) for prompt in prompts]  # what raises comes before what is given back
+        bounded = [self._bounded(params, prompt) for prompt in prompts]  # may raise, so before any slot is taken
         self._intake.take_slots(len(streams), tenant)
         self._streams.update(zip(names, streams, strict=True))
         self._idle.clear()
@@ -242,7 +243,7 @@ class ClusterLLM:
         """Forget what is cached of these namespaces, on all replicas.
 
         Returns:
-            The sums; of ``namespaces``, that of the replica that had most of them.
+            Sums over the replicas; ``namespaces`` is that of the replica that had most of them.
 
         Raises:
             ReplicasLostError: some are down, or did not confirm it; the message names them. The others have cleared theirs.
@@ -263,7 +264,7 @@ class ClusterLLM:
         )
 
     async def explain_prompts(self, prompts: Sequence[Prompt], *, tenant: str = "") -> list[PromptExplanation]:
-        """As `AsyncLLM.explain_prompts`, of the replica that would reuse most of each.
+        """As `AsyncLLM.explain_prompts`, each by the replica that would reuse most of the prompt.
 
         Args:
             prompts: tokenized.
@@ -280,10 +281,10 @@ class ClusterLLM:
 
     @property
     def stats(self) -> EngineStats:
-        """How the replicas that are up stand together, and what all that ever were have counted."""
+        """Sums: of the state of all replicas that are up, and of what all that ever were up have counted."""
         loads = list(self.replicas.loads.values())
         sums: dict[str, Any] = {name: sum(load.get(name, 0) for load in loads) for name in GAUGES}
-        sums["num_blocks"] = sums["num_blocks"] or 1  # parts of it are computed
+        sums["num_blocks"] = sums["num_blocks"] or 1  # others divide by it
         return EngineStats(**sums, **stats_of(self.replicas.counters.totals()), last_batch=BatchSize(0, 0))
 
     # -- lifecycle -----------------------------------------------------------------------------------------------
@@ -295,7 +296,7 @@ class ClusterLLM:
 
     @property
     def death(self) -> EngineDeadError | None:
-        """None: a replica that dies is another one's work."""
+        """None: when a replica dies, others go on with its work."""
         return None
 
     @property
@@ -380,7 +381,7 @@ class ClusterLLM:
                     shorter = self._bounded(params, prompt)
                     if taken.done() or shorter is params:
                         raise
-                    params = shorter  # for a smaller replica, which is up since it was bounded
+                    params = shorter  # for a smaller replica that came up after they were bounded
         except Exception as error:
             if stream.ended:
                 return  # failed from here meanwhile

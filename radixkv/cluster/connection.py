@@ -20,7 +20,7 @@ from radixkv.server.listener import notice_loss
 
 _EXPECTED_URL = "expected http://host:port or unix:///path"
 _SECONDS_TO_CONNECT = 5.0
-# Sooner than the replica's server closes an idle connection: a request must not meet its end.
+# Shorter than the replica's server keeps an idle connection, so that no request is sent on one that is being closed.
 _SECONDS_TO_KEEP = 2.0
 # aiohttp takes 0 for no limit.
 _LIMITS = httpx.Limits(max_connections=0, keepalive_expiry=_SECONDS_TO_KEEP)
@@ -28,7 +28,7 @@ _LIMITS = httpx.Limits(max_connections=0, keepalive_expiry=_SECONDS_TO_KEEP)
 
 @contextmanager
 def _errors_of_httpx() -> Iterator[None]:
-    """For what the transport leaves as an error of aiohttp, or takes for a timeout: a connection that is lost or refused."""
+    """Raise httpx's error for a lost or refused connection that the transport leaves as aiohttp's or takes for a timeout."""
     try:
         yield
     except httpx.ConnectTimeout as error:
@@ -41,7 +41,7 @@ def _errors_of_httpx() -> Iterator[None]:
 
 
 def _retrieve(closed: asyncio.Future[None]) -> None:
-    """What ended a connection is known from what was read from it; an error that nobody asks for would be logged."""
+    """Retrieve the error that ended a connection, or it would be logged; whoever read from the connection knows it."""
     if not closed.cancelled():
         closed.exception()
 
@@ -49,7 +49,7 @@ def _retrieve(closed: asyncio.Future[None]) -> None:
 class _Body(httpx.AsyncByteStream):
     """A response's body.
 
-    aiohttp closes a connection in which it finds what is no chunk, but does not end the body: its reader would wait forever.
+    aiohttp closes a connection with a malformed chunk, but does not end the body: its reader would wait forever.
     """
 
     def __init__(self, body: AiohttpResponseStream) -> None:
@@ -60,7 +60,7 @@ class _Body(httpx.AsyncByteStream):
         protocol = None if response.connection is None else response.connection.protocol
         self._closed = None if protocol is None else protocol.closed
         if self._closed is not None:
-            self._closed.remove_done_callback(_retrieve)  # of the response before
+            self._closed.remove_done_callback(_retrieve)  # added for an earlier response
             self._closed.add_done_callback(_retrieve)
             self._closed.add_done_callback(self._end)
 
@@ -81,7 +81,7 @@ class _Body(httpx.AsyncByteStream):
 
 
 class _Transport(AiohttpTransport):
-    """aiohttp beneath httpx: many small pieces take it a third of the processor time of httpx's own transport."""
+    """aiohttp beneath httpx: for many small pieces it needs a third of the processor time of httpx's own transport."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         with _errors_of_httpx():
@@ -111,7 +111,7 @@ def check_url(url: str) -> SplitResult:
         ValueError: it is none of these.
     """
     try:
-        httpx.URL(url)  # knows what is no name of a host
+        httpx.URL(url)  # refuses what is not a host name
         parts = urlsplit(url)
         is_socket = parts.scheme == "unix" and parts.path.strip("/") and not parts.netloc
         is_host = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and parts.path in ("", "/")

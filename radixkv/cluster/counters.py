@@ -54,7 +54,7 @@ def stats_of(counters: Mapping[str, float]) -> dict[str, Any]:
 
 
 class CounterTotals:
-    """The sums over all engines that ever reported. For each there are about 2 KB."""
+    """The sums over all engines that ever reported, at about 2 KB for each."""
 
     def __init__(self) -> None:
         self._latest: dict[str, Mapping[str, float]] = {}
@@ -67,7 +67,7 @@ class CounterTotals:
             counters: from `counters_of`.
 
         Raises:
-            ValueError: they are none.
+            ValueError: they are not such counters.
         """
         if not isinstance(counters, dict) or not all(map(is_number, counters.values())):
             raise ValueError(f"counters: expected numbers by their names, got {counters!r:.80}")

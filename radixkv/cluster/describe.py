@@ -1,4 +1,4 @@
-"""What a replica says that it runs: only a replica can, which has the weights."""
+"""Describes what a replica runs: only the replica itself can, because it has the weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def describe(llm: AsyncLLM, started: float) -> ReplicaDescription:
 
     Args:
         llm: the engine.
-        started: when the replica was, in seconds since 1970.
+        started: when the replica was started, in seconds since 1970.
 
     Raises:
         EngineDeadError: the engine has died.

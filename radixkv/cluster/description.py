@@ -14,7 +14,7 @@ import xxhash
 from radixkv.cache.arguments import is_number
 from radixkv.sampling_defaults import as_sampling_defaults
 
-# What `radixkv.cluster.describe` writes of a replica, with the types that JSON leaves them.
+# What `radixkv.cluster.describe` says of a replica, with the types that the values have after JSON.
 _IDENTITY: Mapping[str, type] = MappingProxyType(
     {
         "version": str,
@@ -35,7 +35,7 @@ _IDENTITY: Mapping[str, type] = MappingProxyType(
     }
 )
 _CAPACITY = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
-# A prompt is the same tokens for all replicas that are equal in these, and its blocks have the same hashes.
+# Replicas that are equal in these make the same tokens of a prompt, and its blocks have the same hashes.
 _OF_PROMPTS = ("version", "tokenizer", "vocab_size", "block_size")
 
 
@@ -44,12 +44,12 @@ class ReplicaDescription:
     """What a replica runs.
 
     Attributes:
-        instance: another one each time that it is started.
-        started: when it was, in seconds since 1970.
-        identity: on what answers depend, by its name: the version, the model, its weights, the options of the engine.
+        instance: a name that differs each time the replica is started.
+        started: when that was, in seconds since 1970.
+        identity: what answers depend on, by name: the version, the model, its weights, the options of the engine.
             Replicas that are equal in all of it are of one generation.
         capacity: ``max_model_len`` (less than the identity's ``model_length`` where the pool is smaller), ``max_num_seqs``
-            and ``max_num_batched_tokens``, on which no answer depends: an ingress asks for none longer than fits on each.
+            and ``max_num_batched_tokens``. No answer depends on these: an ingress asks for none longer than fits on each.
         chat_template: of its tokenizer, Jinja, or several by name; None: it has none. The identity has the digest of it.
     """
 
@@ -81,7 +81,7 @@ class ReplicaDescription:
         return description
 
     def check(self) -> None:
-        """Refuse what others cannot be compared with.
+        """Refuse a description that others cannot be compared with.
 
         Raises:
             ValueError: a name is missing, its value is of another type or too low, or the defaults are impossible.
@@ -106,7 +106,7 @@ class ReplicaDescription:
 
     @property
     def room(self) -> float:
-        """Tokens of a sequence that fit into its pool; infinite where the model ends before that."""
+        """Tokens of a sequence that fit into its pool; infinite where the pool has room for the model's whole length."""
         length = self.capacity["max_model_len"]
         return math.inf if length >= self.identity["model_length"] else length
 
@@ -115,7 +115,7 @@ class ReplicaDescription:
         return self._difference(other, [*self.identity, *other.identity])
 
     def difference_in_prompts(self, other: ReplicaDescription) -> str | None:
-        """The first thing that differs, likewise, and for which both cannot get the same requests; None: they can."""
+        """The first difference, likewise, that keeps the two from taking the same requests; None: they can take them."""
         return self._difference(other, _OF_PROMPTS)
 
     def _difference(self, other: ReplicaDescription, names: Sequence[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""The changes of a cache, and what else happens meanwhile, as records for one reader."""
+"""A cache's changes, and other events between them, as records for one reader."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class BlockFeed(TreeObserver):
 
     Args:
         block_size: tokens per block.
-        wake: called, on the cache's thread, when there is something to take and was nothing before.
-        max_hashes: that may wait; beyond, the reader is too slow, and must begin anew.
+        wake: called when there is something to take and was nothing before, on the thread that added it.
+        max_hashes: how many may wait; with more, the reader is too slow, and must start over.
 
     Attributes:
         block_size: tokens per block.
@@ -66,7 +66,7 @@ class BlockFeed(TreeObserver):
             self._add(Kind.REMOVED, self._hashes(node, 0))
 
     def _hashes(self, node: Node, start: int) -> bytes:
-        """Hashes of the whole blocks only: a partly filled one has another name when it is full."""
+        """Hashes of the whole blocks only: a partly filled one gets another hash when it is full."""
         if not node.blocks:
             return b""
         whole = node.num_tokens // self.block_size

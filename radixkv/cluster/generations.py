@@ -1,14 +1,14 @@
 """Which replicas are up, and which of them run the same.
 
-A generation is all replicas that run the same model with the same options: each can continue what another has begun. There
-is one, but during an update, while those of the old one are replaced::
+A generation is all replicas that run the same model with the same options: each can continue what another has begun. There is
+one generation, except during an update, while the replicas of the old one are replaced::
 
     replicas                        requests go    an answer that has begun goes on
     one 5f1c0a77    two 5f1c0a77    to both        at either
     one 5f1c0a77    two 91e24bd0    to both        where it is
     one 91e24bd0    two 91e24bd0    to both        at either
 
-So all of them must read a prompt as the same tokens, in blocks of the same size.
+So replicas of all generations must read a prompt as the same tokens, in blocks of the same size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class MismatchError(ValueError):
-    """A replica cannot get the requests that the others get, or is one of them; the message names both, and why."""
+    """A replica cannot take the requests that the others take, or is one of them already; the message says which, and why."""
 
 
 class Generations:
@@ -40,7 +40,7 @@ class Generations:
         self.num_changes = 0
         self._first: ReplicaDescription | None = None
         self._up: dict[str, ReplicaDescription] = {}
-        # Those that are up, or were last.
+        # Of the replicas that are up; while none is, of those that were up last.
         self._last: list[ReplicaDescription] = []
         self._announced: set[str] = set()
 
@@ -104,6 +104,6 @@ class Generations:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of a sequence that each of them takes."""
+        """Tokens of the longest sequence that all of them take."""
         length: int = min(each.capacity["max_model_len"] for each in self._last)
         return length

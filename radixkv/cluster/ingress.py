@@ -36,7 +36,7 @@ def tenant_names_key(secret: str) -> bytes:
 
 
 class Ingress:
-    """An ASGI application that answers OpenAI's API by replicas.
+    """An ASGI application that serves OpenAI's API with replicas.
 
     Attributes:
         llm: the replicas as one model.

@@ -1,4 +1,4 @@
-"""Where a request was lost, and when it is sent nowhere any more."""
+"""Which replicas have lost or refused a request, and when it is given up."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from radixkv.errors import QueueFullError, ReplicasLostError, RequestCrashesErro
 
 _log = logging.getLogger(__name__)
 
-# A request that ran on so many replicas when they died, without a token in between, is taken to be the reason.
+# A request that was running on so many replicas when they died, without a token in between, is taken to be the cause.
 _MAX_DEATHS = 2
-# The first and the longest pause before it is asked again whether a replica has room. Each sends the whole request, and a
-# hundred long ones may wait at a time.
+# The first and the longest pause before a request is sent again to replicas that had no room. It is sent whole each time, and
+# a hundred long ones may wait at a time.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 2.0
 
 
@@ -22,7 +22,7 @@ class LostError(Exception):
     """A replica broke off; another one may continue.
 
     Args:
-        message: what happened, with its name: for the log.
+        message: what happened, with the replica's name, for the log.
         died: whether its engine crashed while it ran the request.
         reached: whether it may have had the request.
     """
@@ -76,7 +76,7 @@ class Losses:
 
     @property
     def suspected(self) -> bool:
-        """Whether it ran on a replica that died."""
+        """Whether it was running on a replica that died, and has had no token since."""
         return bool(self._dead)
 
     def progress(self, generation: str | None) -> None:
@@ -89,14 +89,14 @@ class Losses:
             self.forget_refusals()
 
     def note_acceptance(self) -> None:
-        """A replica has accepted it: from now on the others queue it, however many they have."""
+        """A replica has accepted it: from now on the others queue it, however full their queues are."""
         self.accepted, self._until, self._pause = True, None, _FIRST_PAUSE
 
     def note_loss(self, replica: str, client: httpx.AsyncClient, error: LostError) -> None:
-        """A replica lost it; one that it did not reach is like one without room: it is asked again, and nothing is counted.
+        """A replica lost it. If it never reached the replica, that is a refusal and no loss: the replica is tried again.
 
         Raises:
-            RequestCrashesError: it is probably the reason why replicas die.
+            RequestCrashesError: it is probably the cause of the replicas' deaths.
             ReplicasLostError: that was the last attempt.
         """
         _log.info("request %r was lost: %s", self._request_id, error)
@@ -127,7 +127,7 @@ class Losses:
         self._refused[replica] = client
 
     def forget_refusals(self) -> None:
-        """Those that did not take it may have room by now."""
+        """Ask again those that refused it: they may have room by now."""
         self._full = self._too_large = None
         self._refused.clear()
 
@@ -137,15 +137,15 @@ class Losses:
         return pause
 
     def refused_by(self, clients: Mapping[str, httpx.AsyncClient]) -> set[str]:
-        """Those that do not take it. One that was started anew has a client of its own, and is not meant."""
+        """Replicas that refused it. One that was restarted since has a new client, and is not among them."""
         return {name for name, client in self._refused.items() if clients.get(name) is client}
 
     def lost_by(self, clients: Mapping[str, httpx.AsyncClient]) -> set[str]:
-        """Those that lost it."""
+        """Replicas that lost it, likewise."""
         return {name for name, client in self._tried.items() if clients.get(name) is client}
 
     def strangers_among(self, generations: Mapping[str, str]) -> set[str]:
-        """Those that would not go on with its tokens as it was begun.
+        """Replicas of other generations, which would not go on with its tokens as they were begun.
 
         Args:
             generations: by the names of replicas.
@@ -155,10 +155,10 @@ class Losses:
         return {name for name, generation in generations.items() if generation != self._generation}
 
     def wait_until(self, now: float, wait_seconds: float) -> float:
-        """Until when to wait for a replica, as there is none now: ``wait_seconds`` since it was last taken, or lost.
+        """Until when to wait, as there is no replica now: for ``wait_seconds`` in all since it was last accepted, or lost.
 
         Raises:
-            QueueFullError, RequestTooLargeError: that of the last replica, if none has taken it yet.
+            QueueFullError, RequestTooLargeError: what the last replica said, if none has taken it yet.
             ReplicasLostError: it has waited for so long.
         """
         if not self.accepted:

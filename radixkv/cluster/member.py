@@ -18,15 +18,15 @@ class Member:
     """One replica of the set.
 
     Attributes:
-        joined: set when it was up for the first time, or what kept it from that.
+        joined: done when it is up for the first time, or when something keeps it from that, with the error.
         description: when it was last reached; None: never.
-        client: that it is up with; None: it is down.
-        load: what it reported last.
-        sent_shares: what each tenant may have, as it has confirmed last; None: nothing.
-        telling: tells it the newest; None: it was not needed yet.
-        is_behind: it did not confirm the newest when it was told.
+        client: with which it is up; None: it is down.
+        load: its latest report.
+        sent_shares: what each tenant may have, as it last confirmed it; None: it confirmed nothing yet.
+        telling: the task that tells it the newest shares; None: there was none yet.
+        is_behind: whether it did not confirm the newest shares when it was told.
         leaving: it was removed, and is followed until its streams have ended.
-        task: follows it.
+        task: the one that follows it.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The replicas that an ingress is to have, as its command line and a file say: they join and leave a `ReplicaSet`."""
+"""Has replicas join and leave an ingress's `ReplicaSet`, as its command line and a file say."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from radixkv.text_files import read_utf8
 _log = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_ATTEMPTS = 1.0
-# Once one replica is up, the others have so long to say what they run before requests are taken.
+# Once one replica is up, the others have this long to say what they run before requests are taken.
 _SECONDS_FOR_OTHERS = 5.0
 
 
 class Membership:
-    """Keeps a set of replicas as it is wanted: those that do not answer are tried until they do.
+    """Keeps a replica set as wanted: replicas that do not answer are tried until they do.
 
     Args:
         replicas: the set.
@@ -40,7 +40,7 @@ class Membership:
 
     @property
     def num_wanted(self) -> int:
-        """Replicas that there are to be."""
+        """How many replicas are wanted."""
         return len(self._wanted)
 
     async def wait_for_first(self) -> None:
@@ -72,7 +72,7 @@ class Membership:
             raise self._refusal
 
     def reload(self, given: Mapping[str, str], path: Path) -> None:
-        """Read the file anew; a bad one changes nothing and is one error in the log."""
+        """Read the file again; a bad one changes nothing and logs one error."""
         try:
             self._update({**given, **read_replicas(path)})
         except (OSError, ValueError) as error:
@@ -99,14 +99,14 @@ class Membership:
             del self._changing[name]
 
     async def _change(self, name: str, earlier: asyncio.Task[None] | None) -> None:
-        """What is there under a name leaves, and what is wanted under it joins."""
+        """Remove the replica that has a name, and join the one that is wanted under it."""
         if earlier is not None:
             earlier.cancel()
             await asyncio.gather(earlier, return_exceptions=True)
         leaving = []
         if name in self._replicas.names:
             _log.info("replica %r is removed", name)
-            # It goes on if this is cancelled by the next change; its name is free as soon as it has begun.
+            # The removal goes on if the next change cancels this; the name is free as soon as the removal has begun.
             task = asyncio.ensure_future(self._replicas.remove(name))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
@@ -135,7 +135,7 @@ class Membership:
 
 
 def read_replicas(path: Path) -> dict[str, str]:
-    """Names and urls from a file: ``NAME=URL`` a line; what follows a ``#`` is a comment.
+    """Names and urls from a file: one ``NAME=URL`` a line; what follows a ``#`` is a comment.
 
     Raises:
         OSError: it cannot be read.

@@ -16,7 +16,7 @@ class Received:
         count: of samples.
         resumed: what was known of them before the first replica.
         max_tokens: of a sample; None: any number.
-        metrics: get what the replicas count, added up.
+        metrics: where the counts of all replicas are added up.
     """
 
     def __init__(
@@ -33,18 +33,18 @@ class Received:
 
     @property
     def outputs(self) -> list[CompletionOutput]:
-        """Nothing, where nothing has been received: then samples share the computation of their prompt."""
+        """What was received of each sample; empty if nothing was, so that samples share the computation of their prompt."""
         return self._outputs if any(output.token_ids or output.finish_reason for output in self._outputs) else []
 
     def begin_attempt(self) -> None:
-        """Another replica goes on; it counts anew."""
+        """Another replica goes on, and counts from zero."""
         self._earlier_drafts = dict(self._metrics.drafts)
 
     def add(self, delta: RequestOutput) -> RequestOutput:
-        """Note what is new; returns it as the reader gets it: for the reader, draining a replica ends nothing.
+        """Note what is new; returns it as the reader gets it, to whom a sample that draining cut short has not ended.
 
         Raises:
-            ValueError: it goes on with a sample that has ended, or beyond what a sample may have; nothing is noted.
+            ValueError: it continues a sample that has ended, or exceeds ``max_tokens``; nothing is noted then.
         """
         for part in delta.outputs:
             self._check_follows(part)
@@ -57,7 +57,7 @@ class Received:
             whole.cumulative_logprob = part.cumulative_logprob
             whole.finish_reason, whole.stop_reason = part.finish_reason, part.stop_reason
             parts.append(part)
-        # One that is drained before the first token has computed nothing of the prompt.
+        # A replica that is drained before the first token has computed nothing of the prompt.
         finished = delta.finished and all(output.finish_reason is not None for output in self._outputs)
         if self._num_cached_tokens is None and (finished or any(part.token_ids for part in parts)):
             self._num_cached_tokens, self._prompt_logprobs = delta.num_cached_tokens, delta.prompt_logprobs

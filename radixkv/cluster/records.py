@@ -36,7 +36,7 @@ _TAKEN = struct.Struct("<QQQ")
 _ENDED = struct.Struct("<Q?")
 _HASH = np.dtype("<u8")
 HASH_BYTES = _HASH.itemsize
-# So few at once, because the reader has other work to do in between.
+# Few enough that the reader can do other work between two records.
 _HASHES_PER_RECORD = 4096
 # Longest record; a node of a million tokens has hashes of half as many bytes.
 _MAX_RECORD_BYTES = 16 << 20
@@ -61,8 +61,8 @@ class TakenRequest:
     """A request that has come to a replica.
 
     Attributes:
-        number: by which the replica calls it.
-        sender: who sent it, as it calls itself.
+        number: the replica's name for it.
+        sender: the number that its sender calls itself by.
         num_tokens: of its prompt.
         block_hashes: of its prompt's whole blocks.
     """
@@ -99,7 +99,7 @@ def decode_load(payload: bytes) -> dict[str, Any]:
     """What `encode_load` was given.
 
     Raises:
-        ValueError: it is something else, or a number is none that can be counted with.
+        ValueError: it is something else, or a number is out of range.
     """
     load = json.loads(payload)
     if (

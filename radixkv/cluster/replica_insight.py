@@ -1,4 +1,4 @@
-"""What only a cache itself can tell or do, for several of them: explanations, and the administrator's pins."""
+"""What only a cache itself can tell or do, over several replicas: explanations, and the administrator's pins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def all_answers(answers: Mapping[str, httpx.Response | None]) -> dict[str, httpx.Response]:
-    """The answers, where there is one of every replica.
+    """The answers, if every replica gave one.
 
     Raises:
         ReplicasLostError: some did not answer; the message names them.
@@ -38,7 +38,7 @@ async def explain_by_replicas(replicas: ReplicaSet, prompts: Sequence[Prompt], t
     """Each prompt's explanation, by the replica that would reuse most of it.
 
     Args:
-        replicas: of which those that are up are asked. What one answers that is no explanation of each prompt is left out.
+        replicas: those that are up are asked. An answer that does not explain every prompt is left out.
         prompts: tokenized.
         tenant: on whose behalf.
 
@@ -65,7 +65,7 @@ def _num_known_tokens(explanation: PromptExplanation) -> int:
 
 
 class ReplicaPins(AdministratorPins):
-    """The administrator's pins on all replicas. Each is on one, which keeps it as long as it runs."""
+    """The administrator's pins on all replicas. Each is on one replica, and lasts as long as that runs."""
 
     def __init__(self, replicas: ReplicaSet) -> None:
         self._replicas = replicas

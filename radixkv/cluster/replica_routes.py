@@ -142,7 +142,7 @@ class _Replica:
         prompt, params, priority, tenant = decode_request(await request.body())
         self._check_room(prompt, params)
         sender = decode_sender(request.headers)
-        # At once: the engine takes it between two steps.
+        # Announced at once: the engine takes it only between two steps.
         pending = self._announcements.add(prompt, sender)
         try:
             accepted = decode_accepted(request.headers)
@@ -153,7 +153,7 @@ class _Replica:
         return _Lines(self._llm, stream, pending)
 
     def _check_room(self, prompt: Prompt, params: SamplingParams | BeamSearchParams) -> None:
-        """Refuse to end an answer sooner than others would, for this replica's pool is smaller.
+        """Refuse a request whose answer would end sooner here than on others, because this replica's pool is smaller.
 
         An ingress asks for no more than fits on all replicas: what does not fit here was accepted before this one was up.
 
@@ -234,7 +234,7 @@ class _Replica:
 
 
 class _Records(StreamingResponse):
-    """What is told to one ingress, until it goes away."""
+    """The records for one ingress, until it disconnects."""
 
     body_iterator: AsyncGenerator[bytes, None]
 
@@ -244,7 +244,7 @@ class _Records(StreamingResponse):
 
 
 class _Lines(StreamingResponse):
-    """A line for each piece; when the ingress goes away, the request is aborted."""
+    """A line for each piece; when the ingress disconnects, the request is aborted."""
 
     def __init__(self, llm: AsyncLLM, stream: RequestStream, pending: PendingRequest) -> None:
         self._stream = stream
@@ -275,9 +275,9 @@ async def _lines(llm: AsyncLLM, stream: RequestStream, pending: PendingRequest) 
             had_begun, has_begun = has_begun, has_begun or any(output.token_ids for output in delta.outputs)
             if has_begun:
                 pending.end(computed=True)
-            # Of a long prompt these are hundreds of kilobytes, and the same each time.
+            # Those of a long prompt are hundreds of kilobytes, and the same each time.
             yield encode_delta(replace(delta, prompt_logprobs=None) if had_begun else delta)
-    except EngineError as error:  # the status is sent, so it is a line of its own
+    except EngineError as error:  # the status was sent already, so the error is a line of its own
         yield encode_error(error)
 
 

@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 # The first description takes as long as reading the model's files does.
 _SECONDS_TO_DESCRIBE = 120.0
-# A replica sends something at least once a second. Events that end sooner than so are not read again at once.
+# A replica sends something at least once a second. Events that end sooner than this are not read again at once.
 _SECONDS_OF_SILENCE = 10.0
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
-# The answer to a message begins when it is known what was kept of its prefixes.
+# The answer to a message cannot begin before it is known how much of its prefixes was kept.
 _SECONDS_TO_PIN = 1.0
 
 
@@ -45,8 +45,8 @@ class ReplicaSet:
 
     Args:
         secret: the replicas'.
-        max_attempts: as of `ReplicaStreams`.
-        wait_seconds: for which a request waits where no replica is up.
+        max_attempts: as for `ReplicaStreams`.
+        wait_seconds: how long a request waits while no replica is up.
         connect: makes the client of a replica from its url.
 
     Attributes:
@@ -92,11 +92,11 @@ class ReplicaSet:
 
     @property
     def available(self) -> list[str]:
-        """Names of those that requests are sent to."""
+        """Names of the replicas that requests are sent to."""
         return [] if self._router is None else self._router.replicas
 
     async def add(self, name: str, url: str) -> None:
-        """Send requests to a replica from now on. When this returns, it is known what it holds.
+        """Send requests to a replica from now on. When this returns, the router knows which blocks it holds.
 
         Args:
             name: for logs and metrics.
@@ -104,7 +104,7 @@ class ReplicaSet:
 
         Raises:
             ValueError: there is one of this name, or the url is impossible.
-            MismatchError: it cannot get the requests that the first one gets, or is up under another name.
+            MismatchError: it cannot take the requests that the first replica takes, or is up under another name.
             ConnectionError: it does not answer, or refuses the secret.
         """
         if name in self._members:
@@ -119,7 +119,7 @@ class ReplicaSet:
             raise
 
     async def remove(self, name: str) -> None:
-        """Send a replica nothing more, and continue its streams elsewhere; wait for the ends of those that nobody else can.
+        """Send a replica nothing more, and continue its streams elsewhere; wait for those that no other one can continue.
 
         Raises:
             KeyError: there is none of this name.
@@ -127,14 +127,14 @@ class ReplicaSet:
         await self._remove(self._members[name])
 
     async def _remove(self, member: Member) -> None:
-        """Remove this one, not another one that has its name by now."""
+        """Remove this member, unless another one has its name by now."""
         if self._members.get(member.name) is not member:
             return
         del self._members[member.name]
         if not member.joined.done():
             member.joined.set_exception(ConnectionError(f"replica {member.name!r} was removed before it was up"))
         self._take_out(member)
-        # Followed until its streams have ended: what it counts for them is counted, and if it falls silent, they are lost.
+        # Followed until its streams have ended: its counters still arrive, and if it falls silent, the streams count as lost.
         member.leaving = True
         self._leaving.add(member)
         client = member.client
@@ -146,7 +146,7 @@ class ReplicaSet:
 
     async def close(self) -> None:
         """Leave all replicas. Streams must have ended."""
-        members = [*self._members.values(), *self._leaving]  # of the latter, those whose removal was cancelled
+        members = [*self._members.values(), *self._leaving]  # `_leaving` has those whose removal was cancelled
         await asyncio.gather(*map(self._stop_following, members))
         for member in members:
             self._take_out(member)
@@ -176,11 +176,11 @@ class ReplicaSet:
 
     @property
     def loads(self) -> dict[str, Mapping[str, Any]]:
-        """What each replica that is up reported last of its load, by its name."""
+        """The latest load report of each replica that is up, by its name."""
         return {name: member.load for name, member in self._members.items() if member.client is not None}
 
     def load_of(self, name: str) -> Mapping[str, Any]:
-        """What a replica reported last of its load; nothing where it is down."""
+        """A replica's latest load report; empty where it is down."""
         return self._members[name].load
 
     def obstacle(self) -> str | None:
@@ -188,7 +188,7 @@ class ReplicaSet:
         return None if self.available else "no replica is up"
 
     async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
-        """What each tenant may have, on each replica; those that come later, or do not confirm it now, learn it, too."""
+        """Set each tenant's share on every replica; replicas that come later, or do not confirm it now, get it later."""
         await self._tenants.set(tenants, [member for member in self._members.values() if member.client is not None])
 
     async def ask(self, name: str, method: str, path: str, content: bytes = b"") -> httpx.Response | None:
@@ -197,10 +197,10 @@ class ReplicaSet:
         return None if client is None else await self._ask(client, method, path, content)
 
     async def ask_all(self, method: str, path: str, content: bytes = b"") -> dict[str, httpx.Response | None]:
-        """Ask all replicas that are up the same.
+        """Send the same request to all replicas that are up.
 
         Returns:
-            The answers by name; None of those that do not answer.
+            The answers by name; None for those that do not answer.
         """
         clients = dict(self._clients)
         answers = await asyncio.gather(*(self._ask(client, method, path, content) for client in clients.values()))
@@ -211,13 +211,13 @@ class ReplicaSet:
             return await client.request(
                 method, path, content=content, headers=self._headers, timeout=_SECONDS_TO_DESCRIBE
             )
-        except (httpx.HTTPError, RuntimeError):  # of a closed client
+        except (httpx.HTTPError, RuntimeError):  # RuntimeError: the client is closed
             return None
 
     def place_prefix(self, token_ids: Sequence[int], namespace: str) -> str | None:
-        """Place a prefix where most of it is held; where none of it is, where a request for it would go.
+        """The replica that holds most of a prefix or, where none holds any, the one that a request for it would go to.
 
-        For a while, the router then expects it there, as if such a request had come and ended.
+        In the second case the router expects the prefix there for a while, as if such a request had come and ended.
 
         Returns:
             The replica's name; None: no replica is up.
@@ -233,7 +233,7 @@ class ReplicaSet:
         return name
 
     async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int:
-        """Pin a prefix on the replica that holds most of it, which bounds what each tenant may pin there.
+        """Pin a prefix on the replica that holds most of it; that replica bounds how much each tenant may pin.
 
         Args:
             tenant: on whose behalf.
@@ -269,7 +269,7 @@ class ReplicaSet:
                 await self._follow_once(member, member.client or client or self._connect(member.url))
                 complaint = ""
                 if not member.load.get("draining") and loop.time() - began > _SECONDS_OF_SILENCE:
-                    continue  # it was read too slowly, or is gone, which the next attempt finds out
+                    continue  # the replica was read too slowly, or is gone: the next attempt finds out
             except Exception as error:
                 if member.client is not None:
                     await self._mark_down(member)
@@ -290,20 +290,20 @@ class ReplicaSet:
             await asyncio.sleep(_SECONDS_BETWEEN_ATTEMPTS)
 
     async def _follow_once(self, member: Member, client: httpx.AsyncClient) -> None:
-        """Reads a replica's events to their end. A client with which it does not come up is closed.
+        """Read a replica's events to their end. If the replica does not come up with this client, the client is closed.
 
         Raises:
             ConnectionError: it does not answer, or was up and falls silent.
-            MismatchError: it cannot get the requests that the others get.
+            MismatchError: it cannot take the requests that the others take.
         """
         try:
             description = await self._describe(member, client)
             old = member.description
             if old is not None and old.instance != description.instance and member.client is client:
-                await self._mark_down(member)  # it was started anew meanwhile
+                await self._mark_down(member)  # it was restarted meanwhile
                 client = self._connect(member.url)
             if old is not None and old.instance != description.instance:
-                member.sent_shares = None  # what an earlier one has confirmed, perhaps without ever being up
+                member.sent_shares = None  # an earlier process confirmed them, perhaps without ever being up
             member.description = description
             if member.client is not client:
                 await self._tenants.send(member, client)
@@ -317,7 +317,7 @@ class ReplicaSet:
             if member.client is not client:
                 raise ConnectionError(f"{member}: expected events, and they ended")
         except httpx.HTTPError as error:
-            # Of a replica that is up and not silent, the next attempt finds out how it is.
+            # Where a replica that is up breaks off without having been silent, the next attempt finds out its state.
             broke_off = isinstance(error, httpx.TransportError) and not isinstance(error, httpx.TimeoutException)
             if not broke_off or member.client is not client:
                 raise ConnectionError(f"{member}: {error!r}") from error
@@ -326,7 +326,7 @@ class ReplicaSet:
                 await client.aclose()
 
     def _answer_timeout(self, member: Member, client: httpx.AsyncClient) -> float:
-        """Seconds for an answer: one that is up has been described, and is not busy with that."""
+        """Seconds to wait for a description: a replica that is up has made its own already."""
         return _SECONDS_OF_SILENCE if member.client is client else _SECONDS_TO_DESCRIBE
 
     async def _describe(self, member: Member, client: httpx.AsyncClient) -> ReplicaDescription:
@@ -344,7 +344,7 @@ class ReplicaSet:
         return description
 
     def _put_up(self, member: Member, client: httpx.AsyncClient) -> None:
-        """Send it requests. What all replicas share is made for the first one that gets here."""
+        """Send a replica requests. The first one that gets here has the router and the streams made, which all share."""
         description = member.description
         assert description is not None
         self.generations.check(member, description)  # again: none may have been up when it was described
@@ -416,7 +416,7 @@ class ReplicaSet:
         if not member.joined.done():
             member.joined.set_result(None)
         streams.replica_is_up()
-        self._tenants.tell(member)  # what it did not confirm, or what came while it joined
+        self._tenants.tell(member)  # shares that it did not confirm, or that changed while it joined
 
     async def _mark_down(self, member: Member) -> None:
         """A replica is gone: its streams go on elsewhere."""

@@ -1,6 +1,6 @@
 """The processes of a cluster: a replica, and an ingress for deployments that start replicas themselves.
 
-What needs torch is imported by replicas, in a function: an ingress computes nothing.
+Modules that need torch are imported in a function, by replicas only: an ingress computes nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def run_replica(model: str | None, options: LLMOptions, listen: str, secret: str
         options: likewise.
         listen: ``HOST:PORT``, or ``unix:PATH``.
         secret: of the replicas.
-        config: of which the queue, the grace and the time limits count.
+        config: the server's, of which only the queue, the grace and the time limits apply.
 
     Returns:
         The exit status: 0 after a signal, 1 when the engine died.

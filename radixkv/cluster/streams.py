@@ -4,12 +4,12 @@ The ingress keeps the tokens that it has delivered. When a replica dies, is drai
 prompt with those tokens, and goes on with the next (`radixkv.engine.resumption`): the client sees a pause, and then the
 text that it would have got from the first.
 
-A request that makes engines crash would take one replica after the other with it, and the streams that are moved with it are
-suspected like itself. So, of the suspected ones, a replica gets the next when it has computed a token of the one before;
-and one that was running on two replicas when they died, without a token in between, is refused.
+A request that crashes engines would take down one replica after another. When a replica dies, every request that ran on it is
+suspected. So a replica gets suspected requests one at a time, the next when it has computed a token of the one before; and a
+request that was running on two replicas when they died, without a token in between, is refused.
 
-Only replicas of the same generation go on with what one of them has begun (`radixkv.cluster.generations`): others would
-have given other tokens.
+Only replicas of the same generation continue what one of them has begun (`radixkv.cluster.generations`): others would give
+other tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from radixkv.prompts import Prompt, with_answer_form
 from radixkv.routing import Placement, Router, prompt_hashes
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
-# Before a replica that has lost a request gets it again.
+# Pause before a replica that has lost a request gets it again.
 _SECONDS_BETWEEN_ATTEMPTS = 0.25
 
 
@@ -50,7 +50,7 @@ def _piece(read: Callable[[Mapping[str, Any]], _Piece], line: Mapping[str, Any],
     """A line as a piece of the answer.
 
     Raises:
-        LostError: it is none.
+        LostError: it is not a valid piece.
     """
     try:
         return read(line)
@@ -63,21 +63,21 @@ def _has_tokens(piece: RequestOutput | BeamSearchOutput) -> bool:
 
 
 class ReplicaStreams:
-    """Answers requests by replicas, and moves them when a replica is lost.
+    """Has replicas answer requests, and moves the requests of a replica that is lost.
 
     Args:
-        router: knows the replicas by the names that ``clients`` have.
-        clients: to each replica's `replica_app`, by name; its base address is the replica's. It may change at any time: a
-            replica that was started anew gets a client of its own.
+        router: knows the replicas by the same names as ``clients``.
+        clients: of each replica's `replica_app`, by name, with the replica's address as its base. The mapping may change at
+            any time: a restarted replica gets a new client.
         secret: the replicas'.
         generations: the generation of each replica, by its name; like ``clients``, it may change. By default there is one.
-        rooms: tokens of a sequence for which a replica has room, by its name, likewise. By default any number.
-        vocab_size: of all replicas: answers are of token ids below it. By default any.
+        rooms: the most tokens of a sequence that each replica has room for, by its name, likewise. By default any number.
+        vocab_size: of all replicas: answers have only token ids below it. By default any.
         max_attempts: replicas that may lose a request before its next token.
-        wait_seconds: for a replica to come, where there is none; see `replica_is_up`.
+        wait_seconds: how long a request waits for a replica where there is none; see `replica_is_up`.
 
     Attributes:
-        sender: by which requests from here are known among those that a replica has taken.
+        sender: number by which requests from here are recognised among those that a replica has taken.
 
     Raises:
         ValueError: ``max_attempts`` is below 1.
@@ -126,23 +126,24 @@ class ReplicaStreams:
         Args:
             prompt: tokenized.
             params: how to choose tokens; without a seed, one is drawn here, because every replica needs the same.
-            request_id: that the outputs show.
+            request_id: shown in the outputs.
             priority: among the tenant's own requests.
             tenant: on whose behalf.
             on_accepted: called once, when a replica has taken the request.
 
         Raises:
-            ValueError: the replica refuses the request, as any would; or ``prompt.resume`` is there without a seed, or not of
-                each sample.
+            ValueError: the replica refuses the request, as any would; or ``prompt.resume`` is given without a seed, or not
+                for every sample.
             StructuredOutputError: as `AsyncLLM.generate`.
-            QueueFullError: all replicas have too much to do; not when one has taken it, and is lost: then others queue it.
+            QueueFullError: all replicas have too much to do. Not raised once a replica has taken the request: if that replica
+                is lost, others queue it.
             RequestTooLargeError: it would fit into no replica that is up.
             RequestCrashesError: two replicas died while they ran it, at the same token.
             ReplicasLostError: it was lost ``max_attempts`` times without a token in between, or there is no other replica.
         """
         params = with_answer_form(params, prompt.answer_form)
         if prompt.resume:
-            check_resumable(params, prompt.resume)  # here: a replica sees a seed and every sample in any case
+            check_resumable(params, prompt.resume)  # checked here: a replica always gets a seed and every sample
         if params.seed is None and not params.greedy:
             params = replace(params, seed=self._seeds.getrandbits(63))
         metrics = RequestMetrics(arrival_time=time.monotonic())
@@ -179,7 +180,7 @@ class ReplicaStreams:
         tenant: str = "",
         on_accepted: Callable[[], object] | None = None,
     ) -> BeamSearchOutput:
-        """The best continuations of a prompt, as `AsyncLLM.beam_search` finds them; a search that is lost is begun anew.
+        """The best continuations of a prompt, as `AsyncLLM.beam_search` finds them; a search that is lost starts over.
 
         Args:
             prompt: tokenized.
@@ -212,7 +213,7 @@ class ReplicaStreams:
         self._arrival = asyncio.Event()
 
     def move(self, client: httpx.AsyncClient) -> None:
-        """Continue the streams of a replica elsewhere, at once; those that no other replica can continue go on there."""
+        """Continue a replica's streams elsewhere, at once; those that no other replica can continue stay where they are."""
         elsewhere = {
             (self._generations.get(name), self._rooms.get(name, math.inf))
             for name in self._router.replicas
@@ -227,12 +228,12 @@ class ReplicaStreams:
             ticket.abandon()
 
     def num_streams(self, replica: str) -> int:
-        """How many are on the replica that has this name now."""
+        """How many streams are on the replica that has this name now."""
         client = self._clients.get(replica)
         return 0 if client is None else self.num_on(client)
 
     def num_on(self, client: httpx.AsyncClient) -> int:
-        """How many are on a replica, which may have been removed, and another one have its name."""
+        """How many streams are on a replica, even if it was removed and another one has its name."""
         return len(self._tickets.get(client, ()))
 
     async def _pieces(
@@ -244,7 +245,7 @@ class ReplicaStreams:
         read: Callable[[Mapping[str, Any]], _Piece],
         on_accepted: Callable[[], object] | None,
     ) -> AsyncGenerator[_Piece, None]:
-        """Pieces from one replica after the other. It does not end by itself: its reader closes it after the last one.
+        """Pieces from one replica after another. The generator does not end by itself: its reader closes it after the last.
 
         Args:
             body: of the request, with what was received until now.
@@ -305,7 +306,7 @@ class ReplicaStreams:
             strangers = losses.strangers_among(self._generations)
             placement = self._router.choose(hashes, num_tokens, refused | lost | strangers)
             if placement is None and lost - refused:
-                # Better one that lost it than none, but not at once: that it has ended may be known in a moment.
+                # A replica that lost it is better than none, but not at once: in a moment it may be known to have ended.
                 await asyncio.sleep(_SECONDS_BETWEEN_ATTEMPTS)
                 excluded = losses.refused_by(self._clients) | losses.strangers_among(self._generations)
                 placement = self._router.choose(hashes, num_tokens, excluded)
@@ -326,13 +327,13 @@ class ReplicaStreams:
     async def _lines_of(
         self, replica: str, client: httpx.AsyncClient, body: bytes, ticket: Ticket, losses: Losses
     ) -> AsyncGenerator[dict[str, Any] | None, None]:
-        """None when a replica has taken the request, and its lines.
+        """Yields None when a replica has taken the request, and then its lines.
 
         Raises:
             ValueError: it refuses the request, as any would.
             RefusedError: it does not take it now.
             MovedError: the request was called away, or the replica is drained.
-            LostError: there is no last line, or that one is not the end.
+            LostError: the last line is missing, or does not end the answer.
         """
         headers = {**self._headers, **encode_accepted()} if losses.accepted else self._headers
         async with aclosing(answer_lines(replica, client, body, headers)) as lines:

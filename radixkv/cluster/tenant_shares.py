@@ -1,4 +1,4 @@
-"""What each tenant may have, as replicas are told it: each one until it has confirmed the newest."""
+"""Sends what each tenant may have to the replicas, to each one until it has confirmed the newest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radixkv.scheduling.tenant_share import TenantShare
 
 _log = logging.getLogger(__name__)
 
-# As long as a replica may take for its description: it sets them between two steps.
+# As long as a replica may take for its description, because it sets shares between two steps.
 _SECONDS_TO_CONFIRM = 120.0
 
 
@@ -30,7 +30,7 @@ class TenantShares:
         self._newest: Mapping[str, TenantShare] | None = None
 
     async def set(self, shares: Mapping[str, TenantShare], members: Iterable[Member]) -> None:
-        """What each tenant may have from now on.
+        """Set what each tenant may have from now on.
 
         Args:
             shares: by the names of tenants.
@@ -42,10 +42,10 @@ class TenantShares:
             await asyncio.wait(tasks)
 
     def tell(self, member: Member) -> asyncio.Task[None] | None:
-        """Tell a replica that is up, unless it knows; it is being told once at a time, so that nothing is overtaken.
+        """Tell a replica that is up, unless it knows; only one task at a time tells it, so that no message overtakes another.
 
         Returns:
-            Tells it; None: it knows.
+            The task that tells it; None: it knows.
         """
         if member.sent_shares is self._newest:
             return None
@@ -58,7 +58,7 @@ class TenantShares:
         try:
             while member.sent_shares is not self._newest:
                 await self.send(member, client)
-        except (httpx.HTTPError, RuntimeError) as error:  # the latter of a client that is closed meanwhile
+        except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
             if not member.is_behind:
                 member.is_behind = True
                 _log.warning("replica %r is told again what tenants may have: %r", member.name, error)
@@ -67,8 +67,8 @@ class TenantShares:
         """Send the newest to a replica, unless it knows.
 
         Args:
-            member: that it is.
-            client: of the replica, which need not be up with it.
+            member: the replica.
+            client: of the replica, which need not be up with this one.
 
         Raises:
             httpx.HTTPError: it does not confirm it.

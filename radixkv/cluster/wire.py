@@ -1,6 +1,6 @@
-"""What goes between an ingress and its replicas: a JSON object for a request, a line of JSON for each piece of its answers.
+"""What an ingress and its replicas exchange: a JSON object for a request, a line of JSON for each piece of its answers.
 
-Both ends run the same version, so that fields are those of the library's own classes, and nothing here is for users.
+Both ends run the same version, so the fields are those of the library's own classes. Nothing here is a public interface.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from radixkv.sampling_params import BeamSearchParams, SamplingParams, Structured
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.tools.grammar import AnswerFrame
 
-# Header of a request to a replica: the hexadecimal number by which its sender knows it again among those of others.
+# Header of a request to a replica: the hexadecimal number by which a sender recognises its own requests among all.
 SENDER_HEADER = "radixkv-sender"
 ACCEPTED_HEADER = "radixkv-accepted"
 
-# What any replica would answer, by its name; of refused requests, each other `ValueError` and `TypeError`, too.
+# Errors that any replica would answer with, by name; when a request is refused, any other `ValueError` and `TypeError`, too.
 _LASTING: Mapping[str, type[Exception]] = MappingProxyType(
     {
         error.__name__: error
@@ -204,7 +204,7 @@ def encode_refusal(error: Exception) -> dict[str, Any]:
 
 
 def error_of(line: Mapping[str, Any]) -> Exception | None:
-    """The error that any replica would meet; None: another one may continue."""
+    """The error, if any replica would meet it; None: another replica may continue."""
     kind = _LASTING.get(line["kind"])
     return None if kind is None else kind(line["error"])
 
@@ -298,7 +298,7 @@ def decode_shares(body: bytes) -> dict[str, TenantShare]:
 
 
 def decode_delta(line: Mapping[str, Any], known: RequestOutput) -> RequestOutput:
-    """A line as an output of the request that ``known`` is of, with what the replica has counted for it so far."""
+    """A line as an output of the same request as ``known``, with what the replica has counted for it so far."""
     outputs = [
         CompletionOutput(index, text, token_ids, cumulative, _decode_logprobs(logprobs), finish_reason, stop_reason)
         for index, text, token_ids, cumulative, logprobs, finish_reason, stop_reason in line["outputs"]
@@ -317,7 +317,7 @@ def decode_delta(line: Mapping[str, Any], known: RequestOutput) -> RequestOutput
 
 
 def _encode_counts(metrics: RequestMetrics) -> dict[str, Any]:
-    """Nothing, for most requests: there is a line for every few tokens."""
+    """What is not zero: nothing, for most requests, which keeps lines short. There is one for every few tokens."""
     counts: dict[str, Any] = {}
     if metrics.loaded_tokens:
         counts |= {"loaded_tokens": metrics.loaded_tokens, "load_seconds": metrics.load_seconds}

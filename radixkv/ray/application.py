@@ -15,14 +15,14 @@ from radixkv.ray.options import ApplicationOptions
 from radixkv.ray.registry import Registry
 from radixkv.ray.scaling import LoadPolicy
 
-# Serve asks each process for its health so often; one that was killed is missed and replaced after about as long.
+# How often Serve asks each process for its health; one that was killed is missed and replaced after about as long.
 _HEALTH_CHECK_SECONDS = 2.0
-# Serve waits so long before it asks whether a process that is to end still runs requests that came by Serve: of these there
-# are only calls, which are made again elsewhere.
+# How long Serve waits before it asks whether a process that is to end still runs requests that came by Serve: only calls
+# come that way, and these are made again elsewhere.
 _SECONDS_TO_LOOK = 0.2
-# Beyond grace_seconds, for a process to end.
+# For a process to end, in addition to grace_seconds.
 _SECONDS_TO_END = 15.0
-# Of what replicas tell, Serve takes the mean over at least so long: it measures every ten seconds.
+# Serve takes the mean of what replicas report over at least this long: it measures every ten seconds.
 _SECONDS_TO_LOOK_BACK = 10.5
 # An option that a model does not allow is reported at once, not after Serve's twenty attempts.
 _ATTEMPTS_TO_START = 1
@@ -45,7 +45,7 @@ def build(options: ApplicationOptions) -> Application:
         serve.deployment(Registry, name="Registry")
         .options(
             ray_actor_options={"num_cpus": 0},
-            logging_config={"enable_access_log": False},  # it is called each second by everyone
+            logging_config={"enable_access_log": False},  # every process calls it each second
             **at_once,
         )
         .bind()
@@ -57,8 +57,8 @@ def build(options: ApplicationOptions) -> Application:
             # Ray puts no more replicas on a machine than fit.
             "memory": replica_memory(server.model, options.llm, on_gpu=placement.num_gpus > 0).total,
         },
-        # Where there is one replica alone, its successor is up before it goes; else others take its streams, and nothing more
-        # is needed than what there is.
+        # If there is only one replica, its successor is up before it goes; otherwise others take its streams, and an update
+        # needs no more resources than there are.
         max_surge_percent=100 if placement.min_replicas == 1 else 0,
         **_number_of_engines(options),
         **at_once,
@@ -96,6 +96,6 @@ def _number_of_engines(options: ApplicationOptions) -> dict[str, Any]:
 
 
 def _sequences(options: ApplicationOptions) -> int:
-    """That run side by side on one replica."""
+    """How many sequences run side by side on one replica."""
     device = "cuda" if options.placement.num_gpus else "cpu"
     return int(options.llm.get("max_num_seqs") or DEVICE_DEFAULTS[device]["max_num_seqs"])

@@ -16,7 +16,7 @@ from radixkv.ray.registry import RENEWAL_SECONDS
 
 _log = logging.getLogger(__name__)
 
-# A call to what is being restarted waits until it is back, which takes seconds.
+# A call to a process that is being restarted waits until it is back, which takes seconds.
 _SECONDS_FOR_CALL = 30.0
 
 _T = TypeVar("_T")
@@ -33,7 +33,7 @@ async def answer_of(call: Awaitable[_T], seconds: float = _SECONDS_FOR_CALL) -> 
         seconds: to wait for it.
 
     Raises:
-        Exception: one of `UNREACHABLE`; or what was raised there.
+        Exception: one of `UNREACHABLE`; or what the other end raised.
     """
     async with asyncio.timeout(seconds):
         return await call
@@ -57,7 +57,7 @@ async def shared_secret(registry: DeploymentHandle) -> str:
 
 
 async def repeat(what: str, step: Callable[[], Awaitable[object]], seconds: float) -> None:
-    """Do something for ever, each time after a pause, and whether the last time has succeeded or not.
+    """Do something again and again, with a pause in between, whether or not it succeeded the last time.
 
     Args:
         what: is done, for the log.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Where the whole application ends, the registry is gone already, and no call would ever reach it.
+# When the whole application ends, the registry is gone already, and no call ever reaches it.
 _SECONDS_TO_LEAVE = 1.0
 
 

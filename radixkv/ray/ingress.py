@@ -32,16 +32,16 @@ class _Front:
 
     Args:
         registry: the handle of the `Registry`.
-        engines: of the `Engine`, which Serve starts because it is an argument.
+        engines: the handle of the `Engine`, which Serve starts because it is an argument.
         server: the server's options.
-        model: of which some say how answers are read.
+        model: options of which some say how answers are read.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, registry: DeploymentHandle, engines: DeploymentHandle, server: ServerConfig, model: ModelConfig
     ) -> None:
         forgo_torch()  # this process is an ingress and nothing else
-        # Only here: the process that describes the application needs nothing of it.
+        # Imported only here: the process that describes the application needs none of it.
         from radixkv.cluster import ReplicaSet
         from radixkv.cluster.ingress import create_ingress, tenant_names_key
         from radixkv.ray.membership import Membership
@@ -52,7 +52,7 @@ class _Front:
         self._tenants = make_tenants(server, tenant_names_key(secret))
         write_log, tracer = make_observers(server)
         replicas = ReplicaSet(secret)
-        await replicas.set_tenants(self._tenants.shares)  # there is none yet: each learns it before it is up
+        await replicas.set_tenants(self._tenants.shares)  # there is no replica yet: each gets them before it is up
         self._membership = Membership(replicas)
 
         async def follow() -> None:
@@ -70,10 +70,11 @@ class _Front:
             self._tasks.append(asyncio.ensure_future(_at_changes(Path(server.keys_file), reload)))
 
     async def check_health(self) -> None:
-        """Called by Serve, which starts another one instead when it fails: one that does not hold on to replicas of the past.
+        """Called by Serve, which replaces this ingress when it fails: a new one does not hold on to earlier replicas.
 
         Raises:
-            RuntimeError: there are replicas, but none like those that it began with; or it follows the registry no more.
+            RuntimeError: there are replicas, but none like those that it began with; or it no longer follows the registry or
+                the file of keys.
         """
         if any(task.done() for task in self._tasks):
             raise RuntimeError("the ingress follows the registry, or the file of keys, no more")
@@ -107,7 +108,7 @@ class Ingress(_Front):
         """See `_Front`.
 
         Raises:
-            RuntimeError: that, or it has stopped listening.
+            RuntimeError: as there, or it has stopped listening.
         """
         await super().check_health()
         if self._serving.done():
@@ -136,7 +137,7 @@ class ProxiedIngress(_Front):
 
 
 async def _at_changes(path: Path, react: Callable[[], None]) -> None:
-    """React whenever a file has changed: no process under Ray can be sent a signal by its user."""
+    """React whenever a file has changed: a user cannot send a signal to a process under Ray."""
     known = _state_of(path)
     while True:
         await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)

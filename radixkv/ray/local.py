@@ -1,4 +1,4 @@
-"""`radixkv serve --replicas`: the application on a Ray of its own, or in a cluster that is there, until a signal comes."""
+"""`radixkv serve --replicas`: the application on a local Ray of its own, or in an existing cluster, until a signal comes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _APPLICATION = "radixkv"
 _OBJECT_STORE_BYTES = 100 << 20  # of Ray's objects, of which there are hardly any
 _LOOPBACK = "127.0.0.1"
-# Ray's processes, the registry and the ingress: measured 0.9 GiB without the ingress.
+# For Ray's processes, the registry and the ingress: measured 0.9 GiB without the ingress.
 _BESIDE_BYTES = 1536 << 20
 _SECONDS_BETWEEN_LOOKS = 0.5
 # Ray gives its processes 30 seconds to start, which a loaded machine may not keep.
@@ -52,13 +52,13 @@ def serve_replicas(options: ApplicationOptions) -> int:
     if options.placement.ray_address is None:
         options = _for_this_machine(options)
         _set_environment(os.environ)
-    # Only here: they import Ray, which takes seconds and reads the environment.
+    # Imported only here: they import Ray, which takes seconds and reads the environment.
     from ray import serve
 
     from radixkv.ray.application import build
 
     server = options.server
-    with ReloadSignal(), _ray(options.placement):  # the ingress reads a file of keys anew when it changes
+    with ReloadSignal(), _ray(options.placement):  # SIGHUP does nothing: the ingress sees changes of its file of keys
         before = serve.status()
         if _APPLICATION in before.applications:
             raise ValueError(
@@ -100,7 +100,7 @@ def _deployed(application: Application, *, stop_serve: bool) -> Iterator[None]:
     except BaseException:
         try:
             _delete(stop_serve=stop_serve)
-        except Exception:  # it shall not hide the first one
+        except Exception:  # must not hide the first error
             _log.exception("the application could not be deleted")
         raise
     _delete(stop_serve=stop_serve)
@@ -109,15 +109,15 @@ def _deployed(application: Application, *, stop_serve: bool) -> Iterator[None]:
 def _delete(*, stop_serve: bool) -> None:
     from ray import serve
 
-    serve.delete(_APPLICATION, _blocking=False)  # it would wait a minute at most
+    serve.delete(_APPLICATION, _blocking=False)  # blocking, it would wait a minute at most
     while _APPLICATION in serve.status().applications:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     if stop_serve and not serve.status().applications:
-        serve.shutdown()  # the next application in the cluster would get no proxies
+        serve.shutdown()  # otherwise the next application in the cluster would get no proxies
 
 
 def _for_this_machine(options: ApplicationOptions) -> ApplicationOptions:
-    """The same with what a local Ray leaves open.
+    """The options with values for what is left open, for a local Ray.
 
     Raises:
         OSError: the address cannot be used.
@@ -142,8 +142,8 @@ def _for_this_machine(options: ApplicationOptions) -> ApplicationOptions:
 def _set_environment(environment: MutableMapping[str, str]) -> None:
     """What a local Ray reads when it is imported and started.
 
-    It sends no statistics, and takes orders only from who has a token: it listens on all of the machine's addresses. Its
-    workers are servers, and so get no less of the processor than other programs, unless the user says so: Ray's own default
+    It sends no statistics. It takes orders only from those who have a token, because it listens on all of the machine's
+    addresses. Its workers are servers, and so run at the normal priority, unless the user says otherwise: Ray's own default
     is a niceness of 15.
     """
     environment["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -186,8 +186,8 @@ def _start_ray(placement: PlacementConfig) -> None:
     for attempt in range(1, _ATTEMPTS_TO_START + 1):
         try:
             ray.init(
-                "local",  # else it would look for one that runs on this machine
-                num_cpus=ceil(cores),  # it counts what was promised, and may promise more than there is
+                "local",  # otherwise it would look for a Ray that runs on this machine
+                num_cpus=ceil(cores),  # Ray only counts cores that it has promised, which may be more than there are
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 log_to_driver=False,
@@ -195,7 +195,7 @@ def _start_ray(placement: PlacementConfig) -> None:
             )
             return
         except Exception as error:
-            if type(error) is not Exception:  # Ray has no class of its own for processes that are late
+            if type(error) is not Exception:  # Ray has no error class for processes that are late
                 raise
             ray.shutdown()
             if attempt == _ATTEMPTS_TO_START:
@@ -204,7 +204,7 @@ def _start_ray(placement: PlacementConfig) -> None:
 
 
 def _check_gpus(placement: PlacementConfig, available: float) -> None:
-    """Refuse what Ray would wait for.
+    """Refuse to start what would make Ray wait for more GPUs.
 
     Raises:
         ValueError: the replicas to begin with need more GPUs than there are.
@@ -218,7 +218,7 @@ def _check_gpus(placement: PlacementConfig, available: float) -> None:
 
 
 def _wait_for_signal() -> None:
-    """Returns at SIGTERM or SIGINT; the next one does what it does by default."""
+    """Wait for SIGTERM or SIGINT; the next one has its default effect."""
     signalled = threading.Event()
     numbers = (signal.SIGTERM, signal.SIGINT)
     for number in numbers:

@@ -30,7 +30,7 @@ class Membership:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether there are replicas, but none that can get the requests that those got that the set began with."""
+        """Whether there are replicas, but none that can take the requests that the set's first replicas took."""
         return bool(self._refused) and not self._replicas.available
 
     def follow(self, listing: Listing) -> None:

@@ -1,7 +1,7 @@
-"""What replicas will take of a machine's memory, before there are any.
+"""Estimates how much of a machine's memory replicas will take, before they start.
 
-Weights are counted for each replica, those that are shared in the end (`share_weights`), too: all load them at once, and each
-has them for itself until then. `radixkv bench replica-memory` measures what they take when they are up.
+Weights are counted for each replica, even if they are shared in the end (`share_weights`): all load them at once, and each
+has its own copy until then. `radixkv bench replica-memory` measures what they take when they are up.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from radixkv.model.default_model import find_default_model, is_default_model
 from radixkv.model.gguf_conversion import BLOCKS_FILE, converted_folder
 from radixkv.sizes import parse_size
 
-# Python, torch, transformers and Ray, and what a step needs.
+# For Python, torch, transformers and Ray, and what a step needs.
 _PROCESS_BYTES = 450 << 20
-# What tiers take besides: blocks of a CPU's pool on their way down and memory kept for more of them, and what a disk or a
-# shared store has still to write.
+# What tiers take besides: blocks of a CPU's pool on their way down, with memory kept for more of them; and what a disk or a
+# shared store still has to write.
 _DOWNWARD_BYTES = (256 + 128) << 20
 _QUEUE_BYTES = 256 << 20
 _QUANTISED_BYTES = MappingProxyType({"int8": 1.0, "int4": 0.5})
-# Of a byte of a GGUF file's blocks, or of weights that others quantised, at most: those of Q6_K are kept with 12 bits instead
-# of 6.6.
+# Most bytes in memory for one byte of a GGUF file's blocks, or of weights that others quantised: those of Q6_K are kept with
+# 12 bits instead of 6.6.
 _BLOCK_BYTES = 2.0
-# Of safetensors' types, that of words which quantised weights are packed into, and its bytes.
+# The safetensors type of words into which quantised weights are packed, and its bytes.
 _WORD, _WORD_BYTES = "I32", 4
 
 
@@ -76,7 +76,7 @@ def replica_memory(model: str | None, options: LLMOptions, *, on_gpu: bool) -> R
     folder = _folder_of(model)
     given = {} if folder is None else json.loads((folder / "config.json").read_text())
     config = _text_config(given)
-    # As bfloat16 where it might be: refused is what cannot fit, whatever the processor.
+    # As bfloat16 where that is possible: only what cannot fit on any processor is refused.
     item_bytes = 4 if options.get("dtype") == "float32" else 2
     count = None if folder is None else _num_weights(folder)
     quantised = _QUANTISED_BYTES.get(str(options.get("quantization")))
@@ -160,9 +160,9 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _num_weights(folder: Path) -> int | None:
-    """Counted by the headers of its safetensors files: 8 bytes with the length of a JSON object with all shapes.
+    """The number of weights by a folder's safetensors headers: 8 bytes with the length of a JSON object with all shapes.
 
-    Of words that others are packed into, their bytes.
+    Words into which weights are packed count as their bytes.
 
     Raises:
         ValueError: a file has no such header.
@@ -171,7 +171,7 @@ def _num_weights(folder: Path) -> int | None:
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
             size, length = path.stat().st_size, int.from_bytes(file.read(8), "little")
-            if not 0 < length <= size - 8:  # such as one that Git LFS has not fetched
+            if not 0 < length <= size - 8:  # such as a file that Git LFS has not fetched
                 raise ValueError(f"model: {path}: expected a safetensors file, got {size} bytes without a header")
             header = json.loads(file.read(length))
         tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]

@@ -14,7 +14,7 @@ from radixkv.config import Config, EngineConfig, LLMOptions, ModelConfig, llm_co
 from radixkv.option_words import Accepted, refuse_unknown
 from radixkv.server.config import ServerConfig
 
-# They belong to one process; how long a request waits on a replica is not known to the ingress.
+# They belong to one process; and the ingress does not know how long a request waits on a replica.
 _NOT_UNDER_RAY = (
     "uds",
     "metrics_port",
@@ -94,9 +94,9 @@ class ApplicationOptions:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> ApplicationOptions:
-        """From the arguments of a Serve application; text, as `serve run` passes it, becomes what the option is.
+        """From the arguments of a Serve application; text, as `serve run` passes it, is converted to the option's type.
 
-        Ingresses have a socket of their own where ``host`` or ``port`` is among them.
+        Ingresses have a socket of their own if ``host`` or ``port`` is among the arguments.
 
         Raises:
             TypeError: an argument is unknown.
@@ -142,7 +142,7 @@ class ApplicationOptions:
 
 
 def cpus_per_replica(placement: PlacementConfig) -> float:
-    """Cores of a replica on this machine, where all replicas are here."""
+    """Cores of a replica, where all replicas are on this machine."""
     return placement.num_cpus or max(1.0, (os.cpu_count() or 1) // placement.most_replicas)
 
 

@@ -1,4 +1,4 @@
-"""Where the replicas are, and the secret that they share: they register anew each second, and ingresses ask for it.
+"""Where the replicas are, and the secret that they share: replicas register each second, and ingresses ask for the list.
 
 All of it can be lost: a registry that was restarted knows nothing for a second, and says so, so that ingresses keep what they
 have until then.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 # Between two renewals, and between two times that an ingress asks.
 RENEWAL_SECONDS = 1.0
-# What has not been renewed for so long is gone.
+# A replica that has not renewed its entry for this long is gone.
 LEASE_SECONDS = 10.0
 
 
@@ -22,7 +22,7 @@ class Listing:
 
     Attributes:
         urls: of replicas, by name.
-        complete: whether a replica that is not among them is gone; else it may not have reported yet.
+        complete: whether a replica that is not among them is gone; otherwise it may just not have reported yet.
     """
 
     urls: Mapping[str, str]
@@ -43,7 +43,7 @@ class Registry:
         self._secret: str | None = None
 
     def secret(self, proposed: str) -> str | None:
-        """The secret of all replicas: the one they have, or else what is proposed; None: ask again, one may yet come."""
+        """The secret of all replicas: the one they have, or else the proposed one; None: ask again, one may yet come."""
         if self._secret is None and self._is_complete:
             self._secret = proposed
         return self._secret
@@ -52,7 +52,7 @@ class Registry:
         """A replica is there, for the next `LEASE_SECONDS`.
 
         Args:
-            name: another one each time that it is started.
+            name: a new one each time that the replica is started.
             url: of its `replica_app`.
             secret: what `secret` gave it.
         """
@@ -71,7 +71,7 @@ class Registry:
 
     @property
     def _is_complete(self) -> bool:
-        """Whether all replicas have had the time to tell."""
+        """Whether all replicas have had the time to report."""
         return self._clock() - self._started >= 3 * RENEWAL_SECONDS
 
 

@@ -7,18 +7,18 @@ from typing import Any
 
 REQUESTS = "radixkv_unfinished_requests"
 POOL_USAGE = "radixkv_pool_usage"
-# Of a pool's blocks; beyond, requests begin to wait for blocks, and to take them from each other.
+# Share of a pool's blocks beyond which requests begin to wait for blocks, and to take them from each other.
 _FULL = 0.8
 
 
 class LoadPolicy:
-    """As many replicas as the unfinished requests need, and as have room for their tokens; Serve smoothes it over time.
+    """Wants as many replicas as the unfinished requests and their tokens need; Serve smoothes the number over time.
 
-    A replica of which there are no figures, since it has just started or its machine is busy, is not thought idle:
-    until there are, none is taken away.
+    A replica without figures, because it has just started or its machine is busy, does not count as idle: until all replicas
+    have figures, none is taken away.
 
     Args:
-        requests_per_replica: for which there is to be a replica.
+        requests_per_replica: how many unfinished requests one replica is for.
     """
 
     def __init__(self, requests_per_replica: int) -> None:

@@ -56,7 +56,7 @@ def create_app(
         cors_origins: origins whose pages may call the server from a browser; "*": any.
         access_log: called with a line of JSON per request.
         tracer: records spans of every request.
-        engine_routes: in place of those that look into the engine, where it is not one engine that is served.
+        engine_routes: replace the routes that look into the one engine, where several engines are served.
     """
     app = FastAPI(
         title="RadixKV",
@@ -67,7 +67,7 @@ def create_app(
         openapi_url=None,
         responses={code: {"model": ErrorBody} for code in ERROR_STATUSES},
     )
-    # The last one is the outermost.
+    # The middleware that is added last is the outermost.
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_middleware(RateLimitHeaders, limits=service.rate_limits)
     app.add_middleware(Authentication, tenants=service.tenants, metrics_key=metrics_key, local_only=local_only)
@@ -98,7 +98,7 @@ def create_app(
     )
     if tracer is None:
         return RequestLog(app, access_log)
-    # Only here: it needs packages that others do without.
+    # Imported only here: it needs packages that nothing else in the server needs.
     from radixkv.server.tracing import Tracing
 
     return RequestLog(Tracing(app, tracer), access_log)

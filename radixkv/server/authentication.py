@@ -41,7 +41,7 @@ class Authentication:
         metrics_key: for /metrics, and for /live where there are no API keys.
         local_only: while there are no API keys, answer only requests that name this machine in their header ``Host``. A web
             site whose name is pointed at this machine (DNS rebinding) could otherwise be a client, in the browser of whoever
-            visits it. On a port of the metrics that other machines cannot reach, it is so wherever there is no metrics key.
+            visits it. On a metrics port that other machines cannot reach, this holds whenever there is no metrics key.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Authentication:
             scope.setdefault("state", {})["tenant"] = self._tenants.authenticate(credentials)
 
     def _refuse_web_sites(self, scope: Scope) -> None:
-        """Where no key keeps them out: what requests that do not name this machine get."""
+        """Where no key keeps web sites out, refuse requests that do not name this machine."""
         if port_of(scope) is Port.METRICS:
             if self._metrics_key is None and is_private(scope):
                 message = "without a metrics key, this port answers to localhost only (metrics_key)"
@@ -125,8 +125,8 @@ def sent_credentials(headers: Headers) -> HTTPAuthorizationCredentials | None:
     return HTTPAuthorizationCredentials(scheme="Bearer", credentials=key.strip()) if key else None
 
 
-# What follows fails, rather than lets anyone in, where a route is served without the middleware. `described` is in the
-# signatures for the OpenAPI description only. Dependencies that are no coroutines would be called in a thread, per request.
+# The functions below fail, rather than let anyone in, if a route is served without the middleware. `described` is in their
+# signatures for the OpenAPI description only. They are coroutines, because others would be called in a thread per request.
 
 
 async def administrator(request: Request, described: Credentials) -> None:

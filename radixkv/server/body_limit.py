@@ -10,11 +10,11 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# Strings, lists and objects of one body. Millions of small ones, as 8 MB hold, kept the event loop for 4.5 s; these 0.2 s.
+# Strings, lists and objects of one body. This many keep the event loop for 0.2 s; the millions that fit into 8 MB, for 4.5 s.
 _MAX_PARTS = 100_000
-# Depth of lists and objects within each other. Python reads several hundred, and what comes afterwards then fails.
+# Depth of lists and objects within each other. Python reads several hundred, and what handles them afterwards then fails.
 _MAX_DEPTH = 128
-# A tenant's bodies at a time, as a multiple of the longest one.
+# Length of all of a tenant's bodies at a time, as a multiple of the longest one allowed.
 _MAX_BODIES = 16
 # A string, closed or not, or the beginning or the end of a list or an object.
 _PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{\]}]', re.DOTALL)
@@ -23,7 +23,7 @@ _PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{\]}]', re.DOTALL)
 class BodyLimit:
     """ASGI middleware, inside of authentication. (FastAPI's own limit answers in plain text, not in OpenAI's error format.)
 
-    All bodies of one tenant's unfinished requests together may have sixteen times the length of the longest one. More are
+    All bodies of one tenant's unfinished requests together may have sixteen times the length allowed for one. More are
     answered 429, so that no client fills the memory with bodies that it never ends.
 
     Args:
@@ -55,7 +55,7 @@ class _Body:
         receive: where it comes from.
         headers: of the request.
         max_bytes: its length at most.
-        held: by tenant, what is held of all bodies.
+        held: by tenant, the bytes of all bodies that are in memory.
         tenant: whose request it is.
     """
 
@@ -112,16 +112,16 @@ class _Body:
 
 
 def _refuse_costly(body: bytes) -> None:
-    """Refuse JSON that takes long to read or is deeply nested, in a time that hardly grows with it.
+    """Refuse JSON that takes long to read or is deeply nested, in a time that hardly grows with its size.
 
     Raises:
         HTTPException: 400.
     """
-    # Counts those within strings, too, and so never too few.
+    # These counts include characters within strings, and so are never too low.
     num_begun = body.count(b"[") + body.count(b"{")
     if num_begun <= _MAX_DEPTH and body.count(b'"') // 2 + num_begun <= _MAX_PARTS:
         return
-    # Two bytes a character would hide quotes from what follows.
+    # UTF-16, with two bytes a character, would hide quotes from the search below.
     if b"\0" in body:
         raise HTTPException(HTTPStatus.BAD_REQUEST, "body: expected JSON in UTF-8")
     num_parts = depth = 0

@@ -133,7 +133,7 @@ class ChatEvents:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far. Those of reasoning are counted as their text comes: with the last of them, others may."""
+        """Tokens so far. Those of reasoning are counted as their text comes: other tokens may come with the last of them."""
         usage = self._generation.usage
         usage.completion_tokens_details.reasoning_tokens = self._num_reasoning_tokens
         if self._keeper.is_needed:
@@ -142,7 +142,7 @@ class ChatEvents:
 
     @property
     def num_written(self) -> dict[float, int]:
-        """Tokens that were computed now and are kept, by time to live: each counts for the longest."""
+        """Tokens that were computed now and are kept, by time to live; each token counts for the longest."""
         before = self._generation.usage.prompt_tokens_details.cached_tokens
         written = {}
         for ttl in sorted(self._kept, reverse=True):
@@ -192,7 +192,7 @@ class ChatEvents:
         self._generation.close()
 
     async def wait_until_kept(self) -> None:
-        """Wait until what the request marked is kept; by the first event, that has begun."""
+        """Wait until what the request marked is kept; by the first event, the keeping has begun."""
         self._kept = await self._keeper.kept()
 
     async def __aiter__(self) -> AsyncGenerator[ChatEvent, None]:
@@ -242,10 +242,10 @@ class ChatEvents:
 
 
 def _finish_reason(output: CompletionOutput, arguments: Sequence[str]) -> ChatFinishReason | None:
-    """Why an answer ended; a call that a stop string has cut is none that could be executed.
+    """Why an answer ended; a call that a stop string has cut off does not count, because it cannot be executed.
 
     Args:
-        arguments: the pieces of the last call's; none: there is no call.
+        arguments: the pieces of the last call's arguments; empty: there is no call.
     """
     reason = finish_reason(output)
     return "tool_calls" if reason == "stop" and _is_json("".join(arguments)) else reason

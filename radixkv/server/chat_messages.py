@@ -82,7 +82,7 @@ class ChatMessage(StrictModel):
 
     def as_message(self) -> Message:
         """The message in the form of `radixkv.prompts`: without what is null or empty."""
-        # Of other roles a name is ignored, as OpenAI's models do for the most part.
+        # A name is ignored in other roles, as OpenAI's models do for the most part.
         unused = {"annotations", "type", "reasoning", "content", "refusal"} | (
             set() if self.role == "tool" else {"name"}
         )
@@ -117,7 +117,7 @@ class ChatMessage(StrictModel):
         return [*self._written, *calls, "".join(filter(None, (self.thought, self.name, self.tool_call_id)))]
 
 
-# None at all are refused in the words that `LLM.chat` has for it.
+# An empty list is not refused here but by `LLM.chat`'s check, with its message.
 Messages = Annotated[list[ChatMessage], Field(max_length=_MAX_MESSAGES, json_schema_extra={"minItems": 1})]
 
 

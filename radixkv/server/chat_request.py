@@ -75,7 +75,7 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
         return [Breakpoint(self._messages_up_to(*place), ttl) for ttl, place in last]
 
     def _messages_up_to(self, index: int, number: int) -> list[dict[str, Any]]:
-        """The messages up to the part of this number of the one at this index, which calls of tools would follow."""
+        """The messages up to part ``number`` of the one at ``index``, without its calls of tools, which would follow."""
         cut = self.messages[index]
         assert isinstance(cut.content, list)
         cut = cut.model_copy(update={"content": cut.content[: number + 1], "refusal": None, "tool_calls": None})

@@ -118,7 +118,7 @@ def completion_routes(service: Service) -> APIRouter:
             prompts: list[Prompt] = []
             for some in _turns(sent):
                 encode = partial(as_prompts, some, add_special_tokens=add_special_tokens)
-                # Each turn holds queue slots for all of them, and no request comes between two turns.
+                # Each turn holds queue slots for all prompts, and no other request takes them between two turns.
                 prompts += await service.llm.run_tokenizer(encode, tenant=tenant.name, num_prompts=len(sent))
             prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
             max_model_len = service.llm.loaded.max_model_len
@@ -256,7 +256,7 @@ class _CompletionResponseWriter:
 
 
 def _without_tokens(output: CompletionOutput) -> CompletionOutput:
-    """An answer of a token that was not asked for as one of none: it ended because it may have no more."""
+    """An answer without the token that was not asked for: it ended because it may have no more tokens."""
     reason: FinishReason | None = None if output.finish_reason is None else "length"
     return replace(output, text="", token_ids=[], logprobs=None, finish_reason=reason, stop_reason=None)
 
@@ -272,7 +272,7 @@ def _sent_prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
 
 
 def _turns(sent: list[str] | list[list[int]]) -> Iterator[list[PromptInput]]:
-    """Prompts that are tokenized in one turn; after each, the texts of other tenants have theirs."""
+    """Splits prompts into those tokenized in one turn; after each turn, the texts of other tenants have theirs."""
     turn: list[PromptInput] = []
     length = 0
     for prompt in sent:

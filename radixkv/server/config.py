@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from radixkv.config import Config
 
 _ALL_HOSTS = frozenset({"0.0.0.0", "::"})
-# As browsers send it. "null" is that of a file, and of a page in a sandbox.
+# An origin as browsers send it. "null" is the origin of a file, and of a page in a sandbox.
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\sA-Z/?#@]+")
 
 
@@ -94,7 +94,7 @@ class ServerConfig(Config):
     @field_validator("served_model_name")
     @classmethod
     def _are_names(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        if "" in given:  # of a variable that is not set, perhaps
+        if "" in given:  # perhaps from a variable that is not set
             raise ValueError("served_model_name: expected names, got ''")
         return given
 
@@ -103,7 +103,7 @@ class ServerConfig(Config):
         for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_ciphers"):
             if getattr(self, name) is not None and self.ssl_certfile is None:
                 raise ValueError(f"{name}: expected an ssl_certfile with it")
-        # Both can be bound before either listens, and then one of them gets no connection.
+        # Both sockets can be bound before either listens, and then one of them gets no connection.
         hosts = {self.host, self.metrics_host}
         if self.uds is None and self.metrics_port == self.port != 0 and (len(hosts) == 1 or hosts & _ALL_HOSTS):
             raise ValueError(f"metrics_port: expected another port than that of the API, got {self.metrics_port}")

@@ -15,7 +15,7 @@ from radixkv.server.open_connections import OpenConnections
 if TYPE_CHECKING:
     from asyncio import TimerHandle
 
-# A request may be so much longer than twice its body: request line, headers, and what separates chunks.
+# How much longer than twice its body a request may be: request line, headers, and what separates chunks.
 _MAX_OVERHEAD_BYTES = 64 << 10
 
 
@@ -37,9 +37,9 @@ class ConnectionLimits:
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with time limits and a limit of the headers' length.
 
-    A closed connection is a disconnected client: what it had requested is aborted, and its blocks are released. So reading
-    goes on during an answer, and a request that comes before its end (HTTP pipelining) cannot be kept: it is dropped, and the
-    connection closed behind the answer, as RFC 9112 (9.3.2) allows.
+    A closed connection means a disconnected client: what it had requested is aborted, and its blocks are released. To notice
+    that, reading goes on during an answer, so a request that comes before its end (HTTP pipelining) cannot be kept: it is
+    dropped, and the connection closed after the answer, as RFC 9112 (9.3.2) allows.
 
     Args:
         limits: of every connection.
@@ -100,7 +100,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.response_complete:  # else it has begun with the next request
+        if self.cycle.response_complete:  # otherwise the next request has begun
             self._limits.open_connections.idle(self)
 
     def _begin_receiving(self) -> None:
@@ -114,7 +114,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _on_receive_timeout(self) -> None:
         cycle = self.cycle
         answering = cycle is not None and not cycle.more_body and not cycle.response_complete
-        if answering or self.flow.read_paused:  # what follows on this connection has to wait for the server
+        if answering or self.flow.read_paused:  # the next request has to wait for the server, not for the client
             self._begin_receiving()
             return
         self._receiving = None

@@ -12,10 +12,10 @@ from radixkv.server.request_log import ANSWER_HEADERS
 
 
 class Cors(CORSMiddleware):
-    """ASGI middleware: lets pages of some origins be clients, and none on a port of the metrics, which may need no key.
+    """ASGI middleware: lets pages of some origins be clients, but none on a metrics port, which may need no key.
 
     Args:
-        origins: theirs; "*": any.
+        origins: the allowed ones; "*": any.
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, PrivateAttr, model_serializer
 
 _T = TypeVar("_T")
 
-# Less is written at once: the way to the thread and back takes as long.
+# Fewer are written in place: handing them to the thread and back takes as long.
 _MAX_INLINE_ENTRIES = 256
 
 
@@ -55,7 +55,7 @@ class EncoderThread:
 
 
 def encode(response: BaseModel) -> bytes:
-    """A response, or a chunk of one, as JSON; what of it or of its ``choices`` is JSON already is copied."""
+    """A response, or a chunk of one, as JSON; parts of it or of its ``choices`` that are JSON already are copied."""
     fields = vars(response)
     encoded = {name: value.encoded for name, value in fields.items() if isinstance(value, EncodedPart)}
     choices = fields.get("choices") or ()

@@ -90,7 +90,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, StructuredOutputError):
         return ApiError(HTTPStatus.BAD_REQUEST, str(error), param="structured_outputs")
     if isinstance(error, RequestTimeoutError):
-        # Clients send a 504 again by themselves: what takes too long would take as long again, and nobody waits for it.
+        # Clients retry a 504 by themselves: what took too long would take as long again, and nobody waits for it.
         headers = {} if error.in_queue else {"X-Should-Retry": "false"}
         return ApiError(HTTPStatus.GATEWAY_TIMEOUT, str(error), code="timeout", headers=headers)
     if isinstance(error, RequestCrashesError):  # not a 500, which clients send again
@@ -128,7 +128,7 @@ def add_error_handlers(app: FastAPI, paths: Collection[str]) -> None:
     """Turn every error that leaves a route into OpenAI's format.
 
     Args:
-        paths: that there are; one that is not there may be meant to be one of them.
+        paths: that there are; they are suggested for a path that does not exist but resembles one.
     """
 
     async def on_error(request: Request, error: Exception) -> JSONResponse:
@@ -143,7 +143,7 @@ def add_error_handlers(app: FastAPI, paths: Collection[str]) -> None:
             hint = "/openapi.json describes what there is" if near in (None, path) else f"did you mean {near}?"
             detail = f"there is no {request.method} {path}; {hint}"
         elif status == HTTPStatus.METHOD_NOT_ALLOWED:
-            # Where the path has a part that may be anything, another path may have been meant.
+            # A path that only matches a route with a variable part may be a misspelling of another path.
             route = request.scope.get("route")
             known = route.path_format if isinstance(route, APIRoute) else path
             detail = f"{known}: expected {(error.headers or {}).get('Allow', 'another method')}, got {request.method}"
@@ -164,9 +164,9 @@ def add_error_handlers(app: FastAPI, paths: Collection[str]) -> None:
     app.add_exception_handler(Exception, on_error)
 
 
-# A path without /v1, with it twice, or with a letter too few is as much like the right one; one of another API is not.
+# Least likeness to the right path: paths without /v1, with it twice, or with a letter too few reach it; another API's do not.
 _LIKE_A_PATH = 0.8
-# A misspelt field is as much like the right one; stop is less like top_p.
+# Least likeness to the right field: a misspelt one has it; stop and top_p are less alike.
 _LIKE_A_FIELD = 0.7
 # A longer field has no name that is nearly right.
 _LONGEST_NAME = 64
@@ -192,13 +192,13 @@ def _fields_of(request: Request) -> Collection[str]:
     return [name for name, field in body.model_fields.items() if is_supported(field)]
 
 
-# Values in error messages: as much as helps, in a time that does not grow with their size.
+# Quotes values in error messages: as much as helps, in a time that does not grow with their size.
 _QUOTED = reprlib.Repr()
 _QUOTED.maxlevel = 2
 _QUOTED.maxstring = _QUOTED.maxother = 60
 
 _PYDANTIC_OPENING = "Input should be "
-# Those that are looked at, and those that are said.
+# How many errors are looked at, and how many are reported.
 _MAX_ERRORS, _MAX_SAID = 32, 3
 
 
@@ -215,7 +215,7 @@ def _invalid_request(errors: Any, body: Any, fields: Collection[str]) -> ApiErro
         if error["type"] == "json_invalid":
             message = f"body: no JSON from character {error['loc'][1]} on: {error['ctx']['error']}"
             return ApiError(HTTPStatus.BAD_REQUEST, message)
-        # The members of a union are in the path, too, by names that clients do not know.
+        # The path also holds members of unions, by names that clients do not know.
         path = error["loc"][1:]
         located.append((_path_in(body, path, error["type"] == "missing") if error["loc"][0] == "body" else path, error))
     said = [each for each in located if not _is_of_another_member(*each, located)][:_MAX_SAID]
@@ -227,7 +227,7 @@ _Path = tuple[int | str, ...]
 
 
 def _path_in(body: Any, path: _Path, is_missing: bool) -> _Path:
-    """What a path has of the body's own names and positions, down to what is wrong, or to what is missing."""
+    """The parts of a path that are names and positions in the body, down to what is wrong, or to what is missing."""
     end = path[-1:] if is_missing else ()
     for length in range(len(path) - len(end), 0, -1):
         found = _inner_path(body, path[:length])
@@ -237,7 +237,7 @@ def _path_in(body: Any, path: _Path, is_missing: bool) -> _Path:
 
 
 def _inner_path(value: Any, path: _Path) -> _Path | None:
-    """The last part of a path, with those before it that lead there; None: it is not in the value."""
+    """The last part of a path, with the parts before it that lead there; None: it is not in the value."""
     if not path:
         return ()
     first, *rest = path
@@ -253,7 +253,7 @@ def _inner_path(value: Any, path: _Path) -> _Path | None:
 
 
 def _is_of_another_member(path: _Path, error: Any, all_errors: Sequence[tuple[_Path, Any]]) -> bool:
-    """Whether a value has another type than one member of a union, and that of another, which says what is wrong with it."""
+    """Whether an error only says that a value is not of one union member's type, while another member says what is wrong."""
     return error["type"].endswith("_type") and any(
         other[: len(path)] == path and (len(other) > len(path) or not found["type"].endswith("_type"))
         for other, found in all_errors

@@ -63,7 +63,7 @@ class Generation:
         self._reservation = reservation
         self._timers = timers
         self.request_id = request_id
-        # Those of the prompt that had a token first; None before.
+        # Times of the prompt that had a token first; None before.
         self.times: RequestMetrics | None = None
         self._num_cached_tokens = [0] * len(prompts)
         self._loaded_of_each: list[dict[str, int]] = [{} for _ in prompts]
@@ -223,7 +223,7 @@ class Generation:
 
 
 def extend_choice(choices: dict[int, CompletionOutput], choice: int, new: CompletionOutput) -> None:
-    """Add what is new in a choice to what there is of it; of the first, nothing is copied."""
+    """Add what is new in a choice to what there is of it; the first part is kept as it is, not copied."""
     whole = choices.setdefault(choice, new)
     if whole is not new:
         whole.text += new.text

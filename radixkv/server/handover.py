@@ -1,4 +1,4 @@
-"""A server leaves its port to another one, which listens there already, and no connection is reset.
+"""A server leaves its port to a successor, which listens there already, without resetting a connection.
 
 A socket that stops listening resets what the kernel has connected to it and the server has not accepted; and a server that
 closes an idle connection may do so while a request is on its way. So::
@@ -19,7 +19,7 @@ import uvicorn
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# In which clients that send one request after the other have learned that they must connect anew.
+# Within this time, clients that send one request after the other learn that they must connect anew.
 _SECONDS_TO_MOVE = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.02
 
@@ -44,10 +44,10 @@ class Handover:
         await self._app(scope, receive, send_last)
 
     async def begin(self, server: uvicorn.Server, listener: socket.socket) -> None:
-        """Returns when the server, which has this application, listens no more and can be told to exit.
+        """Stop listening; returns when the server can be told to exit.
 
         Args:
-            server: that serves.
+            server: that serves this application.
             listener: its only socket, of which another process has a counterpart (`SO_REUSEPORT`).
         """
         self._begun = True
@@ -56,11 +56,11 @@ class Handover:
         arrivals = select.poll()
         arrivals.register(listener, select.POLLIN)
         while arrivals.poll(0) and loop.time() < until:
-            await asyncio.sleep(0)  # in which the loop accepts
-        # At once; the loop's own closing may come after another connection.
+            await asyncio.sleep(0)  # lets the loop accept connections
+        # At once: before the loop closes the socket itself, another connection may come.
         listener.shutdown(socket.SHUT_RD)
         for listening in server.servers:
             listening.close()
-        await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)  # in which what was accepted last is counted
+        await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)  # until the last accepted connections are counted
         while server.server_state.connections and loop.time() < until:
             await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)

@@ -114,7 +114,7 @@ def _key(where: str, name: str, entry: Any) -> Key:
 
 
 def hash_of(key: str) -> str:
-    """What the file has of a key."""
+    """The form in which the file holds a key."""
     return hashlib.sha256(key.encode(errors="replace")).hexdigest()
 
 

@@ -13,17 +13,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-# For a connection on which nothing comes: seconds until the other end is asked whether it is there, seconds between further
-# questions, and how many of them are not answered by one that is gone.
+# TCP keep-alive of a silent connection: seconds until the first probe, seconds between further ones, and how many unanswered
+# probes mean that the other end is gone.
 _PROBES = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 # Bytes of a Unix socket's path at most (unix(7)), without the one that ends it.
 _MAX_UNIX_PATH = 107
 
 
 def notice_loss(connection: socket.socket) -> None:
-    """Have the system end a TCP connection whose other end is gone, or is no longer known to what lies between.
+    """Have the system end a TCP connection whose other end is gone, or that a device on the way has forgotten.
 
-    Without it, who only waits for what comes would wait for ever. A listening socket hands it on to what it accepts.
+    Without it, a reader that only waits would wait for ever. Connections inherit it from the socket that accepted them.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _PROBES:
@@ -81,7 +81,7 @@ def unix_listener(path: Path) -> Iterator[socket.socket]:
         try:
             yield listener
         finally:
-            # Somebody may have removed it, and have put another one there.
+            # Somebody may have removed the socket, and put another one there.
             with suppress(FileNotFoundError):
                 if _identity(path) == own:
                     path.unlink()

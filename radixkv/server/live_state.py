@@ -3,9 +3,9 @@
 A snapshot is taken on the engine's thread, between two steps, in bounded time whatever the size of tree and queues, and at
 most twice a second per tenant however many pages are open. Token ids are decoded on the tokenizer's thread.
 
-A tenant sees the texts and the tree of its own namespaces. Of others it learns how many blocks and requests there are in
-all. Without API keys, all clients are one tenant, and strangers to each other: then what was sent with a cache salt is not
-shown, and where clients may be of other machines, no part of any prompt is.
+A tenant sees the texts and the tree of its own namespaces; of others, only how many blocks and requests there are in all.
+Without API keys, all clients are one tenant, and strangers to each other: then what was sent with a cache salt is not shown,
+and where clients may be on other machines, no part of any prompt is.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def live_state(
     requests: list[RequestState],
     trees: list[Tree],
 ) -> LiveState:
-    """What an engine counts, or several, with what one tenant may see of its requests and trees."""
+    """The counts of one engine or several, with what one tenant may see of its requests and trees."""
     return LiveState(
         model=model,
         version=__version__,
@@ -193,7 +193,7 @@ class LiveStateCache:
     def __init__(self, service: Service, llm: AsyncLLM) -> None:
         self._service = service
         self._llm = llm
-        # By tenant. What one asked for may wait for all else that it has the tokenizer do; the others do not wait for that.
+        # By tenant, each with its own lock: a tenant's snapshot may wait for its other tokenizing, the others' do not.
         self._latest: defaultdict[str, _Latest] = defaultdict(_Latest)
 
     async def get(self, tenant: Tenant) -> LiveState:

@@ -64,10 +64,10 @@ def encode_chat_logprobs(
 
 
 class TextLength:
-    """How many characters a growing text has, whose tokens may each be part of one.
+    """How many characters a growing text has; a token may be only part of a character.
 
     Attributes:
-        characters: that are complete.
+        characters: how many are complete.
 
     Args:
         texts: of the tokens.
@@ -91,7 +91,7 @@ class TextLength:
         self._num_echoed = 0 if echoed is None else len(prompt_token_ids)
         self._skip_special_tokens = skip_special_tokens
         self._num_added = 0
-        # Tokenizers may add one to each text between special tokens.
+        # Tokenizers may add a space to each text between special tokens.
         self._space_may_be_added = True
         self._answer_has_text = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -115,7 +115,7 @@ class TextLength:
         return part[1:] if added else part
 
     def _is_space_added(self, index: int) -> bool:
-        """Whether the text from a token on has a space less than the tokens, up to the first that is more than spaces."""
+        """Whether the text lacks one space that the tokens have, from this token up to the first that is not only spaces."""
         parts = []
         for following in range(index, self._num_echoed):
             token_id = self._prompt_token_ids[following]

@@ -12,7 +12,7 @@ from radixkv.server.chat_messages import ChatMessage, as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.prompt_caching import Breakpoint
 
-# What may follow a prefix: many templates write nothing without a message of the user, or another thing where it is the last.
+# What may follow a prefix: many templates write nothing without a user's message, or write the last message differently.
 _NEXT_MESSAGE: Mapping[str, Any] = MappingProxyType({"role": "user", "content": ""})
 
 
@@ -21,8 +21,9 @@ def marked_prefixes(
 ) -> dict[float, Sequence[int]]:
     """The part of a prompt before the last breakpoint of each time to live; empty where the chat template cannot tell.
 
-    The conversation up to the breakpoint is written by itself and, unless that is a prefix as it is, before an empty message;
-    what the whole one has in common with either is the prefix. So whatever the template does, it is a prefix of the prompt.
+    The conversation up to the breakpoint is written by itself and, unless that is already a prefix of the prompt, with an
+    empty message after it. The longest beginning that either shares with the prompt is the result: so whatever the template
+    does, it is a prefix of the prompt.
 
     Args:
         chat: the request.
@@ -43,7 +44,7 @@ def marked_prefixes(
 def _written(
     chat: ChatCompletionRequest, messages: Sequence[Mapping[str, Any]], loaded: TextInterface
 ) -> Sequence[int]:
-    """Other messages in place of a request's; none where the template refuses conversations that end there."""
+    """Tokens of other messages in place of the request's; none where the template refuses conversations that end there."""
     body = chat.model_copy(
         update={
             "messages": [ChatMessage.model_validate(dict(message)) for message in messages],

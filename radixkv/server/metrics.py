@@ -65,7 +65,7 @@ class RequestTimer:
         self._metrics = metrics
         self._arrival = time.monotonic()
         self._last_delta_time: float | None = None
-        self._num_choices = num_choices  # not checked yet: it may be any number
+        self._num_choices = num_choices  # not validated yet: it may be any number
         self._finished: set[int] = set()
 
     def observe(self, delta: OutputDelta) -> None:
@@ -88,7 +88,7 @@ class RequestTimer:
                     metrics.inter_token_latency.observe((now - self._last_delta_time) / longest)
         self._last_delta_time = now
         metrics.generation_tokens.inc(sum(counts))
-        # A finished choice is also in all later deltas; of beams there may be more than were asked for.
+        # A finished choice is also in all later deltas; there may be more beams than were asked for.
         for choice, reason in reasons.items():
             if choice < self._num_choices and choice not in self._finished:
                 self._finished.add(choice)
@@ -159,7 +159,7 @@ class EngineCollector(Collector):
 
 
 def _tier_metrics(totals: TierTotals) -> Iterator[Metric]:
-    """What has happened below the pool, by medium where a tier counts it."""
+    """What has happened in tiers below the pool, by medium where a tier counts it."""
     for name, documentation, field in [
         ("tier_hit_blocks", "Blocks read from a tier.", "hit_blocks"),
         ("tier_missed_blocks", "Blocks that a tier was asked for and did not return.", "missed_blocks"),

@@ -16,7 +16,7 @@ from radixkv.server.messages.errors import MessagesError
 from radixkv.server.messages.objects import ModelInfo, ModelInfoPage
 from radixkv.server.service import Service
 
-# Anthropic's clients send it with every request; it tells them from OpenAI's, which ask for models at the same address.
+# A header of all requests of Anthropic's clients; it tells them from OpenAI's, which ask for models at the same address.
 _AnthropicVersion = Annotated[str | None, Header()]
 
 
@@ -102,7 +102,7 @@ def model_routes(service: Service) -> APIRouter:
         check_alive()
         return Response()
 
-    # What AWS SageMaker asks; vLLM answers it in the same way.
+    # The path that AWS SageMaker asks; vLLM answers it in the same way.
     router.add_api_route("/ping", health, methods=["GET", "POST"], include_in_schema=False)
 
     @router.get("/load", tags=["observation"])

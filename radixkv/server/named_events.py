@@ -1,4 +1,4 @@
-"""Server-sent events that have a name: the ``type`` of what they carry. The last one says itself that it is the last."""
+"""Server-sent events named by the ``type`` of what they carry. The last one says itself that it is the last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's and vLLM's fields for unsupported features: accepted with values that request nothing, since clients send the
+"""OpenAI's and vLLM's fields for unsupported features: accepted with values that ask for nothing, because clients send the
 defaults."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _reject_unsupported(value: Any, validate: ValidatorFunctionWrapHandler) -> A
 
 
 def is_supported(field: FieldInfo) -> bool:
-    """Whether a request's field is no `Only`."""
+    """Whether a request's field is not an `Only`, which marks an unsupported one."""
     return not any(isinstance(each, WrapValidator) and each.func is _reject_unsupported for each in field.metadata)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from typing import Protocol
 
-# For all else that the process opens.
+# File descriptors for everything else that the process opens.
 _RESERVED_DESCRIPTORS = 256
 _MAX_CONNECTIONS = 16_384
 _MAX_UNSENT_BYTES = 256 << 20
@@ -22,17 +22,17 @@ class OpenConnections:
     """Gives up connections where there are too many, or too much of their answers waits to be read.
 
     Args:
-        max_connections: more than these, and the one that has been without a complete request for the longest is given up.
-        max_unsent_bytes: more than these, and the one that has not read its answer for the longest is given up.
+        max_connections: beyond it, the connection that has been without a complete request for the longest is given up.
+        max_unsent_bytes: beyond it, the connection that has not read its answer for the longest is given up.
     """
 
     def __init__(self, max_connections: int = _MAX_CONNECTIONS, max_unsent_bytes: int = _MAX_UNSENT_BYTES) -> None:
         self._max_connections = max_connections
         self._max_unsent_bytes = max_unsent_bytes
         self._num_open = 0
-        # Given up, and not closed yet: that takes a turn of the event loop, in which hundreds may be accepted.
+        # Given up, and not closed yet: closing takes a turn of the event loop, in which hundreds may be accepted.
         self._leaving: set[Connection] = set()
-        # Both with the longest first; `_unread` with the bytes that wait.
+        # Both with the connection that has waited longest first; `_unread` with the bytes that wait.
         self._idle: dict[Connection, None] = {}
         self._unread: dict[Connection, int] = {}
         self._unsent_bytes = 0
@@ -58,7 +58,7 @@ class OpenConnections:
             self._idle[connection] = None
 
     def unread(self, connection: Connection, num_bytes: int) -> None:
-        """So much of an answer waits for the client to read it, and no more is written meanwhile."""
+        """This many bytes of an answer wait for the client to read them, and no more are written meanwhile."""
         self.read(connection)
         self._unread[connection] = num_bytes
         self._unsent_bytes += num_bytes

@@ -61,7 +61,7 @@ class AdministratorPins(Protocol):
         """All of them."""
 
     async def pin(self, prompt: Prompt, ttl: float | None) -> PinState | None:
-        """Keep a prompt; what of it is not cached is computed first.
+        """Keep a prompt; its uncached part is computed first.
 
         Returns:
             None: it was cleared before it could be pinned, or just after.

@@ -1,4 +1,4 @@
-"""Which paths are served where, if what shows the server's state has a port of its own (`metrics_port`)::
+"""Which paths are served where, if the server's state has a port of its own (`metrics_port`)::
 
 /, /live, /metrics                   on that port only
 /health, /ready, /version            on both
@@ -12,7 +12,7 @@ from enum import Enum, auto
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# They hold nothing of any prompt.
+# These files hold nothing of any prompt.
 PAGE_PATHS = frozenset({"/", "/favicon.svg", "/page.css", "/page.js"})
 _STATE_PATHS = PAGE_PATHS | {"/live", "/metrics"}
 _COMMON_PATHS = frozenset({"/health", "/ready", "/version", "/v1/chat/completions"})

@@ -59,7 +59,7 @@ class PrefixKeeper:
             self._pinning = asyncio.ensure_future(self._pin())
 
     async def kept(self) -> Mapping[float, int]:
-        """How many tokens are kept, by time to live, when all that `start` began is pinned."""
+        """Wait until all that `start` began is pinned; returns how many tokens are kept, by time to live."""
         return {} if self._pinning is None else await self._pinning
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class PromptCacheOptions(StrictModel):
 def last_marks(
     marks: Iterable[tuple[Place, PromptCacheBreakpoint | None]], options: PromptCacheOptions | None
 ) -> list[tuple[float, Place]]:
-    """The last mark of each time to live, in the order of the prompt: what it keeps has the prefixes of the others.
+    """The last mark of each time to live, in the order of the prompt: what it keeps includes the earlier ones' prefixes.
 
     Args:
         marks: of each part, in the order of the prompt; None: it has none.

@@ -65,7 +65,7 @@ _NOT_FOR_BEAM_SEARCH = (
     "skip_special_tokens",
     "include_stop_str_in_output",
 )
-# Values of those that ask for what a beam search does in any case.
+# The only values that these fields may have in a beam search, which behaves so in any case.
 _FIXED_FOR_BEAM_SEARCH = MappingProxyType({"skip_special_tokens": True, "include_stop_str_in_output": False})
 
 
@@ -74,7 +74,7 @@ BadWord = Annotated[str, Field(max_length=MAX_BAD_WORD_CHARACTERS)]
 
 
 def _refuse_many_biases(biases: Any) -> Any:
-    # Before any is validated: pydantic makes an error of each that is wrong, which took a second for a megabyte of them.
+    # Checked before any is validated: pydantic makes an error for each wrong one, which took a second for a megabyte of them.
     if isinstance(biases, dict) and len(biases) > MAX_TOKEN_IDS:
         raise PydanticCustomError("too_many_biases", f"expected at most {MAX_TOKEN_IDS:,} entries, got {len(biases):,}")
     return biases
@@ -121,7 +121,7 @@ class GenerationRequest(StructuredRequest):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    # vLLM's older field; there is one backend, which enforces what all of them do.
+    # vLLM's older field; here there is one backend, which enforces what all of vLLM's do.
     guided_decoding_backend: str | None = None
 
     # Not OpenAI's; with vLLM's names where it has them.
@@ -132,7 +132,7 @@ class GenerationRequest(StructuredRequest):
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     allowed_token_ids: TokenIds | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    # Keep so many of the prompt's last tokens; -1: as many as leave room for the answer.
+    # Keep this many of the prompt's last tokens; -1: as many as leave room for the answer.
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     # Whether the tokenizer adds its special tokens to the prompt; by default to texts, and not to what a chat template wrote.
     add_special_tokens: bool | None = None

@@ -22,7 +22,7 @@ from radixkv.server.tenants import Tenant
 
 
 class TokenBucket:
-    """So much a minute, and no more than that at once.
+    """Allows an amount per minute, and no more than that at once.
 
     Args:
         per_minute: the amount.
@@ -47,7 +47,7 @@ class TokenBucket:
         return self._level
 
     def change(self, per_minute: int) -> None:
-        """From now on so much a minute; the bucket stays as full as it is, measured by its size."""
+        """Change the amount per minute; the bucket keeps its level as a fraction of its size."""
         self._level = self.level * per_minute / self.per_minute
         self.per_minute = per_minute
 
@@ -65,7 +65,7 @@ class Reservation:
     """What was taken for one request.
 
     Attributes:
-        requests: the bucket that one was taken from; None: the tenant has no such limit.
+        requests: the bucket from which one request was taken; None: the tenant has no such limit.
         tokens: likewise for ``num_tokens``; None, too, when they are settled.
         num_tokens: how many.
     """
@@ -153,8 +153,8 @@ class RateLimits:
     def _bucket(self, tenant: Tenant, name: str) -> TokenBucket | None:
         """The tenant's bucket; None: it has no such limit.
 
-        There is one for each name, whatever becomes of its limits: requests from before the keys were read anew are told
-        theirs at their end, and a bucket made anew for that would be full.
+        There is one bucket for each name, even when its limits change: answers to requests from before the keys were reread
+        still state the limits of that time, and a new bucket made for them would be full.
         """
         per_minute = None
         if tenant.key is not None:
@@ -187,7 +187,7 @@ def default_max_tokens(default: int, min_tokens: int, tenant: Tenant) -> int:
 
     Args:
         default: the endpoint's or the model's.
-        min_tokens: that the request asks for at least.
+        min_tokens: the least that the request asks for.
         tenant: whose key may limit it.
     """
     limit = _answer_limit(tenant)
@@ -200,7 +200,7 @@ def _answer_limit(tenant: Tenant) -> int | None:
 
 
 class RateLimitHeaders:
-    """ASGI middleware, inside of authentication: adds what is left of a tenant's limits to each of its responses."""
+    """ASGI middleware, inside of authentication: adds headers with what is left of a tenant's limits to its responses."""
 
     def __init__(self, app: ASGIApp, limits: RateLimits) -> None:
         self._app = app

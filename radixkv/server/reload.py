@@ -1,4 +1,4 @@
-"""SIGHUP: what can be read anew is read anew, and the process goes on, whatever it is doing."""
+"""SIGHUP: files that can be reread are reread, and the process goes on with whatever it is doing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _log = logging.getLogger(__name__)
 
 
 class TakesShares(Protocol):
-    """What is told what each tenant may have."""
+    """Gets what each tenant may have."""
 
     async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None: ...
 
 
 class ReloadSignal:
-    """SIGHUP, which would end a process that does not handle it. One that comes before there is a reload is not lost.
+    """Handles SIGHUP, which would otherwise end the process. One that comes before `call` is not lost.
 
     A context manager, to be entered in the main thread.
     """
@@ -62,7 +62,7 @@ def _nothing_to_reload() -> None:
 
 
 class KeysReload:
-    """Reads the file of keys anew; a bad file changes nothing and is one error in the log.
+    """Rereads the file of keys; a bad file changes nothing and logs one error.
 
     Args:
         path: of the file.
@@ -84,8 +84,8 @@ class KeysReload:
             _log.error("keys are kept as they were: %s", error)
             return
         _log.info("%d keys read from %s", len(keys), self._path)
-        # None waits for an earlier one, which may wait for a replica that hangs: they are begun in order, and who is told
-        # keeps to it.
+        # No reload waits for an earlier one, which may wait for a replica that hangs: they begin in order, and their receiver
+        # keeps that order.
         sending = asyncio.ensure_future(self._llm.set_tenants(self._tenants.shares))
         self._sending.add(sending)
         sending.add_done_callback(self._sending.discard)

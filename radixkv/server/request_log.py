@@ -20,11 +20,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 _log = logging.getLogger(__name__)
 
 _HEADER = "X-Request-Id"
-# An answer's headers with the request's id; the second is the one that Anthropic's clients read.
+# Headers of an answer that hold the request's id; Anthropic's clients read the second.
 ANSWER_HEADERS = (_HEADER, "Request-Id")
 # What a log can hold without being misread: no spaces, no quotes, no line ends.
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-# Characters of a path that are logged: whoever has no key can send 64 KiB of it.
+# Characters of a path that are logged: even a client without a key can send 64 KiB of it.
 _MAX_PATH = 512
 
 
@@ -48,7 +48,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         sent = Headers(scope=scope).get(_HEADER, "")
-        # A name that is not valid, or none, is replaced: the client sees in the answer what it is called here.
+        # A missing or invalid id is replaced: the client sees in the answer which id the request has here.
         request_id = sent if _VALID_ID.fullmatch(sent) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
@@ -107,7 +107,7 @@ def _seconds_between(first: float, second: float | None) -> float | None:
 
 
 class _AccessLogFile(WatchedFileHandler):
-    """A file whose lines are lost while it cannot be written; that, and its end, is one line of the server's own log."""
+    """A file whose lines are lost while it cannot be written; the server's own log says once when that begins and ends."""
 
     _is_lost = False
 
@@ -132,11 +132,11 @@ class _AccessLogFile(WatchedFileHandler):
             self._is_lost = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        raise  # to `emit`, in whose base class it is called for what cannot be written
+        raise  # to our `emit`: the base class's calls this where a line cannot be written
 
 
 def open_access_log(path: str) -> Callable[[str], object]:
-    """What writes lines to a file, which is opened anew when it was moved away, or to standard error for "-".
+    """A function that writes lines to a file, reopened if it was moved away, or to standard error for "-".
 
     Raises:
         OSError: the file cannot be written.

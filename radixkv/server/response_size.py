@@ -1,7 +1,7 @@
 """How large a response may get that is not streamed: all of it is in memory at once, in several forms.
 
-A request of a few megabytes could ask for gigabytes: hundreds of prompts that are cached, each repeated in a hundred choices,
-or the likeliest tokens at every place of all of them.
+A request of a few megabytes could ask for gigabytes: hundreds of cached prompts, each repeated in a hundred choices, or the
+likeliest tokens at every position of all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check_response_size(
         params: of each prompt.
         remaining_tokens: that fit into the model's length after the prompts.
         num_copies: of each prompt, and of its log-probabilities, where the response has them.
-        repeating: the field for which it has the prompts; None: it has none.
+        repeating: the field that has the response repeat the prompts; None: it does not.
 
     Raises:
         ValueError: the message names the field.

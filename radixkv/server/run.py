@@ -1,6 +1,6 @@
 """The server's process: its socket, its signals and its end.
 
-What imports torch is imported in functions: it takes seconds, for which a wrong address should not wait.
+Modules that import torch are imported in functions: that takes seconds, and a wrong address should be refused before.
 """
 
 from __future__ import annotations
@@ -100,18 +100,18 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
 
 
 def _avoid_pauses(model: LLM) -> None:
-    """Do before serving what would stop all threads later."""
+    """Do in advance what would otherwise stop all threads while the server runs."""
     try:
         model.engine.grammars.prepare()
-    except Exception as error:  # anything that a tokenizer can be; all else is served
+    except Exception as error:  # a tokenizer may raise anything; all other requests are served
         _log.warning("requests with structured output or tools that must be called will fail: %s", error)
-    # Half a million objects that stay: to look through them for garbage took 0.3 s each time.
+    # Half a million objects stay alive: each garbage collection took 0.3 s to look through them.
     gc.collect()
     gc.freeze()
 
 
 def leave_at_once(status: int) -> NoReturn:
-    """The usual end of a process would wait for threads, and one is stuck."""
+    """End the process without waiting for its threads, of which one is stuck."""
     logging.shutdown()
     os._exit(status)
 
@@ -126,15 +126,15 @@ async def serve(
     watch: Callable[[], Coroutine[Any, Any, None]] | None = None,
     drain: asyncio.Event | None = None,
 ) -> int:
-    """Serve what is there until SIGTERM or SIGINT, or until it dies.
+    """Serve a model until SIGTERM or SIGINT, or until it dies.
 
     Args:
         llm: what is served.
         config: the server's.
         listener: bound, and not listening yet.
-        make_app: given what starts draining, what is served in words, and the application.
-        metrics_listener: likewise, for what `radixkv.server.ports` names; None: ``listener`` is for that, too.
-        watch: runs beside it.
+        make_app: gets the function that starts draining, and returns the name of what is served, and the application.
+        metrics_listener: likewise, for the paths that `radixkv.server.ports` names; None: ``listener`` is for these, too.
+        watch: runs meanwhile.
         drain: starts draining when it is set.
 
     Returns:
@@ -157,12 +157,12 @@ async def serve(
 
     servers: dict[_Server, asyncio.Future[None]] = {}
     try:
-        # Not left to the event loop: uvloop takes a socket that cannot listen for one that does.
+        # Not left to the event loop: uvloop does not notice that a socket cannot listen.
         for each in (listener, *([] if metrics_listener is None else [metrics_listener])):
             listen(each, server_config.backlog)
         serving = servers[server] = asyncio.ensure_future(server.serve([listener]))
         if metrics_listener is not None:
-            metrics_config = copy(server_config)  # the bound of connections is one for both
+            metrics_config = copy(server_config)  # which shares one bound of connections
             metrics_config.app = OnPort(app, Port.METRICS, private=is_private(metrics_listener))
             metrics_server = _Server(metrics_config)
             servers[metrics_server] = asyncio.ensure_future(metrics_server.serve([metrics_listener]))
@@ -271,7 +271,7 @@ def namespaces_secret(options: LLMOptions) -> bytes | None:
     return find_secret(
         None if secret_file is None else Path(secret_file),
         None if disk_cache is None else Path(disk_cache),
-        EngineConfig(shared_cache=options.get("shared_cache")).shared_cache,  # a server of an unknown kind is none
+        EngineConfig(shared_cache=options.get("shared_cache")).shared_cache,  # refuses a server of an unknown kind
         read_only=bool(options.get("disk_cache_read_only")),
     )
 
@@ -302,7 +302,7 @@ def listener_for(config: ServerConfig, tenants: Tenants, *, shared: bool = False
 
 @contextlib.contextmanager
 def metrics_listener_for(config: ServerConfig, tenants: Tenants) -> Iterator[socket.socket | None]:
-    """A socket bound to the address that is configured for the metrics; None: there is none of their own.
+    """A socket bound to the address that is configured for the metrics; None: they have no address of their own.
 
     Args:
         config: the server's.

@@ -1,4 +1,4 @@
-"""What the server needs of what it serves: an engine of its own, or several elsewhere that answer as one."""
+"""The interface that the server needs of a model: an engine of its own, or several elsewhere that answer as one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class ServedModel(Protocol):
-    """`AsyncLLM`, which says what each of these means, or what stands for several of them."""
+    """`AsyncLLM`, which documents each of these, or an object that stands for several engines."""
 
     on_step: Callable[[EngineStats], None] | None
 

@@ -39,14 +39,14 @@ class Service:
         max_token_characters: of the longest token: texts that could not fit into the model are refused untokenized.
         encoder: writes the large parts of responses.
         drain: starts what SIGTERM starts: refuse new requests, finish the unfinished ones, exit.
-        other_names: by which requests select the model, too.
+        other_names: further names by which requests select the model.
         time_limits: of every request.
-        rate_limits: of tenants that have such.
+        rate_limits: of tenants that have such limits.
         responses: that may be continued.
         step_timeout: seconds after which a step of the engine is taken to be stuck.
         shows_prompts_without_keys: whether /live shows prompts where there are no API keys.
         obstacle: why no request can be answered now, for /ready; None: they can.
-        engine: `llm`, where it is an engine of this process; None: several elsewhere.
+        engine: `llm`, where it is an engine of this process; None: several engines elsewhere answer.
     """
 
     llm: ServedModel
@@ -148,7 +148,7 @@ def new_id(prefix: str, separator: str = "-") -> str:
 
 
 def response_id(request_id: str, body: GenerationRequest) -> str:
-    """The id that a response shows: one that the client chose is not unique, so that the engine has its own."""
+    """The id that a response shows. One that the client chose need not be unique, so the engine uses its own."""
     return request_id if body.request_id is None else f"{request_id.partition('-')[0]}-{body.request_id}"
 
 

@@ -9,14 +9,14 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from radixkv.cache.arguments import is_unicode
 
-# More than any request has. Every unknown field is an error with a text of its own, and a megabyte holds 100,000 of them.
+# More fields than any request has. Each unknown one is an error with its own text, and a megabyte holds 100,000 of them.
 _MAX_FIELDS = 256
 # Depth of lists of numbers: prompts are lists of token ids.
 _MAX_LIST_DEPTH = 2
 
 
 def _stop_at_first_error(schema: Any) -> None:
-    """Set `fail_fast` of every list in a schema, wherever it is nested; an annotation could be forgotten."""
+    """Set `fail_fast` of every list in a schema, wherever it is nested: done by annotations, one could be forgotten."""
     if isinstance(schema, dict):
         if schema.get("type") == "list":
             schema["fail_fast"] = True
@@ -28,7 +28,7 @@ def _stop_at_first_error(schema: Any) -> None:
 
 
 def _with_whole_numbers(value: Any, depth: int = _MAX_LIST_DEPTH) -> Any:
-    """5.0 as 5, which fields of type float take, too; also in lists. Objects are left to their own models."""
+    """Floats such as 5.0 as integers, which float fields accept, too; also in lists. Objects are left to their models."""
     if type(value) is float:
         return int(value) if value.is_integer() else value
     if type(value) is list and depth and not {float, list}.isdisjoint(map(type, value)):

@@ -56,7 +56,7 @@ class Tenants:
         keys: from a file, by name; None: there is no file.
         clock: seconds since 1970, for keys that expire.
         secret: of the keyed hash, where namespaces must be the same after a restart; None: a random one.
-        metrics_key: which none of the others may be; None: there is none.
+        metrics_key: must differ from all others; None: there is none.
 
     Raises:
         ValueError: a key is empty or not ASCII, or one is given twice.
@@ -89,7 +89,7 @@ class Tenants:
             self.replace_keys(keys)
 
     def replace_keys(self, keys: Mapping[str, Key]) -> None:
-        """From now on accept these keys of the file, and no others of it. A name keeps what it has cached.
+        """From now on accept these keys from the file, and no others from it. A name keeps what it has cached.
 
         Raises:
             ValueError: one of them is given as an API, admin or metrics key, too; nothing is changed then.

@@ -18,7 +18,7 @@ from radixkv.serving.request_stream import RequestStream
 class _Stage(NamedTuple):
     limit: float  # seconds from the request's arrival
     in_words: str
-    is_late: Callable[[RequestMetrics], bool]  # what has not been reached then
+    is_late: Callable[[RequestMetrics], bool]  # whether the stage is not reached when the limit ends
     in_queue: bool
 
 
@@ -37,12 +37,12 @@ class TimeLimits:
     total: float | None = None
 
     def at_most(self, total: float | None) -> TimeLimits:
-        """These, with what a request itself allows in all."""
+        """These limits, with the total lowered to what a request itself allows."""
         return replace(self, total=min((limit for limit in (self.total, total) if limit is not None), default=None))
 
     @property
     def stages(self) -> list[_Stage]:
-        """The limits that there are, the first one first."""
+        """The limits that are set, the earliest first."""
         stages = [
             (self.queue, "waited in the queue for", lambda times: times.scheduled_time is None, True),
             (self.first_token, "had no token within", lambda times: times.first_token_time is None, False),
@@ -94,7 +94,7 @@ class Deadlines:
             self._watch.cancel()
 
     async def _enforce(self, streams: Sequence[RequestStream]) -> None:
-        with suppress(EngineDeadError):  # then they have failed already
+        with suppress(EngineDeadError):  # then the streams have failed already
             for stage in self._stages:
                 await asyncio.sleep(self._seconds_left(stage))
                 if any(map(stage.is_late, await self._llm.times(streams))):

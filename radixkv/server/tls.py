@@ -1,7 +1,7 @@
-"""Encrypted connections. The event loop can encrypt them by itself, but does not count those before their handshake.
+"""TLS connections. The event loop can encrypt by itself, but then connections are not counted before their handshake.
 
-A client that connects and says nothing holds a file descriptor until the handshake's time is over. So such connections count
-as connections without a request, the first to be given up where there are too many.
+A client that connects and says nothing holds a file descriptor until the handshake's time is over. So these count as
+connections without a request, which are the first to be given up where there are too many.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class TlsConnection(asyncio.Protocol):
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     def data_received(self, data: bytes) -> None:
-        """The first of what came encrypted: asyncio's own loop does not wait until `_accept` goes on."""
+        """Keep the first decrypted data: asyncio's own loop does not wait until `_accept` goes on."""
         self._received.append(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """That was noted before the connection was handed on, and happened after it."""
+        """Pass on a loss that was scheduled before the protocol changed, and happens afterwards."""
         if self._protocol is not None:
             self._protocol.connection_lost(exc)
 

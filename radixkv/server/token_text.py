@@ -70,8 +70,8 @@ class TokenTexts:
         return f'{{"token":{self.quoted(token_id)},"logprob":', f',"bytes":{encoded_bytes}}}'
 
     def _is_left_out(self, token_id: int) -> bool:
-        """Whether a text without special tokens is one without this token."""
-        # Twice: alone, the token of a space may have no text.
+        """Whether this token is missing from a text without special tokens."""
+        # Decoded twice in a row, because a space's token may have no text by itself.
         return not self._tokenizer.decode([token_id, token_id], skip_special_tokens=True)
 
 

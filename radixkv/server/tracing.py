@@ -62,7 +62,7 @@ class Tracing:
             try:
                 await self._app(scope, receive, send_traced)
             finally:
-                # Paths hold names, of models for one; there are few routes.
+                # The route, not the path: paths hold names, such as a model's, and there are few routes.
                 route = getattr(scope.get("route"), "path", None)
                 if route is not None:
                     span.update_name(f"{scope['method']} {route}")

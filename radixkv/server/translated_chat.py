@@ -38,7 +38,7 @@ def translate(chat: Mapping[str, Any], field_names: Mapping[str, str]) -> Transl
             {**detail, "loc": ("body", field_names.get(str(detail["loc"][0]), detail["loc"][0]), *detail["loc"][1:])}
             for detail in error.errors(include_url=False)
         ]
-        # Where the parts of a location are looked for.
+        # The error handler looks in this body for the parts of an error's location.
         body = {field_names.get(name, name): value for name, value in chat.items()}
         raise RequestValidationError(errors, body=body) from error
     request._field_names = field_names

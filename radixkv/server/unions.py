@@ -14,7 +14,7 @@ def _text_or_list(value: Any) -> str:
 
 
 _T = TypeVar("_T")
-# A string or something else, most often a list; errors are then of one of them only.
+# A string or something else, most often a list; errors are then about one of the two only.
 TextOr = Annotated[Annotated[str, Tag("text")] | Annotated[_T, Tag("list")], Discriminator(_text_or_list)]
 
 

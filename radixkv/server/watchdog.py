@@ -1,4 +1,4 @@
-"""Ends an engine that is stuck, and sees to it that the process ends even if nothing else in it runs."""
+"""Ends an engine that is stuck, and makes sure that the process ends even if nothing else in it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 1.0
-# For code that holds the interpreter's lock for ever, so that no Python runs: longer, because it takes no leave.
+# Seconds more for code that holds the GIL for ever, so that no Python runs: longer, because this ends the process abruptly.
 _MORE_SECONDS = 60.0
 
 

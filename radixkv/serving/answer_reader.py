@@ -1,4 +1,4 @@
-"""Takes the answers of a streamed chat apart: reasoning, text and tool calls, as they come."""
+"""Splits the answers of a streamed chat into reasoning, text and tool calls, as they arrive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from radixkv.tools.events import AnswerPiece, TextPiece
 
 
 class PieceReader:
-    """Reads the text of all answers to one prompt, which comes in pieces of each in turn.
+    """Reads the text of all answers to one prompt, whose pieces arrive interleaved.
 
     Args:
         form: of the answers; None: they are text alone.
@@ -21,7 +21,7 @@ class PieceReader:
         self._parsers: dict[int, AnswerParser] = {}
 
     def read(self, index: int, text: str, ended: bool) -> list[AnswerPiece]:
-        """What an answer's next text says.
+        """The pieces that an answer's next text holds.
 
         Args:
             index: of the answer.
@@ -40,7 +40,7 @@ class AnswerReader:
     """Reads all answers to one prompt out of the outputs of its request.
 
     Args:
-        prompt: of a conversation; one that has no form of answer is answered by text alone.
+        prompt: of a conversation; if it has no form of answer, its answers are text alone.
     """
 
     def __init__(self, prompt: Prompt) -> None:

@@ -28,7 +28,7 @@ from radixkv.serving.request_stream import RequestStream
 
 _T = TypeVar("_T")
 
-# At the end of an `async with` block, for what is cached to be written into tiers: as long as `LLM.shutdown` has.
+# Time for writing what is cached into tiers at the end of an `async with` block: as much as `LLM.shutdown` has by default.
 _WRITE_SECONDS = 30.0
 
 
@@ -49,7 +49,7 @@ class AsyncEngine:
         cut_short: whether a shutdown has aborted requests.
 
     Raises:
-        RuntimeError: another one runs the engine, an `LLM` has unfinished requests in it, or another process made it.
+        RuntimeError: another object runs the engine, an `LLM` has unfinished requests in it, or another process made it.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class AsyncEngine:
             self._engine_thread.abort(request_id)
 
     def fail(self, request_id: str, error: Exception) -> None:
-        """Abort a request before the next step; its iteration raises ``error``, after what it has not read yet is dropped."""
+        """Abort a request before the next step; what was not read yet is dropped, and its iteration raises ``error``."""
         stream = self._streams.get(request_id)
         if stream is not None and not stream.ended:
             stream.put(error)
@@ -121,7 +121,7 @@ class AsyncEngine:
             request_id: of the first, see below.
             priority: among the tenant's own requests.
             tenant: on whose behalf.
-            accepted: another engine had accepted them: they are not refused because too many are unfinished here.
+            accepted: whether another engine had accepted them: then they are not refused if too many are unfinished here.
 
         Returns:
             One stream per prompt, with the request ids ``request_id``, or ``request_id-0`` and so on where there are several.
@@ -171,7 +171,7 @@ class AsyncEngine:
             try:
                 return function(engine)
             finally:
-                # Like those of a step, so that none are replaced by earlier ones.
+                # Delivered as after a step, so that earlier statistics do not replace later ones.
                 self._deliver(StepResult({}, engine_stats(engine)))
 
         return await asyncio.wrap_future(self._engine_thread.call(call_and_deliver_stats))
@@ -188,7 +188,7 @@ class AsyncEngine:
         Args:
             function: given the model.
             tenant: on whose behalf; None: the server's own work, which takes no queue slot.
-            num_prompts: queue slots that are taken meanwhile; 0: the request that this is for has its slot.
+            num_prompts: queue slots that are taken meanwhile; 0: the request that this is for has its slot already.
 
         Raises:
             QueueFullError: too many requests are unfinished, or wait to be tokenized.
@@ -200,7 +200,7 @@ class AsyncEngine:
         return await self._intake.run_tokenizer(partial(function, self.loaded), tenant, num_prompts)
 
     async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
-        """From the next step on, what each tenant may have.
+        """Set what each tenant may have, from the next step on.
 
         Raises:
             EngineDeadError: the engine has stopped.
@@ -285,13 +285,13 @@ class AsyncEngine:
             if self._has_ended:
                 raise EngineDeadError("the engine was stopped")
             refuse_in_use(self._engine)
-            self._loop = loop  # before the thread begins, which delivers to it
+            self._loop = loop  # set before the thread begins, which delivers to it
             self._engine_thread.start()
         elif self._loop is not loop:
             raise RuntimeError("an AsyncLLM belongs to the event loop that used it first")
 
     async def _end(self, grace_seconds: float, write_until: float) -> bool:
-        """`shutdown`, in which what is cached is written until a time of its own, by `time.monotonic`."""
+        """`shutdown` with a separate deadline, by `time.monotonic`, for writing what is cached."""
         self._engine.check_process()
         self._intake.draining = True
         with suppress(TimeoutError):

@@ -41,7 +41,7 @@ class StepResult:
     """The results of a step and of the functions that ran before it.
 
     Attributes:
-        updates: of the requests that got tokens or ended. By the request, not by its id, which may be given to the next one
+        updates: of the requests that got tokens or ended. Keyed by the request, not by its id, which another request may get
             as soon as nobody reads this one.
         stats: of the engine afterwards.
         death: why the engine runs no further step; None while it does.
@@ -127,7 +127,7 @@ class EngineThread:
         """Run ``function`` on the engine before its next step; functions run in the order of the calls.
 
         Raises:
-            EngineDeadError: the engine was stopped or has died; the future gets it when that happens later.
+            EngineDeadError: the engine was stopped or has died; if that happens later, the future raises it.
         """
         call = _Call(function, Future[_T]())
         with self._lock:
@@ -170,7 +170,7 @@ class EngineThread:
             grace_seconds: for what is cached to be written into tiers below the pool; the shortest of several calls counts.
 
         Returns:
-            Done when the thread is: no other thread has to wait for it. Must not be cancelled.
+            A future that is done when the thread has ended, so that no other thread need wait. Must not be cancelled.
         """
         with self._lock:
             self._write_until = min(self._write_until, time.monotonic() + grace_seconds)
@@ -186,7 +186,7 @@ class EngineThread:
                     self._deliver(self._step())
             unfinished = [request for request in self._requests.values() if engine.abort(request.request_id)]
             reason, updates, death = EngineDeadError("the engine was stopped"), self._updates_of(unfinished), None
-            self._heartbeat.rest()  # what follows has a limit of its own, and is no step
+            self._heartbeat.rest()  # what follows is no step, and has a time limit of its own
             engine.shutdown(lambda: self._write_until - time.monotonic())
         except BaseException as error:
             death = EngineDeadError(f"the engine is dead: {str(error) or repr(error)}")
@@ -198,7 +198,7 @@ class EngineThread:
             self._close(reason, updates, death)
         finally:
             engine.thread = None
-            self._ended.set_result(None)  # whatever happens: who stops it waits for this
+            self._ended.set_result(None)  # whatever happens: whoever stops the thread waits for this
 
     def _run_calls(self, wait: bool) -> bool:
         """Run the queued functions; with ``wait``, block until there is one. False: stop."""
@@ -221,7 +221,7 @@ class EngineThread:
     def _abort(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
         if request is not None and self._engine.abort(request_id):
-            # Only here: what is unfinished when the engine stops may go on elsewhere, with the text that it withholds.
+            # Only here: a request that is unfinished when the engine stops may go on elsewhere, with the text it withholds.
             for sequence in request.sequences:
                 if sequence.detokenizer is not None:
                     sequence.detokenizer.finish()
@@ -232,7 +232,7 @@ class EngineThread:
         try:
             touched = engine.step()
         except BaseException as error:
-            # Not only those that failed: requests of the batch before may have finished in this step.
+            # Not only those that failed: requests of the previous batch may have finished in this step.
             touched = [request for request in self._requests.values() if request.finished]
             self._check_after_crash(error, any(request.failure is not None for request in touched))
         for request in touched:

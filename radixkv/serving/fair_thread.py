@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class FairThread:
-    """Runs functions one after the other, one of each party that has any in turn, so that none waits for all of another's.
+    """Runs functions one after the other, one of each party in turn, so that no party waits for all functions of another.
 
     The thread ends with the process, whatever it runs.
 
@@ -29,7 +29,7 @@ class FairThread:
         self._waiting: dict[str, deque[tuple[Callable[[], Any], Future[Any]]]] = {}
 
     def submit(self, party: str, function: Callable[[], _T]) -> Future[_T]:
-        """Run a function when it is its turn; a cancelled future's is left out.
+        """Run a function when its turn comes, unless its future is cancelled by then.
 
         Raises:
             RuntimeError: the thread was shut down.

@@ -1,4 +1,4 @@
-"""How long the engine's thread has been at what it does: a step that never ends is seen from outside."""
+"""How long the engine's thread has been at its current step, so that a step that never ends is seen from outside."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class DeferredInterrupt:
 def deferred_interrupt() -> Iterator[DeferredInterrupt]:
     """While inside, Ctrl-C waits for `DeferredInterrupt.deliver`, at the latest for the end.
 
-    There is nothing to defer where the program ignores it or is ended by it, nor in threads: only the main one gets signals.
+    Nothing is deferred where Ctrl-C is ignored or ends the program, nor outside the main thread, which alone gets signals.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
@@ -49,6 +49,6 @@ def deferred_interrupt() -> Iterator[DeferredInterrupt]:
     try:
         yield interrupt
     finally:
-        if signal.getsignal(signal.SIGINT) == interrupt.note:  # and the program's handler set no other
+        if signal.getsignal(signal.SIGINT) == interrupt.note:  # unless the program's handler has set another one
             signal.signal(signal.SIGINT, handler)
         interrupt.deliver()

@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """What the engine needs to make a request, apart from its name; nothing of it takes long any more."""
+    """What the engine needs to make a request, apart from its name; all that takes long is done."""
 
     prompt: Prompt
     params: SamplingParams | BeamSearchParams
@@ -73,7 +73,7 @@ class IntakeEngine(Protocol):
 class RequestIntake:
     """Refuses requests that may not come in now, and tokenizes and compiles what the others need, in threads of its own.
 
-    It belongs to one event loop, whose thread calls all of it.
+    It belongs to one event loop, in whose thread all its methods are called.
 
     Args:
         engine: that will run the requests.
@@ -158,7 +158,7 @@ class RequestIntake:
         self._check_num_seqs(params, tenant)
         params_of_each = [with_answer_form(params, prompt.answer_form) for prompt in prompts]
         with self._slots_for(len(prompts), tenant, accepted):
-            # Mostly one for all.
+            # Mostly the same object for all prompts.
             for one in {id(each): each for each in params_of_each}.values():
                 if one.structured_outputs is not None:
                     compile_grammar = partial(self._grammars.compile, one.structured_outputs)
@@ -179,7 +179,7 @@ class RequestIntake:
         Args:
             count: of requests.
             tenant: theirs.
-            accepted: another engine had accepted them, which is not taken back: they come in without a free slot.
+            accepted: whether another engine had accepted them, which is not taken back: they come in even without free slots.
 
         Raises:
             QueueFullError: too many are unfinished.
@@ -227,7 +227,7 @@ class RequestIntake:
         self._slots.give_back(tenant)
 
     def note_duration(self, seconds: float) -> None:
-        """A request took so long, from its arrival to its end."""
+        """Note how long a request took from its arrival to its end."""
         self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
 
     def shut_down(self) -> None:
@@ -237,9 +237,10 @@ class RequestIntake:
         self._grammar_thread.shutdown()
 
     async def _with_replay(self, prepared: PreparedRequest) -> PreparedRequest:
-        """With what was generated elsewhere replayed, which for a long answer takes as long as several steps.
+        """The request with what was generated elsewhere replayed, which for a long answer takes as long as several steps.
 
-        Not on the engine's thread, where it would hold up all streams: what a request is made of does not change there.
+        This is not done on the engine's thread, where it would hold up all streams; what a request is made of does not change
+        there.
         """
         factory = self._engine.request_factory
         if not prepared.prompt.resume or factory is None:
@@ -276,7 +277,7 @@ class RequestIntake:
 
     @contextmanager
     def _slots_for(self, count: int, tenant: str, accepted: bool = False) -> Iterator[None]:
-        """Queue slots while requests are prepared: tokenizing counts like generating."""
+        """Hold queue slots while requests are prepared: tokenizing counts like generating."""
         self.refuse_if_full(count, tenant, accepted=accepted)
         self._slots.take(tenant, count)
         try:

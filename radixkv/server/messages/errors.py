@@ -64,7 +64,7 @@ def as_messages_error(status: int, message: str, param: str | None = None) -> Me
 
 
 class MessagesErrors:
-    """ASGI middleware: writes errors for Anthropic's clients anew, wherever in the server they arose."""
+    """ASGI middleware: rewrites errors for Anthropic's clients, wherever in the server they arose."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -105,7 +105,7 @@ class MessagesErrors:
 
 
 def _is_for_anthropic_s_client(scope: Scope) -> bool:
-    """Whether a response has Anthropic's form: always that of the Messages API, and a model's where the client says so."""
+    """Whether a response has Anthropic's form: always in the Messages API, and for /v1/models if the client says so."""
     path = f"{scope['path']}/"
     return path.startswith("/v1/messages/") or (
         path.startswith("/v1/models/") and "anthropic-version" in Headers(scope=scope)
@@ -118,6 +118,6 @@ def _rewritten(status: int, body: bytes) -> bytes:
         error = ErrorBody.model_validate_json(body).error
     except ValidationError:
         return as_messages_error(status, body.decode(errors="replace")).model_dump_json().encode()
-    # There is no code: by these words clients know that they are to shorten the conversation.
+    # Anthropic's errors have no code: by these words clients know that they are to shorten the conversation.
     opening = "prompt is too long: " if error.code == "context_length_exceeded" else ""
     return as_messages_error(status, f"{opening}{error.message}", error.param).model_dump_json().encode()

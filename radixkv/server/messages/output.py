@@ -111,7 +111,7 @@ class MessageContent:
         self._arguments = ""
 
     def add(self, piece: AnswerPiece) -> Iterator[BaseModel]:
-        """Add a piece to the open block, or end that and begin another one; yields the events of it."""
+        """Add a piece to the open block, or end the block and begin another one; yields the events for it."""
         match piece:
             case TextPiece(text):
                 if not (self._open and isinstance(self.blocks[-1], TextContent)):
@@ -155,9 +155,9 @@ class MessageContent:
 
 
 def _parsed(arguments: str) -> dict[str, Any]:
-    """The arguments of a call; of one that was cut short, those that are complete.
+    """The arguments of a call; if it was cut short, those that are complete.
 
-    What is not a JSON object at all, which only a model whose calls are not constrained writes, is an empty input.
+    Text that is not a JSON object at all, which only a model with unconstrained calls writes, becomes an empty input.
     """
     try:
         value = pydantic_core.from_json(arguments or "{}", allow_partial=True)

@@ -132,7 +132,7 @@ def _as_messages(body: CountTokensRequest) -> tuple[list[dict[str, Any]], list[B
 
 
 def _drop_empty_answer(messages: list[dict[str, Any]], breakpoints: list[Breakpoint]) -> None:
-    """Leave out a last message of the assistant without anything in it, which a list of no blocks makes none of either."""
+    """Leave out an empty last message of the assistant, just as a message with an empty list of blocks makes none."""
     if messages and messages[-1] == {"role": "assistant", "content": ""}:
         breakpoints[:] = [
             replace(point, messages=point.messages[:-1]) if len(point.messages) == len(messages) else point
@@ -169,13 +169,13 @@ def _add_block(turns: _Turns, role: str, block: Block) -> None:
 
 
 class _Turns:
-    """The messages as they grow. Blocks of text of one role that follow each other are one message: many templates insist on
-    turns. They are joined when all are there: to add each to those before took seconds for thousands of them."""
+    """The messages as they grow. Successive text blocks of one role are one message, because many templates insist on turns.
+    They are joined when all are there: to add each to those before took seconds for thousands of them."""
 
     def __init__(self) -> None:
         self._messages: list[dict[str, Any]] = []
         self._role = ""
-        self._texts: list[str] = []  # of this role, not in a message yet
+        self._texts: list[str] = []  # texts of this role that are not in a message yet
 
     def add_text(self, role: str, text: str) -> None:
         """Go on with a role's text, or begin it."""

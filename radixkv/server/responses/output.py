@@ -49,7 +49,7 @@ class Output:
         return self.num_events - 1
 
     def add(self, piece: AnswerPiece) -> Iterator[StreamEvent]:
-        """Add a piece to the open item, or end that and begin another one."""
+        """Add a piece to the open item, or end the item and begin another one."""
         match piece:
             case TextPiece(text):
                 yield from self._add_text(text)
@@ -70,10 +70,10 @@ class Output:
                 )
 
     def end(self, status: Status, calls_required: bool = False) -> Iterator[StreamEvent]:
-        """End the output; what is open gets this status. An answer without any piece is an empty message.
+        """End the output; the open item gets this status. An answer without any piece is an empty message.
 
         Args:
-            calls_required: it had to be calls, so that without any piece there is no message.
+            calls_required: the answer had to be calls, so that without any piece there is no message.
         """
         if not self.items and not calls_required:
             yield from self._add_text("")

@@ -48,8 +48,8 @@ class PendingResponse:
 class ResponseStore:
     """The responses of all tenants, each within bounds of its own, so that no tenant can displace another's.
 
-    All tenants are bounded together, too: beyond that, the one with the most loses its oldest, so that none is
-    displaced by one that has more.
+    All tenants together are bounded, too: beyond that, the tenant with the most loses its oldest, so that no tenant loses
+    responses to one that has more.
 
     Args:
         max_responses: responses kept for a tenant at most.
@@ -67,7 +67,7 @@ class ResponseStore:
         self._pending: WeakSet[PendingResponse] = WeakSet()
 
     def begin(self, namespace: str) -> PendingResponse:
-        """Note a response that may be added later; nothing is left of it when the caller drops it."""
+        """Note a response that may be added later; the note vanishes when the caller drops it."""
         pending = PendingResponse(namespace)
         self._pending.add(pending)
         return pending

@@ -125,8 +125,8 @@ class ResponsesWriter:
         )
         if response.store:
             messages = [*self._messages, *output_messages(output.items)]
-            # As strings take it: one character beyond Latin-1 makes each of its string two or four bytes wide.
-            # Breakpoints may have the texts of the input once more each.
+            # Measured as Python stores strings: one character beyond Latin-1 makes all of a string two or four bytes wide.
+            # Each breakpoint may hold the input's texts once more.
             num_inputs = 1 + len(self._breakpoints)
             own = sys.getsizeof(response.model_dump_json()) + num_inputs * sys.getsizeof(self._body.model_dump_json())
             num_bytes = own + self._earlier_bytes
