@@ -17,11 +17,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Without compiling: most of torch is never imported, and what is compiles then, once; so the bytecode must be kept, or every
-# process that imports torch and transformers spends 25 seconds on it instead of 9.
+# Packages are installed without bytecode, since most of torch is never imported; what is imported is compiled then, once.
+# That bytecode must be kept, or every process that imports torch and transformers spends 25 seconds on it instead of 9.
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(BIN)/python -m pip install --no-compile -c constraints.txt
-# What is downloaded is asked for again where it did not come, by the tools themselves and as a whole.
+# Failed downloads are retried, by the tools themselves and as whole commands.
 export PIP_RETRIES := 10
 export PIP_TIMEOUT := 60
 APT := apt-get -o Acquire::Retries=5 -o DPkg::Lock::Timeout=600
@@ -43,11 +43,11 @@ QUICK := tests/cache tests/attention tests/scheduling tests/memory tests/engine/
 demo: $(MODEL)
 	$(BIN)/radixkv demo
 
-# All that is downloaded or made once.
+# Everything that is downloaded or made only once.
 prepare: $(MODEL) $(BROWSER) $(KEY_VALUE_SERVER)
 
 # Three runs side by side: Triton's interpreter must be chosen before Triton is imported, and coverage measures the cache alone.
-# One thread each: small models gain nothing from a second. Two workers: each more spends 30 seconds on importing everything.
+# One thread each: small models gain nothing from a second. Two workers: each further one spends 30 seconds on imports.
 test: $(MODEL) $(BROWSER) $(KEY_VALUE_SERVER)
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-others test-interpreted test-covered
 
@@ -55,8 +55,8 @@ test-others:
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder \
 		--ignore=tests/kernels/interpreter
 
-# Coverage takes three times what it measures, and what random runs reach, few of them reach: without the machines of
-# policies and the longest simulation, and with the fewest examples elsewhere.
+# Measuring coverage triples the time, and a few random runs reach what many do: so this leaves out the policies' state
+# machines and the longest simulation, and runs the fewest examples elsewhere.
 test-covered:
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cache --ignore=tests/cache/test_eviction.py \
 		--hypothesis-profile=mutation -m "not slow" -k "not at_any_pace" --cov=radixkv/cache --cov-branch --cov-fail-under=98 \

@@ -1,4 +1,4 @@
-"""Builds the compiled code of `radixkv_cpu`, once for every generation of processors; all else stands in pyproject.toml."""
+"""Builds the compiled code of `radixkv_cpu`, once for every generation of processors; all else is in pyproject.toml."""
 
 import platform
 import runpy
@@ -11,11 +11,11 @@ from setuptools.command.build_ext import build_ext
 
 SOURCES = sorted(str(path) for path in Path("kernels/radixkv_cpu/src").glob("*.cpp"))
 COMMON = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
-# Python's own flags let signed integers wrap around, for which attention in float32 takes 1.2 to 1.3 times as long.
+# Python's own flags let signed integers wrap around, with which attention in float32 takes 1.2 to 1.3 times as long.
 COMMON += ["-fno-wrapv"]
-# Of GCC's own: that vectors cross functions by an ABI of no consequence, and that its intrinsics' "undefined" is undefined.
+# Warnings about GCC's own: its ABI for vectors between functions, of no consequence, and its intrinsics' undefined values.
 COMMON += ["-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
-# By which the library is known when it is loaded. The package itself would import torch.
+# The digest by which a library is identified when it is loaded. Run by its path: importing its package would import torch.
 source_digest = runpy.run_path("kernels/radixkv_cpu/source_digest.py")["source_digest"]
 COMMON += [f'-DRADIXKV_SOURCES="{source_digest(Path("kernels/radixkv_cpu/src"))}"']
 # `radixkv_cpu.library` chooses among these when it is imported.
@@ -38,7 +38,7 @@ class BuildVariants(build_ext):
         with tempfile.TemporaryDirectory() as folder:
             try:
                 objects = self.compiler.compile(ext.sources, folder, extra_postargs=ext.extra_compile_args)
-                # Without -fopenmp: OpenMP's functions are those of the runtime that torch has loaded.
+                # Without -fopenmp: OpenMP's functions come from the runtime that torch has loaded.
                 self.compiler.link_shared_object(objects, self.get_ext_fullpath(ext.name), target_lang="c++")
             except Exception as error:  # no compiler, or one that does not know the processor
                 self.announce(f"radixkv_cpu: {ext.name} was not built, torch stands in for it: {error}", level=3)

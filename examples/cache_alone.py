@@ -7,7 +7,7 @@ cache = PrefixCache(num_blocks=8, block_size=4)
 first = cache.open([1, 2, 3, 4, 5, 6])
 cache.reserve(first, 6)  # blocks for all six tokens
 cache.append(first, [1, 2, 3, 4, 5, 6])  # their keys and values are written
-cache.close(first)  # ... and the blocks stay cached
+cache.close(first)  # the blocks stay cached
 
 second = cache.open([1, 2, 3, 4, 5, 9, 9])
 print("cached:", second.num_cached_tokens, "tokens; blocks:", second.block_ids)

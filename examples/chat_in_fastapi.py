@@ -1,4 +1,4 @@
-"""Conversations inside your own FastAPI application; all of them share what they have in common.
+"""Conversations inside your own FastAPI application; they share the blocks of all prefixes that they have in common.
 
 Serve it with `uvicorn chat_in_fastapi:app` from this folder; run as a program, it talks to itself.
 """

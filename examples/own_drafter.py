@@ -1,4 +1,4 @@
-"""A drafter of one's own: n-grams in ten lines. Whatever it guesses, the answer is the same; a good guess saves steps."""
+"""A drafter of your own: n-grams in ten lines. Whatever it guesses, the answer is the same; a good guess saves steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXT = "Repeat this: The quick brown fox jumps over the lazy dog, and the lazy d
 
 
 def main() -> None:
-    """The same answer with and without drafts."""
+    """Answer with drafts, and print how many of their tokens were right."""
     params = SamplingParams(temperature=0.0, max_tokens=40)
     config = {"method": "tree", "num_speculative_tokens": 8, "drafters": [NGrams()]}
     llm = LLM(speculative_config=config)

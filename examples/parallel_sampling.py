@@ -1,4 +1,4 @@
-"""Eight answers to one prompt: it is computed once, and its blocks are shared until the answers part."""
+"""Eight answers to one prompt: it is computed once, and its blocks are shared until the answers diverge."""
 
 from collections import Counter
 

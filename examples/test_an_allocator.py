@@ -28,7 +28,7 @@ class SimpleSequence:
 
 
 class SimpleCache:
-    """Whole blocks in one dictionary, each under all tokens up to its end; the longest unused prefix is evicted first."""
+    """Whole blocks in one dictionary, keyed by all tokens up to their end; the longest unused prefix is evicted first."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
@@ -125,7 +125,7 @@ class SimpleCache:
 
 
 class LeaksOnAbort(SimpleCache):
-    """Forgets blocks that were reserved for tokens that were never computed."""
+    """Does not release blocks that were reserved for tokens that were never computed."""
 
     def abort(self, sequence: SimpleSequence) -> None:
         for block in sequence.blocks[: -(-len(sequence.tokens) // self.block_size)]:
@@ -133,7 +133,7 @@ class LeaksOnAbort(SimpleCache):
 
 
 class WritesSharedBlock(SimpleCache):
-    """Copies a shared block only where it is full."""
+    """Never copies a shared block before writing to it."""
 
     def is_shared(self, block: int) -> bool:
         return False

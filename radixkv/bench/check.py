@@ -4,9 +4,9 @@ A figure in microseconds means little on another day or machine. So each is divi
 of block hashes (`hash_chain`), which does not change with RadixKV. Where a row has no such baseline of its own, looking up
 32k tokens in the chain stands for how fast this processor runs such code today.
 
-The noise of a row is what several repetitions differ by, together with what the committed rounds differed by. On the
-processor of the committed figures a row is worse if both its ratio and its microseconds have grown by more than that; a
-ratio alone grows also when the baseline was lucky. On another processor only ratios can be compared.
+The noise of a row is the spread of its repetitions plus the spread of the committed rounds. On the processor of the
+committed figures a row is worse if both its ratio and its microseconds have grown by more than that, since a ratio alone also
+grows when the baseline happened to run fast. On another processor only ratios can be compared.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ RESULTS = Path(__file__).parent / "results"
 REPETITIONS = 5
 # Rounds of a cache row, as many as the committed figures' by default, and steps of a planner row, fewer than theirs.
 ROUNDS, STEPS = 15, 40
-# Changes below this are never reported: memory is laid out otherwise in every process. Chosen, not measured.
+# Changes below this are never reported: memory is laid out differently in every process. Chosen, not measured.
 SMALLEST_CHANGE = 0.1
 # How many median absolute deviations count as noise; 3 * 1.4826 are three standard deviations of a normal distribution.
 DEVIATIONS = 3 * 1.4826
-# Rows that take seconds to set up, and the row whose chain stands for the processor's speed.
+# Rows that are left out because they take seconds to set up, and the row whose chain stands for the processor's speed.
 SLOW_ROWS = frozenset({"evict_1_of_100k", "evict_1_of_1m", "evict_2048_blocks_of_100k"})
 YARDSTICK = "match_hit_32k"
 
@@ -47,7 +47,7 @@ class Case:
 
     Attributes:
         committed: its figure in ``results/``.
-        committed_baseline: the baseline's in the same file, or on the same machine, in microseconds.
+        committed_baseline: the baseline's figure, from the same file or another one of the same processor, in microseconds.
     """
 
     name: str
@@ -69,17 +69,17 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """By what its cost, divided by the baseline's, has been multiplied since: 1.2 is 20 % slower."""
+        """The factor by which its cost, divided by the baseline's, has changed: 1.2 is 20 % slower."""
         return statistics.median(self._ratios) / (self.committed.median_us / self.committed_baseline)
 
     @property
     def time(self) -> float:
-        """By what its microseconds have been multiplied since."""
+        """The factor by which its microseconds have changed."""
         return statistics.median(self.measured) / self.committed.median_us
 
     @property
     def noise(self) -> float:
-        """What two runs of the same code may differ by, relative to the figure."""
+        """How far two runs of the same code may differ, relative to the figure."""
         committed = self.committed.median_us / self.committed.min_us - 1
         return max(SMALLEST_CHANGE, committed + max(_deviation(self._ratios), _deviation(self.measured)))
 

@@ -1,7 +1,7 @@
 """`radixkv bench cache`: what the cache's bookkeeping costs, in microseconds.
 
-Prompts are random tokens, blocks have 16. Each row's function says what a call is; everything else, such as closing
-what a call opened, is not timed.
+Prompts are random tokens, in blocks of 16. The docstring of a row's function says what one call is; nothing else is timed,
+such as closing what a call opened.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Tokens = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure, and where there is one, the same work by a chain of block hashes (`HashChainCache`)."""
+    """One figure and, for some rows, the same work by a chain of block hashes (`HashChainCache`)."""
 
     name: str
     ours: Callable[[int], Timing]
@@ -106,14 +106,14 @@ def match_hit(num_tokens: int, rounds: int) -> Timing:
 
 
 def match_hit_list(rounds: int) -> Timing:
-    """The same of 32k tokens in a Python list."""
+    """`match` of 32k cached tokens in a Python list."""
     cache, tokens = filled_cache(32 << 10)
     as_list = tokens.tolist()
     return measure(lambda: None, lambda _: repeat(5, partial(cache.match, as_list)), rounds=rounds, calls=5)
 
 
 def match_chain(rounds: int) -> Timing:
-    """`match` along a path that other prompts, one of which leaves it every 512 tokens, have split into 64 nodes."""
+    """`match` along a path split into 64 nodes by other prompts, one of which leaves it every 512 tokens."""
     cache, tokens = filled_cache(32 << 10, spare_blocks=200)
     for length in range(512, len(tokens), 512):
         cache.close(compute(cache, np.concatenate([tokens[:length], random_tokens(16, seed=length)])))
@@ -164,7 +164,7 @@ def evict_one(num_leaves: int, rounds: int) -> Timing:
 
 
 def evict_many(rounds: int) -> Timing:
-    """`reserve` of 2,048 blocks where none is free and each is a leaf of its own."""
+    """`reserve` of 2,048 blocks where none is free and every cached block is a leaf of its own."""
     cache = cache_of_leaves(100_000)
 
     def table() -> BlockTable:
@@ -277,7 +277,7 @@ def repeat(times: int, call: Callable[[], object]) -> None:
 
 
 def host_bytes_per_block() -> dict[str, float]:
-    """Host memory per cached block: in long prompts, and where each is a leaf of its own, which takes most."""
+    """Host memory per cached block: in long prompts, and as leaves of one block each, which take the most."""
     builders: dict[str, tuple[Callable[[], PrefixCache], int]] = {
         "in prompts of 32k tokens": (lambda: filled_cache(32 << 10, spare_blocks=0)[0], 2048),
         "as leaves of one block": (lambda: cache_of_leaves(20_000), 20_000),

@@ -1,8 +1,8 @@
 """The baseline for the cache's bookkeeping: prefix caching by a chain of block hashes, reduced to its core.
 
 Every whole block is found by a hash of its tokens and of the hash before it, in one flat dictionary: the method of vLLM's
-automatic prefix caching. Only what any program of this kind must do is done here, with a fast hash, so that it is a
-baseline of the method and not of one implementation. It finds whole blocks only and evicts nothing.
+automatic prefix caching. It does only what any such program must do, with a fast hash, so it is a baseline for the method
+and not for one implementation. It finds whole blocks only and evicts nothing.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _ROUNDS = 9
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """``call`` timed at each of ``sizes``; ``panel`` is the plot that it belongs to, by what grows."""
+    """``call`` timed at each of ``sizes``; ``panel`` names what grows, and so the plot that it belongs to."""
 
     name: str
     panel: str
@@ -141,7 +141,7 @@ def in_depth(call: Callable[[PrefixCache, Tokens], Timing], num_nodes: int) -> T
     """A path of 10,000 blocks that other prompts have cut into ``num_nodes`` nodes."""
     num_blocks = 10_000
     cache, tokens = filled_cache(num_blocks * BLOCK_SIZE, spare_blocks=2 * num_nodes + 10)
-    # From the deep end up: each prompt then leaves the path in its first node, before all earlier ones.
+    # From the deep end up, so that each prompt splits the first node of the path.
     for node in range(num_nodes - 1, 0, -1):
         stem = tokens[: node * num_blocks // num_nodes * BLOCK_SIZE]
         cache.close(compute(cache, np.concatenate([stem, random_tokens(BLOCK_SIZE, seed=node)])))
@@ -157,7 +157,7 @@ def open_deep(cache: PrefixCache, tokens: Tokens) -> Timing:
 
 
 def part_at(position: int) -> Timing:
-    """`match` of a prompt of 4k tokens that differs from a cached one from this token of its last block on."""
+    """`match` of a prompt of 4k tokens that first differs from a cached one at this token of its last block."""
     cache, tokens = filled_cache(4 << 10)
     prompt = tokens.copy()
     prompt[len(prompt) - BLOCK_SIZE + position - 1] += 1
@@ -166,7 +166,7 @@ def part_at(position: int) -> Timing:
 
 
 def exponent(sizes: Sequence[int], microseconds: Sequence[float]) -> float:
-    """Of the power of the size by which a cost grows over the upper half of the sizes."""
+    """The exponent of the power of the size by which a cost grows, fitted to the upper half of the sizes."""
     middle = len(sizes) // 2
     x, y = np.log(sizes[middle:]), np.log(microseconds[middle:])
     return float(np.polyfit(x, y, 1)[0])

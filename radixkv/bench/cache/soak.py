@@ -33,7 +33,7 @@ class SoakResult:
     """What a run did and found.
 
     Attributes:
-        peak_bytes: the process's peak memory after each tenth of the run; flat if nothing leaks.
+        peak_bytes: the process's peak memory so far, recorded early in each tenth of the run; flat if nothing leaks.
     """
 
     steps: int = 0
@@ -61,7 +61,7 @@ class RandomEngine:
         self._longest = max(2, self._adapter.num_blocks * block_size // 4)
 
     def run(self, num_steps: int) -> None:
-        """Raise `RuleViolation` where the cache breaks a rule."""
+        """Take random steps; raises `RuleViolation` where the cache breaks a rule."""
         for number in range(num_steps):
             self._step()
             if number % _STEPS_PER_VERIFY == 0:

@@ -1,8 +1,8 @@
 """`radixkv bench chaos`: streams while replicas are killed, the ingress is killed, and the ingress' index is lost.
 
-Each request is answered twice: undisturbed, and while a random replica is killed every few seconds and started anew. Every
-stream must complete with the same text. When the ingress is killed, its clients get an error of the connection, and send
-their requests again; the new ingress learns from the replicas what they hold.
+Each request is answered twice: undisturbed, and while a random replica is killed every few seconds and restarted. Every
+stream must complete with the same text. When the ingress is killed, its clients get connection errors and send their requests
+again; the new ingress learns from the replicas what they hold.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class ChaosReport:
     """What happened.
 
     Attributes:
-        streams: that were requested.
-        equal: that completed with the text of the undisturbed run.
-        different: that completed with another one.
-        failed: why others did not, by the number of the stream.
-        kills: of replicas.
-        ingress_errors: clients whose connection broke while the ingress was gone, and that sent their requests again. At any
-            other time, a connection that breaks is a stream that failed.
-        seconds: of the run with kills.
+        streams: how many were requested.
+        equal: how many completed with the text of the undisturbed run.
+        different: those that completed with another text.
+        failed: why the others did not complete, by stream number.
+        kills: how many times a replica was killed.
+        ingress_errors: clients that repeated their request because the connection broke while the ingress was down. At any
+            other time, a broken connection is a failed stream.
+        seconds: duration of the run with kills.
         seconds_until_known: from the end of the ingress until another one was up and knew what the replicas hold.
     """
 
@@ -79,7 +79,7 @@ class _Chaos:
         self.report = ChaosReport(0)
 
     async def kill_replicas(self) -> None:
-        """Until it is cancelled. One that was killed is started anew at once; while none else is up, none is killed."""
+        """Kill random replicas until cancelled, and restart each at once; the only one that is up is spared."""
         restarting: dict[str, asyncio.Task[None]] = {}
         while True:
             await asyncio.sleep(self._random.uniform(0.5, 1.5) * self._seconds)
@@ -93,7 +93,7 @@ class _Chaos:
             restarting[name] = asyncio.ensure_future(self._restart(self._replicas[name]))
 
     async def kill_ingress(self) -> None:
-        """Once, and start another one."""
+        """Kill the ingress once, and start another one."""
         self._ingress_is_gone_until = math.inf
         await asyncio.to_thread(self._ingress.kill)
         began = time.monotonic()
@@ -177,10 +177,10 @@ def run_chaos(
         model: to serve; None: the default one.
         num_replicas: how many.
         streams: requests in all.
-        concurrency: at a time.
+        concurrency: streams at a time.
         seconds_between_kills: on average.
-        answer_tokens: of an answer at most.
-        seed: of who is killed when.
+        answer_tokens: maximum length of an answer.
+        seed: decides which replica is killed when.
         json_path: where to write the figures, too.
 
     Returns:

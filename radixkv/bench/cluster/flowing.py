@@ -1,8 +1,8 @@
-"""First tokens of one request at a time while other streams flow: what a way adds, apart from what waits in a queue.
+"""Time to first token of one request at a time while other streams flow: what a path adds, apart from queueing.
 
-Where many requests come at once, the last of them waits until all others have been read, sent on and computed, and a first
-token's time is mostly that. Here answers end and begin at different times, as those of independent users, and one more client
-asks for two tokens again and again.
+Where many requests arrive at once, the last of them waits until all others have been read, forwarded and computed, and its
+time to first token is mostly this wait. Here answers begin and end at different times, as those of independent users do, and
+one more client asks for two tokens again and again.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ async def first_tokens_beside(client: Client, streams: int, probes: int, seed: i
 
     Args:
         client: of the server.
-        streams: answers that are generated meanwhile, all the time.
-        probes: requests of two tokens, one after the other.
-        seed: of the texts; with another one, only the chat template is known.
+        streams: number of other answers in progress at all times.
+        probes: number of requests for two tokens, sent one after the other.
+        seed: of the texts; with a new seed, only the chat template is cached.
 
     Raises:
         RuntimeError: a request failed.
@@ -39,7 +39,7 @@ async def first_tokens_beside(client: Client, streams: int, probes: int, seed: i
         return answer.arrivals[0] - due
 
     async def flow(conversation: Conversation, length_of_first: int) -> None:
-        max_tokens = length_of_first  # differs between streams, so that they end at different times from then on
+        max_tokens = length_of_first  # differs between streams, so that from here on they end at different times
         for question in conversation.questions:
             await ask(conversation, question, max_tokens)
             max_tokens = shape.answer_tokens

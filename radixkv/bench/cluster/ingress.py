@@ -1,8 +1,8 @@
-"""`radixkv bench cluster`: what it costs to go through an ingress, and what several caches find of what one would.
+"""`radixkv bench cluster`: what it costs to go through an ingress, and how much several caches find of what one cache would.
 
-The same conversations go to one server, to an ingress over one replica (what the way costs), and to an ingress over several
-(what is found cached). Rounds alternate; each has prompts of its own. Costs are those of streams that all begin at once, and
-of one request beside streams that flow.
+The same conversations go to one server, to an ingress over one replica (the cost of the path), and to an ingress over several
+(what is found cached). Rounds alternate; each has prompts of its own. Costs are measured on streams that all begin at once,
+and on one request beside streams that flow.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def run_cluster_bench(
     Args:
         model: to serve; None: the default one.
         sizes: numbers of replicas of the larger clusters, side by side.
-        streams: answers at a time, for the costs.
-        rounds: of the costs; the median counts.
+        streams: answers in progress at a time, for the costs.
+        rounds: for the costs; the median counts.
         json_path: where to write the figures, too.
 
     Raises:

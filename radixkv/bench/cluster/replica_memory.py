@@ -1,7 +1,7 @@
-"""`radixkv bench replica-memory`: what replicas of one machine take of its memory, with weights of their own and shared.
+"""`radixkv bench replica-memory`: how much memory replicas on one machine take, with their own weights and with shared ones.
 
-By the kernel's count of each process's pages (``smaps_rollup``): private ones, those that others have mapped, too, and the
-proportional set, in which a page that n processes have mapped counts as an nth in each. All replicas have answered by then.
+Measured after all replicas have answered, by the kernel's count of each process's pages (``smaps_rollup``): private ones,
+those that other processes have mapped, too, and the proportional set, in which a page mapped by n processes counts as an nth.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class ProcessMemory:
     """MiB of a process.
 
     Attributes:
-        private: of no other process.
+        private: that no other process has mapped.
         shared: that other processes have mapped, too.
-        proportional: each page divided by the number of its processes.
+        proportional: each page divided by the number of processes that have mapped it.
     """
 
     private: float
@@ -41,7 +41,7 @@ def process_memory(pid: int) -> ProcessMemory:
     """What a process takes now.
 
     Raises:
-        OSError: there is no such process, or the system does not tell.
+        OSError: there is no such process, or the system does not report this.
     """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     pages: Mapping[str, float] = {line.split()[0].rstrip(":"): int(line.split()[1]) / 1024 for line in lines}
@@ -57,7 +57,7 @@ def run_replica_memory(console: Console, model: str | None, num_replicas: int, j
 
     Args:
         model: to serve; None: the default one.
-        num_replicas: that run side by side.
+        num_replicas: how many run side by side.
         json_path: where to write the figures, too.
 
     Raises:
@@ -88,7 +88,7 @@ def run_replica_memory(console: Console, model: str | None, num_replicas: int, j
 def _measure(model: str | None, num_replicas: int, *options: str) -> list[ProcessMemory]:
     with cluster(num_replicas, model, *options) as (replicas, ingress):
         with httpx.Client(base_url=ingress.address, timeout=600.0) as client:
-            for number in range(8 * num_replicas):  # unlike each other, so that they are spread
+            for number in range(8 * num_replicas):  # unlike each other, so that the router spreads them
                 body = {"prompt": f"{number} is a number that", "max_tokens": 8, "ignore_eos": True}
                 client.post("/v1/completions", json=body).raise_for_status()
         return [process_memory(replica.pid) for replica in replicas.values()]

@@ -20,9 +20,9 @@ from radixkv.routing import Router, prompt_hashes
 
 NUM_REPLICAS, NUM_BLOCKS, BLOCK_SIZE = 16, 1_000_000, 16
 _NUM_SYSTEM_PROMPTS, _SYSTEM_BLOCKS = 20, 64
-# Of a prompt that nobody knows.
+# Length of a prompt of which no replica has cached anything.
 _NEW_TOKENS = 32_000
-# Between decisions, by the router's clock: what was sent a while ago is forgotten at the same rate.
+# Between decisions, by the router's clock, so that it forgets what was sent a while ago at the same rate.
 _SECONDS_BETWEEN = 0.01
 
 
@@ -56,7 +56,7 @@ class _Clock:
 
 
 def measure(num_blocks: int, num_decisions: int) -> list[Row]:
-    """Decisions about prompts that are partly known or new, what is noted of them later, and hashing a prompt."""
+    """Time decisions about partly cached and about new prompts, the notes that follow them, and hashing a prompt."""
     rng, clock = random.Random(0), _Clock()
     router = Router(BLOCK_SIZE, clock=clock)
     for number in range(NUM_REPLICAS):

@@ -1,4 +1,4 @@
-"""Figures that are published say nothing of the folders of the machine where they were measured."""
+"""Keeps the folders of the measuring machine out of published figures."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def describe_machine(*packages: str) -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    """None: it is not there, or under another name, as Triton in some builds of torch."""
+    """None: the package is not installed, or under another name, as Triton in some builds of torch."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""How long something took, whatever else the machine did meanwhile."""
+"""Processor time of a process: how long something took, whatever else the machine did meanwhile."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 from pathlib import Path
 
 TICK = 1 / os.sysconf("SC_CLK_TCK")
-"""Seconds in which processors' time is counted: what takes less may seem to take none."""
+"""The unit in which the system counts processor time, in seconds: what takes less may count as 0."""
 
-# Of what stands in /proc/PID/stat after the command's name (man 5 proc), counted from 0.
+# Indices, from 0, of the fields of /proc/PID/stat after the command's name (man 5 proc).
 _USER, _SYSTEM = 11, 12
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has computed so far, all its threads together, in seconds of one processor.
+    """Processor time that a process has used so far, all its threads together, in seconds.
 
-    How much it computes between a question and its answer does not depend on what other processes do, as the time by the
-    clock does: a server that makes a client wait without a reason is busy with something else.
+    What it computes between a question and its answer does not depend on what other processes do, as time by the clock does.
+    And a server that makes a client wait without a reason shows it here, because it computes something else meanwhile.
 
     Args:
         pid: of the process.

@@ -38,7 +38,7 @@ def measure(prepare: Callable[[], State], work: Callable[[State], object], *, ro
 
 @contextmanager
 def frozen_garbage() -> Iterator[None]:
-    """No garbage collection, whose time would be charged to one call for the garbage of others."""
+    """Disable garbage collection, which would charge one call for the garbage of others."""
     gc.collect()
     gc.freeze()
     gc.disable()

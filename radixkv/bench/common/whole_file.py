@@ -1,4 +1,4 @@
-"""Files of figures that are written anew again and again, by programs that may be ended at any moment."""
+"""Files of figures that are rewritten again and again, by programs that may be killed at any moment."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling.variates import SamplingRow, exponential_variates, rng_states
 from radixkv.sampling_params import SamplingParams
 
-# Distances from the border of what is removed are looked for in between.
+# `_cut` looks for a distance between these.
 _SMALLEST_CUT, _LARGEST_CUT = 1e-7, 32.0
 
 Answered = tuple[RequestOutput, SamplingParams]
@@ -30,11 +30,11 @@ class Difference:
     Attributes:
         index: of the token in the answer.
         without, with_drafts: the tokens; None: the answer had ended.
-        gap: by how much the first wins over the second, in natural logarithms and in float32, with penalties and the
-            request's own random numbers, if both may be drawn; 0: a draw. None: one had ended.
-        cut: by how much the logit of the one that wins, over the temperature, must move against others for top_p, top_k or
-            min_p to remove it, or if they do, to leave it: then the other is drawn, whatever the gap. None: nothing is
-            removed, or one had ended.
+        gap: the margin by which ``without`` beats ``with_drafts`` if both may be drawn, in natural logarithms and in float32,
+            with penalties and the request's own random numbers; 0: a tie. None: one answer had ended.
+        cut: how far the winner's logit, divided by the temperature, must move against others for top_p, top_k or min_p to
+            remove it, or to keep it if they do remove it: then the other token is drawn, whatever the gap. None: the request
+            does not truncate, or one answer had ended.
     """
 
     index: int
@@ -55,8 +55,8 @@ class Comparison:
     """Compares answers.
 
     Args:
-        make_reference: loads the model, as transformers computes it in float32; called if anything differs at all.
-        grammars: of that model; None: no answer has one.
+        make_reference: loads the model, as transformers computes it in float32; called only if some answers differ.
+        grammars: of that model; None: no answer has a grammar.
     """
 
     def __init__(self, make_reference: Callable[[], Any], grammars: GrammarCompiler | None = None) -> None:
@@ -65,12 +65,12 @@ class Comparison:
         self._reference: Any = None
 
     def differences(self, without: Sequence[Answered], with_drafts: Sequence[Answered]) -> Iterator[Difference]:
-        """Of each pair of answers the first, if there is one.
+        """Yield the first difference of each pair of answers, if there is one.
 
         Args:
             without: the answers without drafts, with the parameters that they were drawn by.
-            with_drafts: those with drafts. Where prompts differ, because they go on from an answer that had differed,
-                nothing is compared.
+            with_drafts: those with drafts. A pair whose prompts differ, because they continue an answer that had differed,
+                is not compared.
         """
         for (expected, params), (answer, _) in zip(without, with_drafts, strict=True):
             if expected.prompt_token_ids != answer.prompt_token_ids:
@@ -97,7 +97,7 @@ class Comparison:
 
     @torch.inference_mode()
     def _logits(self, prompt: list[int], params: SamplingParams, before: list[int]) -> torch.Tensor:
-        """Of the token behind those, ``[vocabulary]``, changed as parameters and grammar change them."""
+        """Logits ``[vocabulary]`` of the next token, as parameters and grammar change them."""
         if self._reference is None:
             self._reference = self._make_reference()
         logits: torch.Tensor = self._reference(input_ids=torch.tensor([[*prompt, *before]])).logits[0, -1].float()
@@ -114,7 +114,7 @@ class Comparison:
 
 
 def _race(logits: torch.Tensor, row: SamplingRow, pair: tuple[int, int]) -> float:
-    """By how much the first token wins over the second, as `radixkv.sampling.exponential` draws."""
+    """The margin by which the first token beats the second, as `radixkv.sampling.exponential` draws."""
     scaled = logits / row.params.temperature
     blocks = [token_id // BLOCK_IDS for token_id in pair]
     if row.truncates or blocks[0] == blocks[1]:
@@ -128,9 +128,10 @@ def _race(logits: torch.Tensor, row: SamplingRow, pair: tuple[int, int]) -> floa
 
 
 def _cut(logits: torch.Tensor, row: SamplingRow, token_id: int) -> float:
-    """By how much a token must move against others to be removed instead of left, or the other way round.
+    """How far a token's scaled logit must move against others to be removed instead of kept, or the other way round.
 
-    Against all others, or together with the less likely ones against the likelier ones, whose sum top_p is about.
+    It moves alone against all others, or together with the less likely tokens against the likelier ones, whose sum decides
+    top_p; the smaller distance counts.
     """
     scaled = logits / row.params.temperature
     row = row._replace(params=replace(row.params, temperature=1.0))

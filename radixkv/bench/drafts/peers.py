@@ -1,6 +1,6 @@
-"""The drafts of others, from the prompt and greedy: transformers' prompt look-up, and vLLM's n-grams.
+"""Other engines' drafts, taken from the prompt, with greedy answers: transformers' prompt look-up, and vLLM's n-grams.
 
-Answers have as many tokens as those of ours without drafts.
+Answers have as many tokens as RadixKV's without drafts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import transformers
 from radixkv.bench.peers import vllm_drafts
 from radixkv.bench.peers.line_process import LineProcess
 
-# As transformers' documentation has it.
+# As in transformers' documentation.
 _LOOKUP_TOKENS = 10
 
 

@@ -19,14 +19,14 @@ class Row:
     """One kind of work.
 
     Attributes:
-        wanted: at least this many times the tokens a second of the same without drafts; None: no gain is expected.
+        wanted: the least acceptable speed-up over the same work without drafts; None: no gain is expected.
         without, with_drafts: tokens a second, round by round.
-        cpu_without, cpu_with_drafts: tokens a second of processor time, likewise; what other programs take does not count.
+        cpu_without, cpu_with_drafts: the same per second of processor time, in which other programs do not count.
         peers: others' tokens a second, by name.
-        tokens: that were compared, of all rounds.
-        repeated_share: of the tokens, how many are inside of repeats.
-        drafts: by source.
-        differences: of answers with drafts and without.
+        tokens: how many were compared, over all rounds.
+        repeated_share: share of the tokens that are inside of repeats.
+        drafts: counts by source.
+        differences: between answers with drafts and without.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """The median of the rounds."""
+        """Speed-up by drafts, the median of the rounds."""
         return statistics.median(b / a for a, b in zip(self.without, self.with_drafts, strict=True))
 
     @property
@@ -90,7 +90,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Bars, with a mark where each should end, into an image file."""
+    """Draw a bar per row, with a mark where it should end, into an image file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 0.45 * len(rows) + 1.2), layout="constrained")

@@ -1,7 +1,7 @@
 """Tokens a second with drafts and without, on the same work in the same run, in turns; and whether the tokens are the same.
 
-A small model that answers greedily repeats itself, which flatters every drafter: the share of tokens in repeats is reported,
-and there are rows with a repetition penalty.
+A small model that answers greedily repeats itself, which flatters every drafter. So the share of tokens in repeats is
+reported, and there are rows with a repetition penalty.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from radixkv.model.gguf_conversion import ensure_converted
 from radixkv.outputs import DraftCounts, RequestOutput
 from radixkv.sampling_params import SamplingParams
 
-# A token counts as one of a repeat if it ends a run of so many that the answer has had before.
+# A token counts as repeated if it ends a run of this many tokens that occurred earlier in the answer.
 _REPEAT = 4
-# Peers are asked the first questions of a row.
+# Peers are asked only this many questions of a row, the first ones.
 _PEER_QUESTIONS = 8
 _NUM_BLOCKS = 1600
 
 
 @dataclass
 class Answers:
-    """What one round of a kind of work brought."""
+    """What one round of a kind of work gave."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -45,12 +45,12 @@ class Answers:
 
     @property
     def tokens(self) -> list[list[int]]:
-        """Of each answer."""
+        """The tokens of each answer."""
         return [sample.token_ids for output, _ in self.answered for sample in output.outputs]
 
     @property
     def num_tokens(self) -> int:
-        """Of all answers."""
+        """How many tokens all answers have."""
         return sum(map(len, self.tokens))
 
 
@@ -74,7 +74,7 @@ class Engine:
         return outputs
 
     def begin(self, before: Sequence[Part]) -> None:
-        """With an empty cache, and what is to be run before."""
+        """Start a round: empty the cache, and run ``before`` unmeasured."""
         self.llm.reset_prefix_cache()
         self.messages = []
         for part in before:
@@ -98,14 +98,14 @@ def run_drafts(
 
     Args:
         console: where to print.
-        rounds: of each kind of work; those of which one is short are measured more often.
+        rounds: of each kind of work; those whose round is short get more.
         only: kinds of work whose name contains one of these; empty: all.
         dtype: of the model.
-        num_tokens: of an answer at most, where no schema needs more.
+        num_tokens: maximum length of an answer, where no schema needs more.
         json_path: where to write the figures.
         plot_path: where to draw them.
         vllm: the interpreter of an environment with vLLM, to measure its drafts, too.
-        make_model: loads a model, as `LLM` takes it; None: the default model, beside which peers are measured.
+        make_model: loads a model, as `LLM` takes it; None: the default model, with which peers are measured, too.
         tokenizer: of that model.
 
     Raises:
@@ -186,7 +186,7 @@ def _measure(
 
 
 def _round(work: Work, plain: Engine, drafting: Engine, number: int) -> tuple[Answers, Answers]:
-    """The parts in turns, by each engine first as often, also where a round has but one."""
+    """Run the parts in turns; each engine goes first equally often, over the rounds if each has only one part."""
     engines = plain, drafting
     for engine in engines:
         engine.begin(work.before)

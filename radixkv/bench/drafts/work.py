@@ -1,6 +1,6 @@
-"""The kinds of work on which drafts are measured: said before, rewritten, held by a grammar, and new.
+"""The kinds of work on which drafts are measured: text said before, rewritten, constrained by a grammar, and new.
 
-Texts are Python's own: sources and docstrings of its standard library. Questions are such that answers end by themselves.
+Texts are sources and docstrings of Python's standard library. Questions are chosen so that answers end by themselves.
 """
 
 from __future__ import annotations
@@ -74,17 +74,17 @@ _TOOL = MappingProxyType(
     }
 )
 _TURNS = 20
-# What is measured in one piece is measured so often.
+# Work that is measured in one piece gets this many times as many rounds.
 _ROUNDS_TOGETHER = 10
 
 Message = dict[str, Any]
 
 
 class Session(Protocol):
-    """What answers conversations, side by side, and counts.
+    """Answers conversations side by side, and measures that.
 
     Attributes:
-        messages: of a conversation that goes on from part to part.
+        messages: of a conversation that continues from part to part.
     """
 
     messages: list[Message]
@@ -104,10 +104,10 @@ class Work:
 
     Attributes:
         name: of the row.
-        wanted: at least this many times the tokens a second of the same without drafts; None: no gain is expected.
-        parts: the work; each part is run without drafts and with them before the next.
+        wanted: the least acceptable speed-up over the same work without drafts; None: no gain is expected.
+        parts: the work; each part is run both without drafts and with them before the next one.
         before: run first, and not measured; without any, the cache is empty.
-        rounds: of all parts.
+        rounds: how many times as many rounds it gets as were asked for.
         peers: whether other engines' drafts can do the same: greedy, one conversation at a time, nothing said before.
     """
 
@@ -123,7 +123,7 @@ def make_work(num_tokens: int) -> list[Work]:
     """All rows.
 
     Args:
-        num_tokens: of an answer at most, where no schema needs more.
+        num_tokens: maximum length of an answer, where no schema needs more.
     """
     greedy = SamplingParams(temperature=0.0, max_tokens=num_tokens)
     penalized = replace(greedy, repetition_penalty=1.1)
@@ -196,7 +196,7 @@ def _user(text: str) -> list[Message]:
 
 
 def _source(function: Callable[..., Any]) -> str:
-    """Whole lines of it."""
+    """The first whole lines of its source."""
     return textwrap.dedent(inspect.getsource(function))[:_CODE_CHARACTERS].rpartition("\n")[0]
 
 
@@ -205,12 +205,12 @@ def _fenced(code: str) -> str:
 
 
 def _rename(code: str) -> str:
-    """The question to rename a function's first parameter."""
+    """A question that asks to rename a function's first parameter."""
     name = re.search(r"\((\w+)", code)
     assert name is not None
     return f"Rewrite this code with one name changed, {name[1]} to value:\n{_fenced(code)}"
 
 
 def _broken(code: str) -> str:
-    """Without the colon at the end of a function's head."""
+    """The code without the colon at the end of the function's head."""
     return re.sub(r"\):\n", ")\n", code, count=1)

@@ -1,13 +1,14 @@
 """`radixkv bench fairness`: one greedy and three modest tenants on one engine.
 
-The greedy tenant sends everything at once. The modest ones have a few clients each. In closed loop these ask, read the
-answer, think and ask again: never more at a time than their part. In open loop they ask at random moments (Poisson), answered
-or not: so what is slow is not asked more seldom, and a tenant wants more than an equal part now and then.
+The greedy tenant sends everything at once. The modest ones have a few clients each. In closed loop a client asks, reads the
+answer, thinks and asks again, so a tenant never has more requests in progress than its equal share. In open loop clients ask
+at random moments (Poisson), whether or not they were answered, so slow answers do not reduce the load, and a tenant wants
+more than an equal share now and then.
 
 Three runs of the same requests take turns: the modest tenants alone; with the greedy one; and with it but first come, first
-served, as if all were one tenant. Clients think for a number of steps, not of seconds, so that each run is the same every
-time and on every machine: waiting times are counted in steps, and in tokens that were computed meanwhile, which is how long
-the steps were; and timed besides.
+served, as if all were one tenant. Clients think for a number of steps, not of seconds, so that a run is the same every time
+and on every machine. Waiting times are given in steps, in tokens computed meanwhile, which tell how long the steps were, and
+in seconds.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ class FairnessLoad:
 
     Attributes:
         modest_tenants: how many there are.
-        modest_clients: of each of them, one after the other.
-        modest_requests: of each client.
+        modest_clients: of each modest tenant.
+        modest_requests: of each client, one after the other.
         think_steps: of a client between an answer and its next request, on average.
-        greedy_requests: all at the first step.
-        stem_tokens: what a tenant's prompts begin with, all of them the same.
-        own_tokens: what follows in each, at most; at least half of it.
-        answer_tokens: of each answer, at most; at least half of it.
+        greedy_requests: of the greedy tenant, all at the first step.
+        stem_tokens: length of the prefix that all prompts of a tenant share.
+        own_tokens: maximum length of what follows it in a prompt; the minimum is half of that.
+        answer_tokens: maximum length of an answer; the minimum is half of that.
         open_loop: the modest clients do not wait for their answers: they think between two requests.
         seed: of all that is random.
     """
@@ -71,7 +72,7 @@ _LOAD = FairnessLoad()
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """One request to be: ``think_steps`` after the client's previous answer."""
+    """A future request, ``think_steps`` after the client's previous answer, or its previous request in open loop."""
 
     tenant: str
     think_steps: int
@@ -87,7 +88,7 @@ class FairnessRun:
         steps_to_first_token: of each modest request.
         tokens_to_first_token: the same in tokens that the engine computed, those of others included.
         seconds_to_first_token: the same by the clock.
-        greedy_steps_to_first_token: of the greedy tenant's.
+        greedy_steps_to_first_token: of each request of the greedy tenant.
         num_steps: in all.
         seconds: in all.
         num_tokens: of all prompts and answers.
@@ -120,12 +121,12 @@ def run_load(engine: Engine, load: FairnessLoad, kind: str) -> FairnessRun:
     ]
     due = {
         client: questions[0].think_steps for client, questions in enumerate(clients)
-    }  # a client's next request, by step
+    }  # by client, the step of its next request
     asked: dict[
         Request, tuple[int, int, int]
-    ] = {}  # unfinished ones, with their client, and step and tokens before them
+    ] = {}  # unfinished requests, with their client, and the step and the tokens computed when they were asked
     unanswered: set[Request] = set()
-    steps: dict[bool, list[int]] = {False: [], True: []}  # of the greedy tenant or not
+    steps: dict[bool, list[int]] = {False: [], True: []}  # by whether it is the greedy tenant's
     tokens: list[int] = []
     seconds: list[float] = []
     requests: list[Request] = []
@@ -174,9 +175,9 @@ def run_load(engine: Engine, load: FairnessLoad, kind: str) -> FairnessRun:
 
 
 def compare(runs: Mapping[str, Sequence[FairnessRun]]) -> dict[str, float]:
-    """The ratios that matter; by kind, one run per round.
+    """The ratios that matter, from the runs of each kind, one per round.
 
-    The 99th percentile is that of all rounds together, since one round has few requests; of other figures, the median counts.
+    99th percentiles are those of all rounds together, since one round has few requests; of other ratios, the rounds' median.
     """
 
     def p99_ratio(figures: Callable[[FairnessRun], Sequence[float]], over: str, under: str) -> float:
@@ -205,7 +206,7 @@ def run_fairness(
     plot_path: Path | None,
     load: FairnessLoad = _LOAD,
 ) -> None:
-    """Measure, print, and write what is wanted: of the load as it is, and of the same in open loop."""
+    """Measure the load as it is and in open loop, print both, and write the files that are wanted."""
     engine = LLM(model, max_num_seqs=_MAX_NUM_SEQS).engine
     run_load(engine, FairnessLoad(modest_requests=1, greedy_requests=16), FAIR)  # not counted: the first run is slower
     runs = _rounds(engine, console, load, rounds)

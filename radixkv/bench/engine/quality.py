@@ -1,8 +1,8 @@
 """What narrower types of activations and weights cost in quality, on the default model.
 
-Perplexity is that of a text that comes with Python, in windows that begin with nothing before them. Beside it stands how many
-of the tokens that float32 answers greedily stay the likeliest where the tokens before them are given: unlike a comparison of
-answers, one that is another does not change all that follow.
+Perplexity is measured on a text that comes with Python, in windows without any context before them. Beside it stands how many
+tokens of float32's greedy answers remain the likeliest when the tokens before them are given: unlike in a comparison of
+generated answers, one token that differs does not change all that follow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WINDOW = 1024
 NUM_WINDOWS = 8
 NUM_PROMPTS = 16
 ANSWER_TOKENS = 64
-# Types of activations, and weights.
+# Types of activations and of weights; None: weights of the same type.
 SETTINGS: tuple[tuple[str, Quantization | None], ...] = (
     ("float32", None),
     ("bfloat16", None),
@@ -49,7 +49,7 @@ class Row:
         weights_mb: megabytes of all linear layers' weights.
         perplexity: of the text.
         same_tokens: how many of float32's greedy tokens are the likeliest here, too.
-        of_tokens: how many there are.
+        of_tokens: how many greedy tokens there are.
     """
 
     dtype: str
@@ -92,14 +92,14 @@ def _measure(llm: LLM, dtype: str, quantization: Quantization | None, answered: 
 
 
 def windows(llm: LLM) -> list[list[int]]:
-    """The text in token ids."""
+    """The text as windows of token ids."""
     text = "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
     tokens = llm.get_tokenizer()(text[: 8 * WINDOW * NUM_WINDOWS])["input_ids"]
     return [tokens[start : start + WINDOW] for start in range(0, WINDOW * NUM_WINDOWS, WINDOW)]
 
 
 def _greedy(llm: LLM) -> list[list[int]]:
-    """Prompts and answers."""
+    """Each prompt with its greedy answer, as token ids."""
     names = sorted(topics.topics)[:NUM_PROMPTS]
     chats: Any = [[{"role": "user", "content": f"What does Python's manual say about {name!r}?"}] for name in names]
     outputs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True), False)
@@ -107,7 +107,7 @@ def _greedy(llm: LLM) -> list[list[int]]:
 
 
 def _given(llm: LLM, tokens: list[int]) -> list[Logprob]:
-    """Of every token but the first, what the model says where those before it are given."""
+    """Log-probability and rank of every token but the first, given all tokens before it."""
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     (output,) = llm.generate({"prompt_token_ids": tokens}, params, use_tqdm=False)
     steps = output.prompt_logprobs or []

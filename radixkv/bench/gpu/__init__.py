@@ -1,1 +1,1 @@
-"""What a GPU needs for attention and whole steps, against what it could do at most; and a GPU's first light."""
+"""How long a GPU takes for attention and whole steps, against what it could do at best; and a GPU's first light."""

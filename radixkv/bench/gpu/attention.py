@@ -1,9 +1,9 @@
-"""One layer's attention, cache writes, block copies and draws of tokens on a GPU, against what they must move and multiply.
+"""One layer's attention, cache writes, block copies and token sampling on a GPU, against the bytes and operations they need.
 
-Every row is timed as a replayed CUDA graph with nothing of it in the L2 cache. Its floor is what the row must move over the
-bandwidth that this GPU has just shown in reading or copying, or what it must multiply over its matrix rate; `ratio` is floor
-over time. A row of attention includes writing the batch's new keys and values. Rows "as graphs decode" do what the engine's
-CUDA graphs do: work items also where nothing is shared, and grids that are large enough for other batches than this one.
+Every row is timed as a replayed CUDA graph, with none of its data in the L2 cache. Its floor is the bytes that it must move
+over the bandwidth that this GPU has just shown in reading or copying, or its operations over the matrix rate; `ratio` is
+floor over time. An attention row includes writing the batch's new keys and values. Rows "as graphs decode" do what the
+engine's CUDA graphs do: they use work items even where nothing is shared, and grids large enough for other batches, too.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Row:
     """One measured piece of work.
 
     Attributes:
-        bytes: that must be moved.
-        floor_us: the time that these take, or the operations where they take longer.
+        bytes: how many must be moved.
+        floor_us: the least time that these take, or the operations where those take longer.
         ratio: floor over time.
     """
 
@@ -81,8 +81,8 @@ def attention_row(
     Args:
         dtype: of stored keys and values.
         in_graphs: as graphs decode.
-        layers: in one graph, one after the other, each with keys and values of its own; the row is about one of them.
-        shuffled: blocks lie anywhere in the pool; otherwise each sequence's one after the other.
+        layers: how many run in one graph, one after the other, each with its own keys and values; the row is about one.
+        shuffled: blocks are scattered over the pool; otherwise each sequence's are contiguous.
     """
     tree, num_blocks, tokens = tree_batch(batch, levels, 1, shuffled=shuffled)
     pool = make_pool(num_blocks, dtype, "cuda", layers)
@@ -92,7 +92,7 @@ def attention_row(
 
 
 def _attend(batch: QueryBatch, pool: KVPool, rows: int, in_graphs: bool = False) -> Callable[[], object]:
-    # Triton is there with a GPU only.
+    # Triton is installed only where there is a GPU.
     from radixkv.attention.triton import TritonBackend
     from radixkv.attention.triton.cost_model import whole_from
     from radixkv.attention.triton.launches import PartialResults
@@ -116,7 +116,7 @@ def prefill_row(limits: Limits) -> Row:
 
 
 def flash_prefill_row(limits: Limits) -> Row:
-    """The same problem, its keys and values contiguous, by torch's flash attention or not at all."""
+    """The same problem with contiguous keys and values, by torch's flash attention or, without it, unavailable."""
     from torch.nn.attention.bias import causal_lower_right
 
     query, key, value = _contiguous_prefill()
@@ -126,9 +126,10 @@ def flash_prefill_row(limits: Limits) -> Row:
 
 
 def cudnn_prefill_row(limits: Limits) -> Row:
-    """The same by cuDNN's attention or not at all: over the cached keys, then causally over the new ones; nothing is merged.
+    """The same by cuDNN's attention or, without it, unavailable.
 
-    torch gives it no causal mask for more keys than queries.
+    In two calls whose results are not merged, over the cached keys and causally over the new ones, because torch gives cuDNN
+    no causal mask for more keys than queries.
     """
     query, key, value = _contiguous_prefill()
     cached_key, cached_value = (tensor[:, :, :CACHED].contiguous() for tensor in (key, value))
@@ -166,7 +167,7 @@ def _caches() -> list[torch.Tensor]:
 
 
 def copy_row(limits: Limits) -> Row:
-    """Copying 4,096 blocks, as many as are read in one launch."""
+    """Copying 4,096 blocks to as many others, in one launch."""
     from radixkv_kernels import BlockCopier
 
     copier = BlockCopier(_caches())
@@ -200,7 +201,7 @@ def draw_row(limits: Limits) -> Row:
 
 
 def truncated_draw_row(spread: float, limits: Limits, *, top_k: int, top_p: float) -> Row:
-    """The same from what truncation leaves of normal logits of a given spread."""
+    """The same from normal logits of a given spread, truncated by top-k and top-p."""
     from radixkv_kernels import draw_truncated
 
     logits = torch.randn(DRAWN, VOCABULARY, device="cuda") * spread
@@ -210,7 +211,7 @@ def truncated_draw_row(spread: float, limits: Limits, *, top_k: int, top_p: floa
     return make_row(logits.nbytes, logits.nbytes / limits.read_bytes_per_s, seconds)
 
 
-# A prefix of 3,500 tokens is shared in whole blocks of 16: 3,488. The rest each sequence has to itself.
+# A prefix of 3,500 tokens is shared in whole blocks of 16: 3,488. Each sequence has the rest to itself.
 DECODING = MappingProxyType(
     {
         **{
@@ -247,7 +248,7 @@ def run_attention(console: Console, json_path: Path | None, only: str | None = N
         **{
             f"{name}, blocks in order": partial(attention_row, *DECODING[name], shuffled=False) for name in EIGHT_LAYERS
         },
-        # Not before compute capability 8.9, which the row then says.
+        # Needs compute capability 8.9; below that, the row says so.
         f"{FLAT}, float8": partial(attention_row, *DECODING[FLAT], dtype=FP8),
         PREFILL: prefill_row,
         **dict(zip(PREFILL_PEERS, (flash_prefill_row, cudnn_prefill_row), strict=True)),

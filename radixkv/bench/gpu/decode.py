@@ -1,10 +1,12 @@
 """Whole decoding steps on a GPU, with random weights in the shape of Llama 3 8B, against what must be read for them.
 
-A step reads every weight once and every different key and value once; its floor is their bytes over the bandwidth
-that this GPU has just shown in reading. In the same run, on the same weights: steps with decoder layers compiled by torch and
-not, with linear layers of the same input merged and not, transformers' continuous batching with the same prompts, which takes
-longer than all the rest, first tokens of prompts whose keys and values lie in host memory, and at last steps with drafts of
-which a given share is right.
+A step reads every weight once and every distinct key and value once; its floor is their bytes over the bandwidth that this
+GPU has just shown in reading. Measured in the same run, on the same weights:
+
+- steps with decoder layers compiled by torch or not, and with linear layers of the same input merged or not;
+- transformers' continuous batching with the same prompts, which takes longer than all the rest;
+- first tokens of prompts whose keys and values lie in host memory;
+- at the end, steps with drafts of which a given share is right.
 """
 
 from __future__ import annotations
@@ -40,10 +42,10 @@ from radixkv.sampling_params import SamplingParams
 
 BATCH, LENGTH, SHARED, NEW_TOKENS = 64, 4096, 3500, 128
 WARM_UP_STEPS, TIMED_STEPS, PROFILED_STEPS = 8, 64, 16
-# Kernels of one graph follow each other within this; between two steps the GPU waits for the host.
+# Gaps between kernels of one graph are no longer than this; between two steps, the GPU waits for the host.
 LONG_GAP_US = 5.0
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
-# Given up when they are measured: none may end while others are still computing their prompts.
+# Aborted once measured; so long that none ends while others are still in prefill.
 LONG_GREEDY = SamplingParams(temperature=0.0, max_tokens=1024, ignore_eos=True)
 # Options of the engines.
 KINDS: Mapping[str, dict[str, bool]] = MappingProxyType(
@@ -60,7 +62,7 @@ LONG_TOP_P = SamplingParams(temperature=1.0, top_p=0.9, seed=0, max_tokens=1024,
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Seconds until an engine is there, and until its kernels are compiled and its graphs captured."""
+    """Seconds to construct an engine, and then to compile its kernels and capture its graphs."""
 
     engine_s: float
     warm_up_s: float
@@ -68,7 +70,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Decoding one token for each of the batch.
+    """Decoding one token for each sequence of the batch.
 
     Attributes:
         median_us: from the end of one step to the end of the next, on the host's clock.
@@ -137,7 +139,7 @@ def warm_up(llm: LLM, shared: int) -> None:
 
 
 def start_decoding(llm: LLM, shared: int, params: SamplingParams) -> None:
-    """Bring all prompts to where every step decodes one token of each."""
+    """Prefill all prompts, up to where every step decodes one token of each."""
     engine = llm.engine
     llm.reset_prefix_cache()
     for index, prompt in enumerate(make_prompts(shared, LENGTH - shared)):
@@ -149,7 +151,7 @@ def start_decoding(llm: LLM, shared: int, params: SamplingParams) -> None:
 
 
 def stop_decoding(llm: LLM) -> None:
-    """Give up what `start_decoding` began, and what was launched for it."""
+    """Abort what `start_decoding` began, and finish the batch in flight."""
     for index in range(BATCH):
         llm.engine.abort(str(index))
     llm.engine.step()
@@ -173,7 +175,7 @@ def measure_steps(llm: LLM, shared: int, read_bytes_per_s: float) -> Step:
 
 
 def measure_idle(llm: LLM) -> Idle:
-    """See in a profile of some more steps how long the GPU has nothing to do.
+    """Profile some more steps to see how long the GPU is idle.
 
     Raises:
         RuntimeError: the profile shows nothing that the GPU did.
@@ -217,10 +219,10 @@ def answer_all(llm: LLM, shared: int) -> Answers:
 def answer_all_with_transformers(model: Any, shared: int) -> Answers:
     """The same by transformers' continuous batching, from the first request that it admits to the end of the last.
 
-    What it does before, for each call anew, is not counted: it allocates memory and captures graphs, as an engine does once.
+    Its set-up is not counted: it allocates memory and captures graphs in every call, which an engine does once.
 
     Raises:
-        RuntimeError: some answers did not come: it logs errors and returns what there is.
+        RuntimeError: some answers are missing; transformers logs errors and returns the answers that there are.
     """
     config = transformers.GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
     prompts = make_prompts(shared, LENGTH - shared)
@@ -236,16 +238,16 @@ def _answers(seconds: float) -> Answers:
 
 
 def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, options: dict[str, bool]) -> None:
-    """Steps and answers, with nothing and with much shared, by one engine; a failure of one does not end the other."""
+    """Measure one engine's steps and answers, with nothing and with much shared; a failure of one does not end the other."""
     start = time.perf_counter()
-    # An error where layers cannot be compiled: without it this would measure another kind.
+    # Asked for explicitly, so that layers that cannot be compiled are an error: otherwise this would measure another kind.
     given: dict[str, Any] = {"enable_torch_compile": True, "speculative_config": None, **options}
     llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, **given)
     ready = time.perf_counter()
     for shared in (0, SHARED):
         try:
             warm_up(llm, shared)
-        except Exception as error:  # of what follows, some may work
+        except Exception as error:  # some of what follows may still work
             report.note_failure(f"{kind}: warm-up, {shared:,} shared", error)
     report.keep(f"{kind}: start", Start(ready - start, time.perf_counter() - ready))
     for shared in (0, SHARED):
@@ -275,7 +277,7 @@ def measure_decoding(report: GpuReport, table: Table, llm: LLM, name: str, share
 
 
 def measure_sampling(report: GpuReport, table: Table, llm: LLM, name: str, shared: int) -> None:
-    """The same with every token drawn from the likeliest that make up 0.9."""
+    """The same with every token sampled by top-p 0.9."""
     try:
         start_decoding(llm, shared, LONG_TOP_P)
         step = report.measure(
@@ -310,7 +312,7 @@ def release(model: Any, attention: str) -> None:
 
 
 def split_linears(model: nn.Module) -> None:
-    """Undo `merge_linears`, but for where the weights lie."""
+    """Undo `merge_linears`, except that the weights stay where it has put them."""
     plain: dict[nn.Module, nn.Linear] = {}
     for module in model.modules():
         if isinstance(module, MergedLinear):
@@ -360,7 +362,7 @@ def run_decode(console: Console, json_path: Path | None, only: str | None = None
 
 
 def measure_drafted_steps(report: GpuReport, model: Any, attention: str) -> None:
-    """The rows about drafts, at the end: the model says nothing but 0 from then on."""
+    """Measure the rows about drafts, at the end: from then on the model generates nothing but 0."""
     names = row_names(f"drafts: {BATCH} x {LENGTH:,}, {SHARED:,} shared")
     if not any(map(report.wants, names)):
         return

@@ -1,6 +1,6 @@
 """What drafts cost a decoding step on a GPU, where it is known beforehand how many of them are right.
 
-The model's last layer is all zeros, so that every token is 0 whatever a GPU rounds; a draft is right where it says 0.
+The model's output layer is all zeros, so every token is 0 however a GPU rounds, and a draft is right where it says 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RATES = (0.0, 0.5, 0.8)
 OPTIONS: Mapping[str, Any] = MappingProxyType(
     {
         "speculative_config": {"num_speculative_tokens": DRAFTS},
-        # Drafts follow tokens, which are then fetched before the next step; so they are in the steps without drafts, too.
+        # Drafts need the last tokens on the host before the next step; so the steps without drafts fetch them there, too.
         "async_scheduling": False,
     }
 )
@@ -39,9 +39,9 @@ class DraftedStep:
     """A decoding step.
 
     Attributes:
-        drafts: of each sequence, on average over the steps.
+        drafts: per sequence and step, on average.
         median_us: from the end of one step to the end of the next, on the host's clock.
-        tokens_per_step: that a sequence gets; 1 without drafts.
+        tokens_per_step: per sequence; 1 without drafts.
     """
 
     drafts: float
@@ -51,10 +51,10 @@ class DraftedStep:
 
 
 class ForcedDrafts(Drafter):
-    """Of each draft, a token is right at this rate.
+    """Drafts whose tokens are right at a given rate.
 
     Args:
-        rate: from 0 to 1.
+        rate: probability that a token is right, from 0 to 1.
     """
 
     source = "forced"
@@ -68,7 +68,7 @@ class ForcedDrafts(Drafter):
 
 
 class UndauntedSpeculator(Speculator):
-    """Asks in every step, however often drafts were wrong."""
+    """Asks for drafts in every step, however often they were wrong."""
 
     def learn(self, batch: Batch) -> None:
         super().learn(batch)
@@ -78,18 +78,18 @@ class UndauntedSpeculator(Speculator):
 
 
 def row_names(prefix: str) -> dict[str, float | None]:
-    """Of the rows, and at which rate drafts are right in each; None: there are none."""
+    """The names of the rows, each with the rate at which its drafts are right; None: it has no drafts."""
     rated = {f"{prefix}, {DRAFTS} drafts each, {rate:.0%} right, step": rate for rate in RATES}
     return {f"{prefix}, no drafts, step": None, **rated}
 
 
 def force_drafts(llm: LLM, rate: float | None) -> None:
-    """Make every step verify `ForcedDrafts`, and no others; None: none at all."""
+    """Make every step verify `ForcedDrafts` and no others; ``rate`` None: no drafts at all."""
     engine = llm.engine
     if rate is None:
         engine._speculator = None
         return
-    # By its clock each step takes as long as any other, so that every draft seems worth its row.
+    # By this clock all steps take equally long, so that every draft seems worth its row.
     ticks = itertools.count()
     engine._speculator = UndauntedSpeculator(
         [ForcedDrafts(rate)],
@@ -110,15 +110,15 @@ def measure_drafts(
     stop: Callable[[], None],
     num_steps: int,
 ) -> None:
-    """The rows of `row_names`. One in which some step was without the drafts that it is to measure counts as failed.
+    """Measure the rows of `row_names`. A row that is about drafts fails if one of its steps had none.
 
     Args:
-        report: that gets them.
+        report: to which the rows are added.
         llm: with `OPTIONS`.
         names: of the rows.
         start: brings all sequences to where each step decodes.
-        stop: gives them up.
-        num_steps: to be timed.
+        stop: aborts them.
+        num_steps: how many to time.
     """
     for name, rate in names.items():
         if not report.wants(name):

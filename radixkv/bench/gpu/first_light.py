@@ -1,7 +1,7 @@
-"""Everything that must be known of a GPU on which RadixKV has not run yet, in order of importance.
+"""Everything that must be known about a GPU on which RadixKV has not run yet, in order of importance.
 
-GPU time is scarce. So each part runs in a process of its own, with a time limit: a crash, or a kernel that never ends, takes
-nothing else along. What is measured is in the file at once, and a run that stopped goes on where it stopped.
+GPU time is scarce. So each part runs in a process of its own, with a time limit: a crash, or a kernel that never ends, leaves
+the other parts alone. Results are written to the file at once, and a run that was stopped can be resumed where it stopped.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from radixkv.bench.common.folders import without_folders
 from radixkv.bench.common.whole_file import write_whole
 from radixkv.bench.gpu.targets import next_steps
 
-# With less left of the time for all, no part is begun.
+# No part is begun with less than this left of the time for all.
 MIN_SECONDS = 30.0
-# For the parent to write the last figures.
+# Reserved for the parent, to write the last figures.
 _SPARE_SECONDS = 5.0
 _POLL_SECONDS = 2.0
 _KEPT_LINES = 200
-# How long a process that is aborted may take to say where it is before it is killed, and what it said to be read.
+# How long an aborted process may take to print where it is before it is killed, and how long reading its output may take.
 _LAST_WORDS_SECONDS = 2.0
 
-# Of every part. None needs a network, and where there is none, looking for one would take minutes. What a part says is passed
-# on at once, and where it crashes or hangs, that is where.
+# Of every part. None needs a network, and trying to reach one where there is none would take minutes. Output is not buffered,
+# so that it is passed on at once, and a part that crashes or is aborted prints its stack.
 _ENVIRONMENT = MappingProxyType({"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"})
 
 DONE, FAILED, TIMED_OUT, CUT_SHORT, SKIPPED = "done", "failed", "timed out", "cut short", "skipped"
@@ -50,12 +50,12 @@ class Part:
 
     Attributes:
         name: by which it is chosen.
-        seconds: that it may take.
+        seconds: how long it may take.
         command: its arguments; ``{json}`` stands for the file that it writes, if it writes one.
-        environment: what is set for it beside what is set already.
+        environment: variables that are set for it in addition to those that it inherits.
         missing: why it cannot run here; "": it can.
         advice: what to do where it fails.
-        needed: whether nothing else makes sense where it fails.
+        needed: whether no other part makes sense where it fails.
     """
 
     name: str
@@ -68,11 +68,11 @@ class Part:
 
 
 class FirstLight:
-    """The file of one first light: what each part gave.
+    """One first light: runs its parts, and keeps what each gave in a file.
 
     Args:
         console: where progress is printed.
-        json_path: written anew whenever something is known; None: nowhere.
+        json_path: the file, rewritten with every new result; None: none.
         clock: seconds.
     """
 
@@ -87,23 +87,23 @@ class FirstLight:
         self.results: dict[str, dict[str, Any]] = {}
 
     def resume(self) -> None:
-        """Take over what the file has, if it is there."""
+        """Take over the results in the file, if it exists."""
         if self._json_path is not None and self._json_path.exists():
             before = json.loads(self._json_path.read_text())
             self.results, self._seconds_before = before["parts"], before.get("seconds", 0.0)
 
     def run(self, parts: Sequence[Part], minutes: float, total_minutes: float = math.inf) -> bool:
-        """Run the parts that have not run before; those that were cut short go on.
+        """Run the parts that have not run before, and needed ones that are not done; those that were cut short continue.
 
         Args:
             minutes: for this run.
-            total_minutes: for it and all that it goes on with.
+            total_minutes: for this run and the earlier ones that it resumes.
 
         Returns:
-            Whether all were reached before the time was over.
+            Whether all were reached; False: the time was over, a needed part failed, or a process could not be ended.
         """
         self._total_seconds = 60 * total_minutes
-        self._write()  # where that cannot be, it is known before any time is spent
+        self._write()  # if the file cannot be written, this shows before any time is spent
         end = self._start + min(60 * minutes, self._total_seconds - self._seconds_before)
         for number, part in enumerate(parts, start=1):
             status = self.results.get(part.name, {}).get("status")
@@ -122,7 +122,7 @@ class FirstLight:
 
     @property
     def _seconds(self) -> float:
-        """Spent, by the runs before and this one."""
+        """Spent by this run and the earlier ones that it resumes."""
         return self._seconds_before + self._clock() - self._start
 
     def report(self, parts: Sequence[Part]) -> list[str]:
@@ -135,7 +135,7 @@ class FirstLight:
         waiting = [p.name for p in parts if self.results.get(p.name, {}).get("status") in (None, CUT_SHORT)]
         try:
             lines += next_steps({name: result.get("report", {}) for name, result in self.results.items()})
-        except (KeyError, TypeError, ValueError) as error:  # of a part's file; what was measured is kept all the same
+        except (KeyError, TypeError, ValueError) as error:  # a malformed file of a part; its figures are kept
             lines.append(f"what follows from the rows cannot be said: {type(error).__name__}: {error}")
         if waiting:
             spent = self._total_seconds - self._seconds < MIN_SECONDS + _SPARE_SECONDS
@@ -205,7 +205,7 @@ class FirstLight:
             self._console.print(f"{part.name}: {result['status']}, {result['seconds']:.0f} s", markup=False)
 
     def _wait(self, process: subprocess.Popen[str], end: float, take: Callable[[], None]) -> int | None:
-        """The process's exit status; None: it had to be ended."""
+        """The process's exit status; None: its time is over, and it has not ended."""
         while True:
             try:
                 return process.wait(timeout=max(0.0, min(_POLL_SECONDS, end - self._clock())))
@@ -232,7 +232,7 @@ class FirstLight:
 
 
 def _end(process: subprocess.Popen[str]) -> bool:
-    """End a process and all that it started; False: a driver that hangs holds it, and would hold whatever came next."""
+    """End a process and all that it started; False: a hanging driver holds it, and would hold whatever came next."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGABRT)
         with suppress(subprocess.TimeoutExpired):
@@ -245,7 +245,7 @@ def _end(process: subprocess.Popen[str]) -> bool:
 
 
 class _Termination:
-    """Inside, SIGTERM is an exception, so that what was started is ended, too: else it would go on holding the GPU."""
+    """Inside this context SIGTERM raises `SystemExit`, so that the running part is ended, too, and does not keep the GPU."""
 
     def __init__(self) -> None:
         self._is_deferred = False
@@ -259,7 +259,7 @@ class _Termination:
         signal.signal(signal.SIGTERM, self._before)
 
     def defer(self) -> None:
-        """Until `allow`, SIGTERM is only remembered: who starts a process must come to know which."""
+        """Until `allow`, only remember SIGTERM: raised while a process starts, it would leave one that nobody ends."""
         self._is_deferred = True
 
     def allow(self) -> None:
@@ -288,9 +288,9 @@ def run_first_light(
     Args:
         json_path: where everything is kept.
         minutes: for this run.
-        total_minutes: for it and, by the file, all that it goes on with.
-        resume: leave out what the file says was run, and go on with what was cut short.
-        only: names of parts: those, also if they were run before; none: all.
+        total_minutes: for this run and, by the file, the earlier ones that it resumes.
+        resume: leave out the parts that have run by the file, and continue those that were cut short.
+        only: names of the parts to run, even if they have run before; empty: all.
         skip: names of parts to leave out.
 
     Returns:

@@ -1,6 +1,6 @@
 """The parts of a first light, the most important first: is it correct, how fast is it, what should be set.
 
-Of 30 minutes those about correctness can take no more than 19, so that something is known of speed whatever they do.
+Of 30 minutes, those about correctness take 19 at most, so that something is learned about speed in any case.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from radixkv.bench.gpu.first_light import Part
 _TESTS = Path(radixkv.__file__).parents[1] / "tests"
 # Where CUDA's tools are when they are not on the path.
 _CUDA_TOOLS = "/usr/local/cuda/bin"
-# Graphs cannot be captured without torch's cache of memory, and what real sizes take a checker takes forever.
+# Not run under the memory checker: capturing graphs needs torch's caching allocator, and real sizes would take forever.
 _NOT_CHECKED = "not captured and not real_sizes"
-# Looks at the memory of the whole GPU, which other tests would use at the same time.
+# Runs alone, because it looks at the memory of the whole GPU, which other tests would use at the same time.
 _ALONE = "test_the_pool_takes_what_memory_is_left"
-# Tests spend their time compiling kernels, each on one core; so many processes share the GPU's memory easily.
+# Tests spend their time compiling kernels, each on one core; this many processes fit into the GPU's memory easily.
 _MAX_WORKERS = 12
 
 
@@ -42,7 +42,7 @@ def first_light_parts() -> list[Part]:
             # Libraries probe for what a driver lacks; such calls, reported as errors, would end every run with 77.
             [sanitizer or "", "--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "77",
              *_pytest("kernels/test_on_gpu.py", "-x", "-p", "no:xdist", "-k", _NOT_CHECKED)],
-            # So that each tensor is an allocation of its own, whose end the checker knows.
+            # Makes each tensor an allocation of its own, whose end the checker knows.
             environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
             missing=_tests_missing() or ("" if sanitizer else "there is no compute-sanitizer here"),
             advice="exit status 77: a kernel reads or writes out of bounds; before all else, see which in its last lines",
@@ -94,7 +94,7 @@ def _pytest(path: str, *arguments: str) -> list[str]:
 
 
 def _workers() -> list[str]:
-    """Of the machine's cores, where pytest-xdist is there: 70 tests took 76 seconds with 14 of them."""
+    """Options for a worker per core, up to `_MAX_WORKERS`, where pytest-xdist is there: 70 tests took 76 s with 14 cores."""
     count = min(_MAX_WORKERS, os.cpu_count() or 1)
     return ["-n", str(count), "--dist", "worksteal"] if count > 1 and importlib.util.find_spec("xdist") else []
 

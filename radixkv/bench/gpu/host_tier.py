@@ -1,7 +1,7 @@
-"""The first token of a prompt whose keys and values lie in host memory, against computing them and against the pool.
+"""Time to the first token of a prompt whose keys and values lie in host memory, against computing them and against the pool.
 
-The pool holds one prompt of the longest kind and little more, so that each one evicts the one before, which goes down to the
-host and comes up again when it is asked for.
+The pool holds little more than one of the longest prompts. A prompt that fills it evicts the measured one to the host, from
+where that is loaded when it is asked for again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _FIRST_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """From the request to its first token, the median.
+    """Median time from the request to its first token.
 
     Attributes:
-        loaded_tokens: that came from the host, of each prompt.
+        loaded_tokens: how many tokens of a prompt came from the host.
     """
 
     seconds: float
@@ -41,13 +41,13 @@ class FirstToken:
 
 
 def row_names() -> dict[str, tuple[int, str]]:
-    """Of the rows: how long each one's prompts are, and where their keys and values are."""
+    """The names of the rows, each with the length of its prompts and where their keys and values are."""
     kinds = ("computed", "loaded from the host", "in the pool")
     return {f"host tier: {length:,} tokens, {kind}": (length, kind) for length in LENGTHS for kind in kinds}
 
 
 def measure_host_tier(report: GpuReport, table: Table, model: Any) -> None:
-    """The rows, by an engine of its own. One whose prompts came from elsewhere than its name says counts as failed."""
+    """Measure the rows by an engine of its own. One about the host fails if its prompts were not loaded from there."""
     llm = LLM(
         model, max_model_len=_POOL_TOKENS, max_num_seqs=1, num_blocks=_POOL_TOKENS // _BLOCK_SIZE, block_size=_BLOCK_SIZE,
         host_cache_size="16GiB", cache_write_policy="write-back", speculative_config=None,

@@ -47,7 +47,7 @@ def tree_batch(batch: int, levels: list[Level], num_new: int, shuffled: bool = T
     """A batch over blocks: each sequence passes through one node of every level, then has its new tokens.
 
     Args:
-        shuffled: blocks lie anywhere; otherwise those of a node, or a sequence, one after the other.
+        shuffled: blocks are scattered; otherwise those of a node, or of a sequence, are contiguous.
 
     Returns:
         The batch, how many blocks all of it takes, and how many different tokens lie in them.
@@ -95,7 +95,7 @@ def make_pool(num_blocks: int, dtype: torch.dtype, device: str, num_layers: int 
 
 
 def layer_work(batch: Attends, rows: int, num_layers: int = 1) -> Callable[[], object]:
-    """Attention of layers, one after the other, to random queries, keys and values for so many rows."""
+    """A call that runs the attention of layers one after the other, on ``rows`` random queries, keys and values."""
     query = torch.randn(1, HEADS, rows, DIM, dtype=torch.bfloat16, device="cuda")
     key, value = (torch.randn(1, KV_HEADS, rows, DIM, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     options = AttentionOptions(DIM**-0.5)

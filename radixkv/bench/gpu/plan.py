@@ -1,7 +1,7 @@
 """What planning a decoding batch for the GPU costs the host, when sequences leave and others join. Needs Triton, no GPU.
 
-From the sequences' tables and lengths to all that a CUDA graph reads, in its buffers, which here lie on the CPU. A step in
-which no sequence comes or goes has no row: a kernel advances the plan.
+Timed from the sequences' tables and lengths until all that a CUDA graph reads is in its buffers, which here lie on the CPU. A
+step in which no sequence joins or leaves has no row, because a kernel advances its plan.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Change:
 
     Attributes:
         count: sequences that leave, and others that join.
-        elsewhere: those that join share the prefix of any others; otherwise that of those that left, so that the tree of
-            prefixes stays as it is.
+        elsewhere: those that join share prefixes at random places; otherwise those of the sequences that left, so that the
+            prefix tree stays as it is.
     """
 
     count: int
@@ -94,7 +94,7 @@ class Decoding:
 
 
 def make_sequence(owner: int, levels: Levels, length: int, num_steps: int) -> Decoding:
-    """One that may grow for so many steps, and shares the levels' blocks with those whose ``owner % BATCH`` is near."""
+    """A sequence that may grow for ``num_steps``; it shares the levels' blocks with those whose ``owner % BATCH`` is near."""
     index = owner % BATCH
     nodes = [
         (1 + depth * BATCH + index * groups // BATCH) * LENGTH + np.arange(num_blocks)
@@ -107,7 +107,7 @@ def make_sequence(owner: int, levels: Levels, length: int, num_steps: int) -> De
 
 
 def make_steps(levels: Levels, change: Change, count: int) -> list[list[Decoding]]:
-    """The batches of a run: in each, random sequences are replaced by others, and the rest grew."""
+    """The batches of a run: in each, random sequences are replaced by others, and the rest grow by a token."""
     rng = np.random.default_rng(0)
     batch = {owner: make_sequence(owner, levels, LENGTH - int(rng.integers(100)), count) for owner in range(BATCH)}
     steps = [list(batch.values())]
@@ -128,8 +128,8 @@ def make_steps(levels: Levels, change: Change, count: int) -> list[list[Decoding
 def measure_plan(levels: Levels, change: Change, count: int) -> Timing:
     """Processor time of this thread from a step's tables and lengths to its plan in a graph's buffers.
 
-    All steps are planned in several rounds, and of each the fastest counts: other work on the machine takes a part of the
-    processor's caches.
+    All steps are planned in several rounds, and each step's fastest round counts, because other work on the machine takes a
+    part of the processor's caches.
     """
     steps = make_steps(levels, change, count)
     times = np.min([_plan_all(steps, count) for _ in range(ROUNDS)], axis=0)

@@ -1,7 +1,7 @@
 """What a GPU's first light needs of a machine: packages, a GPU, and a C compiler with which Triton launches a kernel.
 
-`python -m radixkv.bench.gpu.ready` names all that is missing at once. It imports nothing before it looks, so that it also
-runs where the packages of the command line are missing.
+`python -m radixkv.bench.gpu.ready` names all that is missing at once. It imports no dependency before checking for it, so it
+also runs where the packages of the command line are missing.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def main() -> int:
 
 
 def needed_modules() -> list[str]:
-    """The project's own requirements, by the names under which they are imported, and what uses the rest of them."""
+    """The project's requirements by import name, and modules that import everything else that a first light needs."""
     requirements = []
-    if _PROJECT.exists():  # otherwise it is installed, and they are there with it
+    if _PROJECT.exists():  # otherwise the package is installed, and its requirements with it
         requirements = tomllib.loads(_PROJECT.read_text())["project"]["dependencies"]
     names = [re.split(r"[^\w-]", requirement, maxsplit=1)[0].replace("-", "_") for requirement in requirements]
     return [
@@ -56,7 +56,7 @@ def needed_modules() -> list[str]:
 
 
 def missing_modules(names: Iterable[str]) -> Iterator[str]:
-    """For each that cannot be imported, a line that says why; of those without which others fail, one for each."""
+    """A line with the reason for each module that cannot be imported; one line for all that fail for the same reason."""
     said: set[str] = set()
     for name in names:
         try:

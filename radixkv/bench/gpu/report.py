@@ -33,7 +33,7 @@ class GpuReport:
         machine: what the figures were measured on.
         limits: of the GPU, measured in the same run.
         only: leave out the rows whose name does not contain this; None: measure all.
-        rows: that were measured before, as the file has them: they are kept, and not measured again.
+        rows: those measured before, as in the file: they are kept, and not measured again.
 
     Attributes:
         machine: as given.
@@ -101,7 +101,7 @@ class GpuReport:
         return self._only in name and all(row["name"] != name for row in self._rows)
 
     def measure(self, name: str, work: Callable[[], Row]) -> Row | None:
-        """Measure one row, a dataclass; None where it is not wanted, unavailable or failed: why is kept, nothing raised."""
+        """Measure one row, a dataclass. None: not wanted, unavailable or failed; the reason is kept, and nothing raised."""
         if not self.wants(name):
             return None
         try:

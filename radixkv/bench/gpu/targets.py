@@ -1,6 +1,6 @@
-"""What GPU benches are to reach, and what follows from their rows.
+"""The targets of the GPU benches, and what follows from their rows.
 
-Times are those of an H200, which reads 4.46 TB/s; for another GPU they are scaled by what it reads. Nothing here needs
+Times are those of an H200, which reads 4.46 TB/s; for another GPU they are scaled by its read bandwidth. Nothing here needs
 torch.
 """
 
@@ -29,7 +29,7 @@ _MAX_US_ON_H200 = MappingProxyType(
 )
 _MAX_STEP_RATIO = 1.15
 _MAX_IDLE = 0.03
-# Of a step with drafts to one without.
+# Time of a step with drafts over that of a step without.
 _MAX_DRAFTED_RATIO = 1.15
 # A tile configuration is called faster where it saves more than this share of the time.
 _MIN_GAIN = 0.02
@@ -42,7 +42,7 @@ def next_steps(reports: Mapping[str, Report]) -> list[str]:
     """What to do next, by what was found.
 
     Args:
-        reports: the files of `GpuReport`s, by anything; empty: none was written.
+        reports: contents of the files of `GpuReport`s, under any keys; empty: none was written.
     """
     measured = [report for report in reports.values() if report]
     gpus = sorted({report["machine"]["gpu"] for report in measured})
@@ -106,7 +106,7 @@ def _drafting(rows: Rows) -> Iterator[str]:
 
 
 def _tiles(rows: Rows) -> Iterator[str]:
-    """Of every kind of work the fastest configuration; the first that was measured is the one in use."""
+    """For every kind of work, a configuration faster than the one in use, which is the first that was measured."""
     kinds: dict[str, list[tuple[str, float]]] = {}
     for name, row in rows.items():
         kind, found, config = name.partition(": TileConfig")

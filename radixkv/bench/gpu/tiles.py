@@ -1,8 +1,8 @@
-"""Which tile configuration is fastest on a GPU, and from when on sharing and splitting pay.
+"""Which tile configuration is fastest on a GPU, and from which sizes on sharing and splitting pay.
 
 The constants of `radixkv_kernels.tile_config` and of attention's `triton.cost_model` come from here. The tables are: batches
-that share a prefix, alone and together, around the point where that begins to pay; tiles of one class and of several;
-small batches cut into more and more pieces; and configurations of every tile class on work of its kind.
+that share a prefix, computed alone and together, around the point where sharing begins to pay; tiles of one class and of
+several; small batches cut into more and more pieces; and configurations of every tile class on work of its kind.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from radixkv.bench.gpu.report import GpuReport, UnavailableError
 from radixkv.bench.gpu.timing import median_seconds
 from radixkv.memory import KVPool
 
-# Triton is there with a GPU only.
+# Triton is installed only where there is a GPU.
 if TYPE_CHECKING:
     from radixkv.attention.triton import TritonAttention
     from radixkv_kernels import TileConfig
@@ -45,7 +45,7 @@ SCALE = DIM**-0.5
 KEYS, WARPS, STAGES = (32, 64, 128), (2, 4, 8), (2, 3, 4)
 SHARED_BY, SHARED_TOKENS = (4, 16, 64, 256), (64, 256, 1024, 4096)
 SPLIT_BATCHES, SPLITS, SPLIT_LENGTH = (1, 8, 32), (1, 2, 4, 8, 16, 32), 4096
-# By 256 sequences.
+# Prefix trees of 256 sequences.
 SHARED_TREES = MappingProxyType(
     {
         "tile classes: 3,488 by all, 608 private": [Level(1, 3488), Level(256, 608)],
@@ -100,13 +100,13 @@ class Problem:
         )
 
     def partial_results(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory for so many."""
+        """Memory for so many partial results."""
         device = self.query.device
         return torch.empty(count, HEADS, DIM, device=device), torch.empty(count, HEADS, device=device)
 
 
 def flat_work(problem: Problem, num_splits: int = 1, config: TileConfig | None = None) -> Work:
-    """Each row alone over all its keys, in so many parts, and the parts merged."""
+    """Attend each row alone over all its keys, in ``num_splits`` parts, and merge the parts."""
     from radixkv_kernels import attend_split, merge_splits
 
     rows = len(problem.query)
@@ -125,7 +125,7 @@ def flat_work(problem: Problem, num_splits: int = 1, config: TileConfig | None =
 
 
 def item_work(problem: Problem, items: list[list[int]], tile_rows: int, config: TileConfig | None = None) -> Work:
-    """Work items of one tile class, their results not yet merged."""
+    """Attend work items of one tile class, without merging their results."""
     from radixkv_kernels import attend_items
 
     there = torch.tensor(items, dtype=torch.int32, device=problem.query.device)
@@ -137,7 +137,7 @@ def item_work(problem: Problem, items: list[list[int]], tile_rows: int, config: 
 
 
 def node_items(num_rows: int, num_keys: int, tile_rows: int, programs: int) -> list[list[int]]:
-    """Items over a node that all rows share, in as many pieces as make about so many programs."""
+    """Items over a node that all rows share, cut into as many pieces as make about ``programs`` programs."""
     tile = tile_rows // GROUP
     tiles = -(-num_rows // tile)
     pieces = max(1, round(programs / (tiles * KV_HEADS)))
@@ -164,7 +164,7 @@ def row_items(problem: Problem, tile_rows: int) -> list[list[int]]:
 
 
 def _by_tile_class() -> Iterator[tuple[str, int, Callable[[], Callable[..., Work]]]]:
-    """Kinds of work, their tile rows, and what prepares them; then a configuration gives the work itself."""
+    """Kinds of work, their tile rows, and what prepares them: a function that makes the work itself for a configuration."""
     dtype, device = torch.bfloat16, "cuda"
 
     def flat() -> Callable[..., Work]:
@@ -207,7 +207,7 @@ def _tile_tables(report: GpuReport) -> Iterator[Table]:
 
 
 def candidates(tile_rows: int) -> list[TileConfig]:
-    """What is used, and around it: other keys and stages with its warps, and other warps. Each is compiled, for seconds."""
+    """The one in use and its neighbours: other keys and stages with its warps, and other warps. Each compiles for seconds."""
     from radixkv_kernels import TileConfig, tile_config
 
     used = tile_config(tile_rows, DIM, DIM, torch.bfloat16, torch.bfloat16)
@@ -243,7 +243,7 @@ def _sharing(count: int, tokens: int, shared: bool) -> Timed:
 
 
 def planned(batch: QueryBatch, pool: KVPool, shared: bool) -> TritonAttention:
-    """A decoding batch as it is planned where any sharing pays (``shared``), or none."""
+    """A decoding batch, planned as if any sharing paid (``shared``), or none."""
     from radixkv.attention.triton import TritonBackend
     from radixkv.attention.triton.cost_model import sharing_rule
 
@@ -304,7 +304,7 @@ def run_tiles(console: Console, json_path: Path | None, only: str | None = None,
         ValueError: there is no GPU.
     """
     report = GpuReport.begin(console, json_path, only, resume)
-    # Printed last, all at once, behind the lines of the rows.
+    # Printed last, all at once, after the lines of the rows.
     tables = _sharing_table(report), _tile_classes_table(report), _splitting_table(report)
     for table in [*tables, *_tile_tables(report)]:
         console.print(table)

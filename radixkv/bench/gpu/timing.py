@@ -11,7 +11,7 @@ import torch
 
 from radixkv.bench.common.machine import describe_machine
 
-# What is read between two runs, so that nothing of the first is left in the cache: several times the largest one there is.
+# Read between two runs, so that nothing of the first is left in the cache: several times the largest cache of any GPU.
 _FILLER_BYTES = 512 << 20
 _COPIED_BYTES = 4 << 30
 _MATRIX_SIZE = 8192
@@ -24,7 +24,7 @@ class Limits:
 
     Attributes:
         bytes_per_s: of a copy within its memory, bytes read and bytes written both counted.
-        read_bytes_per_s: of reading alone, by the largest of many numbers.
+        read_bytes_per_s: of reading alone, to find the largest of many numbers.
         bf16_flops: operations a second of a large bfloat16 matrix product on random numbers.
     """
 
@@ -49,10 +49,10 @@ def require_gpu() -> None:
 
 
 def median_seconds(work: Callable[[], object]) -> float:
-    """Seconds of ``work``, the median, replayed as a CUDA graph, so that no launch from Python is counted.
+    """Median seconds of ``work``, replayed as a CUDA graph, so that no launch from Python is counted.
 
-    Before each run the L2 cache is filled by reading something else: written lines would still have to go to memory while
-    ``work`` runs, at its cost.
+    Before each run the L2 cache is filled by reading something else. Lines filled by writing would still have to go to memory
+    while ``work`` runs, at its cost.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -82,7 +82,7 @@ def _replay(graph: torch.cuda.CUDAGraph, filler: torch.Tensor, runs: int) -> flo
 def measure_limits() -> Limits:
     """Copy 4 GiB, read them, and multiply two matrices of 8,192 x 8,192; the medians.
 
-    A kernel copies: in a graph, what torch copies is left to an engine that is slower, 2.7 TB/s on an H200 instead of 4.3.
+    The copy is a kernel's: in a graph, torch's own copies run on a slower copy engine, at 2.7 TB/s on an H200 instead of 4.3.
     """
     source = torch.ones(_COPIED_BYTES // 4, dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)

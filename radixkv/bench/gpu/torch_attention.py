@@ -1,4 +1,4 @@
-"""torch's own attention by one chosen backend, and by which operator it was really computed."""
+"""Checks that torch's own attention is really computed by one chosen backend."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Operators(TorchDispatchMode):
 
 
 def require_backend(backend: SDPBackend, attend: Callable[[], object]) -> None:
-    """Run ``attend`` once, and see that this backend computes it; `sdpa_kernel` must be in force.
+    """Run ``attend`` once, and check that this backend computes it; `sdpa_kernel` must be in force.
 
     Raises:
         UnavailableError: the backend refuses the problem, with torch's reasons; or something else computed it.

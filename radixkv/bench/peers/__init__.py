@@ -1,1 +1,1 @@
-"""The same work by engines of others, each in a process and an environment of its own."""
+"""The same work by other engines, each in a process and an environment of its own."""

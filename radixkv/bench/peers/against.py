@@ -77,9 +77,9 @@ def run_against(
     Args:
         peer_python: the interpreter of an environment in which the peer is installed: vLLM for CPUs, or llama.cpp as the
             package xllamacpp.
-        kind: "end-to-end" on the default model; "requests", on it too, of other kinds; "experts", end to end on a mixture of
-            experts with random weights; or "steps" on a model of one small layer, on one core.
-        dtype: of both, "float32" or "bfloat16"; llama.cpp computes as the default model's file is, which has 4 bits a weight.
+        kind: "end-to-end" on the default model; "requests", other kinds of requests to the same model; "experts", end to end
+            on a mixture of experts with random weights; or "steps" on a model of one small layer, on one core.
+        dtype: of both, "float32" or "bfloat16"; llama.cpp ignores it and runs the default model's file, of 4 bits a weight.
         quantization: of our weights.
 
     Raises:
@@ -130,7 +130,7 @@ def run_against(
 
 
 def make_one_layer(folder: Path, tokenizer: Path) -> Path:
-    """Save a model that takes so little that a step's time is what an engine adds to it.
+    """Save a model so small that a step's time is the engine's own overhead.
 
     Args:
         tokenizer: a model's folder.
@@ -146,7 +146,7 @@ def make_one_layer(folder: Path, tokenizer: Path) -> Path:
 
 
 def make_mixture(folder: Path, tokenizer: Path) -> Path:
-    """Save a mixture of experts as small as those that people run on a CPU: 535 million weights, of which a token passes 139.
+    """Save a mixture of experts as small as those that people run on a CPU: 535 million weights, 139 million per token.
 
     Args:
         tokenizer: a model's folder.

@@ -2,9 +2,9 @@
 
 Run as ``python engine_process.py ENGINE KIND MODEL OPTIONS``, options as JSON. It imports nothing of RadixKV unless that is
 the engine, so any environment can run it. It prints a line of JSON when the engine has answered once: the seconds from the
-start to when it was ``loaded``, and to when it had run the first workload, ``ready``. Then it reads a workload's name per
-line, and answers each with a line of JSON: the seconds that it took. vLLM has the same offline API as RadixKV, down to its
-arguments; for llama.cpp, `LlamaCpp` gives its server that form.
+start until it was ``loaded`` and until it had run the first workload, ``ready``, and the names of the ``workloads``. Then it
+reads a workload's name per line, and answers each with a line of JSON: the seconds that it took. vLLM has the same offline
+API as RadixKV, down to its arguments; for llama.cpp, `LlamaCpp` gives its server that form.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Workloads:
         llm: the engine.
 
     Attributes:
-        MAX_NUM_SEQS: what the engine needs to have been made with.
+        MAX_NUM_SEQS: the ``max_num_seqs`` that the engine must have.
         TOKENS: the ids that prompts are made of.
-        FIRST: what is run once before anything is measured.
+        FIRST: the workload that is run once before anything is measured.
     """
 
     MAX_NUM_SEQS = 64
@@ -128,7 +128,7 @@ class EndToEnd(Workloads):
 
 
 class Requests(Workloads):
-    """What requests ask for beside a greedy answer, and other shapes of them, on a real model."""
+    """Requests for more than a greedy answer, and requests of other shapes, on a real model."""
 
     MAX_NUM_SEQS = 128
     FIRST = "16 prompts of 100, greedy"
@@ -194,7 +194,7 @@ class LlamaCpp:
 
     Args:
         model: a GGUF file.
-        max_num_seqs: of the others; llama.cpp reserves its memory by sequences, and 16 is what the workloads need.
+        max_num_seqs: as for the others, but 16 at most: llama.cpp reserves memory per sequence, and workloads need no more.
     """
 
     _NUM_SLOTS = 16
@@ -213,7 +213,7 @@ class LlamaCpp:
 
     def generate(self, inputs: list[dict[str, list[int]]], params: dict[str, Any], use_tqdm: bool) -> list[Any]:
         def complete(prompt: dict[str, list[int]]) -> Any:
-            # Verbose for the tokens of the answer.
+            # Verbose answers include the answer's tokens.
             request = {"prompt": prompt["prompt_token_ids"], "verbose": True, "return_tokens": True, **params}
             answer = self._server.handle_completions(request)
             if len(answer["choices"]) != params.get("n", 1):
@@ -223,7 +223,7 @@ class LlamaCpp:
         return [*self._threads.map(complete, inputs)]
 
     def reset_prefix_cache(self) -> None:
-        """It has no such call. What should be cold is a new prompt in any case."""
+        """llama.cpp has no such call; what should be cold is a new prompt in any case."""
 
 
 KINDS: Mapping[str, type[Workloads]] = MappingProxyType({
@@ -232,7 +232,7 @@ KINDS: Mapping[str, type[Workloads]] = MappingProxyType({
 
 
 def use_one_core() -> None:
-    """Before torch is imported: it asks how many cores there are."""
+    """Run on one core; called before torch is imported, because it asks how many cores there are."""
     core = min(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})
     os.environ.update({"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core)})
@@ -243,7 +243,7 @@ def main(engine: str, kind: str, model: str, options: str) -> None:
     if kind == "steps":
         use_one_core()
     replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what the engine prints is no reply
+    os.dup2(2, 1)  # so that what the engine prints is not taken for a reply
     if engine == "vllm":
         os.environ.update(VLLM_ENVIRONMENT)
         import vllm as api

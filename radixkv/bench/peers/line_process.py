@@ -9,7 +9,7 @@ from typing import Any
 
 
 class LineProcess:
-    """Started at once; `reply` reads what it says first.
+    """A process that is started at once; `reply` reads its first line.
 
     Args:
         name: of what runs in it.
@@ -23,7 +23,7 @@ class LineProcess:
         )
 
     def ask(self, line: str) -> Any:
-        """Its reply to a line.
+        """Send it a line, and return its reply.
 
         Raises:
             RuntimeError: it has ended.
@@ -34,7 +34,7 @@ class LineProcess:
         return self.reply()
 
     def reply(self) -> Any:
-        """What it says next.
+        """The next line that it prints, decoded.
 
         Raises:
             RuntimeError: it has ended.

@@ -1,7 +1,7 @@
 """vLLM with drafts from n-grams, run as ``python vllm_drafts.py MODEL DTYPE`` in its own environment.
 
-It imports nothing of RadixKV but the file beside it. It prints a line of JSON when it can serve, reads lines of
-``[[prompt, number of tokens], ...]``, answers each prompt after the one before, and prints the seconds that it took.
+It imports nothing of RadixKV but `engine_process`, the file beside it. It prints a line of JSON when it can serve, then reads
+lines of ``[[prompt, number of tokens], ...]``, answers a line's prompts one after the other, and prints the seconds taken.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from types import MappingProxyType
 from typing import Any
 
-# vLLM's own example.
+# As in vLLM's own example.
 _NGRAM = MappingProxyType(
     {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 )
@@ -21,7 +21,7 @@ _NGRAM = MappingProxyType(
 
 def main(model: str, dtype: str) -> None:
     replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what vLLM prints is no reply
+    os.dup2(2, 1)  # so that what vLLM prints is not taken for a reply
     from engine_process import VLLM_ENVIRONMENT  # type: ignore[import-not-found]
 
     os.environ.update(VLLM_ENVIRONMENT)

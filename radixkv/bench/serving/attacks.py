@@ -1,8 +1,8 @@
-"""`radixkv bench attacks`: what each way of attacking a server costs the others who use it.
+"""`radixkv bench attacks`: what each way of attacking a server costs its other users.
 
-One hostile client repeats one attack of `hostile`, then the next one. Beside it, a normal client with another key
-asks the same question again and again, and somebody asks for /health: the longest that they wait is what counts. Given the
-folder of another version, the same is done to its server.
+One hostile client repeats one attack of `hostile`, then the next one. Meanwhile a normal client with another key asks the
+same question again and again, and /health is requested: the longest waits count. Given the folder of another version, the
+same is done to its server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SERVER_OPTIONS = ("--num-blocks", "600", "--max-num-seqs", "8", "--dtype", "flo
 
 @dataclass
 class AttackCost:
-    """What others noticed of an attack, the longest of each, in seconds.
+    """What others noticed of an attack; each time is the longest one, in seconds.
 
     Attributes:
         attack: its name.
@@ -58,10 +58,10 @@ class AttackCost:
 async def measure_attacks(
     url: str, normal_key: str, hostile_key: str, seconds: float, seed: int = 0
 ) -> AsyncGenerator[AttackCost, None]:
-    """Attack a server that does nothing else, at first in no way, and then in every one; yields what each has cost.
+    """Attack an otherwise idle server in every way, after a round without any attack; yields what each has cost.
 
     Args:
-        seconds: for each attack; at least one of it, one normal answer and one health check are awaited.
+        seconds: for each attack; at least one attack, one normal answer and one health check are completed.
     """
     limits = httpx.Limits(max_connections=None)
     headers = {"Authorization": f"Bearer {hostile_key}"}
@@ -72,7 +72,7 @@ async def measure_attacks(
     ):
         client = HostileClient(hostile, random.Random(seed), seconds)
         for name, attack in [(_NOBODY, None), *client.attacks.items()]:
-            await normal.answer([*_QUESTION], _MAX_TOKENS, 0.0)  # until what is left of the attack before is done
+            await normal.answer([*_QUESTION], _MAX_TOKENS, 0.0)  # waits for what is left of the attack before
             cost = AttackCost(name)
             end = time.perf_counter() + seconds
             await asyncio.gather(_attack(attack, end, cost), _ask(normal, end, cost), _check_health(anyone, end, cost))

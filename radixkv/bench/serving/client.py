@@ -1,4 +1,4 @@
-"""Requests one streamed answer of an OpenAI-compatible server, and records when its pieces arrive."""
+"""Requests streamed answers from an OpenAI-compatible server, and records when their pieces arrive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import httpx
 
 Messages = list[dict[str, str]]
-# Without a byte; then a request counts as failed.
+# A request fails after this long without a byte.
 _SECONDS_OF_SILENCE = 600.0
 
 

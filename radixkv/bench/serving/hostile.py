@@ -1,4 +1,4 @@
-"""Clients that try to take a server from the others, each by a way that has worked against a server of language models."""
+"""Attacks that try to deny a server to its other users, each of which has worked against a server of language models."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class HostileClient:
     """Each attack returns the status that it was answered with, or why there was none.
 
     Args:
-        client: one that the server has a key for; without its headers, it has none.
-        rng: what an attack is like.
-        patience: seconds for which a connection is held at most.
+        client: has a key of the server in its headers, and none without them.
+        rng: varies the attacks.
+        patience: for how many seconds a connection is held at most.
     """
 
     def __init__(self, client: httpx.AsyncClient, rng: random.Random, patience: float = 30.0) -> None:

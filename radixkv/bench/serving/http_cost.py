@@ -59,7 +59,7 @@ class HttpCost:
 
     @property
     def ms_per_token(self) -> float:
-        """Additional time of the whole load, divided by all tokens of all streams: the work per token of HTTP."""
+        """Additional time of the whole load, divided by all tokens of all streams: HTTP's work per token."""
         return statistics.median(
             1e3 / http.output_tokens_per_s - 1e3 / direct.output_tokens_per_s
             for direct, http in zip(self.direct, self.http, strict=True)

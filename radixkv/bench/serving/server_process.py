@@ -18,7 +18,7 @@ class BenchProcess:
         arguments: of `radixkv`.
         environment: variables beside those of this process.
         folder: where it runs, which is where Python looks for `radixkv` first; None: where this process does.
-        within: what the command begins with, such as another program that runs it.
+        within: what the command begins with, such as another program that runs `radixkv`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class BenchProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The id of the process."""
         assert self._process is not None
         return self._process.pid
 
@@ -72,11 +72,11 @@ class BenchProcess:
         self.address = line.split()[-1]
 
     def terminate(self) -> None:
-        """As by ``kill``: it finishes what it has."""
+        """End it as ``kill`` does: it finishes the requests that it has."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """As by ``kill -9``."""
+        """End it as ``kill -9`` does."""
         self._end(signal.SIGKILL)
 
     def _end(self, number: signal.Signals) -> None:

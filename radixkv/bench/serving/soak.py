@@ -1,13 +1,13 @@
 """`radixkv bench soak-server`: hostile clients beside normal ones on a real server, and what the normal ones notice.
 
-Every hostile client repeats attacks at random; see `hostile`. Every normal client repeats one question, to which
-the answer is known from before: another answer, an error, or a long wait is a failure, and so is a server whose health
-check stalls, whose memory grows, or whose cache has broken a rule at the end.
+Every hostile client repeats attacks at random; see `hostile`. Every normal client repeats one question whose answer is known
+beforehand: another answer, an error, or a long wait is a failure. So is an attack that is answered with status 500, and a
+server whose health check fails or stalls, whose memory grows, or whose cache has broken a rule at the end.
 
-How long something takes is counted in what the server computes meanwhile (`processor_time`), and what is long, in full steps
-of the same server, measured before: so the bounds are the same on a slow or a busy machine. A first token may wait for the
-end of a step, and for one or two that others fill with it: 1.7 full steps were measured, and 4 are allowed. /health waits for
-the event loop only: 0.2 full steps were measured, and 1 is allowed.
+Durations are counted in the server's processor time (`processor_time`), and their bounds in full steps of the same server,
+measured before, so they are the same on a slow or a busy machine. A first token may wait for the end of a step, and for one
+or two that it shares with others: 1.7 full steps were measured, and 4 are allowed. /health waits for the event loop only:
+0.2 full steps were measured, and 1 is allowed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from radixkv.bench.serving.server_process import server_process
 _QUESTIONS = ("What is a tree?", "Name three colours.", "Why is the sky blue?")
 _NUM_HOSTILE = 6
 _MAX_TOKENS = 24
-# Of prompts that fill a step: what a newcomer waits for at most, if the server does nothing else meanwhile.
+# How many full steps are measured: each of one prompt that fills it, the longest that a newcomer waits on an idle server.
 _NUM_FULL_STEPS = 5
-# More words than a step takes tokens.
+# With the chat template around so many words, more tokens than a step takes.
 _FULL_STEP_WORDS = 512
-# Of the median of the last quarter to that of the second: the first one fills the cache.
+# Median memory of the last quarter of the run over that of the second; in the first one, the cache fills.
 _MAX_GROWTH = 1.1
-# Few blocks: they are soon written once, and then all their memory is there.
+# Few blocks: all are soon written once, and from then on their memory is resident.
 _SERVER_OPTIONS = (
     "--num-blocks",
     "600",
@@ -63,12 +63,12 @@ class ServerSoak:
 
     Attributes:
         answered: questions of normal clients.
-        failures: what they, the health check or the server's own checks found.
-        full_step: what a prompt takes that fills a step, with no other request; this and what follows in seconds of the
-            server's processor time.
+        failures: all that went wrong, in words.
+        full_step: time of a prompt that fills a step, with no other request; this, ``waits`` and ``stalls`` are in seconds of
+            the server's processor time.
         waits: for the first token of every normal answer.
         stalls: of every health check.
-        attacks: by name and how they were answered.
+        attacks: counts by name and outcome.
         rss: megabytes of the server, once a second.
     """
 
@@ -83,7 +83,7 @@ class ServerSoak:
 
 @dataclass(frozen=True)
 class Target:
-    """The server under attack, with keys for three."""
+    """The server under attack, and three keys to it."""
 
     url: str
     pid: int
@@ -95,7 +95,7 @@ class Target:
 async def soak(
     target: Target, seconds: float, seed: int, max_wait: float, max_stall: float, patience: float = 30.0
 ) -> ServerSoak:
-    """Attack a server that does nothing else; every client acts at least once.
+    """Attack an otherwise idle server; every client acts at least once.
 
     Args:
         patience: see `HostileClient`.

@@ -1,1 +1,1 @@
-"""What tiers below the pool bring and cost."""
+"""What tiers below the pool gain and cost."""

@@ -1,9 +1,13 @@
-"""What tiers below the pool bring and cost, on a real model: against no tier, and hot against cold, in the same run.
+"""What tiers below the pool gain and cost, on a real model: against no tier, and hot against cold, in the same run.
 
-Five questions: how fast the first token is after a restart; what a working set four times the pool costs, which is computed
-again and again where nothing is below, and how far that is from a pool that holds all of it, which no tier can beat; how late
-first tokens are for users who come when they want; what writing costs prompts that are never repeated; and how fast the first
-token is of a prompt that another engine has put into a shared store.
+Five questions:
+
+- how fast the first token is after a restart;
+- how fast a working set four times the pool is served, which is recomputed again and again where there is no tier, and how
+  far that is from a pool that holds all of it, which no tier can beat;
+- how late first tokens are for users who arrive at random times;
+- what writing costs prompts that are never repeated;
+- how fast the first token is of a prompt that another engine has put into a shared store.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from radixkv.sampling_params import SamplingParams
 
 # Tokens of a prompt that is known, and of a new question behind it; without one, the prompt is repeated word for word.
 RESTARTS = ((1000, 0), (1000, 20), (7000, 20))
-# What takes little time, or differs by little, is repeated so many times as often as the rest.
+# What takes little time, or differs by little, is repeated this many times as often as the rest.
 MORE_ROUNDS = 4
 UNRELATED_PROMPTS = 16
 UNRELATED_TOKENS = 240
@@ -45,7 +49,7 @@ class Restart:
     Attributes:
         question_tokens: new ones behind the prompt.
         loaded: after a restart, from the disk.
-        hot: the same prompt once more.
+        hot: the same prompt once more, with another question.
         cold: another one, sent for the first time.
         cold_without_tiers: another one, by an engine that has no tiers.
         cached_tokens: that the loaded ones reused.
@@ -66,8 +70,8 @@ class Writing:
 
     Attributes:
         without_tiers: tokens generated a second, the median of rounds.
-        write_back_ratio, write_through_ratio: with a disk, times what there was without in the same round, medians: a
-            machine's speed drifts more from minute to minute than writing costs.
+        write_back_ratio, write_through_ratio: tokens a second with a disk over those without in the same round, medians of
+            rounds: a machine's speed drifts more from minute to minute than writing costs.
     """
 
     without_tiers: float
@@ -148,7 +152,7 @@ def run_tiers(
 
 
 def measure_restart(model: str | None, folder: Path, rounds: int) -> list[Restart]:
-    """First tokens after a restart over a folder that an engine before has written."""
+    """First tokens after a restart over a folder that an earlier engine has written."""
     rng = random.Random(1)
     options: dict[str, Any] = {"disk_cache": folder, "disk_cache_size": "16GiB", "num_blocks": 2 * _blocks(rounds)}
     with fresh_llm(model, **options) as llm:
@@ -194,7 +198,7 @@ def measure_restart(model: str | None, folder: Path, rounds: int) -> list[Restar
 
 
 def measure_writing(model: str | None, folder: Path, rounds: int) -> Writing:
-    """Prompts that share nothing and never come back, through a pool that they overrun, so that all of them is written."""
+    """Prompts that share nothing and never recur, through a pool that holds one round of them, so that all are written."""
     rng = random.Random(3)
     params = SamplingParams(max_tokens=UNRELATED_ANSWER, temperature=0.0, ignore_eos=True)
     num_blocks = -(-UNRELATED_PROMPTS * (UNRELATED_TOKENS + UNRELATED_ANSWER) // BLOCK_SIZE) + UNRELATED_PROMPTS
@@ -208,7 +212,7 @@ def measure_writing(model: str | None, folder: Path, rounds: int) -> Writing:
     llms = {way: LLM(model, block_size=BLOCK_SIZE, num_blocks=num_blocks, **options) for way, options in ways.items()}
     try:
         vocabulary = llms["none"].engine.loaded.vocab_size
-        os.sync()  # else the system writes meanwhile what was measured before
+        os.sync()  # otherwise the system would write what was measured before meanwhile
         for number in range(MORE_ROUNDS * rounds + 1):
             for way, llm in llms.items():
                 prompts: list[Any] = [
@@ -231,12 +235,12 @@ def measure_writing(model: str | None, folder: Path, rounds: int) -> Writing:
 
 
 def measure_shared(model: str | None, store: str, folder: Path, rounds: int) -> Shared:
-    """First tokens over a shared store into which an engine before has written; what it wrote stays there.
+    """First tokens over a shared store into which an earlier engine has written; what it wrote stays there.
 
     Args:
         model: as for `LLM`.
         store: as ``shared_cache`` of `LLM`.
-        folder: for a secret, without which nothing that was there before is found.
+        folder: for a new secret, by which nothing that was in the store before is found.
         rounds: prompts of either kind.
     """
     rng = random.Random(4)

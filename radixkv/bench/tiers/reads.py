@@ -1,8 +1,8 @@
-"""`radixkv bench tier-reads`: how fast the disk tier reads and writes, against a plain loop over the same file.
+"""`radixkv bench tier-reads`: how fast the disk tier reads and writes, against a plain loop over a file of the same layout.
 
-The loop reads as many bytes per block from where the tier has its slots, one call per block, and compares nothing. Reads
-are measured from the page cache and, after the system was advised to drop the files' pages, from the disk; all in turns.
-Opening a store is measured with an index of 100,000 blocks.
+The loop reads as many bytes per block at the offsets of the tier's slots, one call per block, and compares nothing. Reads are
+measured from the page cache and, after advising the system to drop the files' pages, from the disk; all in turns. Opening a
+store is measured with an index of 100,000 blocks.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class _Reads:
         )
 
     def _read(self, tier: DiskTier) -> None:
-        """By two threads that take eight blocks at a time, as loads do."""
+        """Read by two threads that take eight blocks at a time, as loads do."""
 
         def read(start: int) -> int:
             some = slice(start, start + 8)
@@ -227,7 +227,7 @@ class _Reads:
             os.close(file)
 
     def _sync(self, *, forget: bool) -> None:
-        """Have all files written, so that none is meanwhile; and out of the page cache."""
+        """Write all files to the disk, so that no write disturbs a measurement; ``forget``: drop them from the page cache."""
         folders = [folder for store in self._root.iterdir() if store.is_dir() for folder in store_folders(store)]
         for path in (self._plain, *(path for folder in folders for path in folder.glob("blocks-*"))):
             file = os.open(path, os.O_RDONLY)

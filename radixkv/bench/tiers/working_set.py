@@ -1,9 +1,9 @@
-"""Conversations that do not fit the pool: in waves, for throughput, and at times of their own, for first tokens.
+"""Conversations that do not fit the pool: in waves, to measure throughput, and at random times, to measure first tokens.
 
-In waves, the engine always has something to do, and all requests are slow where one of them is: the first prompts of eight
-conversations are computed by one engine, whatever is below its pool. So what users wait for is measured with conversations
-that begin at random times, and go on some seconds after each answer, so many that others have taken the pool's blocks. They
-arrive as fast as an engine with nothing below can just carry: at nine tenths of what it served in waves.
+In waves, the engine is never idle, and one slow request makes all of its wave slow: the first prompts of eight conversations
+are computed by one engine, whatever tier it has. So what users wait for is measured with conversations that begin at random
+times and continue some seconds after each answer, so long that others have taken their blocks in the pool. They arrive as
+fast as an engine without tiers can just sustain: at nine tenths of what it served in waves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from radixkv.sampling_params import SamplingParams
 DOCUMENT_TOKENS = 1000
 QUESTION_TOKENS = 48
 ANSWER_TOKENS = 16
-# Of what the engine without tiers serves in waves, what arrives.
+# Rate of arrivals over the rate at which the engine without tiers serves waves.
 LOAD = 0.9
 
 
@@ -37,7 +37,7 @@ class WorkingSet:
     """Conversations that do not fit the pool.
 
     Attributes:
-        tier: what is below the pool; "none": nothing; "larger pool": nothing, for the pool holds all of them.
+        tier: what is below the pool; "none": nothing; "larger pool": nothing, because the pool holds all of them.
         requests_per_second: turns that were served.
         tokens_per_second: prompt and generated tokens of them.
         cached_share: of the prompt tokens.
@@ -71,7 +71,7 @@ class Arrivals:
 
 
 def measure_working_set(model: str | None, tier: str, folder: Path, conversations: int, turns: int) -> WorkingSet:
-    """Conversations that go on in turn, turn by turn; the pool holds a quarter of what they have in the end."""
+    """Answer conversations turn by turn, in waves of eight; the pool holds a quarter of their length in the end."""
     rng = random.Random(2)
     params = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True)
     outputs: list[RequestOutput] = []
@@ -99,13 +99,13 @@ def measure_arrivals(
 ) -> list[Arrivals]:
     """The same conversations at the same times, over no tier and each kind.
 
-    They begin as a Poisson process; in the pause of one, half as many requests arrive as there are conversations.
+    They begin as a Poisson process. During the pause of one, half as many requests arrive as there are conversations.
 
     Args:
         model: as for `LLM`.
         requests_per_second: when as many conversations end as begin.
         folder: for the disk tier.
-        conversations: how many; the pool holds a quarter of what they have in the end.
+        conversations: how many; the pool holds a quarter of their length in the end.
         turns: of each.
     """
     rows = []
@@ -128,7 +128,7 @@ def _cached_and_first_tokens(outputs: list[RequestOutput]) -> tuple[float, float
 
 
 async def _converse_all(llm: LLM, starts: list[float], pause: float, turns: int) -> list[RequestOutput]:
-    """The last output of each turn of conversations that start after so many seconds; the engine is shut down."""
+    """The last output of each turn of conversations that start after so many seconds; shuts the engine down."""
     vocabulary = llm.engine.loaded.vocab_size
     async with AsyncLLM(llm) as engine:
         answers = await asyncio.gather(
@@ -163,7 +163,7 @@ async def _converse(engine: AsyncLLM, script: list[list[int]], start: float, pau
 
 
 def _options(tier: str, folder: Path, conversations: int, turns: int) -> dict[str, Any]:
-    """Of an engine whose pool holds a quarter of conversations, or all, with a tier below."""
+    """Options of an engine with a tier whose pool holds a quarter of the conversations, or all for "larger pool"."""
     length = DOCUMENT_TOKENS + turns * (QUESTION_TOKENS + ANSWER_TOKENS)
     needed = conversations * (length // BLOCK_SIZE + 1)
     below: dict[str, dict[str, Any]] = {
