@@ -99,7 +99,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Modules hold two million objects: garbage collection waits until all are imported, and leaves them out from then on.
+    """Modules hold two million objects: garbage collection waits until all are imported, and ignores them from then on.
 
     Processes that tests start are forked from here.
     """
@@ -151,7 +151,7 @@ def llm(default_llm: LLM) -> Iterator[LLM]:
 
 @pytest.fixture
 def loads_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies in a tier is loaded, though a tiny model computes it as fast, or this machine is slow just now."""
+    """What a tier has is loaded, even if a tiny model computes it as fast, or this machine is slow just now."""
     from radixkv.tiers.rates import Rates
 
     monkeypatch.setattr(Rates, "compute_seconds", lambda rates, num_blocks: 1000.0)
@@ -164,7 +164,7 @@ def default_tokenizer(default_llm: LLM) -> Any:
 
 @pytest.fixture(scope="session")
 def tiny_model_folder(default_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random model with the default model's tokenizer, for processes of which no test reads what they answer."""
+    """A tiny random model with the default model's tokenizer, for processes whose answers no test reads."""
     from support.replica_servers import tiny_model
 
     folder = tmp_path_factory.mktemp("tiny-model")

@@ -1,4 +1,4 @@
-"""What an argument cannot be is refused by its name, before anything has changed."""
+"""An impossible argument is refused by its name, before anything has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options stand once: what `LLM`, the engine and the command line take is what the configurations say, and is checked."""
+"""Options are defined once: what `LLM`, the engine and the command line take is what configurations say, and is checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a module says for all of its importers cannot be changed by one of them."""
+"""A module's constants, which all of its importers share, cannot be changed by one of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAKERS = frozenset({"dict", "list", "set", "sorted", "bytearray", "defaultdict"
 
 
 def assignments(node: ast.AST) -> Iterator[ast.Assign | ast.AnnAssign]:
-    """Those of a module, not of its functions and classes."""
+    """The assignments of a module, not of its functions and classes."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Assign | ast.AnnAssign):
             yield child

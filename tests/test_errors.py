@@ -1,4 +1,4 @@
-"""Errors are told between processes, and copied, with all that they say."""
+"""Errors are passed between processes, and copied, with all that they say."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pickled(error: Exception) -> Exception:
 def test_an_error_is_the_same_after_a_pickle_and_a_copy(
     kind: type[Exception], again: Callable[[Exception], Exception]
 ) -> None:
-    """A pool of processes waited for ever: it could not make the error anew of its message alone."""
+    """A pool of processes used to wait for ever: it could not rebuild the error from its message alone."""
     error = error_of(kind)
     error.add_note("of 2 prompts, prompts[1]")
     same = again(error)

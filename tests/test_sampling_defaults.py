@@ -154,7 +154,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_default_is_not_too_much_for_the_cache(folder: Path, tmp_path: Path, default_tokenizer: Any) -> None:
-    """Nor is it for a user who asks for it: an answer ends at the length that there is room for."""
+    """Nor is it too much when a user asks for it: an answer ends at the length that there is room for."""
     many: Any = {"num_blocks": 4, "block_size": 16, "override_generation_config": {"max_new_tokens": 400, "top_k": 1}}
     llm = LLM(folder, **many)
     asked_for = llm.get_default_sampling_params()
@@ -180,7 +180,7 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 
 def asked(tokenizer: Any, ask: Any, **options: Any) -> Any:
-    """What ``ask`` returns of a server over one engine."""
+    """What ``ask`` returns when it is called with a server over one engine."""
 
     async def main() -> Any:
         llm = tiny_llm(tokenizer, **options)
@@ -191,7 +191,7 @@ def asked(tokenizer: Any, ask: Any, **options: Any) -> Any:
 
 
 def asked_of_an_ingress(tokenizer: Any, folder: Path, ask: Any, **options: Any) -> Any:
-    """What ``ask`` returns of an ingress with one replica."""
+    """What ``ask`` returns when it is called with an ingress that has one replica."""
 
     async def main() -> Any:
         async with local_replicas(folder, tiny_llm(tokenizer, **options)) as (replicas, _):
@@ -242,7 +242,7 @@ def test_requests_over_http_take_what_they_leave_out(default_tokenizer: Any) -> 
             (CHAT, {"messages": MESSAGES, **wanted, **NEUTRAL, "max_tokens": 9}),
             (COMPLETION, {"prompt": "The sea", **wanted, **sampling}),
             (COMPLETION, {"prompt": "The sea", **wanted, "use_beam_search": True, "n": 2}),
-            # As in transformers and vLLM, beams are the model's likeliest whatever samples are drawn by; their length counts.
+            # As in transformers and vLLM, beams are the model's likeliest, however samples are drawn; their length counts.
             (CHAT, {"messages": MESSAGES, **wanted, "use_beam_search": True, "n": 2, "max_tokens": 7}),
         ]
         responses = [(await client.post(path, json=body)).json() for path, body in bodies]

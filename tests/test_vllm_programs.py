@@ -113,7 +113,7 @@ def test_a_token_comes_first_among_its_log_probabilities(tiny: LLM) -> None:
     assert output.prompt_logprobs is not None
     assert [next(iter(entries)) for entries in answer.logprobs] == answer.token_ids
     assert [next(iter(entries)) for entries in output.prompt_logprobs[1:] if entries] == IDS[1:]
-    # One that was not likeliest is told apart.
+    # Tokens that are not the likeliest have a rank of their own.
     assert {next(iter(entries.values())).rank for entries in answer.logprobs} > {1}
     assert all([*entries.values()][-1].rank <= 2 for entries in answer.logprobs)
 

@@ -1,4 +1,4 @@
-"""Why a prompt would not be reused, asked of an engine that answers others."""
+"""Why a prompt would not be reused, asked of an engine that is answering others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_prompt_is_explained_while_others_stream_as_it_is_offline(default_toke
             assert "".join(seen.difference.prompt) != "".join(seen.difference.cached)
             again = await llm.call(lambda _: offline.explain(PROMPT.replace("20th", "21st")))
             assert again.difference is not None
-            # The stream may have gone on meanwhile, and with it what is cached behind its prompt.
+            # The stream may have gone on meanwhile, and with it what is cached after its prompt.
             num_seen = len(seen.difference.cached)
             assert again.difference.cached[:num_seen] == seen.difference.cached
             assert replace(again, difference=seen.difference) == seen

@@ -59,7 +59,7 @@ def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyP
 
 
 def test_what_finished_in_a_step_that_crashed_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With asynchronous scheduling, a step processes the batch before, and then perhaps its own."""
+    """With asynchronous scheduling, a step processes the batch before, and only then, perhaps, its own."""
     (first, second) = prompts(2)
     one_token = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     (expected,) = tiny().generate([first], one_token, use_tqdm=False)
@@ -166,7 +166,7 @@ def test_a_dead_engine_fails_all_requests(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_shutdown_waits_for_no_thread_of_the_event_loop() -> None:
-    """They may all hang in a store that does not answer, as explanations do that ask it."""
+    """They may all hang in a store that does not answer, as explanations that ask the store do."""
     may_end = threading.Event()
 
     async def main() -> None:
@@ -220,7 +220,7 @@ def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
 
 
 def test_a_second_one_changes_nothing_and_does_not_hang() -> None:
-    """It took the tenants' shares away from the first, and whatever was called on it a second time never came back."""
+    """It used to take the tenants' shares away from the first, and any second call on it never returned."""
     offline = tiny()
 
     async def test(first: AsyncLLM) -> None:
@@ -262,7 +262,7 @@ def test_an_llm_with_a_stream_left_open_is_refused_until_that_is_closed() -> Non
 
 
 def test_a_stream_that_is_refused_leaves_the_running_engine_alone() -> None:
-    """It aborted the request of the AsyncLLM that had its id, from another thread."""
+    """It used to abort the AsyncLLM's request that had its id, from another thread."""
     offline, (prompt,) = tiny(), prompts(1)
 
     async def test(llm: AsyncLLM) -> None:
@@ -277,7 +277,7 @@ def test_a_stream_that_is_refused_leaves_the_running_engine_alone() -> None:
 
 
 def test_an_engine_of_another_process_is_refused_and_does_not_hang() -> None:
-    """A fork has none of its threads, and waited for them."""
+    """A forked child has none of the engine's threads, and used to wait for them."""
     offline, (prompt,) = tiny(), prompts(1)
     unused, used = AsyncLLM(tiny()), AsyncLLM(tiny())
     reading, writing = os.pipe()
@@ -323,7 +323,7 @@ def test_an_error_without_words_is_told_by_its_kind(monkeypatch: pytest.MonkeyPa
     [({"record_trace": "/nonexistent/trace.jsonl"}, OSError), ({"speculative_config": {"drafters": [5]}}, TypeError)],
 )
 def test_an_engine_that_cannot_be_made_releases_its_folder(wrong: dict[str, Any], error: Any, tmp_path: Path) -> None:
-    """The error's traceback has the engine: until it went, the folder was in use by this process."""
+    """The error's traceback holds the engine: as long as it existed, the folder was in use by this process."""
     with pytest.raises(error) as raised:
         tiny(disk_cache=tmp_path, **wrong)
     assert raised.traceback
@@ -331,7 +331,7 @@ def test_an_engine_that_cannot_be_made_releases_its_folder(wrong: dict[str, Any]
 
 
 def test_one_that_was_shut_down_before_it_ran_never_runs() -> None:
-    """A call began to run it afterwards, and its LLM could no longer be used."""
+    """A later call used to start it, and its LLM could no longer be used."""
     offline = tiny()
 
     async def main() -> None:

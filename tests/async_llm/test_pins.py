@@ -70,7 +70,7 @@ def test_a_running_request_keeps_its_blocks_when_all_is_forgotten() -> None:
 
 
 def test_what_is_cleared_is_published_at_once(tmp_path: Path) -> None:
-    """A router went on taking an idle engine for one that has the blocks."""
+    """A router used to go on taking an idle engine for one that has the blocks."""
     zmq = pytest.importorskip("zmq")
     msgspec = pytest.importorskip("msgspec")
     replay = f"ipc://{tmp_path}/replay"
@@ -110,7 +110,7 @@ def test_nothing_is_computed_for_a_pin_where_nothing_is_cached() -> None:
 
 
 def test_to_forget_everything_is_said_once() -> None:
-    """It was said for each namespace before, so that a disk overwrote each block before it gave all of its space back."""
+    """It used to be said for each namespace first, so that a disk overwrote each block before freeing all of its space."""
     cleared: list[str | None] = []
 
     class Observer(TreeObserver):

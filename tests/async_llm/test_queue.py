@@ -90,7 +90,7 @@ def test_requests_submitted_together_are_refused_together(monkeypatch: pytest.Mo
 
 
 def test_who_tokenizes_or_compiles_a_grammar_has_a_place_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any number of requests could wait for the one thread that tokenizes, and for the one that compiles."""
+    """Any number of requests could once wait for the one thread that tokenizes, or the one that compiles."""
     offline = tiny(max_num_seqs=2)
     go = threading.Event()
     monkeypatch.setattr(offline.engine.grammars, "compile", lambda spec: go.wait() and None)
@@ -134,7 +134,7 @@ def test_one_tenant_s_burst_leaves_slots_for_others() -> None:
             await submit("greedy")
         for stream in streams:
             stream.close()
-        # All is free again, and who has a greater weight may have more.
+        # All slots are free again, and a tenant with a greater weight may have more.
         await llm.set_tenants({"greedy": TenantShare(3), "modest": TenantShare(1)})
         streams = [await submit("modest")]
         with pytest.raises(QueueFullError):
@@ -163,7 +163,7 @@ def test_the_only_tenant_may_have_all_slots() -> None:
 
 @pytest.mark.parametrize("tenant", ["", "modest"])
 def test_a_long_stream_and_many_samples_do_not_stop_admission(tenant: str) -> None:
-    """With eight slots, both of one tenant: seven slots were idle for as long as the stream went on. In steps."""
+    """One tenant has both, with eight slots: seven used to be idle for as long as the stream went on. Counted in steps."""
     engine = tiny(max_num_seqs=8).engine
     tokens = [7, 8, 9, 10, 11]
 

@@ -116,7 +116,7 @@ def test_an_abandoned_stream_is_aborted_and_its_blocks_released() -> None:
 
 
 def test_an_id_can_be_given_again_as_soon_as_its_stream_is_closed() -> None:
-    """The next request of that id gets nothing of the one before, which is aborted a step later."""
+    """The next request with that id gets nothing of the one before, which is aborted a step later."""
     offline = tiny()
     first, second = prompts(2)
 
@@ -147,7 +147,7 @@ def test_an_id_can_be_given_again_as_soon_as_its_stream_is_closed() -> None:
 
 
 def test_statistics_are_never_replaced_by_earlier_ones() -> None:
-    """What a call saw before a step does not hide the step, however late the caller goes on."""
+    """What a call saw before a step does not hide the step, however late its caller goes on."""
     offline = tiny(async_scheduling=False)
     steps = HeldSteps(offline.engine)
 
@@ -191,7 +191,7 @@ def test_abort_ends_the_iteration() -> None:
 
 
 def test_an_aborted_stream_has_the_text_of_all_its_tokens(default_tokenizer: Any) -> None:
-    """What could have become a stop string was held back, and never came."""
+    """Text held back because it could have become a stop string used to be lost."""
     offline = LLM(tiny_model(len(default_tokenizer)), tokenizer=default_tokenizer, block_size=4, num_blocks=200)
     params = SamplingParams(n=2, seed=1, max_tokens=50, ignore_eos=True, stop=["never" * 5])
 
@@ -305,7 +305,7 @@ def test_chat_and_text_on_the_default_model(llm: LLM) -> None:
 
 
 def test_what_an_async_llm_runs_nothing_else_may_run() -> None:
-    """The engine died when it was called from two threads."""
+    """The engine used to die when it was called from two threads."""
     offline = tiny()
     (prompt,) = prompts(1)
     expected = offline.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids

@@ -1,4 +1,4 @@
-"""The batch's block tables, kept from step to step, against a look at everything anew."""
+"""The batch's block tables, kept from step to step, against tables built from scratch."""
 
 from __future__ import annotations
 

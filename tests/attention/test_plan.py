@@ -13,13 +13,13 @@ from radixkv.attention.cpu.cost_model import MIN_SAVED_TOKENS
 
 
 def make_plan(chunks: list[Chunk], block_size: int = 16, sharing: SharingRule | None = None) -> AttentionPlan:
-    """By a planner of its own, with the CPU's rule unless another is given."""
+    """A plan by a planner of its own, with the CPU's rule unless another is given."""
     longest = max(len(chunk.table.block_ids) for chunk in chunks)
     return Planner(len(chunks), longest, block_size, sharing or SharingRule(MIN_SAVED_TOKENS)).plan(query_batch(chunks))
 
 
 def slots_of_rows(plan: AttentionPlan) -> list[list[int]]:
-    """For every row, the pool slots that it reads, in no order: of each range those up to the row's own position."""
+    """For every row, the pool slots that it reads, in any order: from each range those up to the row's own position."""
     seen: list[list[int]] = [[] for _ in range(plan.num_rows)]
     ranges = plan.ranges
     columns = (ranges.row_start, ranges.row_stop, ranges.table, ranges.key_start, ranges.key_stop)

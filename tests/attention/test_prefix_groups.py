@@ -12,7 +12,7 @@ from radixkv.attention.prefix_groups import prefix_groups
 
 
 def sharing_pays(rows: list[int], num_tokens: int, group: int, tile: int) -> bool:
-    """Bytes of keys and values that need not be read again, for one head of dim 1, against those of partial results."""
+    """Bytes of keys and values that are not read again, for one head of dim 1, against the bytes of partial results."""
     alone, together = sum(-(-count // tile) for count in rows), -(-sum(rows) // tile)
     return (alone - together) * num_tokens * 2 * 2 > 2 * sum(rows) * group * 4
 
@@ -20,7 +20,7 @@ def sharing_pays(rows: list[int], num_tokens: int, group: int, tile: int) -> boo
 def groups_anew(
     common: list[int], rows: list[int], group: int, levels: int, start: int, stop: int, depth: int
 ) -> list[tuple[int, int, int, int]]:
-    """The groups over the sequences ``start .. stop``, written down as they are defined; blocks of 16, tiles of 8 rows."""
+    """The groups over the sequences ``start .. stop``, computed by their definition; blocks of 16, tiles of 8 rows."""
     if stop - start < 2:
         return []
     between = common[start : stop - 1]
@@ -48,7 +48,7 @@ def test_prefix_groups_are_the_nodes_of_the_tree(
     assert sorted(groups) == sorted(groups_anew(common, rows, group, max_levels, 0, len(common) + 1, 0))
     reach = [0] * (len(common) + 1)
     saved = 0
-    for start, stop, key_start, key_stop in groups:  # parents first: each goes on where the one above it ended
+    for start, stop, key_start, key_stop in groups:  # parents first: each group starts where the one above it ends
         assert reach[start:stop] == [key_start] * (stop - start)
         reach[start:stop] = [key_stop] * (stop - start)
         alone, together = sum(-(-count // 8) for count in rows[start:stop]), -(-sum(rows[start:stop]) // 8)

@@ -1,4 +1,4 @@
-"""`radixkv bench check` reports what became slower, and neither noise nor another machine's speed."""
+"""`radixkv bench check` reports what became slower, but not noise or another machine's speed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from radixkv.bench.common.timing import Timing
 
 
 def comparison(measured: Sequence[float], baselines: Sequence[float], committed: Timing | None = None) -> Comparison:
-    """Against 10 us where the baseline took 100."""
+    """A comparison with a committed 10 us where the baseline took 100."""
     return Comparison("row", committed or Timing(10.0, 10.0), 100.0, measured, baselines)
 
 
@@ -83,7 +83,7 @@ def test_every_fast_committed_row_is_checked() -> None:
 def test_it_says_what_became_slower_and_on_which_processor(
     cpu: str, factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row that is measured at 10 us was committed as 10, or as 5."""
+    """A row measured at 10 us was committed as 10, or as 5."""
     machine = {"cpu": describe_machine()["cpu"] if cpu == "the same" else "8086"}
     (tmp_path / "cache.json").write_text(json.dumps({"machine": machine, "rows": []}))
     committed = Timing(10.0 * factor, 10.0 * factor)

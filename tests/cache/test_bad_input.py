@@ -1,4 +1,4 @@
-"""What the cache cannot take is refused by name, with an error of its own, and changes nothing."""
+"""What the cache cannot accept is refused with a named error, and changes nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ IMPOSSIBLE_TOKENS = [
     b"bytes",
     bytearray(b"more"),
     {1, 2},
-    pytest.param(iter([1, 2]), id="an iterator"),  # whose repr is its address, another one in each worker
+    pytest.param(iter([1, 2]), id="an iterator"),  # its repr contains its address, which differs from worker to worker
     None,
     7,
     np.zeros((2, 2), dtype=np.int32),
@@ -75,7 +75,7 @@ def test_a_policy_belongs_to_one_cache(kind: Any) -> None:
 
 
 class Bare:
-    """A policy of a user of which nothing can be noted."""
+    """A user's policy without `__weakref__`: nothing can note which cache it belongs to."""
 
     __slots__ = ()
 
@@ -92,14 +92,14 @@ class Bare:
 
 
 class Slotted(Bare):
-    """A policy of a user that takes no attributes and has no hash."""
+    """A user's policy that takes no attributes and has no hash."""
 
     __slots__ = ("__weakref__",)
     __hash__ = None  # type: ignore[assignment]
 
 
 def test_a_policy_with_slots_belongs_to_one_cache_too() -> None:
-    """That a policy had a cache was written into its attributes: one with slots could be given to two."""
+    """Which cache a policy belongs to used to be noted in its attributes, so one with slots could be given to two caches."""
     policy = Slotted()
     PrefixCache(4, 4, policy)
     with pytest.raises(InvalidArgumentError, match=r"^policy: expected one for each cache"):
@@ -185,7 +185,7 @@ def test_a_refused_clock_leaves_the_policy_free() -> None:
 
 
 def test_blocks_are_not_shared_with_fewer_owners_than_none() -> None:
-    """Owners could be subtracted so: a block was free for its owners and held for the pool."""
+    """A negative count used to subtract owners: a block had none left, yet the pool still counted it as taken."""
     pool = BlockPool(4)
     blocks = pool.allocate(2)
     for count in (-1, 1.5, None):

@@ -70,9 +70,9 @@ def test_low_blocks_are_taken_where_enough_of_them_follow_each_other() -> None:
     first = pool.allocate(4)
     pool.release(first[:3])
     assert pool.allocate(3, low=True).tolist() == [0, 1, 2]
-    assert pool.allocate(3, low=True).tolist() == [4, 5, 6]  # without, it would be in the middle of what is free
+    assert pool.allocate(3, low=True).tolist() == [4, 5, 6]  # without `low`, amid the free blocks
     pool.release(first[3:])
-    assert pool.allocate(2, low=True).tolist() == [7, 8]  # not 3 alone
+    assert pool.allocate(2, low=True).tolist() == [7, 8]  # not 3, which is free alone
     assert pool.allocate(2, after=20, low=True).tolist() == [9, 10]
     assert pool.allocate(2, after=10, low=True).tolist() == [11, 12]
     pool.check()

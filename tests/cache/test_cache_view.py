@@ -1,4 +1,4 @@
-"""What a cache tells of itself without changing: prefixes' blocks and hashes, how a sequence may go on, and to observers."""
+"""What a cache tells without changing: a prefix's blocks and hashes, how a sequence may continue; and who observes it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_is_filled_in_is_cached_and_counts_as_no_sequence() -> None:
         table = cache.open_fill(LONG, namespace)
         assert table.num_tokens == cached
         cache.reserve(table, len(LONG))
-        assert table.own_block_ids.tolist() == low  # where memory is ready
+        assert table.own_block_ids.tolist() == low  # low blocks, whose memory is ready
         cache.append(table, LONG[cached:])
         cache.abort(table)
         assert len(cache.cached_blocks(LONG, namespace)) == 5

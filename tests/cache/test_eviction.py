@@ -1,4 +1,4 @@
-"""Which leaf goes first, and that what goes is counted."""
+"""Which leaf is evicted first, and that what is evicted is counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TestPriorityTTL = policy_machine(PriorityTTL, max_examples=50).TestCase
 TestCostAware = policy_machine(CostAware, max_examples=50).TestCase
 TestAdaptive = policy_machine(Adaptive, max_examples=50).TestCase
 
-# The simplest policy and the one with most state find most; `make quick` runs these two only.
+# The simplest policy and the one with the most state find most bugs; `make quick` runs these two only.
 for _machine in (TestLFU, TestSegmentedLRU, TestPriority, TestPriorityTTL, TestCostAware):
     pytest.mark.slow(_machine)
 del _machine  # or pytest collects the last one twice
@@ -32,7 +32,7 @@ def test_the_cache_keeps_its_rules_under_every_policy(policy: type[EvictionPolic
 
 
 def press(cache: PrefixCache, num_blocks: int) -> None:
-    """Take so many blocks, and give them back."""
+    """Take that many blocks, and give them back."""
     table = cache.open([99], read=False, write=False)
     cache.reserve(table, num_blocks * cache.block_size)
     cache.abort(table)
@@ -65,8 +65,8 @@ def test_a_use_makes_young() -> None:
     cache = PrefixCache(6, 2)
     for first in (1, 2, 3):
         leave(cache, [first] * 4)
-    cache.abort(cache.open([1] * 5))  # a look, nothing computed
-    assert cache.match([2] * 4) == 4  # a match is no use
+    cache.abort(cache.open([1] * 5))  # a use, though nothing was computed
+    assert cache.match([2] * 4) == 4  # a match is not a use
     press(cache, 2)
     assert [cache.match([first] * 4) for first in (1, 2, 3)] == [4, 0, 4]
 
@@ -76,7 +76,7 @@ def test_a_parent_goes_by_its_own_last_use() -> None:
     leave(cache, [1, 2, 3])
     leave(cache, [1, 2, 4])
     leave(cache, [5, 6, 7])
-    press(cache, 3)  # 3, 4, and of the other prompt, which is younger than the shared parent, nothing yet
+    press(cache, 3)  # 3, 4, then 2 of their parent; the other prompt, which is younger, loses nothing yet
     assert [cache.match(prompt) for prompt in ([1, 2, 3], [5, 6, 7])] == [1, 3]
     press(cache, 4)
     assert [cache.match(prompt) for prompt in ([1, 2, 3], [5, 6, 7])] == [0, 3]
@@ -99,7 +99,7 @@ def test_the_block_to_copy_from_can_be_the_one_that_goes() -> None:
     leave(cache, [1, 1, 2, 2, 3, 3])
     table = cache.open([1, 1, 2, 2, 3, 9])
     assert table.num_cached_tokens == 5
-    assert cache.drain_copies() == []  # it is copied onto itself
+    assert cache.drain_copies() == []  # the copy takes the place of its source, so nothing is copied
     assert cache.match([1, 1, 2, 2, 3, 3]) == 4
     cache.check()
 

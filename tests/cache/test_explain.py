@@ -136,7 +136,7 @@ def test_nothing_of_another_namespace_is_shown() -> None:
     assert found.divergence.cached_tokens.tolist() == []
     assert "theirs" not in repr(found)
     press(cache, 8)
-    # What was evicted elsewhere is not even counted.
+    # What was evicted from other namespaces is not even counted.
     assert reasons(cache, [1, 2, 3, 4, 9], namespace="nobody") == [(Reason.NEW, 5)]
 
 

@@ -1,4 +1,4 @@
-"""Every request for blocks is refused once: nothing is changed or lost, and all goes on."""
+"""Each request for blocks is refused once: nothing is changed or lost, and work goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from radixkv.testing import CheckedCache, LiveSequence, PrefixCacheAdapter
 
 
 def live_through_much(cache: CheckedCache) -> None:
-    """Prompts that end in each other's blocks, chunks, forks that part, eviction, and a second visit."""
+    """Prompts that end in each other's blocks, chunks, forks that diverge, eviction, and a second visit."""
 
     def grow(sequence: LiveSequence | None, count: int) -> None:
         if sequence is not None:

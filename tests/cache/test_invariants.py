@@ -62,7 +62,7 @@ def claim_more_tokens(table: BlockTable) -> None:
 
 
 def add_sibling(state: State) -> None:
-    """A node whose tokens begin those of its neighbour."""
+    """A node whose tokens are the beginning of its neighbour's."""
     assert state.root.children is not None
     key = max(state.root.children, key=len)[:4]
     block = int(state.pool.allocate(1)[0])

@@ -1,4 +1,4 @@
-"""What LRU would hit is known without a second cache, and the learning policy falls back to LRU where that hits more."""
+"""What LRU would hit is known without a second cache, and the learning policy falls back to LRU where LRU hits more."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_what_lru_forgets_is_the_oldest() -> None:
     shadow = LRUShadow()
     shadow.begin(10, 1.0)
     shadow.begin(10, 2.0)
-    shadow.evict(12)  # of what the cache holds; LRU gives up the block of 1.0, and two of 2.0
+    shadow.evict(12)  # the cache evicts 12 blocks; LRU would evict all of 1.0, and two of 2.0
     shadow.end(10, 1.0, evicted=False)
     assert shadow.advantage == -1.0  # ten hits that LRU has not
     shadow.end(10, 2.0, evicted=True)
-    assert -1.0 < shadow.advantage < 0  # eight that it has
+    assert -1.0 < shadow.advantage < 0  # eight that only LRU still has
     assert shadow._idle == {}
 
 

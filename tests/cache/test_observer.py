@@ -9,7 +9,7 @@ from radixkv.cache.observer import TreeObserver, handlers
 
 
 class Listening(LRU):
-    """LRU with the calls of a learning policy, which it writes down."""
+    """LRU that also takes the calls of a learning policy, and records them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The outline is the part of the tree that was used last, whatever the tree."""
+"""The outline is the most recently used part of the tree, whatever the tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radixkv.cache.outline import outline
 
 
 def nodes_of(tree: NodeOutline | NodeSnapshot) -> list[NodeOutline | NodeSnapshot]:
-    """All below the root."""
+    """All nodes below the root."""
     found: list[NodeOutline | NodeSnapshot] = []
     for child in tree.children:
         found += [child, *nodes_of(child)]
@@ -72,6 +72,6 @@ def test_a_tree_of_any_size_takes_bounded_work() -> None:
     found = outline(root, 50, max_visited=200)
     assert len(nodes_of(found)) == 50
     assert found.num_hidden == 950
-    # Of 200 children looked at, as many are shown as may be.
+    # Of the 200 children looked at, as many are shown as the limit allows.
     assert len(nodes_of(outline(root, 500, max_visited=200))) == 200
     assert outline(root, 0, max_visited=200).num_hidden == 1000

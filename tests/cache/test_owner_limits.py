@@ -13,7 +13,7 @@ _numbers = itertools.count()
 
 
 def serve(cache: PrefixCache, num_blocks: int, owner: str = "", namespace: str = "") -> list[int]:
-    """A prompt like no other, from its beginning to its end."""
+    """Serve a prompt that shares nothing with any other, from start to end."""
     number = 1000 * next(_numbers)
     prompt = list(range(number, number + num_blocks * SIZE))
     table = cache.open(prompt, namespace, owner=owner)
@@ -36,7 +36,7 @@ def test_a_flood_evicts_its_own_and_not_the_others(policy: str) -> None:
     for _ in range(50):
         serve(cache, 6, "bulk")
     assert cached_blocks(cache, others) == [5, 5]
-    assert cache.num_free_blocks == 0  # what nobody else needs it may use
+    assert cache.num_free_blocks == 0  # it may use what nobody else needs
 
 
 def test_no_more_than_what_is_beyond_is_taken() -> None:
@@ -74,7 +74,7 @@ def test_blocks_are_of_the_owner_that_computed_them_whoever_goes_on() -> None:
     cache = PrefixCache(20, SIZE)
     cache.limit_owners({"ann": 0})
     stem = serve(cache, 4, "ann")
-    # Below ann's leaf, or in its place: bob's turn is bob's.
+    # What bob computes is bob's, whether it lies below ann's leaf or takes its place.
     longer = [*stem, *range(5 * SIZE), 3]
     table = cache.open(longer, owner="bob")
     assert table.num_cached_tokens == len(stem)
@@ -86,7 +86,7 @@ def test_blocks_are_of_the_owner_that_computed_them_whoever_goes_on() -> None:
     cache.check()
     serve(cache, 4, "ann")
     serve(cache, 9, "cas")
-    assert cache.match(longer) == len(longer)  # its parent may only go after it
+    assert cache.match(longer) == len(longer)  # it must be evicted before its parent, which is ann's
     cache.limit_owners({"bob": 0})
     serve(cache, 3, "cas")
     assert len(stem) <= cache.match(longer) < len(longer)

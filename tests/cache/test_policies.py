@@ -36,7 +36,7 @@ def test_lfu_keeps_what_was_used_often_until_it_is_old() -> None:
     assert policy.next_leaf() is once
     policy.remove(once)
     assert policy.next_leaf() is often
-    policy.add(late)  # it comes with the age that the last to go had
+    policy.add(late)  # it starts at the age of the last leaf evicted
     assert policy.next_leaf() is often
 
 
@@ -48,7 +48,7 @@ def test_segmented_lru_protects_what_was_used_again_within_its_share() -> None:
         policy.add(leaf)
     assert policy.next_leaf() is once[0]
     policy.add(FakeLeaf(3, 1, uses=2))
-    assert policy.next_leaf() is again[0]  # more than half are protected: the oldest of them steps back
+    assert policy.next_leaf() is again[0]  # more than half are protected, so the oldest of them is demoted
     with pytest.raises(ValueError, match="protected_share"):
         SegmentedLRU(1.5)
 
@@ -159,7 +159,7 @@ def test_segmented_lru_has_the_oldest_of_too_many_protected_step_back(
 
 
 def num_hits(policy: EvictionPolicy, seconds_between: float) -> int:
-    """Ten prompts that return over and over, between others that never do, where LRU drives all of them out in time."""
+    """Hits of ten prompts that keep returning among others that never do; LRU evicts each of the ten before it returns."""
     now, hits = [0.0], 0
     cache = PrefixCache(20, 1, policy, clock=lambda: now[0])
     new = itertools.count(1000)
@@ -258,7 +258,7 @@ def test_what_is_computed_anew_keeps_its_uses_and_what_is_new_does_not() -> None
     cache.abort(table)
     assert cache.match([1, 2]) == 0
     table = cache.open([1, 2, 3, 4, 5, 6])
-    for start, stop in ((0, 2), (2, 5), (5, 6)):  # in chunks; the second ends what was known and begins what is new
+    for start, stop in ((0, 2), (2, 5), (5, 6)):  # in chunks, of which the second spans old and new
         cache.reserve(table, stop)
         cache.append(table, [1, 2, 3, 4, 5, 6][start:stop])
     cache.close(table)

@@ -1,4 +1,4 @@
-"""What the cache promises, by example; what the random machine cannot easily say."""
+"""What the cache promises, by example, where the random machine cannot easily say it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from radixkv.cache import (
 
 
 class Ticks:
-    """A clock of which a copy goes on as it does."""
+    """A clock whose copies continue as the original does."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -67,7 +67,7 @@ def test_a_long_chat_is_one_node() -> None:
 
 
 def test_a_table_s_blocks_are_for_reading() -> None:
-    """What was written there went into the cache's own bookkeeping, and blocks were freed that others used."""
+    """These arrays used to be writable: writing changed the cache's own bookkeeping, and freed blocks that others used."""
     cache = PrefixCache(20, 4)
     table = cache.open([1, 2, 3, 4, 5])
     cache.reserve(table, 5)
@@ -217,7 +217,7 @@ def test_many_tables_are_reserved_all_or_none() -> None:
 @pytest.mark.parametrize("how", [deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
 @pytest.mark.parametrize("policy", POLICIES.values())
 def test_a_copy_goes_on_as_its_original_does(how: Callable[[Any], Any], policy: Callable[[], Any]) -> None:
-    """In a copy, the pool counted owners in one memory and read them in another: blocks of two owners were written."""
+    """A copied pool used to count owners in one array and read them in another, so blocks with two owners were written."""
     original = PrefixCache(12, 4, policy(), events=EventLog(), clock=Ticks())
     for token in range(6):
         leave(original, [token, 1, 2, 3, 4, 5])
@@ -237,7 +237,7 @@ def test_a_copy_goes_on_as_its_original_does(how: Callable[[Any], Any], policy: 
 
 
 def test_numbers_of_numpy_are_whole_numbers() -> None:
-    """They were refused as another argument, when blocks had been evicted for them and other tables had got theirs."""
+    """They used to be refused under another argument's name, after blocks were evicted and other tables had got theirs."""
     cache = PrefixCache(np.int64(6), np.int32(2))
     tables = [cache.open([token]) for token in (1, 2)]
     cache.reserve_many(tables, np.array([2, 4]))
@@ -378,7 +378,7 @@ def test_a_pin_keeps_its_prefix_and_nothing_more() -> None:
 
 
 def test_a_copy_has_no_other_owner() -> None:
-    """Forks of a table in the middle of a block: the last to write keeps the block, all others copy."""
+    """When a table forks in the middle of a block, the last to write keeps the block, and all others copy it."""
     cache = PrefixCache(10, 4)
     table = compute(cache, [1, 2])
     block = int(table.block_ids[0])
@@ -417,7 +417,7 @@ def test_a_refusal_says_what_is_missing() -> None:
 
 
 def test_a_continuation_is_what_is_cached_behind_a_live_sequence() -> None:
-    """Along the branch that was used most; also inside a block, and across nodes."""
+    """The branch that was used most is followed, also inside a block and across nodes."""
     cache = PrefixCache(60, 4)
     leave(cache, list(range(30)))
     leave(cache, [*range(10), 70, 71, 72])
@@ -434,7 +434,7 @@ def test_a_continuation_is_what_is_cached_behind_a_live_sequence() -> None:
         before = cache.stats
         found = cache.continuation(table, prompt, 4)
         if prompt == [*range(7)]:
-            assert found[:3] == [7, 8, 9]  # where it parts, either branch
+            assert found[:3] == [7, 8, 9]  # at the fork, either branch
         else:
             assert found == expected, prompt
         assert cache.stats == before

@@ -1,4 +1,4 @@
-"""Random interleavings of everything that a cache can be asked, against a shadow memory and a brute-force tree."""
+"""Random interleavings of all operations of a cache, against a shadow memory and a brute-force tree."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), tail=TOKENS, namespace=st.sampled_from(NAMESPACES), owner=st.sampled_from(OWNERS))
     def serve(self, data: st.DataObject, tail: list[int], namespace: str, owner: str) -> None:
-        """A request from its beginning to its end in one step: what fills the cache until something must go."""
+        """Serve a whole request in one step: this fills the cache until something must be evicted."""
         table = self.open(data, tail, namespace, True, True, owner)
         if isinstance(table, BlockTable):
             self.grow(table, 100, [0], 0)
@@ -148,7 +148,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), spare=st.integers(1, 9))
     def reserve_together(self, data: st.DataObject, spare: int) -> None:
-        """Room for several sequences, forks of one another among them: for all or none."""
+        """Reserve room for several sequences, some of them forks of one another: for all or for none."""
         chosen = [table for table in self.tokens if data.draw(st.booleans())]
         before = self.state()
         try:
@@ -260,12 +260,12 @@ class CacheMachine(RuleBasedStateMachine):
             leaves_at = explanation.divergence.position
             assert leaves_at == self.cache.match(prompt, namespace)
             shown = prompt[:leaves_at] + explanation.divergence.cached_tokens.tolist()
-            # What is shown is of this namespace.
+            # Only this namespace is shown.
             assert self.cache.match(shown, namespace) == len(shown)
 
     @rule(spare=st.integers(1, 24))
     def squeeze(self, spare: int) -> None:
-        """Another sequence comes and goes that needs many blocks, and leaves nothing behind."""
+        """Another sequence that needs many blocks comes and goes, and leaves nothing behind."""
         table = self.cache.open([9], "", read=False, write=False)
         self.tokens[table] = [9]
         before = self.state()
@@ -286,7 +286,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.limits = limits
 
     def blocks_by_owner(self) -> Counter[str]:
-        """Of the tree."""
+        """The tree's blocks."""
         return sum((Counter({node.owner: node.num_blocks}) for node in self.cache._tree.nodes()), Counter())
 
     def assert_taken_from_who_is_beyond_its_limit(self, had: Counter[str]) -> None:

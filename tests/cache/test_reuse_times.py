@@ -16,7 +16,7 @@ PRIOR = 50.0
 NO_PRIOR = 1e-9
 SHAPE = (2, 1, 1)
 
-# Group, blocks, beginning, and length, if it is over by the end of the day.
+# Group, blocks, start, and length; an end after the end of the day is not seen.
 IdleTimes = list[tuple[int, int, int, int]]
 IDLE_TIMES = st.lists(
     st.tuples(st.integers(0, 1), st.integers(1, 9), st.integers(0, 40), st.integers(1, 80)), max_size=40
@@ -130,7 +130,7 @@ def test_reuse_after_a_minute_is_estimated_while_most_are_still_idle() -> None:
                 table.begin(group, blocks, start)
         table.returns(float(second), NO_PRIOR)
     returns = table.returns(100.0, NO_PRIOR)
-    assert table._ended[0].sum() == pytest.approx(20)  # of 90
+    assert table._ended[0].sum() == pytest.approx(20)  # of 90 in all
     assert returns[0, : bisect_left(AGE_BORDERS, 60) + 1].sum() == pytest.approx(0.5, abs=0.08)
 
 

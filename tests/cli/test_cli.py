@@ -21,7 +21,7 @@ from radixkv.cli.main import main
 def radixkv(
     *arguments: str, encoding: str = "utf-8", num_layers: int | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """The command in this process, without input; of the default model so many layers, or all."""
+    """Run the command in this process, without input; the default model has that many layers, or all."""
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as streams:
         patch.setattr(sys, "argv", ["radixkv", *arguments])
         for name, value in environment.items():
@@ -88,7 +88,7 @@ def test_generate_prints_json() -> None:
 
 
 def test_several_answers_need_no_other_option() -> None:
-    """They were refused, since all would be the same at the command's own temperature."""
+    """They used to be refused, since all would be the same at the command's own temperature."""
     result = radixkv("generate", "One, two,", "--max-tokens", "5", "--n", "3", "--json", num_layers=1)
     assert result.returncode == 0, result.stderr
     texts = [json.loads(line)["text"] for line in result.stdout.splitlines()]

@@ -13,7 +13,7 @@ read_bandwidth = doctor._read_bandwidth
 
 @pytest.fixture(autouse=True)
 def known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measuring it takes longer than all else."""
+    """Measuring it takes longer than everything else."""
     monkeypatch.setattr(doctor, "_read_bandwidth", lambda: 12.3e9)
 
 
@@ -47,7 +47,7 @@ def test_without_compiled_code_there_is_advice(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_advice_is_only_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever had switched the compiled code off, or had another processor, was told to install it anew."""
+    """Users who had switched the compiled code off, or had another processor, used to be told to reinstall it."""
     monkeypatch.setattr(doctor, "library", lambda: None)
     monkeypatch.setattr(doctor, "cpu_flags", lambda: frozenset({"sse2"}))
     monkeypatch.delenv("RADIXKV_CPU_VARIANT", raising=False)

@@ -35,7 +35,7 @@ def command(*arguments: str, **environment: str) -> Result:
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """Run the command without serving; what the server and its engine would get."""
+    """Run the command without serving; returns what the server and its engine would get."""
     received: list[Any] = []
 
     def run_server(config: ServerConfig, options: dict[str, Any]) -> int:
@@ -207,7 +207,7 @@ def test_ray_serve_gets_the_same_options_where_replicas_are_asked_for(monkeypatc
 
 @pytest.mark.parametrize("option", ["--num-gpus", "--num-cpus", "--ingresses"])
 def test_what_has_no_effect_without_replicas_is_refused(serve: Serve, option: str) -> None:
-    """It was ignored."""
+    """It used to be ignored."""
     name = option.removeprefix("--").replace("-", "_")
     refused = command(option, "2")
     assert str(refused.exception) == f"{name}: expected replicas, max_replicas or ray_address with it"
@@ -218,7 +218,7 @@ def test_what_has_no_effect_without_replicas_is_refused(serve: Serve, option: st
     ("arguments", "environment"), [(("--quantization", "awq"), {}), ((), {"RADIXKV_QUANTIZATION": "awq"})], ids=str
 )
 def test_formats_of_checkpoints_are_not_quantisations(arguments: tuple[str, ...], environment: dict[str, str]) -> None:
-    """vLLM's command lines name them; a list of what to choose from would seem to say that they cannot be read."""
+    """vLLM's command lines name them; a list of allowed values would suggest that such checkpoints cannot be read."""
     result = command(*arguments, **environment)
     assert result.exit_code == 2
     said = " ".join(result.output.replace("│", " ").split())

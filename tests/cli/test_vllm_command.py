@@ -1,4 +1,4 @@
-"""Command lines written for `vllm serve`: what has a meaning here is taken, and the rest is refused with what there is."""
+"""Command lines written for `vllm serve`: options with a meaning here are taken, others are refused with the alternative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of a replica's events hear of its requests where there are several of them, and of each end that they wait for."""
+"""Where a replica's events have several readers, they hear of its requests, and of each end that they wait for."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Unfinished(RuleBasedStateMachine):
         for reader in self.readers:
             reader.read(reader.feed.take())
             assert reader.known <= self.present.keys()
-        # But for the first, which has sent what there was before the second came.
+        # Except for the first, which has sent what there was before the second came.
         for reader in self.readers[1:]:
             assert reader.known == self.present.keys() & self.taken_among_several
 

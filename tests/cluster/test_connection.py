@@ -1,4 +1,4 @@
-"""The HTTP client of a replica: pieces as they come, connections that serve again, and ends that are none."""
+"""The HTTP client of a replica: pieces as they come, connections that are reused, and bodies that break off."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def parsed(head: bytes) -> list[tuple[bytes, bytes]]:
     ],
 )
 def test_an_impossible_url_is_refused(url: str) -> None:
-    """Where httpx found the port, it was no ValueError, and an ingress waited for the replica for ever."""
+    """Where httpx found the bad port, it raised no ValueError, and an ingress waited for the replica for ever."""
     with pytest.raises(ValueError, match=f"url: expected http://host:port or unix:///path, got {re.escape(repr(url))}"):
         connect(url)
 

@@ -67,7 +67,7 @@ async def one_more(replicas: ReplicaSet, llm: Any, path: Path, name: str) -> Asy
 
 
 async def begun_on(replicas: ReplicaSet, server: LocalReplica, steps: HeldSteps, name: str) -> asyncio.Task[list[int]]:
-    """An answer that has tokens of this replica, and gets no more before its steps are allowed."""
+    """An answer that has tokens of this replica, and gets no more until its steps are allowed."""
     task = asyncio.ensure_future(answer(replicas))
     steps.allow(8)
     await until(lambda: server.llm.stats.num_decoding and replicas.streams.num_streams(name))
@@ -123,7 +123,7 @@ class TestGenerations:
 
 
 def test_what_has_begun_must_not_be_called_away_as_if_it_had_not() -> None:
-    """A request that is called away because it has no token, and gets one just then, can go on only where it is."""
+    """If a request is called away for having no token, and gets one just then, it can go on only where it is."""
 
     async def main() -> None:
         ticket = Ticket("a", "old", 100, begun=False)
@@ -347,7 +347,7 @@ def tiny_cluster(tokenizer: Any, replicas: ReplicaSet) -> ClusterLLM:
 def test_what_waits_on_a_replica_that_dies_is_not_shortened_by_a_smaller_one(
     tmp_path: Path, default_tokenizer: Any
 ) -> None:
-    """It was accepted for the length of the larger one, and has no token yet; the smaller one joined later."""
+    """It was accepted at the larger one's length, and has no token yet; the smaller one joined later."""
 
     async def main() -> None:
         large, small = tiny_llm(default_tokenizer, num_blocks=40), tiny_llm(default_tokenizer, num_blocks=8)

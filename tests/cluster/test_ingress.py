@@ -96,7 +96,7 @@ def test_it_answers_as_one_engine_does(default_tokenizer: Any, tmp_path: Path) -
 
 
 def test_usage_counts_drafts_and_loaded_tokens_as_one_engine_does(default_tokenizer: Any, tmp_path: Path) -> None:
-    """They stayed on the replica."""
+    """These counts used to stay on the replica."""
     prompts = [f"{word} {TEXT * 12}" for word in ("First", "Second", "Third", "First", "First")]
 
     def make() -> LLM:

@@ -23,7 +23,7 @@ NUM_PROMPTS = 8
 async def running_ingress(
     model: Path, replicas: list[LocalReplica]
 ) -> AsyncIterator[tuple[BenchProcess, httpx.AsyncClient]]:
-    """One that has reached all replicas."""
+    """An ingress that has reached all replicas."""
     named = [part for number, each in enumerate(replicas) for part in ("--replica", f"{number}={each.url}")]
     ingress = BenchProcess(["ingress", str(model), "--port", "0", *named], {"RADIXKV_REPLICA_SECRET": SECRET})
     ingress.start()
@@ -77,7 +77,7 @@ def test_another_ingress_answers_the_same_and_knows_what_replicas_hold(
                 begun = asyncio.Event()
                 broken = asyncio.ensure_future(read_until_it_breaks(client, NUM_PROMPTS, begun))
                 await begun.wait()
-                # All that an ingress does for its requests, it has done without torch.
+                # All that the ingress has done for its requests, it has done without torch.
                 assert "libtorch" not in Path(f"/proc/{ingress.pid}/maps").read_text()
                 ingress.kill()
                 beginning = await broken

@@ -24,7 +24,7 @@ from radixkv.server.tenants import Tenants
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Whose replicas an ingress finds by their urls."""
+    """A cluster whose replicas an ingress finds by their urls."""
     cluster = Cluster()
     monkeypatch.setattr(replica_set, "_SECONDS_BETWEEN_ATTEMPTS", 0.0)
     monkeypatch.setattr(membership, "_SECONDS_BETWEEN_ATTEMPTS", 0.0)
@@ -53,7 +53,7 @@ def started(monkeypatch: pytest.MonkeyPatch, config: ServerConfig, replicas_file
 def test_a_busy_replica_does_not_keep_an_ingress_from_starting(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It waited until each replica had confirmed what tenants may have: two minutes for one that hung."""
+    """It used to wait until each replica had confirmed the tenants' shares: two minutes for one that hung."""
     told: list[bytes] = []
 
     async def tell(request: httpx.Request) -> httpx.Response:
@@ -73,7 +73,7 @@ def test_a_busy_replica_does_not_keep_an_ingress_from_starting(
 def test_files_are_read_again_while_an_ingress_waits_for_its_first_replica(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """SIGHUP ended it."""
+    """SIGHUP used to end it."""
     file, keys = tmp_path / "replicas", tmp_path / "keys.toml"
     file.write_text("gone = http://gone\n")
     keys.write_text(f'[keys.ann]\nsha256 = "{hash_of("a")}"\n')

@@ -1,4 +1,4 @@
-"""A replica that sends what it should not is one that broke off: nobody gets it, and others go on."""
+"""A replica that sends invalid data counts as one that broke off: no client gets the data, and other replicas go on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def line(*outputs: list[Any], finished: bool = False, **fields: Any) -> bytes:
 
 
 def token_with(place: int, value: Any) -> bytes:
-    """A piece with one token, of which this is something else."""
+    """A piece with one token, in which this value replaces one field."""
     return line([*TOKEN[:place], value, *TOKEN[place + 1 :]])
 
 
@@ -143,7 +143,7 @@ class Events(httpx.AsyncByteStream):
 
 
 class Lying(httpx.AsyncBaseTransport):
-    """Answers requests with a body that is no answer, as often as it is told; then tells the truth."""
+    """Answers that many requests with a body that is no answer; then tells the truth."""
 
     def __init__(self, app: Any, body: bytes, times: int, status: int) -> None:
         self._inner = httpx.ASGITransport(app)
@@ -226,7 +226,7 @@ def test_a_line_may_come_in_any_pieces_and_empty_ones_are_none() -> None:
 def test_a_line_that_has_no_end_is_not_collected(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The ingress collected it until its memory was at its end."""
+    """The ingress used to collect it until its memory was exhausted."""
     monkeypatch.setattr("radixkv.cluster.answer_lines._MAX_LINE_BYTES", 1000)
 
     async def main() -> None:
@@ -253,7 +253,7 @@ def test_a_line_that_has_no_end_is_not_collected(
 
 
 def test_a_description_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It read the model's files when they could not be read, and the replica never joined."""
+    """If the model's files could not be read the first time, the replica never joined."""
     failures = iter([OSError("planted")])
 
     async def describe_later(*arguments: Any) -> Any:
@@ -275,7 +275,7 @@ def test_a_description_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch
 
 
 def test_who_is_no_replica_leaves_the_set_as_it_was() -> None:
-    """Else no other replica would be of the same kind as this first one."""
+    """Otherwise no other replica would be of the same kind as this first one."""
     load = encode_load(LOAD)
     held = b"".join(encode_held(np.zeros(0, np.uint64)))
 

@@ -29,7 +29,7 @@ class Body(httpx.AsyncByteStream):
 
 
 class Replica(httpx.AsyncBaseTransport):
-    """Sends tokens as it is told to by the number of tokens that it is given, then dies or, with a last line, does not."""
+    """Sends tokens chosen by how many it is given, and then dies or, after a last line, does not."""
 
     def __init__(self, answer: Callable[[int], tuple[list[bytes], bool]]) -> None:
         self._answer = answer
@@ -89,7 +89,7 @@ def test_without_any_replica_it_says_so() -> None:
 
 
 def test_a_replica_that_cannot_be_reached_is_not_asked_again_at_once() -> None:
-    """It has ended, which is known a moment later, as is the one that comes in its place."""
+    """It has ended, which is known a moment later, as is the replica that comes in its place."""
     router = Router(16)
     attempts = 0
 
@@ -130,7 +130,7 @@ class Refusing(httpx.AsyncBaseTransport):
 
 
 def test_a_replica_that_never_had_a_request_has_not_lost_it() -> None:
-    """All replicas were killed: the connections that they refused were counted, and streams ended before the 30 seconds."""
+    """After all replicas were killed, refused connections used to count as losses: streams ended before the 30 seconds."""
     replicas = [Refusing(2) for _ in range(5)]
     streams = streams_over(*replicas, wait_seconds=HANGING)
     assert asyncio.run(tokens(streams)) == [7]
@@ -155,7 +155,7 @@ def test_what_waits_for_its_turn_on_a_replica_that_dies_is_not_lost_there() -> N
 
 
 def test_full_replicas_are_asked_ever_less_often_until_one_accepts() -> None:
-    """Each question is the whole request: a lost replica's hundred long ones kept the event loop from all other streams."""
+    """Each attempt sends the whole request: a lost replica's hundred long ones used to hold up all other streams."""
     losses = Losses("one", 4)
     losses.note_acceptance()
     assert [losses.next_pause() for _ in range(5)] == [0.25, 0.5, 1.0, 2.0, 2.0]

@@ -46,7 +46,7 @@ def test_a_list_of_replicas_in_another_encoding_is_named(tmp_path: Path) -> None
 
 
 def test_a_list_with_an_impossible_url_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The replica of that name was removed before its new url was looked at."""
+    """The replica of that name used to be removed before its new url was looked at."""
     file = tmp_path / "replicas"
     file.write_text("b = http://b\na = http://a:81OO\n")
 
@@ -67,7 +67,7 @@ def test_a_list_with_an_impossible_url_changes_nothing(tmp_path: Path, caplog: p
 
 
 def test_what_a_drained_replica_has_to_do_counts_while_it_works() -> None:
-    """During an update, the load of all replicas looked halved."""
+    """During an update, the load of all replicas used to look halved."""
     cluster = Cluster()
     drained = encode_load({**LOAD, "num_running": 2, "draining": True})
     cluster.events["http://a"] = [encode_record(Kind.HELD), drained]
@@ -106,7 +106,7 @@ def test_a_changed_url_replaces_the_replica_of_that_name() -> None:
 
 
 def test_a_replica_has_one_name() -> None:
-    """Under a second one its blocks and its requests were counted twice."""
+    """Under a second name, its blocks and its requests used to be counted twice."""
 
     async def main() -> None:
         cluster = Cluster()
@@ -125,7 +125,7 @@ def test_a_replica_has_one_name() -> None:
 
 
 def test_a_replica_that_hangs_does_not_keep_the_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were joined one after the other, and the first one's silence lasted two minutes."""
+    """They used to join one after the other, and the first one's silence lasted two minutes."""
     monkeypatch.setattr("radixkv.cluster.membership._SECONDS_FOR_OTHERS", 0.0)
 
     async def main() -> None:
@@ -192,7 +192,7 @@ def test_a_replica_that_hangs_is_marked_down_at_the_first_silence() -> None:
         cluster.hung.add("http://a")
         await until(lambda: not replicas.available)
         await until(lambda: client.is_closed)
-        assert len(cluster.timeouts) == 1  # it was put down without another question
+        assert len(cluster.timeouts) == 1  # it was marked down without being asked again
         cluster.hung.clear()
         await until(lambda: replicas.available == ["a"])
         member = replicas._members["a"]
@@ -340,7 +340,7 @@ def test_what_tenants_may_have_reaches_a_replica_that_joins_meanwhile() -> None:
 def test_what_tenants_may_have_is_sent_again_to_a_replica_that_did_not_confirm_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its answer was not looked at: after one lost request it kept the old limits."""
+    """Its answer used to be ignored: after one lost request it kept the old limits."""
 
     async def main() -> None:
         cluster, told = Cluster(), list[bytes]()
@@ -383,7 +383,7 @@ def test_what_tenants_may_have_is_sent_again_to_a_replica_that_did_not_confirm_i
 def test_a_replica_that_was_started_anew_before_it_was_up_is_told_what_tenants_may_have(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that had confirmed it and died before it was up was taken for its successor, which was told nothing."""
+    """One that confirmed it and died before it was up used to be taken for its successor, which was told nothing."""
     monkeypatch.setattr(replica_set, "_SECONDS_BETWEEN_ATTEMPTS", 0.0)
 
     async def main() -> None:
@@ -483,7 +483,7 @@ def test_a_replica_that_hangs_keeps_no_other_from_what_tenants_may_have() -> Non
 
 
 def test_a_busy_replica_is_not_silent() -> None:
-    """Its load may come before what it holds, which its engine lists between two steps."""
+    """Its load may come before the list of what it holds, which its engine makes between two steps."""
 
     async def main() -> None:
         cluster = Cluster()

@@ -61,7 +61,7 @@ def test_a_replica_that_does_not_pin_holds_nothing_up(
 
 def test_prefixes_of_both_times_to_live_are_pinned_at_once() -> None:
     class Remote:
-        """Answers when it was asked for both."""
+        """Answers once it was asked for both."""
 
         def __init__(self) -> None:
             self.together = asyncio.Barrier(2)
@@ -81,7 +81,7 @@ def test_prefixes_of_both_times_to_live_are_pinned_at_once() -> None:
 
 
 def test_a_tenant_has_one_share_of_an_engine_that_serves_clients_and_ingresses() -> None:
-    """It had one for each of the two ways."""
+    """It used to have one for each of the two ways."""
     first, second = list(range(5, 69)), list(range(105, 169))
     llm = LLM(build_supported("llama"), num_blocks=40, block_size=16)
     llm.generate([{"prompt_token_ids": each} for each in (first, second)], SamplingParams(max_tokens=1), use_tqdm=False)

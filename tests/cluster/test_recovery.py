@@ -48,7 +48,7 @@ def test_without_replicas_no_place_in_the_queue_is_lost() -> None:
 
 
 def test_how_long_answers_take_is_learned() -> None:
-    """Who finds the queue full is told to come again after that; it was the first guess for ever."""
+    """Clients that find the queue full are told to retry after that time, which used to stay the first guess for ever."""
 
     async def main() -> None:
         cluster = Cluster()

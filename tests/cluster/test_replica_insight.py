@@ -170,7 +170,7 @@ RIGHT = {
 
 
 class Replicas:
-    """Whose answers are given."""
+    """Replicas whose answers are given."""
 
     def __init__(self, answers: dict[str, httpx.Response | None]) -> None:
         self._answers = answers
@@ -180,7 +180,7 @@ class Replicas:
 
 
 def explained(**answers: Any) -> list[str | None]:
-    """By which replicas two prompts are explained, whose answers are these."""
+    """The replica that explains each of two prompts, when the replicas' answers are these."""
     responses = {
         name: None if answer is None else httpx.Response(200, content=answer) for name, answer in answers.items()
     }
@@ -204,7 +204,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("malformed", MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_explanation_is_left_out(malformed: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """All others' were lost with it."""
+    """It used to lose all others' explanations."""
     best = {**RIGHT, "num_reused_tokens": 8}
     with caplog.at_level(logging.WARNING):
         assert explained(a=of(RIGHT, best), b=malformed, c=of(best, RIGHT), d=None) == ["c", "a"]

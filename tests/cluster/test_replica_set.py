@@ -136,7 +136,7 @@ def test_removing_a_replica_moves_its_streams_at_once(default_tokenizer: Any, tm
 def test_what_was_accepted_is_queued_by_a_replica_that_is_full(
     is_killed: bool, default_tokenizer: Any, tmp_path: Path
 ) -> None:
-    """It was asked for room until the patience with which one waits for a replica was at its end, and then lost."""
+    """A full replica used to be asked for room until the time to wait for a replica was over; then the request was lost."""
     params = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
     prompts = [Prompt([*PROMPT[:40], last]) for last in range(4)]
 
@@ -149,13 +149,13 @@ def test_what_was_accepted_is_queued_by_a_replica_that_is_full(
                 server.llm._intake._max_queue = 1  # beside the one that runs
 
             def num_unfinished() -> list[int]:
-                """After another step of each: between steps, an engine takes what was sent."""
+                """The number after another step of each: between steps, an engine takes what was sent."""
                 for each in steps:
                     each.allow(1)
                 return [server.llm.num_unfinished for server in servers]
 
             def num_accepted() -> int:
-                """As far as the sender has heard: what it was not told of may be refused elsewhere."""
+                """As far as the sender has heard: what it has not been told of may be refused elsewhere."""
                 return sum(ticket.accepted for each in replicas.streams._tickets.values() for ticket in each)
 
             running = [asyncio.ensure_future(answer(replicas, prompt, params)) for prompt in prompts]
@@ -179,7 +179,7 @@ def test_what_was_accepted_is_queued_by_a_replica_that_is_full(
 
 
 def test_closing_leaves_a_replica_whose_removal_was_cancelled() -> None:
-    """Nobody waits for the streams that only it can go on with: it was followed for ever, over a connection of its own."""
+    """Nobody waits for the streams that only it can go on with: it used to be followed for ever, over its own connection."""
 
     async def main() -> None:
         cluster = Cluster()

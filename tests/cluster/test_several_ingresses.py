@@ -94,9 +94,9 @@ def test_a_prompt_goes_where_another_ingress_has_sent_its_prefix(default_tokeniz
             steps = [await server.llm.call(HeldSteps) for server in servers]
             tasks = [asyncio.ensure_future(answer(one, prompt)) for prompt in (FIRST, LONG)]
             await until(lambda: [others_on(two, name) for name in "01"] == [1, 1])
-            assert [others_on(one, name) for name in "01"] == [0, 0]  # which has sent both
-            # No step has ended, so no report says what replicas have to do: both seem to have nothing, and the first
-            # of them would get the next prompt.
+            assert [others_on(one, name) for name in "01"] == [0, 0]  # it has sent both itself
+            # No step has ended, so no report says what replicas have to do: both seem idle, and the first of them would get
+            # the next prompt.
             assert all(not load["num_queued"] for load in two.loads.values())
             holder = router_of(two).holder(prompt_hashes(LONG, "", 16))
             assert holder == "1"
@@ -131,7 +131,7 @@ def test_one_that_comes_later_learns_what_waits(default_tokenizer: Any, tmp_path
             await until(lambda: server.llm.num_unfinished == 2)
             two = ReplicaSet(SECRET)
             adding = asyncio.ensure_future(two.add("0", server.url))
-            while not adding.done():  # the replica says what it holds between two steps
+            while not adding.done():  # between two steps, the replica says what it holds
                 steps.allow(1)
                 await asyncio.sleep(0)
             await adding
@@ -250,7 +250,7 @@ def test_a_reader_that_begins_anew_forgets_what_it_was_told_before() -> None:
 
 
 def test_shares_that_are_none_are_refused(default_tokenizer: Any, tmp_path: Path) -> None:
-    """A list ended as an error of the server."""
+    """A list used to end as an error of the server."""
 
     async def main() -> None:
         async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (one, _):

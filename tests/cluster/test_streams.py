@@ -167,9 +167,9 @@ def test_what_any_replica_would_refuse_is_sent_to_one(llm: LLM) -> None:
 
 
 async def stop_after_some_steps(engine: AsyncLLM, steps: HeldSteps) -> None:
-    """However fast it is, its request has not ended by then."""
+    """Shut the engine down after some steps: however fast it is, its request has not ended by then."""
     steps.allow(3)
-    await until(lambda: steps.is_holding)  # or what stops it could be taken out of the queue before it is seen there
+    await until(lambda: steps.is_holding)  # or the shutdown could be taken out of the queue before it is seen there
     stopping = asyncio.ensure_future(engine.shutdown(grace_seconds=0))
     await until(engine._engine_thread._calls.qsize)
     steps.allow_all()
@@ -270,7 +270,7 @@ def test_what_replicas_count_for_one_request_is_added_up() -> None:
             delta = replace(known, outputs=[CompletionOutput(0, "a", [7], 0.0)], metrics=counted)
             assert received.add(delta).metrics is metrics
     assert metrics.drafts == {"tree": DraftCounts(11, 8)}
-    # As for what is cached, the replica counts that had the prompt first.
+    # As for cached tokens, the replica that had the prompt first counts.
     assert (metrics.loaded_tokens, metrics.load_seconds) == ({"disk": 16}, 0.5)
 
 

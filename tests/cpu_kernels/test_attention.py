@@ -115,7 +115,7 @@ def test_threads_do_not_change_a_bit(variant: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_a_query_that_is_no_number_does_not_become_one(variant: str, dtype: torch.dtype, with_sinks: bool) -> None:
-    """All scores NaN, none above minus infinity; a sink must not make a 0 of that. Other rows are not touched."""
+    """With all scores NaN, none is above minus infinity, and a sink must not turn that into 0. Other rows are not touched."""
     batch = make_paged_batch(1, dtype=dtype, num_sequences=3, max_rows=4, max_tokens=90, **TINY)
     query = torch.randn(len(batch.positions), 2, 8).to(dtype)
     query[1, 0, 3] = float("nan")
@@ -129,7 +129,7 @@ def test_a_query_that_is_no_number_does_not_become_one(variant: str, dtype: torc
 
 @each_variant
 def test_scores_of_minus_infinity(variant: str) -> None:
-    """Of a whole chunk of keys: the others decide, as in a softmax over all."""
+    """A whole chunk of keys has them: the other keys decide, as in a softmax over all."""
     batch = make_paged_batch(
         1, dtype=torch.float32, num_sequences=1, max_rows=1, max_tokens=500, **TINY | {"block_size": 1}
     )
@@ -191,7 +191,7 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_rows_are_beside_it(
 def test_a_prompts_row_is_the_same_to_the_last_bit_however_the_prompt_is_cut(
     variant: str, dtype: torch.dtype, window: int | None, with_sinks: bool
 ) -> None:
-    """Few rows have tasks of few keys, many of more: their softmaxes are added alike, on both sides of the longest."""
+    """Few rows have tasks of few keys, many rows of more: their softmaxes are added alike, on both sides of the longest."""
     torch.manual_seed(0)
     context, rows, block_size = 1950, 240, 16
     num_blocks = -(-(context + rows) // block_size)

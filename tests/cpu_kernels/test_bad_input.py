@@ -1,4 +1,4 @@
-"""What compiled code cannot take is refused with what was given, and nothing is written."""
+"""What compiled code cannot take is refused with an error that shows it, and nothing is written."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def test_attention(name: str, value: Any, message: str) -> None:
 
 
 def test_a_cache_without_heads() -> None:
-    """Not a division by zero."""
+    """It must not end in a division by zero."""
     empty = torch.zeros(5, 16, 0, 8)
     with pytest.raises(ValueError, match="query: expected a multiple of the cache's 0 heads"):
         PagedAttention(**plan()).attend(torch.zeros(2, 4, 8), empty, empty, scale=1.0)
@@ -299,7 +299,7 @@ def test_a_cache_without_heads() -> None:
 
 
 def test_strides_of_single_entries_do_not_matter() -> None:
-    """torch leaves them as they come: of one head, of one dimension."""
+    """torch leaves such strides as they come: for one head, or one dimension."""
     x = torch.randn(2, 1, 8).as_strided((2, 1, 8), (8, 3, 1))
     rms_norm(x, torch.ones(8), 1e-5, out=x)
     rope_(x, x.clone().as_strided((2, 1, 8), (8, 5, 1)), torch.ones(2, 8), torch.zeros(2, 8))

@@ -1,4 +1,4 @@
-"""Blocks of GGUF files in products: they stand for what the `gguf` package says, and products are those of these weights."""
+"""Products with GGUF blocks: the blocks stand for what the `gguf` package says, and products are those of these weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ needs_library = pytest.mark.skipif(library() is None, reason="no variant of the 
 @settings(max_examples=20, deadline=None)
 @given(rows=st.integers(1, 5), blocks=st.integers(1, 3), seed=st.integers(0, 2**32 - 1))
 def test_what_is_taken_apart_stands_for_the_same_weights(kind: str, rows: int, blocks: int, seed: int) -> None:
-    """To the last bit, of blocks of random bytes."""
+    """To the last bit, for blocks of random bytes."""
     raw = random_blocks(kind, rows, 256 * blocks, np.random.default_rng(seed))
     expected = gguf.dequantize(raw.numpy(), gguf.GGMLQuantizationType[kind])
     assert np.array_equal(unpack(raw, kind).dequantise().numpy(), expected)
@@ -48,7 +48,7 @@ def test_a_scale_whose_eightfold_is_no_float16() -> None:
 def test_products(
     variant: str, kinds: list[str], is_mixed: bool, dtype: torch.dtype, rows: int, features: int, seed: int
 ) -> None:
-    """One or several weights, of one kind or several."""
+    """With one or several weights, of one kind or several."""
     generator = np.random.default_rng(seed)
     torch.manual_seed(seed)
     raws = [(random_blocks(kind, features, 512, generator), kind) for kind in (kinds if is_mixed else kinds[:1] * 2)]
@@ -93,7 +93,7 @@ def test_rows_are_the_weights(kinds: list[str], dtype: torch.dtype) -> None:
 
 
 def scaled(integer: torch.dtype, features: int, inputs: int) -> Blocks:
-    """Random bytes but for NaN, by scales in float32 that no other type holds."""
+    """Random bytes without NaN, with float32 scales that no other type can represent."""
     codes = torch.randint(0, 256, (features, inputs), dtype=torch.uint8)
     if integer == torch.float8_e4m3fn:
         codes[codes & 127 == 127] = 0
@@ -126,7 +126,7 @@ def test_integers_and_float8_by_scales_in_float32(variant: str, integer: torch.d
 
 @needs_library
 def test_the_smallest_format_that_holds_all() -> None:
-    """Blocks of 4 bits stay so beside others of 4 bits; whole numbers and float8 have no format in common."""
+    """Blocks of 4 bits stay as they are beside others of 4 bits; whole numbers and float8 have no format in common."""
     raws = {kind: unpack(random_blocks(kind, 32, 256, np.random.default_rng(0)), kind) for kind in KINDS}
     sizes = {
         ("Q4_0", "Q4_1"): 5,

@@ -1,4 +1,4 @@
-"""Products of rows at which answers go on, and of a prompt's, where these differ: see ``factored.h`` and ``triples.h``."""
+"""Products of rows that continue answers, and of a prompt's, where these differ: see ``factored.h`` and ``triples.h``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def of_blocks(weight: torch.Tensor, dtype: torch.dtype, numbers: torch.dtype) ->
 def test_a_row_is_the_same_to_the_last_bit_whatever_rows_are_beside_it(
     variant: str, dtype: torch.dtype, kind: str
 ) -> None:
-    """Alone, among others at which answers go on, and among a prompt's, which are what they are without them."""
+    """Alone, among other rows that continue answers, and among a prompt's rows, which do not change because of it."""
     torch.manual_seed(0)
     matrix = torch.randn(300, 544)
     x, residual = torch.randn(330, 544).to(dtype), torch.randn(330, 300).to(dtype)

@@ -55,7 +55,7 @@ KINDS = st.fixed_dictionaries(
 def test_draws_are_those_of_numpy(
     seed: int, vocab_size: int, spacing: float | None, num_masked: int, kinds: list[dict[str, Any]]
 ) -> None:
-    """Among tokens as likely as one another, too, and where a grammar leaves few."""
+    """Also among equally likely tokens, and where a grammar leaves few."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(kinds), vocab_size, generator=generator) * 3
     if spacing is not None:

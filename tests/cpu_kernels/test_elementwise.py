@@ -79,7 +79,7 @@ def rope_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tor
 def test_rope(
     variant: str, dtype: torch.dtype, rows: int, query_heads: int, kv_heads: int, half: int, unturned: int, seed: int
 ) -> None:
-    """Of queries and keys that lie beside values; only the first dimensions of a head, where not all turn."""
+    """For queries and keys that lie beside values; only the first dimensions of a head where not all are rotated."""
     torch.manual_seed(seed)
     dim = 2 * half + unturned
     packed, around = guarded(torch.randn(rows, query_heads + 2 * kv_heads, dim).to(dtype))

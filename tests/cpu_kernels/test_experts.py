@@ -72,7 +72,7 @@ def test_experts(
     per_row: int,
     num_threads: int,
 ) -> None:
-    """All rows may choose the same expert, an expert none, and a number may be of no expert."""
+    """All rows may choose the same expert, an expert may get no row, and a number may name no expert."""
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000), label="seed"))
     highest = data.draw(st.integers(1, NUM_EXPERTS + 1), label="highest expert + 1")
     with use(variant, num_threads):
@@ -89,7 +89,7 @@ def test_experts(
 @each_variant
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_does_not_depend_on_the_others(variant: str, dtype: torch.dtype) -> None:
-    """To the last bit: so an answer does not depend on its batch, nor a draft's tokens on their number."""
+    """To the last bit: so an answer does not depend on its batch, nor the tokens of drafts on how many there are."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(400, WIDTH, generator=generator).to(dtype)
     chosen = torch.rand(400, NUM_EXPERTS, generator=generator).topk(2).indices

@@ -37,7 +37,7 @@ class Norm:
 
 
 class Parts:
-    """Random ones; and a batch of two sequences, of which the first has keys in the cache already."""
+    """Random parts; and a batch of two sequences, of which the first already has keys in the cache."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Parts:
         )  # fmt: skip
 
     def layer_with_an_mlp_of_another_kind(self, **options: Any) -> DecoderLayer:
-        """Which computes the same."""
+        """An MLP of another kind that computes the same."""
         return DecoderLayer(
             self.input_norm, self.post_norm, self.head_norms, self.project, self.project_back,
             lambda x: self.down.multiply(self.gate_up.multiply(x)), DIM,
@@ -106,7 +106,7 @@ class Parts:
         attended = self.attention.attend(query, keys, values, **{"scale": 0.2, **options})
         x = self.add(self.x, self.project_back, attended.flatten(1), 0)
         inputs = rms_norm(x, self.post_norm.scale, self.post_norm.epsilon)
-        if is_apart:  # without saying at which rows answers go on, and rounded before it is added
+        if is_apart:  # without naming the rows that continue answers, and rounded before it is added
             output = self.down.multiply(self.gate_up.multiply(inputs))
             if self.output_norms is not None:
                 output = rms_norm(output, self.output_norms[1].scale, self.output_norms[1].epsilon)
@@ -199,7 +199,7 @@ def test_quantised_weights(quantization: str) -> None:
 def test_rows_at_which_answers_go_on_change_no_other_row(
     variant: str, dtype: torch.dtype, quantization: str | None
 ) -> None:
-    """Beside the others and with them left out, they are the same; only what factored.h and triples.h are for differs."""
+    """They are the same with and without the others beside them; only what factored.h and triples.h are for differs."""
     kept, decoding = torch.tensor([1, 2, 8]), torch.tensor([2, 8])
     prompt = [row for row in range(9) if row not in decoding]
     with use(variant):
@@ -275,7 +275,7 @@ def test_caches_that_are_not_the_layers_are_refused(changed: dict[str, Any], mes
 def test_layers_in_one_call_give_what_each_gives_after_the_other(
     variant: str, dtype: torch.dtype, rows: list[int] | None
 ) -> None:
-    """Layers of other heads and other norms, each over a cache of its own."""
+    """Layers with different heads and norms, each over a cache of its own."""
     decoding = torch.tensor([2, 8])
     with use(variant):
         parts = Parts(dtype, True, True)

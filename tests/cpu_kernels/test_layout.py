@@ -20,7 +20,7 @@ _SOURCES = Path(radixkv_cpu.__file__).parent / "src"
 
 
 def structures() -> Iterator[tuple[str, type[ctypes.Structure]]]:
-    """Each structure with its name in C++, which its docstring says."""
+    """Each structure with its name in C++, which its docstring gives."""
     for module in pkgutil.iter_modules(radixkv_cpu.__path__):
         if module.name.startswith("lib"):
             continue

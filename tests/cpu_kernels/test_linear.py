@@ -53,7 +53,7 @@ def test_products(
     exponent: int,
     seed: int,
 ) -> None:
-    """Of one to three weights at once, of large and small numbers too."""
+    """With one to three weights at once, and of large and small numbers."""
     torch.manual_seed(seed)
     inputs = num_inputs(data, dtype)
     size = 2.0**exponent
@@ -132,7 +132,7 @@ def test_a_bfloat16_weight_may_begin_anywhere_in_its_memory() -> None:
 @each_variant
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_at_the_ends_of_the_numbers(variant: str, activation: str) -> None:
-    """As torch has them; a NaN stays one, in `relu` too."""
+    """As torch computes them; a NaN stays NaN, in `relu` too."""
     gates = torch.tensor([float("nan"), 0.0, -0.0, 1e30, -1e30, 87.0, -87.0, 1e-40, float("inf")])
     with use(variant):
         packed = PackedWeight([gates[:, None], torch.ones(9, 1)], activation=activation)
@@ -172,7 +172,7 @@ def test_shapes_without_rows_with_many_dimensions_and_with_strides(variant: str)
 
 @each_variant
 def test_several_threads_multiply_by_one_weight(variant: str) -> None:
-    """Each gets the product of its own input; the arguments of a call are no other call's."""
+    """Each gets the product of its own input; calls do not share arguments."""
     torch.manual_seed(0)
     xs = [torch.randn(rows, 256) for rows in (8, 40)]
     with use(variant):
@@ -200,7 +200,7 @@ def test_rows_are_the_weights_as_they_were(dtype: torch.dtype) -> None:
 @each_variant
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_the_same_to_the_last_bit_whatever_rows_are_beside_it(variant: str, dtype: torch.dtype) -> None:
-    """A single row, few and many rows added in three orders: answers depended on what else was in their batch."""
+    """A single row, few and many rows used to be added in three orders: answers depended on what else was in their batch."""
     torch.manual_seed(0)
     x = torch.randn(300, 1600).to(dtype)
     weight = torch.randn(500, 1600).to(dtype)

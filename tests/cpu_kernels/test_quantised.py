@@ -1,4 +1,4 @@
-"""Quantised weights: what is lost is what the format must lose, and products are those of the weights that are left."""
+"""Quantised weights: no more is lost than the format must lose, and products are those of the weights that are left."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_integers_times_powers_of_two_are_exact(quantization: str) -> None:
 
 @each_quantization
 def test_zeros_stay_zeros(quantization: str) -> None:
-    """Whole groups of them."""
+    """Whole groups of them do."""
     torch.manual_seed(0)
     weight = torch.randn(3, 64)
     weight[1, 32:] = 0
@@ -265,7 +265,7 @@ def test_what_cannot_be_quantised() -> None:
 def test_a_row_is_the_same_to_the_last_bit_whatever_rows_are_beside_it(
     variant: str, quantization: str, dtype: torch.dtype
 ) -> None:
-    """Few rows were added in another order than more: in bfloat16, answers depended on what else was in their batch."""
+    """Few rows used to be added in another order than more: in bfloat16, answers depended on what else was in their batch."""
     torch.manual_seed(0)
     x = torch.randn(40, 1600).to(dtype)
     with use(variant):

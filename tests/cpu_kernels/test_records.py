@@ -42,7 +42,7 @@ def poisoned(count: int, row_bytes: int) -> Any:
 @each_variant
 @pytest.mark.parametrize("row_bytes", [1, 16, 100, 257, 5000, 70_001])
 def test_records_are_read_wherever_they_lie(variant: str, file: int, row_bytes: int) -> None:
-    """The checksum is another algorithm's for every size."""
+    """For each of these sizes, the checksum takes another algorithm."""
     size = row_bytes + 100
     headers, slots = zip(*(record(seed, row_bytes, slot_bytes=size) for seed in range(3)), strict=True)
     os.pwrite(file, b"".join(slots), 7)

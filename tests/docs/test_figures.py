@@ -50,7 +50,7 @@ def end_to_end() -> str:
 
 
 def against_vllm(precision: str) -> str:
-    """One table of both processors."""
+    """One table for both processors."""
     documents = [results(f"against-vllm-{precision}{processor}") for processor in ("", "-amd")]
     names = [row["name"] for row in documents[0]["rows"]]
     rows = [
@@ -334,7 +334,7 @@ MULTIPLIED = ("prefill", "the same, torch's sdpa")
 
 
 def gpu_rows(gpu: str) -> dict[str, dict[str, Any]]:
-    """Of all parts of a first light, each with the limits that its part measured."""
+    """Rows of all parts of a first light, each with the limits that its part measured."""
     reports = (part.get("report", {}) for part in results(f"first-light-{gpu}")["parts"].values())
     return {row["name"]: row | report["limits"] for report in reports for row in report.get("rows", ())}
 

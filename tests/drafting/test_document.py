@@ -1,4 +1,4 @@
-"""Where a sequence's last tokens occur in a text, and what follows there."""
+"""Where a sequence's last tokens occur in a text, and what follows them there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_table_holds_the_last_place_of_a_run_in_bounded_memory() -> None:
 
 @given(text=st.lists(st.integers(0, 3), min_size=1, max_size=60), max_tokens=st.integers(1, 9))
 def test_a_draft_is_what_followed_the_longest_run_that_is_found(text: list[int], max_tokens: int) -> None:
-    """Token by token, as a sequence grows; the runs are checked against a search through all of it."""
+    """Token by token, as a sequence grows; the runs are checked against a search through the whole text."""
     tokens: list[int] = []
     document = Document(tokens)
     for token in text:
@@ -62,7 +62,7 @@ def test_a_prediction_begins_at_its_beginning_and_goes_on_behind_a_changed_token
 
 
 def test_where_tokens_were_inserted_or_left_out_the_text_goes_on_behind_the_last_one_near_there() -> None:
-    """And not where its last two tokens, or its last one, occur far away."""
+    """And not after a distant occurrence of its last token or its last two."""
     prediction = [*range(10, 30), 99, 14, 80, 81, 19, 20, 82]
     document = Document(prediction, begins=True)
     tokens = [1]
@@ -97,7 +97,7 @@ def test_a_long_text_is_indexed_at_once_and_bounded() -> None:
 
 
 def test_an_answer_that_grows_far_beyond_its_prompt_stays_indexed() -> None:
-    """The index had room for the prompt and one draft: of an answer of 4,000 tokens, it found a quarter of the runs."""
+    """The index had room for the prompt and one draft only: of an answer of 4,000 tokens, it found a quarter of the runs."""
     text = np.random.default_rng(0).integers(0, 50_000, 4000).tolist()
     tokens = text[:10]
     document = Document(tokens)

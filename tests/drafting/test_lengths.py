@@ -1,4 +1,4 @@
-"""How many drafts are verified: by how often they prove right, and by how long rows take."""
+"""How many drafts are verified: it depends on how often they prove right, and on how long rows take."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_disturbed_step_is_no_lesson_and_a_slower_machine_is_one() -> None:
 
 
 def test_what_drafts_cost_besides_rows_is_learned_and_forgotten() -> None:
-    """64 sequences: a step with any draft takes 1.1 times as long, which two tokens that may be right do not bring in."""
+    """With 64 sequences, a step with any draft takes 1.1 times as long, more than two tokens that may be right save."""
     learned = times(rows_64=1.0)
     assert choose_lengths([0.9, 0.8], [1, 1], 64, 64, learned, 9) == [1, 1]
     for _ in range(8):
@@ -98,7 +98,7 @@ def test_what_comes_after_the_first_wrong_token_says_nothing() -> None:
 
 
 def test_what_drafts_cost_is_not_unlearned_while_drafting_goes_on() -> None:
-    """The steps by which it is learned are no part of what they are compared with."""
+    """The steps that show the cost are not part of what they are compared with."""
     learned = times(rows_64=1.0)
     for _ in range(200):
         learned.observe(66, 1.3, drafting=True)

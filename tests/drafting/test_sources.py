@@ -37,7 +37,7 @@ def test_without_another_answer_or_in_the_middle_of_one_there_is_no_draft() -> N
 
 
 class Following:
-    """A grammar that forces nothing: its likely token is what followed the last one last."""
+    """A grammar that forces nothing: as a likely token it gives what last followed the previous token."""
 
     def likely_tokens(self, last: int, followers: Mapping[int, Sequence[int]], max_tokens: int) -> list[int]:
         return list(followers.get(last, ()))[:1]

@@ -1,4 +1,4 @@
-"""The index of token runs over a cache, as its tree is published to, split, evicted and cleared."""
+"""The index of token runs over a cache whose tree is published to, split, evicted and cleared."""
 
 from __future__ import annotations
 

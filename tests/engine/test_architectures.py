@@ -1,4 +1,4 @@
-"""Every supported architecture gives the tokens that transformers gives, however the work is cut up and shared."""
+"""Every supported architecture gives transformers' tokens, however the work is cut up and shared."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_mask_that_a_model_computes_with_is_none_of_a_window() -> None:
 
 
 def test_parts_that_no_text_calls_may_attend_to_what_they_like() -> None:
-    """Gemma 4 was refused for its vision tower."""
+    """Only what text calls counts: Gemma 4 used to be refused because of its vision tower."""
 
     def build_with_vision() -> torch.nn.Module:
         torch.manual_seed(0)
@@ -89,7 +89,7 @@ def test_parts_that_no_text_calls_may_attend_to_what_they_like() -> None:
 
 
 def test_dynamic_rotation_does_not_remember_longer_sequences() -> None:
-    """As of a model that was called with one before: transformers resets what changed only at the next call of its own."""
+    """A longer call leaves its rotation in the model: transformers resets it only at the next call of its own."""
 
     def build_and_call() -> torch.nn.Module:
         model = build("llama", {**VARIANTS["llama+dynamic"], "max_position_embeddings": 80})

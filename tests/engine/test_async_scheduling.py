@@ -1,4 +1,4 @@
-"""Steps that are launched before the last one's tokens are known: the same tokens, whatever turns out late."""
+"""Steps that are launched before the last one's tokens are known give the same tokens, whatever becomes known late."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from radixkv.sampling import sampler
 
 @pytest.fixture(scope="module")
 def engines() -> tuple[LLM, LLM]:
-    """The same model with and without, for few concurrent sequences, and with so few blocks that some are preempted."""
+    """The same model without and with async scheduling, with few slots, and so few blocks that some are preempted."""
     options: dict[str, Any] = {"block_size": 4, "num_blocks": 40, "max_num_seqs": 5, "max_num_batched_tokens": 24}
     return tuple(LLM(build_supported("llama"), async_scheduling=kind, **options) for kind in (False, True))  # type: ignore[return-value]
 
 
 @st.composite
 def work(draw: st.DrawFn) -> list[tuple[list[int], SamplingParams]]:
-    """Requests with common prefixes, each with its own length, end, sampling parameters, and need of the host."""
+    """Requests with common prefixes that differ in length, end and sampling parameters, some of which need the host."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 5)))
     stem = torch.randint(3, VOCAB_SIZE, (30,), generator=generator).tolist()
     kinds: list[dict[str, Any]] = [
@@ -116,7 +116,7 @@ def test_abort_between_launch_and_take(engines: tuple[LLM, LLM]) -> None:
 def test_a_batch_in_flight_is_not_lost_when_scheduling_fails(
     engines: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tokens were never fetched: what stood for them was computed with, and another request failed."""
+    """The batch's tokens used to be never fetched: their placeholders were computed with, and another request failed."""
     prompt = {"prompt_token_ids": [5, 6, 7, 8, 9]}
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     expected = engines[0].generate(prompt, params)[0].outputs[0].token_ids

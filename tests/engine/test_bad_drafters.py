@@ -1,4 +1,4 @@
-"""Drafters that people write: whatever they return, requests get the tokens that they get without them."""
+"""User-written drafters: whatever they return, requests get the same tokens as without them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_bad_drafter_is_ignored_and_named_once(plain: LLM, guesses: str, caplo
 
 @pytest.mark.parametrize("kind", [np.array, set, tuple, deque, torch.tensor])
 def test_a_draft_may_be_any_collection_of_ids(plain: LLM, kind: Any) -> None:
-    """What could not be sliced made the whole batch fail."""
+    """A draft that could not be sliced used to fail the whole batch."""
 
     class Own(Drafter):
         source = "own"

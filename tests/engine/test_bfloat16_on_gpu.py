@@ -1,7 +1,7 @@
 """The engine on a GPU as people run it: bfloat16 and heads of 128 in groups of 4, which take the wide tiles.
 
-64 sequences lie in a tree of three levels. Their greedy answers are held against transformers, which computes the same tokens
-at once in float32: bfloat16 rounds, so we may be as wrong as transformers in bfloat16 is, and little more.
+64 sequences form a tree of three levels. Their greedy answers are compared with transformers, which computes the same tokens
+at once in float32: bfloat16 rounds, so our errors may be those of transformers in bfloat16, and little more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VOCABULARY = 1000
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 ROOT, NODES, NODE, OWN, NEW = 600, 8, 300, (5, 90), 24
 COUNT = 64
-# Rounding is random: our errors may be so many times theirs, the largest of them and on average.
+# Rounding is random: our largest and our mean error may be this many times theirs.
 MARGIN, MEAN_MARGIN = 2.0, 1.5
 
 
@@ -45,7 +45,7 @@ def make_model() -> Any:
 
 
 def make_prompts() -> list[list[int]]:
-    """All share the root, every eight of them a node; lengths of their own differ, and cross borders of blocks."""
+    """All share the root, each eight share a node; their own parts differ in length and cross block borders."""
     generator = torch.Generator().manual_seed(1)
 
     def tokens(count: int) -> list[int]:
@@ -57,10 +57,10 @@ def make_prompts() -> list[list[int]]:
 
 
 class Truth(NamedTuple):
-    """What transformers says of sequences.
+    """Transformers' logits for some sequences.
 
     Attributes:
-        exact: logits ``[tokens, vocabulary]`` of each in float32, about the token that follows each.
+        exact: of each sequence, ``[tokens, vocabulary]`` in float32, predicting the token after each.
         rounded: the same in bfloat16.
         error: the largest difference between the two.
     """
@@ -93,7 +93,7 @@ class Judge:
         return Truth(exact, rounded, max(float((a - b).abs().max()) for a, b in zip(exact, rounded, strict=True)))
 
     def check(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> None:
-        """Each token may be worse than the best by what two logits may be off."""
+        """Each token's logit may be below the best one by at most the error of two logits."""
         truth = self.truth([prompt + answer for prompt, answer in zip(prompts, answers, strict=True)])
         assert 0 < truth.error < 1  # the model is decisive enough for the bound to mean something
         for prompt, answer, logits in zip(prompts, answers, truth.exact, strict=True):
@@ -129,7 +129,7 @@ def test_greedy_answers_are_as_good_as_transformers(model: Any, judge: Judge, op
 
 @pytest.mark.parametrize("eager", [True, False])
 def test_log_probabilities_are_as_good_as_transformers(model: Any, judge: Judge, eager: bool) -> None:
-    """Of every prompt token, computed in chunks over shared prefixes, and of every answer's."""
+    """They cover every token of the prompts, computed in chunks over shared prefixes, and of the answers."""
     llm = LLM(
         copy.deepcopy(model).to(DEVICE),
         kv_cache_memory_bytes=POOL_BYTES,
@@ -158,6 +158,6 @@ def test_log_probabilities_are_as_good_as_transformers(model: Any, judge: Judge,
 
 
 def logprobs_of(logits: torch.Tensor, tokens: list[int]) -> torch.Tensor:
-    """Of each token, by the logits about it, on the host."""
+    """Each token's log-probability by the logits that predict it, on the host."""
     chosen = torch.tensor(tokens, device=logits.device).unsqueeze(1)
     return logits[: len(tokens)].log_softmax(-1).gather(1, chosen).squeeze(1).cpu()

@@ -1,4 +1,4 @@
-"""The names of blocks cover all that their bytes depend on: what differs in one thing is never taken for the other."""
+"""Block names cover everything that a block's bytes depend on: blocks that differ in any of it have different names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from radixkv.model.loader import LoadedModel
 
 
 class Loaded:
-    """As much of a loaded model as a name is made of."""
+    """The parts of a loaded model that a name is made of."""
 
     fingerprint = "weights"
     dtype = torch.float32
@@ -83,7 +83,7 @@ def test_a_weight_and_a_setting_of_a_model_change_its_name(
 
 
 def test_a_model_that_is_changed_in_place_is_another_one() -> None:
-    """Its first name was kept, and blocks of its new weights were stored under it, for the old ones to find."""
+    """The first name used to be kept: blocks of the new weights were stored under it, where the old weights found them."""
     model = build_shallow("llama")
     before = model_fingerprint(model, None)
     _change_a_weight(model)

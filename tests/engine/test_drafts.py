@@ -1,4 +1,4 @@
-"""Drafts change how many tokens a step brings, and not one token; what is rejected leaves no trace."""
+"""Drafts change how many tokens a step yields, and no token; rejected drafts leave no trace."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_tokens_are_those_without_drafts(plain: LLM, drafter: tuple[LLM, Oracle]
 
 
 def test_drafts_were_accepted_and_rejected(drafter: tuple[LLM, Oracle], plain: LLM) -> None:
-    """The property above says something: drafts of all kinds went through the model, and saved steps."""
+    """The property above is not vacuous: drafts of all kinds went through the model, and saved steps."""
     llm, oracle = drafter
     requests: Work = [([5, 6, 7, 8], SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True))]
     oracle.sequences = [[5, 6, 7, 8, *answers(plain, requests)[0][0][0]]]
@@ -77,7 +77,7 @@ def test_drafts_were_accepted_and_rejected(drafter: tuple[LLM, Oracle], plain: L
 
 
 def test_log_probabilities_of_prompts_are_those_without_drafts(drafter: tuple[LLM, Oracle], plain: LLM) -> None:
-    """The rows of a prompt's last chunk are the prompt's, and no draft's."""
+    """The rows of a prompt's last chunk belong to the prompt, and never to a draft."""
     llm, oracle = drafter
     for length in (3, 8, 30):
         prompt = list(range(5, 5 + length))
@@ -88,7 +88,7 @@ def test_log_probabilities_of_prompts_are_those_without_drafts(drafter: tuple[LL
 
 
 def test_tokens_are_those_without_drafts_in_fp8() -> None:
-    """What is rejected had been written with the same scales, and is written over."""
+    """Rejected tokens were written with the same scales, and are overwritten."""
     oracle = Oracle(error_rate=0.3, vocab_size=VOCAB_SIZE)
     fp8 = LLM(build_supported("llama"), kv_cache_dtype="fp8", **SMALL)
     llm = drafting([oracle], kv_cache_dtype="fp8")
@@ -147,7 +147,7 @@ def test_other_architectures(architecture: str) -> None:
 def test_what_a_step_takes_is_learned_from_steps_without_drafts_too(
     ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Launched ahead, only the steps with drafts were: what they cost more was not known."""
+    """When steps were launched ahead, only those with drafts used to be observed, so what drafts add was unknown."""
     llm = drafting(async_scheduling=ahead)
     assert llm.engine._speculator is not None
     llm.engine._speculator._drafters = []
@@ -214,7 +214,7 @@ def test_a_rejected_draft_leaves_no_trace() -> None:
 
 
 def test_a_batch_says_that_it_decodes_whatever_drafts_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By that a GPU tells long drafts from prompts."""
+    """By this, a GPU tells long drafts from prompts."""
     llm = drafting([Guesser(2, VOCAB_SIZE, bad=False)])
     seen: list[tuple[bool, list[int]]] = []
     run = llm.engine._runner.run
@@ -283,7 +283,7 @@ def test_what_takes_text_holds_inside_a_draft(llm: LLM, monkeypatch: pytest.Monk
 
 
 def test_a_grammar_that_owes_processor_time_gets_no_drafts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks for drafts were charged to it, and failed requests that would have ended well without drafts."""
+    """Masks for drafts used to be charged to it, which failed requests that would have ended well without drafts."""
     schema = {
         "type": "object",
         "properties": {"first_name": {"type": "string", "maxLength": 4}},

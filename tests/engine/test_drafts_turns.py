@@ -1,4 +1,4 @@
-"""Which sequences drafters are asked about, and when: many of which nothing is ever right should cost nothing."""
+"""Which sequences drafters are asked about, and when: many whose drafts are never right should cost nothing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NUM_RIGHT = 60
 
 
 class Late(Drafter):
-    """Is always wrong at first, and later always right, by one token.
+    """Drafts one token, always wrong at first, and later always right.
 
     Args:
-        answers: those that will come, behind prompts of one token.
+        answers: the answers to come, each after a prompt of one token.
     """
 
     source = "late"
@@ -36,7 +36,7 @@ class Late(Drafter):
 
 
 def asked(num_sequences: int) -> list[list[int]]:
-    """Of each of so many sequences, before which tokens it was asked about."""
+    """For each of that many sequences, the positions at which the drafter was asked for the next token."""
     options = {"num_blocks": 400, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 64}
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=NUM_WRONG + NUM_RIGHT, ignore_eos=True)
     prompts = [{"prompt_token_ids": [5 + number]} for number in range(num_sequences)]
@@ -60,7 +60,7 @@ def test_among_many_those_that_drafts_never_fit_are_asked_about_seldom_and_toget
 
 
 def test_one_that_is_not_asked_about_has_no_draft_of_an_earlier_turn() -> None:
-    """Or steps would wait for tokens that it is not to follow."""
+    """Otherwise steps would wait for the tokens that follow a draft of an earlier turn."""
     llm = LLM(
         build_supported("llama"), num_blocks=400, block_size=4, max_num_seqs=8, max_num_batched_tokens=64,
         speculative_config={"method": "tree", "num_speculative_tokens": 4},

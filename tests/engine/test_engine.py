@@ -81,7 +81,7 @@ def test_preemption_changes_no_token(expected: Callable[[int, int], list[list[in
 
 @pytest.mark.parametrize("caching", [True, False])
 def test_beams_that_gave_way_find_room_again_when_their_prompt_is_no_longer_cached(caching: bool) -> None:
-    """Each by itself, the three would need 39 of 30 blocks; so what they have in common is computed once."""
+    """Separately, the three beams would need 39 blocks, of which there are 30: their common part is computed once."""
     engine = tiny(num_blocks=30, enable_prefix_caching=caching).engine
     params = BeamSearchParams(3, 20, ignore_eos=True)
     (prompt,) = shared_prefix_prompts(8, 1, longest=40)
@@ -108,7 +108,7 @@ def test_beams_that_gave_way_find_room_again_when_their_prompt_is_no_longer_cach
 def test_beams_of_which_some_were_evicted_while_others_were_opened_lose_no_blocks(
     seed: int, answer: int, before: int
 ) -> None:
-    """The tables that were open already were forgotten with their blocks, or fewer tokens than none were computed."""
+    """Tables opened before the eviction used to be forgotten with their blocks, or a negative number of tokens computed."""
     draw = random.Random(seed)
     older, prompt = ({"prompt_token_ids": [draw.randrange(3, VOCAB_SIZE) for _ in range(count)]} for count in (8, 20))
     params = BeamSearchParams(beam_width=4, max_tokens=60, ignore_eos=True)
@@ -276,7 +276,7 @@ def test_leaving_a_stream_early_aborts_it() -> None:
 
 
 def test_an_engine_of_another_process_is_refused_and_does_not_hang() -> None:
-    """A fork has none of OpenMP's threads, and waited for them."""
+    """A forked child has none of OpenMP's threads, and used to wait for them."""
     llm = tiny()
     tokens_of(llm, shared_prefix_prompts(1, 1))
     reading, writing = os.pipe()
@@ -456,7 +456,7 @@ def test_priorities_decide_who_is_answered_first() -> None:
 
 
 def test_a_model_that_was_given_to_another_engine_is_that_ones() -> None:
-    """It was an error of the model's layers, of which two seemed to have the same index."""
+    """It used to be reported as an error of the model's layers, two of which seemed to have the same index."""
     model = build_supported("llama")
     first, second = (LLM(model, block_size=4, num_blocks=40) for _ in range(2))
     prompts = shared_prefix_prompts(0, 2)

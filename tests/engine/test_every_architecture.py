@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from radixkv import LLM, SamplingParams
 from radixkv.errors import UnsupportedModelError
 
-# What a configuration may need beyond what all share, for a small model to come of it.
+# Settings beyond the common ones that some configurations need to make a small model.
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _GUESSES: tuple[dict[str, Any], ...] = (
     {},
@@ -38,7 +38,7 @@ def small_model(name: str) -> transformers.PreTrainedModel:
             model = build(name, options).eval()
             if not model(input_ids=torch.arange(5, 25)[None]).logits.isfinite().all():
                 raise ValueError("it computes no numbers")
-        except Exception as error:  # of code that is not ours, for a configuration that is a guess
+        except Exception as error:  # from code that is not ours, for a guessed configuration
             reasons.append(f"{type(error).__name__}: {error}")
         else:
             return model

@@ -1,4 +1,4 @@
-"""Every request of the engine for blocks is refused once: its users' requests wait or fail by name, and nothing is lost."""
+"""Each of the engine's requests for blocks is refused once: users' requests wait or fail by name, and nothing is lost."""
 
 from __future__ import annotations
 

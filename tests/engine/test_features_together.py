@@ -1,4 +1,4 @@
-"""Features that meet: each answer is what the request gets alone, from an engine that has none of them.
+"""Features that meet: each answer is what the request gets alone from an engine that has none of the features.
 
 A scenario is drawn from its number: an engine with a small pool, and tiers, drafts, steps launched ahead and whatever else it
 draws; then streams that advance in turns, are cut off and resumed, while beams are searched and the cache is cleared.
@@ -83,7 +83,7 @@ def drawn_params(draw: Random) -> SamplingParams:
 
 @dataclass
 class Answer:
-    """A request, its stream, and what has come of it by now."""
+    """A request, its stream, and its output so far."""
 
     llm: LLM
     prompt: dict[str, Any]
@@ -95,7 +95,7 @@ class Answer:
         self.stream = self.llm.stream(self.prompt, self.params)
 
     def advance(self) -> bool:
-        """Take the next piece; False: there is none."""
+        """Take the next piece; returns False if there is none."""
         piece = next(self.stream, None)
         for new in () if piece is None else piece.outputs:
             old = self.samples.get(new.index, replace(new, text="", token_ids=[], logprobs=[]))
@@ -105,7 +105,7 @@ class Answer:
         return piece is not None
 
     def resume(self) -> None:
-        """Cut the stream off, and go on from what has come of it."""
+        """Cut the stream off, and resume it from its output so far."""
         self.stream.close()
         if len(self.samples) == self.params.n:
             self.stream = self.llm.stream({**self.prompt, "resume": list(self.samples.values())}, self.params)

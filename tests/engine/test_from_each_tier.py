@@ -72,7 +72,7 @@ def test_what_one_engine_computed_another_loads(
 
 
 class Mirror:
-    """Several tiers, of which all are given what is put, and one at a time is read."""
+    """Several tiers: what is put goes to all of them, and one at a time is read."""
 
     medium = "mirror"
     stats = StoreStats()

@@ -29,7 +29,7 @@ def prompts() -> list[dict[str, list[int]]]:
 
 @pytest.fixture
 def exact_float32() -> Iterator[None]:
-    """Products in float32 that are not rounded to TF32. Not by monkeypatch: it would delete what is no attribute."""
+    """Products in float32 that are not rounded to TF32. Not by monkeypatch: it would delete what is no real attribute."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     yield
@@ -58,7 +58,7 @@ def test_greedy_tokens_equal_the_cpu_backends_in_float32(name: str, monkeypatch:
             assert [o.outputs[0].token_ids for o in outputs] == [t.outputs[0].token_ids for t in truth]
             llm.engine.cache.check()
         if not eager and name in ("llama", "gemma2", "gemma4_text"):
-            assert replayed  # the others ask for values in float32, and say so
+            assert replayed  # the others ask for values in float32, and report that
 
 
 @pytest.mark.usefixtures("exact_float32")
@@ -85,7 +85,7 @@ def test_the_pool_takes_what_memory_is_left() -> None:
 
 @pytest.mark.usefixtures("exact_float32", "loads_are_worth_it")
 def test_blocks_that_went_down_to_the_host_come_up_again_as_they_were() -> None:
-    """Read on the engine's stream, written on others while it computes, through pinned memory both ways."""
+    """Read on the engine's stream, written on other streams while it computes, through pinned memory both ways."""
     options = {"block_size": 16, "num_blocks": 60, "max_num_batched_tokens": 64, "enable_torch_compile": False}
     llm = LLM(build_supported("llama").cuda(), host_cache_size="8MiB", cache_write_policy="write-back", **options)
     truth = llm.generate(prompts(), GREEDY, use_tqdm=False)
@@ -119,14 +119,14 @@ def on_both() -> tuple[LLM, LLM]:
     ids=str,
 )
 def test_choices_do_not_depend_on_the_device(on_both: tuple[LLM, LLM], options: dict[str, Any]) -> None:
-    """Random numbers are the same everywhere; in float32 two logits are seldom close enough for a choice to turn."""
+    """Random numbers are the same everywhere; in float32, two logits are seldom close enough to change a choice."""
     params = SamplingParams(seed=3, max_tokens=20, ignore_eos=True, **options)
     answers = [[s.token_ids for s in llm.generate(prompts()[0], params, use_tqdm=False)[0].outputs] for llm in on_both]
     assert answers[0] == answers[1]
 
 
 def test_launching_a_decoding_step_waits_for_nothing(on_both: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Greedy, drawn and cut rows; over block borders, which bring new blocks, and with a plan made anew when one ends."""
+    """Greedy, drawn and truncated rows; over block borders, which bring new blocks, and with a new plan when one ends."""
     llm = on_both[1]
     kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}]
     params = [
@@ -184,7 +184,7 @@ def test_beams_do_not_depend_on_the_device(on_both: tuple[LLM, LLM]) -> None:
 @pytest.mark.usefixtures("exact_float32")
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3"])
 def test_fp8_tokens_are_nearly_always_the_cpu_backends(name: str) -> None:
-    """A number may fall on the other side of a border between two of float8's, so not every answer needs to be the same."""
+    """A number may round to the neighbouring float8 number, so not every answer needs to be the same."""
     model = build_supported(name)
     on_gpu = copy.deepcopy(model).cuda()
     options: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A folder with the stores of several models: what a tenant has in any of them is cleared by the engine of one."""
+"""A folder with the stores of several models: one model's engine clears what a tenant has in any of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def num_cached(llm: LLM, salt: str) -> int:
 def test_a_tenant_is_cleared_in_stores_of_other_formats_too(
     key: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model that comes back found what a tenant had cleared while another model was served."""
+    """A model served again used to find what a tenant had cleared while another model was served."""
     if key is not None:
         monkeypatch.setenv("RADIXKV_STORE_KEY", key)
     other: dict[str, Any] = {"disk_cache": tmp_path, "disk_cache_size": "4MiB", "block_size": 8, "num_blocks": 40}

@@ -1,4 +1,4 @@
-"""Pins that a disk remembers: they are in force again when their prefix is used, for whom and as long as they were."""
+"""Pins that a disk remembers: once their prefix is used, they are in force again, for the same owner and time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radixkv import LLM
 pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
 
 TOKENS: list[int] = PROMPTS[0]["prompt_token_ids"]
-# Whole blocks of it; of the block after them, less is cached than a block.
+# The prompt's whole blocks; the block after them is cached only in part.
 NUM_WHOLE = 40
 
 
@@ -26,7 +26,7 @@ def open_llm(tmp_path: Path) -> Any:
 
 
 def use(llm: LLM, salt: str = "ann") -> int:
-    """Ask with the prompt; how much of it was cached."""
+    """Ask with the prompt; returns how much of it was cached."""
     (output,) = llm.generate({**PROMPTS[0], "cache_salt": salt}, use_tqdm=False)
     llm.engine.cache.check()
     return output.num_cached_tokens or 0
@@ -46,7 +46,7 @@ def test_a_pin_is_in_force_after_a_restart_when_its_prompt_is_used(open_llm: Any
         (pin,) = llm.pins()
         assert (pin.num_tokens, pin.namespace) == (NUM_WHOLE, "ann")
         assert 0 < pin.expires_at - llm.engine.cache.now() <= 3600
-        # Who pins at each start has one pin, and not one more each time.
+        # Pinning the same at each start leaves one pin, and does not add one each time.
         llm.pin(PROMPTS[0], ttl=3600, cache_salt="ann")
         (again,) = llm.pins()
         assert pin.released
@@ -85,14 +85,14 @@ def test_a_tenants_pins_come_back_within_its_bounds(open_llm: Any) -> None:
         use(llm)
         assert llm.engine.tenant_pins.keep("ann", "ann", TOKENS, 3600.0) > 0
         (kept,) = llm.pins()
-        assert llm.engine.pins.listed() == []  # it is no administrator's
+        assert llm.engine.pins.listed() == []  # it is a tenant's pin, not an administrator's
     with open_llm() as llm:
         use(llm)
         evict_all(llm)
         (pin,) = llm.pins()
         assert pin.num_tokens == kept.num_tokens
         assert llm.engine.cache.match(TOKENS, "ann") == kept.num_tokens
-        # It is the tenant's again, and takes all that the tenant may have: another one takes its place.
+        # It is the tenant's again and takes all that the tenant may have, so another pin takes its place.
         leave(llm.engine.cache, [3, 3, 3, 3], namespace="ann")
         assert llm.engine.tenant_pins.keep("ann", "ann", [3, 3, 3, 3], 3600.0) == 4
         assert pin.released

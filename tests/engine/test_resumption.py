@@ -69,7 +69,7 @@ def assert_continues(
         assert (second.finish_reason, second.stop_reason) == (expected.finish_reason, expected.stop_reason)
         logprobs = (first.logprobs or []) + (second.logprobs or [])
         assert [list(entry) for entry in logprobs] == [list(entry) for entry in expected.logprobs or []]
-        # A prompt and the tokens after it are computed in other batches: the order of additions is another.
+        # A prompt and the tokens after it are computed in different batches: additions have a different order.
         values = [entry[token].logprob for entry, token in zip(logprobs, expected.token_ids, strict=False)]
         known = [
             entry[token].logprob for entry, token in zip(expected.logprobs or [], expected.token_ids, strict=False)
@@ -202,7 +202,7 @@ def test_cached_tokens_are_the_prompt_s_alone() -> None:
 
 
 def test_a_long_answer_is_not_replayed_on_the_engine_s_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It held up the steps of all other streams."""
+    """There, it used to hold up the steps of all other streams."""
     llm = LLM(build_supported("llama"), num_blocks=40)
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     (whole,) = llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)

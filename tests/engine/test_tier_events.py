@@ -1,4 +1,4 @@
-"""KV events of tiers: a subscriber knows what each of them holds, and takes none of it for what is in the pool."""
+"""KV events of tiers: a subscriber knows what each tier holds, and takes none of it for what is in the pool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STORED, REMOVED, CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
 
 
 def held(endpoint: str) -> dict[str, set[int]]:
-    """What a subscriber knows that has read all events: block hashes by medium."""
+    """What a subscriber that has read all events knows: block hashes by medium."""
     context: Any = zmq.Context()
     blocks: dict[str, set[int]] = {}
     try:
@@ -43,7 +43,7 @@ def held(endpoint: str) -> dict[str, set[int]]:
 
 
 def check_names(event: dict[str, Any]) -> None:
-    """Who has only the tokens can compute the names."""
+    """The names can be computed from the tokens alone."""
     before = event["parent_block_hash"]
     tokens = b"".join(token.to_bytes(4, "little") for token in event["token_ids"])
     assert next_hashes(namespace_hash("") if before is None else before, tokens, 16) == event["block_hashes"]

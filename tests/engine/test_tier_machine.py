@@ -1,6 +1,6 @@
-"""The cache's state machine with a tier below it that fails in every way: all rules hold, and every read is one's own.
+"""The cache's state machine with a tier below it that fails in every way: all rules hold, and reads return the right data.
 
-Instead of keys and values, blocks hold the tags of a shadow memory, so the tier stores tags. What threads do is done here
+Instead of keys and values, blocks hold the tags of a shadow memory, so the tier stores tags. What threads would do is done
 when the machine says so.
 """
 
@@ -72,7 +72,7 @@ class ShadowRows:
         return data
 
     def release(self, data: BlockBytes) -> None:
-        data[:] = 0xEE  # whoever still uses it writes what is wrong
+        data[:] = 0xEE  # whoever still uses this memory writes wrong data
 
     def prepare(self, block_ids: NDArray[np.int32]) -> None:
         pass
@@ -126,7 +126,7 @@ class TieredAdapter(PrefixCacheAdapter):
         return super().take_copies()
 
     def load(self, prompt: list[int], namespace: str, meanwhile: str) -> None:
-        """What the engine does for a waiting request, until it could be admitted."""
+        """Do what the engine does for a waiting request, until it could be admitted."""
         request = Request("r", None, np.array(prompt, np.int32), SamplingParams(), 0, 1, frozenset(), namespace)
         sequence = TokenSequence(request, 0, prompt)
         group = SequenceGroup(request, [sequence], request.prompt_token_ids)
@@ -146,7 +146,7 @@ class TieredAdapter(PrefixCacheAdapter):
                 loads.forget(group)
             elif meanwhile == "give up":
                 self.now += 1e6
-                loads.publish_done()  # a step begins: it is over time
+                loads.publish_done()  # a step begins, and finds the load over time
                 assert not loads.find_or_load(group, lambda: self.cache.num_available_blocks)
             loads.send_look_ups()
             loads.begin(None)
@@ -175,7 +175,7 @@ class TieredMachine(cache_machine(TieredAdapter, max_examples=12, steps=20)):  #
         meanwhile=st.sampled_from(MEANWHILE),
     )
     def come_back(self, prompt: list[int], namespace: str, meanwhile: str) -> None:
-        """A prompt is computed, evicted as far as others let it, loaded, and used again."""
+        """A prompt is computed, evicted as far as others allow, loaded, and used again."""
         self._run(prompt, namespace)
         self.squeeze(max(1, self.cache.adapter.num_blocks * self.cache.adapter.block_size // 2))
         self.cache.adapter.load([*prompt, 1], namespace, meanwhile)
@@ -203,7 +203,7 @@ def test_every_rule_holds_whatever_a_tier_does(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_comes_back_is_read_from_the_tier(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the machine's random runs, of which few read anything, would show nothing."""
+    """Otherwise the machine's random runs, few of which read anything, would show nothing."""
     monkeypatch.setattr(loader, "Worker", ManualWorker)
     monkeypatch.setattr(writer, "Worker", ManualWorker)
     machine = TieredMachine()

@@ -1,4 +1,4 @@
-"""The engine with tiers below its pool: what comes up from them answers as what is computed."""
+"""The engine with tiers below its pool: what is loaded from them gives the same answers as what is computed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_several_that_want_one_prefix_load_it_once() -> None:
 
 
 def test_what_was_loaded_for_another_prompt_counts_as_far_as_it_is_common() -> None:
-    """All that was loaded for the other one counted, under the medium that it came from."""
+    """All that was loaded for the other prompt used to count, under its medium, not only what is common."""
     waiting: list[Any] = []
     near, far = DictTier(lambda: until_both_wait()), DictTier()
     near.medium, far.medium = "near", "far"
@@ -79,7 +79,7 @@ def test_what_was_loaded_for_another_prompt_counts_as_far_as_it_is_common() -> N
     of_first = dict(near.blocks)
     expected += answers(llm, prompts[1:])
     evict_all(llm)
-    near.blocks = of_first  # of the second prompt's end, only the far one has anything
+    near.blocks = of_first  # only the far tier has anything of the second prompt's end
     waiting.append(llm.engine.tiers.loads._prefixes)
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected
@@ -89,7 +89,7 @@ def test_what_was_loaded_for_another_prompt_counts_as_far_as_it_is_common() -> N
 def test_a_store_that_hangs_delays_one_request(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each request was looked for behind those that were given up, and took as long as computing it three times."""
+    """Each request used to be looked up behind those given up, and took three times as long as computing it."""
     monkeypatch.setattr(Rates, "compute_seconds", lambda self, num_blocks: 0.001)
     hangs, asked = threading.Event(), []
     hangs.set()
@@ -346,7 +346,7 @@ def test_a_second_engine_finds_what_the_first_left_and_another_model_does_not() 
 
 
 def test_a_prefix_whose_tail_was_loaded_is_written_whole() -> None:
-    """Its head had been in the pool, and was never below: it must not count as written with the rest."""
+    """Its head stayed in the pool and was never written: it must not count as written with the loaded tail."""
     tier = DictTier()
     llm = make(tiers=[tier], cache_write_policy="write-back")
     answers(llm, PROMPTS[:1])

@@ -1,4 +1,4 @@
-"""Requests that wait for what is below: all of it is reused, in a pool too small for all of them, and while it is written."""
+"""Requests that wait for tiers: all that tiers have is reused, in a pool too small for all, and while it is written."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from radixkv.tiers.stack import Span, TierStack
 from radixkv.tiers.tier import BlockBytes
 from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
-# Eight of 41 tokens, which have nothing in common: they need 96 blocks with their answers.
+# Eight prompts of 41 tokens that have nothing in common: with their answers, they need 96 blocks.
 UNLIKE: list[Any] = [{"prompt_token_ids": [(i * i + 13 * n) % 190 + 3 for i in range(41)]} for n in range(8)]
 
 
 @pytest.mark.usefixtures("loads_are_worth_it")
 @pytest.mark.parametrize("num_blocks", [13, 25, 31])
 def test_what_is_loaded_for_a_waiting_request_is_not_evicted_for_another(num_blocks: int) -> None:
-    """As long as loads took blocks that other loads had filled a moment before, half of what was below was computed."""
+    """Loads used to take blocks that other loads had just filled, so half of what the tier had was computed again."""
     tier = DictTier()
     llm = make(tiers=[tier], num_blocks=num_blocks)
     expected = answers(llm, UNLIKE)
@@ -48,7 +48,7 @@ def test_what_is_loaded_for_a_waiting_request_is_not_evicted_for_another(num_blo
 
 
 class SlowlyWritten(DictTier):
-    """Blocks are there when it is allowed."""
+    """Stores blocks only when it is allowed to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class SlowlyWritten(DictTier):
 
 
 class Borrowing(DictTier):
-    """Writes out of memory of others, and may never be done."""
+    """Writes from memory that belongs to others, and may never be done with it."""
 
     def __init__(self, gives_back: bool) -> None:
         super().__init__()
@@ -83,14 +83,14 @@ class _Rows:
 
 
 def around(tier: DictTier, clock: Callable[[], float] = time.monotonic) -> tuple[BlockWriter, BlockLoader]:
-    """What writes into a tier and reads from it, without a pool."""
+    """A writer into a tier and a loader from it, without a pool."""
     stack, keys, rows = TierStack([tier]), PrefixKeys(b"model", b"", 16), cast(PoolRows, _Rows())
     writer = BlockWriter(stack, keys, 8, 1 << 10)
     return writer, BlockLoader(stack, writer, keys, rows, lambda n, size: np.empty((n, size), np.uint8), 0, clock)
 
 
 def test_a_block_that_is_wanted_again_while_it_is_written_is_found() -> None:
-    """Evicted and looked for a moment later, it was neither in the pool nor in the tier yet, and was computed again."""
+    """Looked for just after its eviction, it used to be neither in the pool nor in the tier yet, and was computed again."""
     tier = SlowlyWritten()
     writer, loader = around(tier)
     tokens = bytes(range(64))
@@ -125,7 +125,7 @@ def test_memory_that_a_tier_still_writes_from_is_not_used_again(gives_back: bool
 
 
 def test_a_tier_that_hangs_is_waited_for_once_and_again_when_it_is_back() -> None:
-    """A shared store that hung made host memory and the disk wait for it after each batch."""
+    """A shared store that hung used to make host memory and the disk wait for it after each batch."""
     tier, blocks = Borrowing(False), np.ones((3, 8), np.uint8)
     writer, loader = around(tier)
 
@@ -147,7 +147,7 @@ def test_a_tier_that_hangs_is_waited_for_once_and_again_when_it_is_back() -> Non
 
 
 def test_what_was_read_is_lent_to_no_nearer_tier() -> None:
-    """The memory is the loader's, which reads the next blocks into it."""
+    """The memory belongs to the loader, which reads the next blocks into it."""
     near, far, keys = Borrowing(True), DictTier(), PrefixKeys(b"model", b"", 16)
     prefix = keys.of("", bytes(range(32)))
     far.put_many(prefix, np.ones((2, 8), np.uint8))
@@ -158,7 +158,7 @@ def test_what_was_read_is_lent_to_no_nearer_tier() -> None:
 
 
 def test_a_prefix_that_was_evicted_in_two_steps_is_found_while_it_is_written() -> None:
-    """After what was evicted first had been written it was looked for once more, and the rest was computed again."""
+    """Once its first part was written, it used to be looked up a last time, and the rest was computed again."""
     tier = SlowlyWritten()
     writer, loader = around(tier)
     tokens = bytes(range(64))
@@ -213,13 +213,13 @@ def test_a_medium_that_hangs_does_not_keep_an_engine_from_its_end(
 
 
 def test_an_engine_that_is_dropped_leaves_a_medium_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without `shutdown`, the end of the process waited for the medium for ever."""
+    """Without `shutdown`, the end of the process used to wait for the medium for ever."""
     monkeypatch.setattr(engine, "_QUEUE_SECONDS", 0.01)
     tier = Hanging()
     llm = make(tiers=[tier], cache_write_policy="write-through")
     answers(llm, UNLIKE[:1])
     assert tier.puts.wait(600)
-    # What would free a close that waits for ever: too late for this test.
+    # Would free a close that waits for ever, too late for this test to pass.
     rescue = threading.Timer(600.0, tier.may_put.set)
     rescue.start()
     del llm
@@ -231,7 +231,7 @@ def test_an_engine_that_is_dropped_leaves_a_medium_that_hangs(monkeypatch: pytes
 
 
 def test_a_medium_that_hangs_leaves_the_others_time_to_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It took all of the time that there was, and what a healthy tier had queued was lost."""
+    """It used to take all of the time, and what a healthy tier had queued was lost."""
     tier = Hanging()
     llm = make(tiers=[tier], cache_write_policy="write-through")
     answers(llm, UNLIKE[:1])
@@ -250,7 +250,7 @@ def test_a_medium_that_hangs_leaves_the_others_time_to_be_closed(monkeypatch: py
 
 
 def test_the_threads_of_a_loader_have_one_deadline_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them had all of the time."""
+    """Each of them used to be given all of the time."""
     now, timeouts = [0.0], []
     writer, loader = around(DictTier(), lambda: now[0])
 
@@ -285,7 +285,7 @@ def test_writing_at_the_end_is_no_step_that_is_stuck(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_what_computing_costs_is_learned_when_batches_land(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With batches in flight nothing was learned, so a tier slower than computing was believed to be faster."""
+    """With batches in flight nothing used to be learned, so a tier slower than computing was believed to be faster."""
     now = [0.0]
     engine = make(tiers=[DictTier()], async_scheduling=ahead).engine
     observed: list[tuple[int, int, float]] = []
@@ -304,5 +304,5 @@ def test_what_computing_costs_is_learned_when_batches_land(ahead: bool, monkeypa
         while not request.finished:
             engine.step()
     prompts = [counts for counts in observed if counts[0]]
-    # Of three batches; on this device, one that is launched before they land takes its time at once.
+    # Three batches together; on this device, the one launched before they land adds its time at once.
     assert prompts == ([(40, 40, 4.0)] if ahead else [(16, 16, 1.0), (16, 16, 1.0), (8, 8, 1.0)]) * 2

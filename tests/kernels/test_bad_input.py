@@ -1,4 +1,4 @@
-"""What kernels cannot take is refused before anything is launched, with what was given."""
+"""What kernels cannot take is refused before anything is launched, with an error that shows it."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_a_gpu_that_the_launch_would_not_go_to(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_gradients_that_are_not_asked_for() -> None:
-    """As parameters have them, sinks for instance, where none are computed."""
+    """As parameters, such as sinks, have them where no gradients are computed."""
     arguments = attention_arguments() | {"sinks": torch.zeros(4, requires_grad=True)}
     with torch.no_grad(), pytest.raises(ValueError, match="num_splits: expected at least 1, got 0"):
         attend_split(**arguments, row_tables=ROW_TABLES, num_splits=0)

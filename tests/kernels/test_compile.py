@@ -95,7 +95,7 @@ def compile_attention(case: Case, **options: object) -> Compiled:
 
 
 def check_spills(kernel: Compiled) -> None:
-    """None but a few numbers that are put aside before all loops and fetched after them, so that more programs fit."""
+    """None, except for a few numbers stored before all loops and fetched after them, so that more programs fit."""
     assert kernel.spills_in_loops == 0
     assert kernel.spills <= (20 if kernel.registers == 255 else 6)
 
@@ -107,7 +107,7 @@ def check_compiles(case: Case, **options: object) -> None:
         check_spills(kernel)
     if case.dtype != FP32:
         assert ("mma.sync" if case.tile_rows == 16 else WIDE.get(case.arch, "mma.sync")) in kernel.operations
-    if case.dtype == FP8 and case.arch < 100:  # later ones name all types of 16 bits alike
+    if case.dtype == FP8 and case.arch < 100:  # later versions name all 16-bit types alike
         assert kernel.multiplied == {"f16"}
     assert kernel.byte_reads == 0
     # Every loop computes one tile while keys and values of the next are on their way, which are two groups of copies. Where

@@ -67,7 +67,7 @@ def test_blocks_come_back_as_they_were_wherever_they_are_put(
 def test_what_a_gpu_reads_and_writes_is_what_a_cpu_does(
     heads: list[LayerShape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As far as torch does the same on both."""
+    """As far as torch behaves alike on both."""
     pool = KVPool(heads, 12, 1 if len(heads) == 1 else 4, torch.float8_e4m3fn)
     tensors = [tensor.view(torch.uint8) for tensor in (*pool.keys, *pool.values)]
     for seed, tensor in enumerate(tensors):
@@ -85,7 +85,7 @@ def test_what_a_gpu_reads_and_writes_is_what_a_cpu_does(
 
 
 def test_blocks_are_copied_on_streams_that_neither_attention_nor_graphs_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those are of the usual priority, and torch hands the same ones out again and again."""
+    """Those have normal priority, and torch hands the same ones out again and again."""
     pool = KVPool(LAYERS, 4, 4, torch.float32)
     rows, block_ids = BlockRows(pool), np.array([2, 1], dtype=np.int32)
     data = rows.read(block_ids)
@@ -162,7 +162,7 @@ def test_pages_are_taken_of_runs_of_blocks_and_once(monkeypatch: pytest.MonkeyPa
 
 
 class _Prepared:
-    """Rows of which it is written down what is prepared."""
+    """Rows that record what is prepared."""
 
     nbytes = 1 << 20
     num_blocks = 1100

@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {"block_size": 4, "num_blocks": 200, "max_num_batched_
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers are traced as for any backend and run by aot_eager, which generates no code."""
+    """Layers are traced as for any backend, and run by aot_eager, which generates no code."""
     monkeypatch.setattr(compiled_layers, "_BACKEND", "aot_eager")
 
 

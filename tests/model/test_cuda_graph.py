@@ -1,4 +1,4 @@
-"""How work is captured as a CUDA graph: on which stream, and what is put right when it fails. CUDA itself is simulated."""
+"""How work is captured as a CUDA graph: on which stream, and what is restored when it fails. CUDA itself is simulated."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_warm_up_that_fails_leaves_the_current_stream_and_mode(monkeypatch: py
 
 
 def test_engines_side_by_side_capture_on_different_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cuBLAS works in belongs to a stream, and goes with the first of its graphs that is given up."""
+    """cuBLAS's workspace belongs to a stream, and is freed with the first of the stream's graphs that is given up."""
     cuda = SimulatedCuda(monkeypatch)
     ring = [cuda._stream(f"stream {i}") for i in range(4)]
     handed_out = itertools.cycle(ring)
@@ -102,12 +102,12 @@ def test_engines_side_by_side_capture_on_different_streams(monkeypatch: pytest.M
     second = GraphCapture(torch.device("cuda:0"))
     assert stream_of(first) == "stream 0"
     assert stream_of(second) == "stream 1"
-    # That of an engine that is gone can be taken again.
+    # The stream of an engine that is gone can be taken again.
     del first
     for _ in range(2):
         next(handed_out)
     third = GraphCapture(torch.device("cuda:0"))
     assert stream_of(third) == "stream 0"
-    # And where all are taken, it does not look for ever.
+    # Where all are taken, it does not search for ever.
     others = [GraphCapture(torch.device("cuda:0")) for _ in range(6)]
     assert len(others) == 6

@@ -36,7 +36,7 @@ def make_backend(max_num_seqs: int, max_model_len: int = 64, max_draft_rows: int
 
 
 class Model:
-    """Says token + 10 with certainty; remembers each batch's logits weakly."""
+    """Gives token + 10 all the probability; remembers each batch's logits weakly."""
 
     def __init__(self) -> None:
         self.logits: list[weakref.ref[torch.Tensor]] = []
@@ -48,7 +48,7 @@ class Model:
 
 
 class Capture:
-    """What `GraphCapture` does as far as others see it; the graph with the number ``fails_at`` does not fit into memory."""
+    """Does what others see `GraphCapture` do; the graph with the number ``fails_at`` does not fit into memory."""
 
     def __init__(self, fails_at: int | None = None) -> None:
         self.num_captured = 0
@@ -69,7 +69,7 @@ class Capture:
 
 
 def decode(graphs: DecodeGraphs, backend: TritonBackend, tokens: list[int]) -> list[int] | None:
-    """What is said after ``tokens``, of sequences whose blocks come in reverse order."""
+    """The tokens predicted after ``tokens``, for sequences whose blocks come in reverse order."""
     count = len(tokens)
     batch = backend.prepare(query_batch([Chunk(Table([100 - i]), 3, 1) for i in range(count)]))
     logits = graphs.run(torch.tensor(tokens)[batch.order], batch)
@@ -94,7 +94,7 @@ def test_all_graphs_are_captured_at_the_start_and_write_into_one_buffer() -> Non
 
 
 def test_logits_stay_valid_when_the_next_batch_is_launched() -> None:
-    """They are drawn from after that."""
+    """Tokens are drawn from them after that."""
     backend = make_backend(4)
     graphs = DecodeGraphs(backend, Model(), 4, capture=Capture())
     graphs.capture()
@@ -133,7 +133,7 @@ def test_with_drafts_there_are_a_few_larger_sizes() -> None:
 
 
 def test_a_batch_none_of_whose_rows_is_split_runs_without_a_merge() -> None:
-    """And one in which one is, in the graph of its size that merges."""
+    """And one with a split row runs in the graph of its size that merges."""
     backend, sizes = make_backend(16, max_model_len=2000), []
 
     def forward(padded: PaddedDecode) -> torch.Tensor:
@@ -215,7 +215,7 @@ def test_no_two_graphs_launch_the_same(
     classes: dict[int, list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And each batch, shared prefixes or none, has one that takes it."""
+    """And each batch, with shared prefixes or without, has one that takes it."""
     monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 0)
     pool = KVPool([LayerShape(kv_heads, 4, 4)], 1, 16, dtype)
     backend = TritonBackend(pool, dtype, heads, 64, 128, multiprocessors=8)
@@ -259,7 +259,7 @@ def test_rows_of_drafts_run_in_graphs_and_come_in_the_order_of_the_sequences() -
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (16, 16), (9, 3)])
 def test_partial_results_of_all_graphs_lie_where_the_largest_has_its_own(heads: int, kv_heads: int) -> None:
-    """What a graph takes is measured on a few: one that took new memory for them would count as often as there are graphs."""
+    """A graph's memory is measured on a few: if each took new memory for them, it would count once per graph."""
     pool = KVPool([LayerShape(kv_heads, 4, 4)], 1, 16, torch.bfloat16)
     backend = TritonBackend(pool, torch.bfloat16, heads, 256, 64, multiprocessors=132, max_draft_rows=1024)
     addresses = []
@@ -332,7 +332,7 @@ def test_without_memory_for_graphs_decoding_is_eager_and_one_warning_says_so(
 
 
 class Memory:
-    """A GPU's, of which a graph takes some of its own, and the first some that all use."""
+    """A GPU's memory, of which each graph takes some of its own, and the first also some that all use."""
 
     def __init__(self) -> None:
         self.free = 100_000

@@ -133,7 +133,7 @@ def test_stop_strings_stop_tokens_and_min_tokens(llm: LLM) -> None:
 
 
 def test_a_token_that_ends_an_answer_is_whole_in_its_text(llm: LLM) -> None:
-    """A stop string in its text cut the text there, although the token had ended the answer."""
+    """A stop string in its text used to cut the text there, although the token had ended the answer."""
     (token,) = llm.get_tokenizer()(" eight", add_special_tokens=False)["input_ids"]
     params = SamplingParams(
         temperature=0, stop=["eig"], stop_token_ids=[token], logit_bias={token: 100}, include_stop_str_in_output=True
@@ -218,7 +218,7 @@ def test_parameters_of_another_type_are_named(llm: LLM) -> None:
 
 
 def test_a_search_keeps_the_places_of_beams_that_ended(llm: LLM) -> None:
-    """Stop strings leave it fewer for a while; it grows again, and others must not have been admitted in their place."""
+    """Stop strings reduce its beams for a while, until it grows again: others must not be admitted in their place."""
     most = llm.engine.max_num_seqs
     params = BeamSearchParams(beam_width=3, max_tokens=8, stop=[*"abcdefgh"])
     llm.beam_search([f"{number} is" for number in range(most // 3 + 10)], params)

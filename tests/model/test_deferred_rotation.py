@@ -1,4 +1,4 @@
-"""Which attention layers may leave rotation to a kernel, and that they compute the same."""
+"""Which attention layers may leave rotation to a kernel, and that they then compute the same."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from radixkv.model.loader import load_model
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_a_model_from_files_is_what_transformers_makes_of_them(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Buffers, too: those of a checkpoint stayed as a new model has them, and others were computed in bfloat16."""
+    """Buffers, too: a checkpoint's used to be left as in a new model, and others were computed in bfloat16."""
     original = build_shallow(name)
     parameters = dict(original.named_parameters(remove_duplicate=False))
     for key, tensor in original.state_dict().items():
@@ -42,7 +42,7 @@ def test_a_model_from_files_is_what_transformers_makes_of_them(name: str, dtype:
 
 
 def placeholder(features: int, inputs: int, bias: torch.Tensor | None) -> nn.Linear:
-    """As a model has it whose weights are in files."""
+    """A placeholder as in a model whose weights are in files."""
     linear = nn.Linear(1, 1, bias=False)
     linear.weight = nn.Parameter(torch.zeros(()).expand(features, inputs), requires_grad=False)
     linear.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
@@ -79,7 +79,7 @@ def test_files_with_the_experts_of_a_layer_in_one_tensor_are_read(dtype: str, tm
 
 
 def test_a_head_of_its_own_is_not_tied_by_a_configuration_that_says_so(tmp_path: Path) -> None:
-    """It was dropped, and the embedding took its place; transformers compares them."""
+    """It used to be dropped, and the embedding took its place; transformers compares them."""
     build("llama", {"tie_word_embeddings": True}).save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
@@ -95,7 +95,7 @@ def test_a_head_of_its_own_is_not_tied_by_a_configuration_that_says_so(tmp_path:
 def test_what_is_tied_and_stored_twice_is_compared_a_few_rows_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both were in memory whole: of a large vocabulary, gigabytes."""
+    """Both used to be in memory whole: for a large vocabulary, gigabytes."""
     monkeypatch.setattr(deferred_weights, "ROWS_OF_A_PIECE", 4)
     rows = torch.arange(30.0).reshape(10, 3)
     last = rows.clone()
@@ -121,7 +121,7 @@ def test_what_is_tied_and_stored_twice_is_compared_a_few_rows_at_a_time(
 def test_of_several_checkpoints_in_a_folder_the_one_that_transformers_loads_is_read(
     beside: str, tmp_path: Path
 ) -> None:
-    """Old shards were read instead of the file that a fine-tuning had written, and averages instead of the weights."""
+    """Old shards used to be read instead of the file that fine-tuning had written, and averages instead of the weights."""
     wanted, other = build("llama", {}, seed=1), build("llama", {}, seed=2)
     wanted.save_pretrained(tmp_path)
     if beside == "pytorch_model.bin":

@@ -101,7 +101,7 @@ def test_quantised_anew_or_where_no_compiled_code_stands_in_a_file_is_what_it_sa
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
 def test_a_file_of_16_bits_takes_no_more_on_disk(kind: str, tmp_path: Path, cache: Path) -> None:
-    """With F16 it took twice as much: it was kept as float32."""
+    """A file with F16 used to take twice as much, because it was kept as float32."""
     path = tmp_path / "tiny.gguf"
     write_llama(build("llama", SIZES), path, lambda _: kind)
     ours = load_model(path, ModelConfig(dtype="float32"), native=False).model
@@ -141,7 +141,7 @@ def test_blocks_that_are_not_there_are_refused() -> None:
 @needs_library
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_folder_is_read_one_module_at_a_time(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more than what one module has is in memory as floats, and what is computed is what transformers loads."""
+    """No more than one module is in memory as floats, and what is computed is what transformers loads."""
     options = SIZES | {"intermediate_size": 512}
     build("llama", options).save_pretrained(tmp_path / "model", max_shard_size="1MB")
     most = 0
@@ -164,7 +164,7 @@ def test_a_folder_is_read_one_module_at_a_time(dtype: str, tmp_path: Path, monke
 
 
 def test_the_name_of_a_file_may_end_in_capitals(tmp_path: Path) -> None:
-    """It was looked for on the hub."""
+    """It used to be looked for on the hub."""
     path = tmp_path / "TINY.GGUF"
     write_llama(build("llama", SIZES), path)
     assert load_model(path, ModelConfig(dtype="float32")).vocab_size == 200

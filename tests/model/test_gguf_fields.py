@@ -21,7 +21,7 @@ from radixkv.model.loader import load_model
 
 _ROPE = {"rope_type": "default", "rope_theta": 500.0}
 _GEMMA: dict[str, Any] = {"sliding_window": 12, "num_hidden_layers": 7}
-# llama.cpp's name, transformers' name, what of the model is not that architecture's default, and how the file says it.
+# llama.cpp's name, transformers' name, what in the model differs from that architecture's default, and how the file says it.
 SAID: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "head size": ("qwen3", "qwen3", {}, {}),
     "window": ("phi3", "phi3", {"sliding_window": 12}, {"attention.sliding_window": 12}),

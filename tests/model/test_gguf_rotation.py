@@ -28,7 +28,7 @@ LLAMA3 = {
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-# Of the architectures whose files may be scaled: transformers' name, and what of a tiny model is particular.
+# The architectures whose files may be scaled: transformers' name, and what is particular about a tiny model.
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", {}, {}),
     "qwen2": ("qwen2", {}, {}),
@@ -101,7 +101,7 @@ def scaled(architecture: str, parameters: dict[str, Any], path: Path, fields: di
             (architecture, LINEAR, {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0})
             for architecture in MODELS
         ],
-        # As older files say it.
+        # As older files write it.
         ("qwen2", LINEAR, {"rope.scaling.factor": 4.0}),
         ("qwen2", LINEAR, {"rope.scale_linear": 4.0}),
         *[

@@ -1,4 +1,4 @@
-"""Weights come to lie in large pages while they stay what and where they are."""
+"""Weights are moved into large pages while their addresses and values stay the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIB = 1 << 20
         ([], []),
         ([(2 * MIB, MIB - 1)], []),
         ([(2 * MIB, MIB)], [1]),
-        # Two halves of a page that neither fills.
+        # Only together do the two fill half of the page.
         ([(2 * MIB, MIB // 2), (3 * MIB, MIB // 2)], [1]),
         # From within one page into the third.
         ([(3 * MIB, 4 * MIB)], [1, 2, 3]),
@@ -47,7 +47,7 @@ def test_a_page_that_is_refused_is_asked_for_in_time_and_the_others_go_on() -> N
 
 
 def test_memory_is_left_to_others_most_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first step waited until all pages were large: it takes memory, too, and came to it between no two of them."""
+    """The first step, which takes memory too, used to wait until all pages were large: it never got a turn between two."""
     now, pauses = [0.0], []
     monkeypatch.setattr(large_pages, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=pauses.append))
 

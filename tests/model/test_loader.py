@@ -50,7 +50,7 @@ def test_a_folder_without_a_tokenizer_serves_token_ids(tmp_path: Path) -> None:
 
 
 def test_a_folder_whose_tokenizer_lacks_its_vocabulary_serves_token_ids(tmp_path: Path) -> None:
-    """transformers raises a TypeError of its own code then."""
+    """transformers then raises a TypeError from its own code."""
     build("ctrl", {"n_embd": 32, "dff": 48, "n_head": 4, "n_layer": 2}).save_pretrained(tmp_path)
     assert load_model(tmp_path).tokenizer is None
 
@@ -63,7 +63,7 @@ def test_a_package_that_a_tokenizer_needs_is_named(tmp_path: Path, monkeypatch: 
 
 
 def test_a_folder_of_a_model_that_sees_images_gives_its_texts(tmp_path: Path) -> None:
-    """It was looked for among the models of texts alone, though the same model runs as an object."""
+    """It used to be looked up among text-only models, though the same model runs as an object."""
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -235,7 +235,7 @@ def test_a_full_disk_is_detected_before_anything_is_written(
 def test_a_disk_that_is_full_says_what_to_do(
     error: Exception, model_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of safetensors went through as it was."""
+    """safetensors' error used to be passed on as it was."""
     gguf = tmp_path / "tiny.gguf"
     gguf.write_bytes(b"GGUF")
 
@@ -252,7 +252,7 @@ def test_a_disk_that_is_full_says_what_to_do(
 def test_a_model_cache_that_cannot_be_written_says_what_to_do(
     model_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a disk that can only be read, and where it is a file."""
+    """On a read-only disk, and where a file is in its place."""
     gguf = tmp_path / "tiny.gguf"
     gguf.write_bytes(b"GGUF")
 
@@ -276,7 +276,7 @@ def test_a_model_cache_that_cannot_be_written_says_what_to_do(
 
 
 def test_a_damaged_conversion_that_another_process_replaces_at_the_same_time(model_cache: Path, tmp_path: Path) -> None:
-    """Both find the damage; what the later one was to remove was gone, which it raised."""
+    """Both find the damage; the later one used to raise because what it was to remove was gone."""
     gguf = tmp_path / "tiny.gguf"
     gguf.write_bytes(b"GGUF")
     folder = ensure_converted(gguf, str)
@@ -292,7 +292,7 @@ def test_a_damaged_conversion_that_another_process_replaces_at_the_same_time(mod
 
 
 def test_a_conversion_that_another_process_has_made_again_stays(model_cache: Path, tmp_path: Path) -> None:
-    """Between the look at a damaged one and its removal; what was removed was the other process's."""
+    """It is made between the check of a damaged one and its removal, which used to remove the other process's."""
     gguf = tmp_path / "tiny.gguf"
     gguf.write_bytes(b"GGUF")
     folder = ensure_converted(gguf, str)

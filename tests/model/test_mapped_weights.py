@@ -27,7 +27,7 @@ def mapped(tmp_path: Path) -> nn.Module:
 
 
 def resident_bytes(start: int) -> int:
-    """Of the mapping that begins there."""
+    """Resident bytes of the mapping that begins there."""
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())
     next(line for line in lines if line.startswith(f"{start:x}-"))
     return int(next(line for line in lines if line.startswith("Rss:")).split()[1]) * 1024
@@ -57,7 +57,7 @@ def test_weights_in_memory_are_left_alone() -> None:
 
 
 def test_what_was_written_and_swapped_out_stays(mapped: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages of the process's own that lie in the swap are not counted as anonymous memory."""
+    """The process's own pages that lie in the swap are not counted as anonymous memory."""
     smaps = Path("/proc/self/smaps").read_text()
     ((start, _),) = MappedWeights(mapped).spans
     before, own = smaps[: smaps.index(f"\n{start:x}-")], smaps[smaps.index(f"\n{start:x}-") :]
@@ -86,7 +86,7 @@ def test_a_mapping_that_is_locked_stays_and_is_spoken_of_once(
 
 
 def test_what_was_mapped_stays_mapped_when_the_weights_are_gone(mapped: nn.Module) -> None:
-    """Or something else could lie at its address, and would be lost."""
+    """Otherwise something else could lie at its address, and would be lost."""
     weights = MappedWeights(mapped)
     ((start, size),) = weights.spans
     mapped.weight = nn.Parameter(torch.zeros(1), requires_grad=False)

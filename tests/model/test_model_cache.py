@@ -56,7 +56,7 @@ def test_what_is_old_is_removed_unless_it_is_marked(cache: Path) -> None:
 
 
 def test_a_conversion_whose_process_was_killed_is_removed_when_it_is_old(cache: Path, tmp_path: Path) -> None:
-    """It has no manifest, and stayed for ever."""
+    """It has no manifest, and used to stay for ever."""
     gguf = tmp_path / "tiny model.v2.gguf"
     gguf.write_bytes(b"GGUF")
     targets = [converted_folder(gguf, in_blocks) for in_blocks in (False, True)]
@@ -75,7 +75,7 @@ def test_a_conversion_whose_process_was_killed_is_removed_when_it_is_old(cache: 
 
 
 def test_files_of_others_stay(cache: Path) -> None:
-    """The folder may be one that holds other things. One that was named like a conversion's was removed."""
+    """The folder may hold other things, too. One that was named like a conversion's used to be removed."""
     paths = [
         cache / "notes.txt",
         cache / "packed" / "lunch",

@@ -78,7 +78,7 @@ def test_a_damaged_file_is_written_again(damage: str, tmp_path: Path, caplog: py
 
 
 def test_who_is_slower_maps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else two replicas that start at once would each map a file of its own."""
+    """Otherwise two replicas that start at once would each map a file of its own."""
     first, second = weight(), weight()
     share_weights([first], tmp_path)
     number = next(tmp_path.iterdir()).stat().st_ino

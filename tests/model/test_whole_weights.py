@@ -39,7 +39,7 @@ def test_a_checkpoint_without_a_weight_is_refused(native: bool, tmp_path: Path) 
 
 @pytest.mark.parametrize("native", [True, False])
 def test_a_checkpoint_with_a_weight_of_another_shape_is_refused(native: bool, tmp_path: Path) -> None:
-    """transformers refers to a report, which is not shown."""
+    """transformers refers to a report that is not shown."""
     build("llama", SIZES).save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
     save_file(load_file(path) | {"model.norm.weight": torch.ones(7)}, path, {"format": "pt"})
@@ -52,7 +52,7 @@ def test_a_checkpoint_with_a_weight_of_another_shape_is_refused(native: bool, tm
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("native", [True, False])
 def test_a_damaged_checkpoint_is_refused_by_its_name(native: bool, name: str, contents: str, tmp_path: Path) -> None:
-    """What safetensors and torch raise names no file, and a pickle's advises to run what is in it."""
+    """The errors of safetensors and torch name no file, and a pickle's advises to run what is in it."""
     model = build("llama", SIZES)
     model.config.save_pretrained(tmp_path)
     path = tmp_path / name
@@ -88,7 +88,7 @@ def test_a_damaged_checkpoint_is_refused_by_its_name(native: bool, name: str, co
 )
 @pytest.mark.parametrize("case", ["native", "whole", "quantised"])
 def test_a_damaged_index_is_refused_by_its_name(case: str, contents: str, tmp_path: Path) -> None:
-    """It ended with an AttributeError and the like, or a JSONDecodeError that named no file."""
+    """It used to end with an AttributeError and the like, or a JSONDecodeError that named no file."""
     model = build("llama", SIZES)
     if case == "quantised":
         write(model, tmp_path, gptq(4, 64))
@@ -107,7 +107,7 @@ def test_a_damaged_index_is_refused_by_its_name(case: str, contents: str, tmp_pa
 def test_too_little_memory_is_no_damage(
     kind: str, quantised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files were said to be damaged, for "[enforce fail at alloc_cpu.cpp:127] err == 0"."""
+    """Files used to be called damaged for "[enforce fail at alloc_cpu.cpp:127] err == 0"."""
     model = build("llama", SIZES)
     model.config.save_pretrained(tmp_path)
     if quantised:  # read by transformers
@@ -139,14 +139,14 @@ def fail_to_load(folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("kind", [NotImplementedError, RecursionError])
 def test_a_defect_of_code_is_no_damage(kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are RuntimeErrors, which torch raises of damaged files."""
+    """Both are RuntimeErrors, which torch also raises for damaged files."""
     fail_to_load(tmp_path, kind("defect"), monkeypatch)
     with pytest.raises(kind, match=r"^defect$"):
         load_model(tmp_path, native=False)
 
 
 def test_what_is_wrong_with_a_damaged_file_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's messages begin with the check that failed, which was taken for the first sentence."""
+    """Torch's messages begin with the check that failed, which used to be taken for the first sentence."""
     message = "[enforce fail at inline_container.cc:260] . PytorchStreamReader failed. Advice follows."
     fail_to_load(tmp_path, RuntimeError(message), monkeypatch)
     with pytest.raises(ModelLoadError, match=r"a file may be damaged: PytorchStreamReader failed$"):
@@ -157,7 +157,7 @@ def test_what_is_wrong_with_a_damaged_file_is_not_cut_off(tmp_path: Path, monkey
 def test_a_damaged_gguf_file_is_refused_by_its_name(
     damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By errors of any class: gguf and transformers check little of what a file says."""
+    """Errors may be of any class: gguf and transformers check little of what a file says."""
     monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "tiny.gguf"
     write_llama(build("llama", SIZES), path)
@@ -186,7 +186,7 @@ def test_a_gguf_file_without_a_weight_is_refused(tmp_path: Path, monkeypatch: py
 def test_one_of_several_gguf_files_that_a_model_was_split_into_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the output head, which was in another one, it was loaded as a model that ties its own to the embedding."""
+    """Without the output head, which is in another file, it was loaded as a model that ties its own to the embedding."""
     monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
     write_model(build("llama", SIZES), tmp_path / "tiny.gguf", "llama", fields={"split.count": 2})
     with pytest.raises(ModelLoadError, match=r"split\.count: .* got one of 2; llama-gguf-split --merge joins them"):

@@ -86,7 +86,7 @@ def test_missed_batches_can_be_replayed(context: zmq.Context[Any], tmp_path: Pat
 
 
 def test_a_replay_is_whole(context: zmq.Context[Any], tmp_path: Path) -> None:
-    """More messages than sockets keep by default."""
+    """There are more messages than sockets keep by default."""
     log = EventLog()
     cache = PrefixCache(8, 2, events=log)
     with ZmqEventPublisher(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay") as publisher:

@@ -190,7 +190,7 @@ def test_a_recorded_trace_shares_what_the_prompts_share_and_reveals_nothing_else
 
 
 def test_a_trace_of_an_earlier_run_is_kept(tmp_path: Path) -> None:
-    """A restart of the server erased it."""
+    """A restart of the server used to erase it."""
     path = tmp_path / "trace.jsonl"
     path.touch()
     for number in range(3):
@@ -218,7 +218,7 @@ def test_a_trace_that_cannot_be_renamed_stays(tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_unfinished_last_line_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The trace of a server that was killed could not be replayed."""
+    """The trace of a server that was killed used to be impossible to replay."""
     path = tmp_path / "trace.jsonl"
     line = json.dumps({"timestamp": 0, "hash_ids": [1]})
     path.write_text(f"{line}\n{line}\n{line[:20]}")
@@ -231,7 +231,7 @@ def test_an_unfinished_last_line_is_left_out(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_a_trace_that_ends_in_its_first_request_has_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It was told as a line of another format."""
+    """It used to be reported as a line of another format."""
     path = tmp_path / "trace.jsonl"
     header = json.dumps({"format": TRACE_FORMAT, "version": TRACE_VERSION, "block_size": 16})
     path.write_text(f'{header}\n{{"timestamp": 0, "ha')

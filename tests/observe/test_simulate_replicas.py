@@ -178,7 +178,7 @@ def test_options_without_effect_or_sense_are_refused(options: str, message: str)
 
 @pytest.mark.parametrize("make", [documents, chats])
 def test_several_ingresses_agree(make: Callable[..., Trace]) -> None:
-    """Four found four fifths of what one finds of conversations that overload replicas, and answered documents later."""
+    """Of conversations that overload replicas, four found four fifths of what one finds, and answered documents later."""
     trace = make(num_requests=1500)
     num_blocks, cost = int(trace.num_distinct_blocks * 0.3), CostModel()
     stretch = stretch_for(trace, 4, num_blocks, cost, 0.85)

@@ -21,7 +21,7 @@ NOTHING = np.array([], dtype=np.int32)
 
 
 def trace(*prompts: range) -> Trace:
-    """Of blocks of ten tokens."""
+    """A trace of blocks of ten tokens."""
     requests = [
         TracedRequest(float(time), np.array(prompt, dtype=np.int32), NOTHING) for time, prompt in enumerate(prompts)
     ]

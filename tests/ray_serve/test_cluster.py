@@ -99,12 +99,12 @@ def deploy(model: Path) -> Iterator[Callable[..., str]]:
 
 
 def replace_placement() -> Any:
-    """Room for four replicas and two ingresses."""
+    """Make room for four replicas and two ingresses."""
     return ApplicationOptions.of({"port": 0, "replicas": 4, "ingresses": 2}).placement
 
 
 def processes(deployment: str) -> list[int]:
-    """Those of the replicas of one of the application's deployments."""
+    """The processes of the replicas of one of the application's deployments."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -121,7 +121,7 @@ def engines() -> list[int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """However long it takes: half an hour only ends what hangs."""
+    """Wait, however long it takes: half an hour only ends what hangs."""
     async with asyncio.timeout(1800):
         while not condition():
             await asyncio.sleep(0.1)
@@ -167,13 +167,13 @@ async def answer(http: httpx.AsyncClient, number: int, max_tokens: int, begun: a
 
 
 async def answers(url: str, begun: asyncio.Event | None = None) -> list[str]:
-    """Long ones: none has ended when the first token of one is there."""
+    """Long answers: none has ended when the first token of one is there."""
     async with client(url) as http:
         return await asyncio.gather(*(answer(http, number, 600, begun) for number in range(NUM_STREAMS)))
 
 
 async def under_load(url: str, change: Callable[[], Awaitable[object]], max_tokens: int = 20) -> list[set[str]]:
-    """Make a change while clients send one request after the other, each the same; what they got. None may fail."""
+    """Make a change while clients send the same request over and over; returns what they got. None may fail."""
     done = asyncio.Event()
 
     async def send(number: int) -> set[str]:

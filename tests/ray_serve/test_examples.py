@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, Validat
 
 from radixkv.ray.options import ApplicationOptions
 
-# What a cluster would have to be at least.
+# The least that a cluster would have.
 KUBERNETES = "1.30"
 FOLDER = Path(__file__).parents[2] / "examples"
 
@@ -64,7 +64,7 @@ class RayService(_Strict):
 
 
 def check_manifest(content: dict[str, Any]) -> None:
-    """Refuse what the operator, or Kubernetes for the pods that it makes, would not take."""
+    """Refuse what the operator, or Kubernetes for the pods that the operator makes, would not accept."""
     cluster = RayService.model_validate(content).spec.ray_cluster_config
     for group in (cluster.head_group_spec, *cluster.worker_group_specs):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **group.template}

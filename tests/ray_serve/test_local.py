@@ -73,7 +73,7 @@ def refuse(*_: object) -> Any:
 
 
 def test_an_application_that_runs_in_the_cluster_is_left_alone(serving: Serving) -> None:
-    """A second server took the first one's out of service where its own could not be built."""
+    """A second server whose own application could not be built used to take the first one's out of service."""
     serve = Serve("radixkv", "other")
     with pytest.raises(ValueError, match="ray_address: expected a cluster without an application 'radixkv'"):
         serving(serve)
@@ -98,7 +98,7 @@ def test_what_does_not_come_up_is_taken_away_and_says_why(serving: Serving) -> N
 
 
 def test_sighup_does_not_end_it(serving: Serving) -> None:
-    """It ended the application with all answers in progress."""
+    """SIGHUP used to end the application with all answers in progress."""
     assert serving(Serve(), wait=partial(signal.raise_signal, signal.SIGHUP)) == 0
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
@@ -113,7 +113,7 @@ def test_an_error_while_it_runs_is_not_one_of_starting(serving: Serving) -> None
 
 
 def test_a_local_ray_that_is_late_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a loaded machine its processes did not keep Ray's 30 seconds, and the server ended with a traceback."""
+    """On a loaded machine its processes used to miss Ray's 30 seconds, and the server ended with a traceback."""
     failures = [
         Exception("timed out"),
         Exception("timed out"),
@@ -139,7 +139,7 @@ def test_a_local_ray_that_is_late_is_started_again(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_local_ray_is_not_one_that_runs_on_the_machine_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there was one, `radixkv serve --replicas` ended with an error of Ray's."""
+    """Where one was running, `radixkv serve --replicas` used to end with an error of Ray's."""
     import ray
 
     addresses: list[Any] = []
@@ -156,7 +156,7 @@ def test_a_local_ray_is_not_one_that_runs_on_the_machine_already(monkeypatch: py
 def test_more_gpus_than_the_machine_has_are_refused(
     monkeypatch: pytest.MonkeyPatch, replicas: int, num_gpus: float, fits: bool
 ) -> None:
-    """Ray waited for them, and the server said nothing."""
+    """Ray used to wait for them, and the server said nothing."""
     ray = ModuleType("ray")
     ended: list[bool] = []
     ray.__dict__.update(

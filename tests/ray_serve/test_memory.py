@@ -45,7 +45,7 @@ def test_weights_that_others_packed_into_words_count_by_their_bytes(tmp_path: Pa
 def test_a_gguf_file_whose_name_ends_in_capitals_counts_as_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was looked for on the hub, and its weights counted for nothing."""
+    """It used to be looked for on the hub, and its weights counted for nothing."""
     monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "TINY.GGUF"
     path.touch()

@@ -1,4 +1,4 @@
-"""What an application is told comes from `serve run` as text, from YAML as values, and means the same."""
+"""What an application is told comes as text from `serve run` and as values from YAML, and means the same."""
 
 from __future__ import annotations
 

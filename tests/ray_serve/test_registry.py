@@ -1,4 +1,4 @@
-"""What replicas tell of themselves, what ingresses make of it, and what is left of it when the registry is lost."""
+"""What replicas report of themselves, what ingresses make of it, and what is left of it when the registry is lost."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_replicas_follow_requests_and_tokens() -> None:
 
 
 def test_a_replica_without_figures_is_not_thought_to_be_idle() -> None:
-    """On a busy machine replicas were taken away, and started again, before the figures of all had come."""
+    """On a busy machine, replicas used to be removed and started again before the figures of all had arrived."""
     assert wanted(16, running="abc", target=4) == 4
     assert wanted(16, running="abc", target=4, **{REQUESTS: {"a": 0.0, "b": 0.0}}) == 4
     assert wanted(16, running="abc", target=4, **{REQUESTS: {"a": 60.0, "b": 20.0}}) == 5

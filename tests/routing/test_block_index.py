@@ -1,4 +1,4 @@
-"""The index says what replicas hold that tell it the truth, in bounded memory."""
+"""The index says what replicas hold, as long as they report it truly, in bounded memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_is_removed_or_cleared_is_held_by_nobody() -> None:
 
 
 def test_all_that_is_held_is_known_and_nothing_else_is_kept() -> None:
-    """What replicas stored long ago is the prefix of all that came since: a bound by age forgot it first."""
+    """What replicas stored long ago is the prefix of all that came since: a bound by age used to forget it first."""
     rng = random.Random(0)
     index, held = BlockIndex(), [deque([1]) for _ in range(3)]
     for number in range(3):

@@ -19,7 +19,7 @@ NAMES = ("a", "b", "c")
 
 
 def hashes_of(stem: int, fork: int, length: int) -> list[int]:
-    """Of a prompt: those of one stem have the blocks before the fork in common."""
+    """Hashes of a prompt: prompts of one stem have the blocks before the fork in common."""
     return [1000 * stem + (at if at < fork else 100 * fork + at) for at in range(1, length + 1)]
 
 
@@ -34,7 +34,7 @@ class Sent:
 
 
 class Routers(RuleBasedStateMachine):
-    """Two routers, and replicas that compute what they are sent; all that a replica says arrives at once."""
+    """Two routers, and replicas that compute what they are sent; all that a replica reports arrives at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Routers(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def evict(self, name: str) -> None:
-        """All that no request waits for."""
+        """Evict all that no request waits for."""
         needed = {block for sent in self.waiting for block in sent.placement.block_hashes}
         gone = self.held[name] - needed
         self.held[name] -= gone
@@ -219,7 +219,7 @@ def test_others_requests_beyond_the_bound_are_not_collected(monkeypatch: pytest.
 
 
 def test_a_request_that_is_aborted_leaves_its_prefix_to_those_that_wait_for_it() -> None:
-    """Its replica computes the prefix all the same, for the next one; that was expected no longer."""
+    """Its replica still computes the prefix for the next one, which the router used to expect no longer."""
     times = [0.0]
     router = Router(BLOCK, clock=lambda: times[-1])
     router.add("a")

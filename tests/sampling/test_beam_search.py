@@ -28,7 +28,7 @@ class DigitTokenizer:
 
 
 def run(search: BeamSearch, model: torch.Tensor) -> BeamSearch:
-    """Search over a Markov model: ``model[last token]`` are the next token's logits; token 0 comes before the first."""
+    """Search over a Markov model: ``model[last token]`` gives the next token's logits; token 0 precedes the first."""
     last = [0]
     while last:
         last = [continuation.token_id for continuation in search.advance(model[last])]
@@ -76,7 +76,7 @@ def test_a_stop_string_ends_a_beam_and_is_named() -> None:
 
 
 def test_stop_strings_cost_as_much_at_every_step() -> None:
-    """The whole text of every candidate was decoded in every step."""
+    """The whole text of every candidate used to be decoded in every step."""
     torch.manual_seed(1)
     tokenizer = DigitTokenizer()
     params = BeamSearchParams(beam_width=2, max_tokens=300, ignore_eos=True, stop=["x"])

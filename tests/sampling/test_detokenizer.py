@@ -100,7 +100,7 @@ class CountingTokenizer:
 @pytest.mark.parametrize("text", ["half a character", "special tokens", "words"])
 @pytest.mark.parametrize("stop", [[], ["never"]])
 def test_work_grows_with_the_tokens_and_no_faster(default_tokenizer: Any, text: str, stop: list[str]) -> None:
-    """Bytes that never complete a character, and tokens without text, were decoded again with every token after them."""
+    """Bytes that never complete a character, and tokens without text, used to be decoded again with every later token."""
     (half,) = default_tokenizer.convert_tokens_to_ids(["\u00f0"])  # byte-level for 0xf0, the first of four
     token_id = {"half a character": half, "special tokens": default_tokenizer.eos_token_id, "words": 300}[text]
     tokenizer = CountingTokenizer(default_tokenizer)
@@ -144,7 +144,7 @@ def test_a_stop_string_truncates_the_text_and_is_never_streamed(
 
 @pytest.mark.parametrize("other", [[], ["Z" * 20]])
 def test_a_stop_string_that_was_text_before_min_tokens_stays_text(default_tokenizer: Any, other: list[str]) -> None:
-    """Whatever other stop strings there are: a longer one had the end of the earlier text searched for all of them."""
+    """Also beside other stop strings: with a longer one, the end of the earlier text used to be searched for all of them."""
     detokenizer = IncrementalDetokenizer(default_tokenizer, stop=["two", *other])
     ids = default_tokenizer("one, two, three, two", add_special_tokens=False)["input_ids"]
     assert detokenizer.append(ids[:3], may_stop=False) is None
@@ -179,7 +179,7 @@ def byte_fallback() -> Any:
 
 
 def read_in_every_way(tokenizer: Any, ids: list[int]) -> set[str]:
-    """At once, as a stream, and with every token looked at for a stop string."""
+    """At once, as a stream, and with every token checked for a stop string."""
     texts = set()
     for stop in ([], ["\0"]):
         for streams in (False, True):
@@ -201,7 +201,7 @@ def read_in_every_way(tokenizer: Any, ids: list[int]) -> set[str]:
 def test_characters_in_bytes_are_whole_however_they_are_read(
     byte_fallback: Any, data: st.DataObject, runs: list[tuple[str, int]]
 ) -> None:
-    """A character after another one was lost, and one that an answer was cut in took all next to it."""
+    """A character after another one used to be lost, and one in which an answer was cut took all next to it."""
     text = "".join(character * count for character, count in runs)
     ids = byte_fallback(text, add_special_tokens=False)["input_ids"]
     assert read_in_every_way(byte_fallback, ids) == {text}
@@ -231,7 +231,7 @@ def test_an_answer_starts_with_the_space_that_separates_it_from_its_prompt() -> 
 
 @pytest.mark.parametrize("prompt", ["Hello", "Hello é", "Hello 漢字", "Hello é漢", "Hello 🎉🎉", "🎉"])
 def test_an_answer_has_its_leading_space_whatever_characters_its_prompt_ends_with(prompt: str) -> None:
-    """Behind two characters in bytes it was lost: the last tokens of the prompt began within the first of them."""
+    """After two characters in bytes it used to be lost: the prompt's last tokens began within the first of them."""
     tokenizer = sentencepiece_tokenizer()
     prompt_ids = tokenizer(prompt)["input_ids"]
     answer_ids = tokenizer("world é", add_special_tokens=False)["input_ids"]

@@ -32,7 +32,7 @@ class SteppingClock:
 def test_a_grammar_that_takes_too_long_fails_its_request_alone(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, beams: bool
 ) -> None:
-    """Masks of up to 720 ms per token went on for as long as the request did."""
+    """Masks of up to 720 ms per token used to go on for as long as the request did."""
     engine = llm.engine
     clock = SteppingClock()
     monkeypatch.setattr(engine.request_factory, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
@@ -67,7 +67,7 @@ def test_a_grammar_that_takes_too_long_fails_its_request_alone(
 
 
 def test_a_tenant_pays_for_the_time_of_its_grammars(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dear grammar's tenant was served as many tokens as anybody, though all waited for its masks."""
+    """The tenant of a costly grammar used to be served as many tokens as anybody, though all waited for its masks."""
     engine, shares = llm.engine, llm.engine.scheduler.shares
     clocks = {"dear": SteppingClock(), "cheap": SteppingClock()}
     requests: dict[str, Any] = {}

@@ -80,7 +80,7 @@ def is_person(text: str) -> bool:
 def test_answers_satisfy_their_grammar_where_the_tokenizer_adds_spaces(
     spacing_llm: LLM, spec: dict[str, Any], holds: Any
 ) -> None:
-    """Forced text was tokenized with a space before it, which the grammar does not allow there: requests failed."""
+    """Forced text used to be tokenized with a space before it, which the grammar does not allow there: requests failed."""
     params = SamplingParams(max_tokens=150, seed=1, n=4, structured_outputs=StructuredOutputsParams(**spec))
     (output,) = spacing_llm.generate("Hello", params, use_tqdm=False)
     assert [sample.finish_reason for sample in output.outputs] == ["stop"] * 4
@@ -158,14 +158,14 @@ def add_marker(tokenizer: Any) -> None:
     [(compose, "cafe\u0301"), (lowercase, "Say NO"), (strip, "x  [a]  y"), (add_marker, "a <mark> b")],
 )
 def test_forced_text_is_spelled_where_the_tokenizer_makes_other_text_of_it(llm: LLM, change: Any, text: str) -> None:
-    """Its tokens were those of the other text, and requests failed; as with the names of markers that are not special."""
+    """Its tokens used to be those of the other text, and requests failed; so with names of markers that are not special."""
     tokenizer = copy.deepcopy(llm.get_tokenizer())
     change(tokenizer)
     assert answer(dataclasses.replace(llm.engine.loaded, tokenizer=tokenizer, vocab_size=len(tokenizer)), text) == text
 
 
 def test_an_added_token_that_is_shown_with_a_space_is_no_text_of_a_grammar() -> None:
-    """With a Prepend normalizer, one that is normalized is decoded with a space before it: grammars took it for its name."""
+    """With a Prepend normalizer, a normalized one is decoded with a space before it; grammars took it for its name."""
     tokenizer = sentencepiece_tokenizer()
     tokenizer.add_tokens([AddedToken("Hello!", special=False, normalized=True)])
     assert tokenizer.decode(tokenizer.convert_tokens_to_ids(["w", "Hello!"])) == "w Hello!"
@@ -174,7 +174,7 @@ def test_an_added_token_that_is_shown_with_a_space_is_no_text_of_a_grammar() -> 
 
 
 def test_forced_text_is_spelled_where_the_model_lacks_a_token_of_it(llm: LLM) -> None:
-    """It was forced to be a token that the model has no logits of: nothing could be sampled."""
+    """A token without logits in the model used to be forced: nothing could be sampled."""
     tokenizer = copy.deepcopy(llm.get_tokenizer())
     tokenizer.add_tokens([AddedToken("an image", special=False)])
     loaded = dataclasses.replace(llm.engine.loaded, tokenizer=tokenizer)
@@ -197,7 +197,7 @@ def answer(loaded: Any, choice: str) -> str:
 
 
 def test_what_no_token_spells_is_refused(llm: LLM) -> None:
-    """Where the model lacks a letter, nothing satisfies the grammar: it says so, before anything is generated."""
+    """Where the model lacks a letter, nothing satisfies the grammar, which is said before anything is generated."""
     tokenizer = make_tokenizer(TEMPLATES["json"])
     lacking = {"vocab_size": tokenizer.convert_tokens_to_ids("z"), "eos_token_ids": frozenset([0])}
     loaded = dataclasses.replace(llm.engine.loaded, tokenizer=tokenizer, **lacking)

@@ -36,7 +36,7 @@ def test_only_allowed_tokens_are_generated(llm: LLM) -> None:
 
 
 def test_tensors_are_made_once_a_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of ``logit_bias`` were made at every step of every sample."""
+    """The tensors of ``logit_bias`` used to be made at every step of every sample."""
     made = []
 
     class Noting(sampler.LogitChanges):
@@ -87,7 +87,7 @@ def test_token_ids_outside_the_vocabulary_are_refused(llm: LLM) -> None:
 
 
 def test_tokens_that_only_the_tokenizer_knows_are_never_generated() -> None:
-    """Their logits were looked for, and every request of the step failed."""
+    """Their logits used to be looked for, and every request of the step failed."""
     tokenizer = make_tokenizer("")
     model = build("llama", {**SUPPORTED["llama"], "vocab_size": 258})
     model.generation_config.eos_token_id = [2, 258]

@@ -122,7 +122,7 @@ class CountingList(list[int]):
 
 
 def test_a_step_reads_only_what_is_new_of_the_answer() -> None:
-    """Penalties counted the whole prompt and answer in every step."""
+    """Penalties used to count the whole prompt and answer in every step."""
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.2, repetition_penalty=1.2, max_tokens=None)
     prompt, output = CountingList(range(50)), CountingList()
     state = sampling_state(params, prompt_token_ids=prompt, output_token_ids=output, bad_words=[[3, 4, 5]])
@@ -180,7 +180,7 @@ def test_blocks_race_first_and_then_the_ids_of_the_one_that_won(vocab_size: int)
 def test_of_what_is_left_the_winner_of_the_race_is_drawn(
     seed: int, num_rows: int, vocab_size: int, spacing: float | None, data: st.DataObject
 ) -> None:
-    """With ties, those of the lower ids are left."""
+    """Among equally likely tokens, those with the lowest ids are left."""
     logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
     if spacing is not None:
         logits = (logits / spacing).round() * spacing
@@ -247,7 +247,7 @@ def test_a_row_that_is_no_numbers_disturbs_no_other(params: SamplingParams) -> N
 
 
 def test_draws_from_many_blocks_follow_the_distribution() -> None:
-    """Some likely tokens in all blocks, the last one partly there, and each block's others together."""
+    """Some likely tokens in all blocks, the last of which is partial, and each block's other tokens together."""
     logits = torch.full((700,), -6.0)
     likely = [0, 3, 255, 256, 400, 511, 512, 699]
     logits[likely] = torch.tensor([1.0, 0.0, 2.0, -1.0, 1.5, 0.5, 0.0, 1.0])

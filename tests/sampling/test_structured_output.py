@@ -177,7 +177,7 @@ def masked(llm: LLM, state: structured_output.GrammarState) -> torch.Tensor:
 
 @pytest.mark.parametrize("num_logits", [49_152, 49_280])
 def test_tokenizers_and_models_may_each_have_more_tokens_than_the_other(llm: LLM, num_logits: int) -> None:
-    """As Gemma 3 1B, whose tokenizer has one for images; or as models whose logits are padded."""
+    """As with Gemma 3 1B, whose tokenizer has one for images; or as with models whose logits are padded."""
     tokenizer = copy.deepcopy(llm.get_tokenizer())
     tokenizer.add_tokens(["<|image|>"], special_tokens=True)
     assert len(tokenizer) == 49_153
@@ -190,7 +190,7 @@ def test_tokenizers_and_models_may_each_have_more_tokens_than_the_other(llm: LLM
 
 
 def test_a_grammar_whose_lexer_explodes_is_refused(llm: LLM) -> None:
-    """Of eight such requests each mask took up to 920 ms, for all others too, until it had used up its budget."""
+    """With eight such requests, each mask used to take up to 920 ms, for all others too, until the budget was used up."""
     rules = [f"r{i}: /[^{chr(97 + i % 26)}]*{i}*/" for i in range(300)]
     grammar = "\n".join(["start: (" + " | ".join(f"r{i}" for i in range(300)) + ")*", *rules])
     with pytest.raises(ValueError, match="lexer error"):
@@ -363,7 +363,7 @@ def test_the_prompt_that_failed_is_named(llm: LLM, monkeypatch: pytest.MonkeyPat
 def test_a_grammar_does_not_meet_its_limits_earlier_because_drafts_were_walked(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, explore: str
 ) -> None:
-    """They were walked in the request's own parser, and what was too much there failed the request."""
+    """They used to be walked in the request's own parser, and what was too much there failed the request."""
     monkeypatch.setattr(structured_output, "_MAX_ITEMS_PER_TOKEN", 150)
     hostile = StructuredOutputsParams(grammar='start: start start | "b"\n')
     (letter,) = llm.get_tokenizer()("b", add_special_tokens=False).input_ids
@@ -390,7 +390,7 @@ def test_a_grammar_does_not_meet_its_limits_earlier_because_drafts_were_walked(
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Which error it was depended on what needed the package first."""
+    """Which error was raised used to depend on what needed the package first."""
     monkeypatch.setitem(sys.modules, "llguidance", None)
     grammars = structured_output.GrammarCompiler(llm.engine.loaded)
     monkeypatch.setattr(llm.engine, "grammars", grammars)

@@ -1,4 +1,4 @@
-"""Blocks that running groups will still need, which admission leaves them."""
+"""The blocks that running groups will still need, which admission leaves free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 
 
 def test_admission_counts_the_growth_of_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kept up while a step admits, it is what counting all running groups anew says."""
+    """The count that is updated while a step admits equals a count of all running groups from scratch."""
     checks = 0
     check = Admission._require_growth
 
@@ -47,7 +47,7 @@ def test_growth_is_bounded_by_what_each_group_may_still_generate() -> None:
     cache.reserve(sequence.table, 6)
     request.sequences = [sequence]
     group = SequenceGroup(request, [sequence], request.prompt_token_ids)
-    # Six pending tokens take one step of up to 31; twice that and a block more: 6 tokens, the last of them in no slot.
+    # Six pending tokens take one step of up to 31. Twice that plus a block makes 6 tokens, the last of them in no slot.
     assert DecodeGrowth([group], 4, 32).num_blocks == -(-(6 + 6 - 1) // 4) - 2
     sequence.num_computed = 5
     assert DecodeGrowth([group], 4, 32).num_blocks == -(-(6 + 4 - 1) // 4) - 2

@@ -1,4 +1,4 @@
-"""Tenants share fairly what is scarce, and what one does not need the others use."""
+"""Tenants share fairly what is scarce, and others use what one does not need."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_backlogged_tenants_are_served_by_weight_within_a_bound(
     ahead: bool,
     seed: int,
 ) -> None:
-    """The bound of the paper (theorem 4.4), two batches' work, and a step's: in every interval in which both always wait."""
+    """In every interval in which both always wait: the VTC paper's bound (theorem 4.4), two batches' work, plus a step's."""
     rng = random.Random(seed)
     shares = {name: TenantShare(weight) for name, weight in zip("ab", weights, strict=True)}
     driver = SchedulerDriver(max_num_seqs=max_num_seqs, num_blocks=4000, ahead=ahead, shares=shares)
@@ -64,7 +64,7 @@ def test_backlogged_tenants_are_served_by_weight_within_a_bound(
 def test_nothing_that_fits_waits_and_nobody_starves(
     arrivals: list[tuple[int, str, int, int, int]], max_num_seqs: int
 ) -> None:
-    """Work-conserving: with slots and budget to spare, who waits needs more than that or has been passed too often."""
+    """Work-conserving: with budget to spare, what waits needs more slots than are free, unless one was passed too often."""
     driver = SchedulerDriver(max_num_seqs=max_num_seqs, max_overtaken=4, num_blocks=4000, budget=16)
     scheduler = driver.scheduler
     schedule = scheduler.schedule
@@ -115,7 +115,7 @@ def test_a_tenant_alone_uses_everything_and_gives_back_its_surplus_at_once() -> 
 
 
 def test_who_wants_little_leaves_the_rest_to_all_who_want_more() -> None:
-    """Two want one slot of eight each, one wants four: more than a quarter, and less than what the two leave over."""
+    """Two want one slot of eight each, one wants three: more than a quarter, and less than what the two leave over."""
     driver = SchedulerDriver(max_num_seqs=8, budget=64)
     for _ in range(20):
         driver.add(prompt(8), max_new=200, tenant="greedy")
@@ -249,7 +249,7 @@ def test_blocks_are_taken_from_the_tenant_that_has_most() -> None:
 
 
 def test_who_lacks_blocks_gets_its_part_of_them() -> None:
-    """The greedy one's streams hold nearly all blocks for hundreds of steps; slots are free."""
+    """The greedy tenant's streams hold nearly all blocks for hundreds of steps; slots are free."""
     driver = SchedulerDriver(num_blocks=64, max_num_seqs=8, budget=64)
     for _ in range(4):
         driver.add(prompt(50), max_new=12, ends_after=12, tenant="greedy")
@@ -263,7 +263,7 @@ def test_who_lacks_blocks_gets_its_part_of_them() -> None:
 
 
 def test_a_tenant_s_large_request_holds_up_its_own_and_not_the_others() -> None:
-    """Five streams and a request for four samples, of one tenant; three slots are idle, and stay the others'."""
+    """One tenant has five streams and a request for four samples; three slots are idle, and stay free for the others."""
     driver = SchedulerDriver(max_num_seqs=8, max_overtaken=3)
     streams = [driver.add(prompt(4), max_new=400, tenant="greedy") for _ in range(5)]
     driver.step()
@@ -280,7 +280,7 @@ def test_a_tenant_s_large_request_holds_up_its_own_and_not_the_others() -> None:
 
 
 def test_a_large_request_of_a_tenant_that_runs_nothing_is_waited_for() -> None:
-    """Its part would be a quarter of the slots, and it needs half of them at a time, while others use each that is freed."""
+    """Its share would be a quarter of the slots; it needs half of them at once, while others take each that is freed."""
     driver = SchedulerDriver(max_num_seqs=8, max_overtaken=4)
     for tenant in ("a", "b", "c"):
         for _ in range(60):

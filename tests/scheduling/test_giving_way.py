@@ -1,4 +1,4 @@
-"""For whom running groups of another tenant give way, and what that costs them."""
+"""For whom running groups of another tenant are preempted, and what that costs them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radixkv.scheduling.tenant_share import TenantShare
 
 
 def _most_steps(requests: Sequence[Request], budget: int) -> int:
-    """To answer them one after the other, each twice more than once, and a step that is spent on making room each time."""
+    """Steps to answer them one after the other, each three times over, with one step each time to make room."""
     return sum(3 * (-(-request.num_prompt_tokens // budget) + request.max_new_tokens + 1) for request in requests)
 
 
@@ -55,7 +55,7 @@ def test_whatever_other_tenants_ask_for_every_request_ends_in_time_and_gives_way
 
 
 def test_what_cannot_resume_from_the_cache_ends_although_another_tenant_keeps_asking() -> None:
-    """A token computed since the start was enough to be preempted again, and everything was computed again each time."""
+    """One token computed since its start used to make it preemptible again, and each time all was computed again."""
     driver = SchedulerDriver(max_num_seqs=2, budget=16)
     driver.add(prompt(3), max_new=400, tenant="b")
     driver.step()
@@ -70,7 +70,7 @@ def test_what_cannot_resume_from_the_cache_ends_although_another_tenant_keeps_as
 
 @pytest.mark.parametrize("max_new", [1, 40])
 def test_nothing_gives_way_for_a_tenant_that_would_not_be_served_then(max_new: int) -> None:
-    """Only the other tenant waited, and had a claim; when the preempted group waited, too, it had none. So in every step."""
+    """Its tenant had a claim only until the preempted group waited, too: so one was preempted in vain in every step."""
     driver = SchedulerDriver(max_num_seqs=2, budget=16)
     driver.add(prompt(3), max_new=300, tenant="b")
     driver.step()
@@ -86,7 +86,7 @@ def test_nothing_gives_way_for_a_tenant_that_would_not_be_served_then(max_new: i
 
 
 def test_a_prompt_does_not_give_way_where_its_refund_would_bring_it_back() -> None:
-    """It was charged as a whole when it started: what is refunded puts its tenant before the one that it gave way for."""
+    """It is charged in full when it starts: the refund would put its tenant ahead of the one for which it gave way."""
     driver = SchedulerDriver(max_num_seqs=2, budget=16)
     for length in (3, 400):
         driver.add(prompt(length), max_new=100, tenant="b")
@@ -96,7 +96,7 @@ def test_a_prompt_does_not_give_way_where_its_refund_would_bring_it_back() -> No
 
 
 def test_what_others_gave_way_for_starts_although_another_candidate_is_kept_out_by_a_limit() -> None:
-    """Room was made in the order of the queue, and used in that of what is cached: in every step for nobody."""
+    """Room used to be made in the queue's order but used in that of what is cached: in every step, for nobody."""
     driver = SchedulerDriver(max_num_seqs=6, budget=64, shares={"a": TenantShare(max_num_seqs=2)})
     warm = prompt(40)
     driver.add(warm, max_new=1, tenant="a")
@@ -113,7 +113,7 @@ def test_what_others_gave_way_for_starts_although_another_candidate_is_kept_out_
 
 
 def test_one_gives_way_for_several_that_wait_for_a_common_prefix() -> None:
-    """Four gave way, one of the others started, and three went on in the same step: what they had computed was lost."""
+    """Four used to give way for one that started; three of them resumed in that step, and their work was lost."""
     driver = SchedulerDriver(max_num_seqs=8, budget=512)
     for _ in range(8):
         driver.add(prompt(16), max_new=200, tenant="a", read_cache=False)
@@ -127,7 +127,7 @@ def test_one_gives_way_for_several_that_wait_for_a_common_prefix() -> None:
 
 
 def test_what_gave_way_does_not_take_the_blocks_that_are_still_lacking() -> None:
-    """It went on in the place that it had left, so that one gave way in every step, and the other waited for forty."""
+    """What gave way used to resume in its own place: one gave way in every step, and the other waited for forty."""
     driver = SchedulerDriver(num_blocks=64, block_size=4, budget=64, max_num_seqs=4)
     for _ in range(4):
         driver.add(prompt(40), max_new=100, tenant="a")
@@ -138,7 +138,7 @@ def test_what_gave_way_does_not_take_the_blocks_that_are_still_lacking() -> None
 
 
 def test_a_tenant_whose_prompt_is_computed_takes_no_place_for_the_next_one() -> None:
-    """The next one did not fit beside it into the step, so that what had given way went on in its place, in every step."""
+    """The next one did not fit into the step beside it, so what had given way resumed in its place, in every step."""
     driver = SchedulerDriver(max_num_seqs=4, budget=16)
     for _ in range(3):
         driver.add(prompt(4), max_new=100, tenant="b")
@@ -149,7 +149,7 @@ def test_a_tenant_whose_prompt_is_computed_takes_no_place_for_the_next_one() -> 
 
 
 def test_who_gives_way_has_no_token_in_flight() -> None:
-    """Blocks that a step reserved left another tenant's request without, and room was made for it in that same step."""
+    """A step's reservations used to leave another tenant's request without blocks, and room was made in that same step."""
     shares = {"b": TenantShare(weight=2.5), "c": TenantShare(weight=0.5, max_num_seqs=6)}
     driver = SchedulerDriver(
         num_blocks=47, max_num_seqs=6, window=3, budget=18, max_overtaken=3, ahead=True, shares=shares

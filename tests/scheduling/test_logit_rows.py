@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts take no more rows of logits in a step than there is memory for, and all are given."""
+"""Log-probabilities of prompts take no more rows of logits per step than there is memory for, and none is left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups that wait for prefixes from below: the real scheduler and cache, a loader that is told what to do, a set clock."""
+"""Groups that wait for prefixes from tiers: the real scheduler and cache, a loader and a clock that tests control."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from radixkv.tiers.rates import Rates
 from radixkv.tiers.stack import Span
 
 SIZE = 4
-# What a tier has: sixty blocks, and twenty.
+# What a tier has: prefixes of sixty blocks and of twenty.
 STEM = list(range(1, 60 * SIZE + 1))
 SHORT_STEM = list(range(7000, 7000 + 20 * SIZE))
 
 
 class NothingMoves:
-    """Nothing goes down."""
+    """Nothing is written to tiers."""
 
     has_unsent = False
 
@@ -151,7 +151,7 @@ class Driver:
             self.step()
 
     def give_up(self) -> None:
-        """Let so much time pass that every load takes too long."""
+        """Let so much time pass that every load is overdue."""
         self.now = 1e3
         self.step()
 
@@ -164,7 +164,7 @@ def unlike(first: int, num_blocks: int) -> list[int]:
 
 
 def test_two_that_were_loaded_and_evicted_do_not_yield_to_each_other_for_ever() -> None:
-    """They share a load; a third one that was admitted meanwhile evicts a part of it. Each left the blocks to the other."""
+    """A third group, admitted meanwhile, evicts a part of their common load; each used to leave the blocks to the other."""
     driver = Driver()
     waiting = [driver.add([*STEM, *unlike(1000, 20)]), driver.add([*STEM, *unlike(2000, 30)])]
     driver.step()
@@ -176,7 +176,7 @@ def test_two_that_were_loaded_and_evicted_do_not_yield_to_each_other_for_ever() 
     assert driver.num_cached(waiting[0]) < 60, "the test needs that a part is evicted"
     for _ in range(20):
         computes = driver.step() > 0
-        # Else the engine fails the first one without room, as one that can never fit.
+        # Otherwise the engine fails the first one without room, as one that can never fit.
         assert computes or driver.loads.in_progress or not driver.scheduler.waiting
         driver.loader.finish()
     assert not driver.scheduler.waiting
@@ -185,7 +185,7 @@ def test_two_that_were_loaded_and_evicted_do_not_yield_to_each_other_for_ever() 
 
 
 def test_a_load_that_hangs_is_given_up_though_nobody_looks_at_those_that_wait_for_it() -> None:
-    """All sequences run, so no waiting group is looked at; the load kept its blocks as long."""
+    """All slots are taken, so no waiting group is looked at; the load used to keep its blocks all that time."""
     driver = Driver(max_num_seqs=1)
     driver.add([*STEM, *unlike(2000, 30)])
     driver.step()
@@ -203,7 +203,7 @@ def test_a_load_that_hangs_is_given_up_though_nobody_looks_at_those_that_wait_fo
 
 
 def test_one_that_shares_the_beginning_of_a_load_claims_what_it_needs_besides() -> None:
-    """It was said to need as many blocks less as the load has that are not its own: a claim below zero hid others'."""
+    """All blocks of the load used to be subtracted from its need, even others': a negative claim hid other groups' claims."""
     driver = Driver()
     driver.add([*STEM, *unlike(1000, 20)])
     short = driver.add([*STEM[: 2 * SIZE], *unlike(2000, 3)])
@@ -215,7 +215,7 @@ def test_one_that_shares_the_beginning_of_a_load_claims_what_it_needs_besides() 
 
 
 def test_no_tenant_is_preempted_for_a_group_that_leaves_blocks_to_others() -> None:
-    """It would not be admitted in that step, and the preempted one was, again and again."""
+    """It would not be admitted in that step; the preempted one would be, and preempted again and again."""
     driver = Driver(max_num_seqs=2)
     driver.add([*STEM, *unlike(1000, 20)], tenant="a")
     driver.step()
@@ -239,7 +239,7 @@ def test_no_tenant_is_preempted_for_a_group_that_leaves_blocks_to_others() -> No
 
 
 def test_loads_that_are_given_up_behind_a_slow_one_do_not_count_as_slow() -> None:
-    """Each said that its tier took all that time, though others were read meanwhile: nothing was loaded for long after."""
+    """Each used to report that its tier took all that time, though others were being read: long after, nothing was loaded."""
     driver = Driver(seconds_per_token=0.01)
     driver.add([*STEM[: 20 * SIZE], *unlike(1000, 2)])
     driver.add([*SHORT_STEM, *unlike(2000, 2)])
@@ -288,7 +288,7 @@ def test_a_load_of_which_nothing_came_counts_as_slow() -> None:
 
 
 def test_what_is_in_the_pool_for_others_anyway_is_not_claimed() -> None:
-    """A claim after a load counted the whole prompt, so that others left blocks to it that it did not need."""
+    """After a load, a claim used to count the whole prompt, so others left it blocks that it did not need."""
     driver = Driver()
     head = STEM[: 10 * SIZE]
     running = driver.add([*head, *unlike(4000, 1)], max_new=60)
@@ -306,7 +306,7 @@ def test_what_is_in_the_pool_for_others_anyway_is_not_claimed() -> None:
 
 
 def test_a_step_does_not_go_through_all_that_wait_for_each_that_is_looked_at() -> None:
-    """What others claim was summed for each, in every step; the queue shows a few of those that wait."""
+    """Others' claims used to be summed for each of them in every step, although few of those that wait are looked at."""
 
     def lines_of_a_step(num_waiting: int) -> int:
         driver = Driver()
@@ -334,7 +334,7 @@ def test_a_step_does_not_go_through_all_that_wait_for_each_that_is_looked_at() -
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_load_of_which_it_shares_a_block() -> None:
-    """All of the load was waited for, however little of it was wanted: as long as twice of what the long one computes."""
+    """It used to wait for the whole load, however little of it it wanted: up to twice the long prompt's computing time."""
     driver = Driver(seconds_per_token=0.01)
     driver.add([*STEM, *unlike(1000, 2)])
     driver.step()
@@ -360,7 +360,7 @@ def test_a_load_that_takes_longer_than_computing_what_is_shared_is_not_waited_fo
 
 
 def test_a_load_that_is_given_up_before_it_is_read_keeps_no_other_from_being_loaded() -> None:
-    """A short one behind a long one was given up; until the long one was read, all others were computed."""
+    """Once a short load behind a long one was given up, all others used to be computed until the long one was read."""
     driver = Driver(seconds_per_token=0.01)
     driver.add([*STEM[: 40 * SIZE], *unlike(1000, 2)])
     driver.step()
@@ -375,7 +375,7 @@ def test_a_load_that_is_given_up_before_it_is_read_keeps_no_other_from_being_loa
 
 
 def test_a_look_up_that_waits_for_what_is_being_written_keeps_no_other_from_being_found() -> None:
-    """Where writing was slow, all prefixes were computed until it was done: the finder was said to hang."""
+    """The finder used to be taken for hanging: where writing was slow, all prefixes were computed until it was done."""
     driver = Driver()
     look_up, queued = driver.loader.look_up, list[LookUp]()
 
@@ -395,7 +395,7 @@ def test_a_look_up_that_waits_for_what_is_being_written_keeps_no_other_from_bein
 
 
 def test_a_medium_that_hangs_in_the_middle_of_a_load_counts_as_slow() -> None:
-    """Only the blocks that had come quickly counted: each prefix was waited for, given up, and then computed."""
+    """Only the blocks that came quickly used to count: each prefix was waited for, given up, and then computed."""
     driver = Driver(seconds_per_token=0.01)
     driver.add([*SHORT_STEM, *unlike(2000, 2)])
     driver.step()
@@ -427,7 +427,7 @@ def test_a_load_that_hangs_and_whose_request_is_gone_is_waited_for_by_no_other()
 
 
 def test_what_loading_costs_is_not_forgotten_where_others_are_in_the_way() -> None:
-    """Fifty that arrived together behind a long load made a tier seem ten times as fast as it is."""
+    """Fifty that arrived together behind a long load used to make a tier seem ten times as fast as it is."""
     rates = Rates(1, SIZE, prefill_rate := PrefillRate())
     prefill_rate.observe_step(100, 100, 1.0)
     rates.observe_load(0, 100, 1.0)
@@ -439,7 +439,7 @@ def test_what_loading_costs_is_not_forgotten_where_others_are_in_the_way() -> No
 
 
 def test_of_a_load_that_is_nearly_done_only_the_rest_is_in_the_way() -> None:
-    """All that it took counted until its end, and what could have been loaded behind it was computed."""
+    """A load's whole time used to count until its end, so what could have been loaded behind it was computed."""
     driver = Driver(seconds_per_token=0.01)
     driver.loads._rates.observe_load(0, 100, 2.0)
     driver.add([*STEM[: 50 * SIZE], *unlike(1000, 2)])
@@ -453,7 +453,7 @@ def test_of_a_load_that_is_nearly_done_only_the_rest_is_in_the_way() -> None:
 
 @pytest.mark.parametrize("aborted", [False, True])
 def test_no_step_waits_for_a_chunk_that_is_being_written(aborted: bool) -> None:
-    """Memory that is fresh comes slowly: giving a load up, or aborting its request, waited as long as all of a chunk took."""
+    """Writing to fresh memory is slow: giving a load up, or aborting its request, used to wait for a whole chunk."""
     driver = Driver()
     group = driver.add([*SHORT_STEM, *unlike(2000, 2)])
     driver.step()

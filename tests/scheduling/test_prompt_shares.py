@@ -1,4 +1,4 @@
-"""A tenant that wants more than its part does not fill the steps in which others wait for a first token."""
+"""A tenant that wants more than its share does not fill the steps in which others wait for a first token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def prompt(rng: random.Random, length: int) -> list[int]:
 
 
 def prompt_tokens(chunks: list[ScheduledChunk]) -> Counter[str]:
-    """By tenant, of a step that is done."""
+    """Tokens computed for prompts in a finished step, by tenant."""
     counts: Counter[str] = Counter()
     for chunk in chunks:
         if len(chunk.sequence.output_token_ids) == chunk.completes:
@@ -25,7 +25,7 @@ def prompt_tokens(chunks: list[ScheduledChunk]) -> Counter[str]:
 
 
 def test_who_wants_more_than_its_part_hardly_lengthens_the_steps_of_others() -> None:
-    """A first token took as long as a whole budget of the greedy tenant's prompts, in a step of its own."""
+    """A first token used to take as long as a step that the greedy tenant's prompts fill to the budget."""
     rng = random.Random(0)
     shares = {"heavy": TenantShare(weight=3.0)}
     driver = SchedulerDriver(max_num_seqs=8, budget=128, shares=shares)
@@ -33,7 +33,7 @@ def test_who_wants_more_than_its_part_hardly_lengthens_the_steps_of_others() -> 
         for _ in range(12):
             driver.add(prompt(rng, 20), tenant=tenant, max_new=2)
     modest = [driver.add(prompt(rng, 16), tenant=f"modest {number}", max_new=1) for number in range(2)]
-    # Of as much as they compute, its part: a half, and a sixteenth of the budget if that is more.
+    # The others compute 32 tokens. Of as many, heavy may have half; greedy's sixth is raised to a sixteenth of the budget.
     assert prompt_tokens(driver.step()) == {"modest 0": 16, "modest 1": 16, "greedy": 8, "heavy": 16}
     assert all(request.sequences[0].output_token_ids for request in modest)
     later = driver.add([1], tenant="modest 0", max_new=1)
@@ -41,5 +41,5 @@ def test_who_wants_more_than_its_part_hardly_lengthens_the_steps_of_others() -> 
     assert later.sequences[0].output_token_ids
     assert counts["greedy"] <= 8
     assert counts["heavy"] <= 8
-    assert prompt_tokens(driver.step()).total() > 30  # as much as there is, where nobody waits for it
+    assert prompt_tokens(driver.step()).total() > 30  # the whole budget, where nobody waits for it
     driver.run()

@@ -1,4 +1,4 @@
-"""What the scheduler promises, without a model; `scheduler_driver` says what is verified in every step."""
+"""What the scheduler promises, without a model; `scheduler_driver` verifies every step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tail(number: int, length: int) -> list[int]:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests come, run, are aborted and preempted at random, in small caches, narrow lines and tight budgets."""
+    """Requests come, run, are aborted and preempted at random, with small caches, narrow windows and tight budgets."""
 
     @initialize(
         num_blocks=st.integers(24, 60),
@@ -127,7 +127,7 @@ def test_of_waiting_prompts_what_is_cached_does_not_count_as_queued() -> None:
     assert counted(_STEMS[0][:39]) == 1  # for its logits
     assert counted(_STEMS[1]) == 40
     assert counted(_STEMS[0], namespace="another") == 40
-    assert counted(_STEMS[0], prompt_logprobs=0) == 40  # of cached tokens there are none
+    assert counted(_STEMS[0], prompt_logprobs=0) == 40  # cached tokens would have no log-probabilities
     assert (cache.stats, cache.version) == before
     driver.abort(driver.requests[-1])
     assert waiting.num_uncached_tokens == 5 + 1 + 40 + 40
@@ -136,7 +136,7 @@ def test_of_waiting_prompts_what_is_cached_does_not_count_as_queued() -> None:
 
 
 def test_a_prompt_that_reads_nothing_does_not_wait_for_one_that_computes_its_prefix() -> None:
-    """It waited until all of the other was computed, and then computed everything itself."""
+    """It used to wait until the other was computed, and then computed everything itself."""
     driver = SchedulerDriver(budget=24, max_num_seqs=4, num_blocks=200)
     long = [token for stem in range(4) for token in range(1000 * stem, 1000 * stem + 40)]
     driver.add(long)
@@ -152,7 +152,7 @@ def test_a_prompt_that_reads_nothing_does_not_wait_for_one_that_computes_its_pre
 
 @pytest.mark.parametrize("max_new", [1, 3])
 def test_the_tokens_of_all_samples_are_charged(max_new: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the first ones, which the prompt's last chunk brings, one was."""
+    """A prompt's last chunk brings a first token for each sample, of which only one used to be charged."""
     driver = SchedulerDriver(max_num_seqs=8)
     charged: list[int] = []
     monkeypatch.setattr(
@@ -171,7 +171,7 @@ def test_of_a_preempted_answer_what_is_still_cached_does_not_count_as_queued() -
         driver.step()
     waiting = driver.scheduler.waiting
     (group,) = waiting
-    # The other one has taken some of its blocks in the same step.
+    # The other sequence has taken some of its blocks in the same step.
     assert 1 <= waiting.num_uncached_tokens <= len(group.prompt) - driver.cache.match(group.prompt) < 24
     driver.run()
     assert waiting.num_uncached_tokens == 0
@@ -357,7 +357,7 @@ def test_what_does_not_fit_is_passed_by_smaller_ones_only_so_often() -> None:
 
 
 def test_a_long_stream_and_a_request_for_many_samples_do_not_stop_admission() -> None:
-    """Seven of eight slots were idle for as long as the stream went on."""
+    """Seven of eight slots used to be idle for as long as the stream went on."""
     driver = SchedulerDriver(max_num_seqs=8)
     driver.add(tail(0, 5), max_new=300)
     driver.step()
@@ -412,7 +412,7 @@ def test_a_prompt_is_looked_up_again_only_when_the_tree_has_changed(monkeypatch:
     for _ in range(2):
         queue.candidates("", look_up=True)
         assert len(looked_up) == 50 + 32
-    # What the first 32 lack now, and the others as far as was known when they came.
+    # What the first 32 lack now, and what the others lacked when they came.
     assert queue.num_uncached_tokens == 32 * 43 + 18 * 3
 
 
@@ -426,12 +426,12 @@ def test_a_request_that_lacks_blocks_is_not_tried_again_until_they_are_there(mon
     original = driver.cache.open
     monkeypatch.setattr(driver.cache, "open", lambda *args, **options: opened.append(1) or original(*args, **options))
     driver.run()
-    # On arrival, when the others' prompts are computed, when the first of them is done, and when both are.
+    # Opened on arrival, when the others' prompts are computed, when the first of them is done, and when both are.
     assert len(opened) <= 4
 
 
 def test_what_did_not_fit_beside_a_prompt_in_progress_is_admitted_when_that_is_computed() -> None:
-    """Until then, the others are left blocks for all the steps that it takes."""
+    """Until then, admission leaves the others blocks for all the steps that the prompt takes."""
     driver = SchedulerDriver(budget=8, num_blocks=84, max_num_seqs=8)
     stream = driver.add(tail(0, 7), max_new=150)
     while not stream.sequences[0].output_token_ids:
@@ -449,7 +449,7 @@ def test_what_did_not_fit_beside_a_prompt_in_progress_is_admitted_when_that_is_c
 
 
 def test_what_does_not_fit_takes_nothing_and_counts_as_no_use() -> None:
-    """It is tried again and again; only what is admitted opens a table."""
+    """It is tried again and again, but only what is admitted opens a table."""
     driver = SchedulerDriver(num_blocks=60, budget=64, max_num_seqs=16)
     stem = list(range(42))
     for number in range(40):

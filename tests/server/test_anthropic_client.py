@@ -62,7 +62,7 @@ def test_anthropic_s_own_client(llm: LLM) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_anthropic_s_tool_runner_goes_on_without_the_thread_that_is_refused(llm: LLM, stream: bool) -> None:
-    """It asks the server to hold the conversation; the refusal had not what tells it to do that itself."""
+    """It asks the server to hold the conversation; the refusal used to lack what makes it hold the conversation itself."""
     from anthropic import beta_async_tool
 
     asked: list[str] = []
@@ -117,7 +117,7 @@ def test_anthropic_s_client_reads_names_of_requests_and_of_models(llm: LLM) -> N
 
 
 def test_a_request_that_took_longer_than_it_may_is_not_sent_again(llm: LLM) -> None:
-    """Clients send a 504 twice more by themselves, and each took as long."""
+    """Clients retry a 504 twice by themselves, and each retry used to take as long."""
     import anthropic
 
     async def scenario(client: Any) -> None:

@@ -1,4 +1,4 @@
-"""Who has no key costs nothing, and what is wrong with a request is found soon."""
+"""Clients without a key cost nothing, and what is wrong with a request is found early."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def answer(
     port: Port = Port.ONLY,
     private: bool = False,
 ) -> tuple[int, Any]:
-    """The status, and the tenant for whom the application was called; the body may not be read."""
+    """The status, and the tenant for whom the application was called; it must not read the body."""
     endpoint, sent = Endpoint(), list[Message]()
 
     async def receive() -> Message:
@@ -109,7 +109,7 @@ def test_administration_needs_the_admin_key(path: str) -> None:
 
 
 def test_who_may_read_the_metrics() -> None:
-    """They say how long all prompts were, so where there are API keys, strangers may not."""
+    """Metrics tell how long all prompts were, so where there are API keys, strangers may not read them."""
 
     def status(headers: dict[str, str], tenants: Tenants, metrics_key: str | None = None) -> int:
         return answer("/metrics", headers, tenants, metrics_key)[0]
@@ -144,13 +144,13 @@ def test_what_is_served_on_a_port_of_the_metrics() -> None:
         assert status("/health", port) == 200
         assert status("/v1/chat/completions", port) == 401
         assert status("/v1/chat/completions", port, ANN) == 200
-    # Who reaches the port may read totals; texts need a key as ever.
+    # Whoever reaches the port may read totals; texts need a key as ever.
     assert status("/metrics", Port.METRICS) == 200
     assert status("/metrics", Port.METRICS, metrics_key=METRICS) == 401
     assert status("/metrics", Port.METRICS, METRICS, metrics_key=METRICS) == 200
     assert status("/live", Port.METRICS) == 401
     assert status("/live", Port.METRICS, ANN) == 200
-    # Without API keys, that port may be reachable from other machines with a metrics key only.
+    # Without API keys, other machines may use that port only with a metrics key.
     for path in ("/live", "/v1/chat/completions"):
         assert status(path, Port.METRICS, tenants=Tenants(), metrics_key=METRICS) == 401
         assert status(path, Port.METRICS, METRICS, tenants=Tenants(), metrics_key=METRICS) == 200
@@ -228,7 +228,7 @@ def test_no_web_site_reads_the_metrics_in_an_operator_s_browser() -> None:
     ],
 )
 def test_validation_stops_at_the_first_errors(model: type[BaseModel], body: dict[str, Any]) -> None:
-    """An error for each element took 9.5 s of CPU and 2.8 GB for a megabyte of `{"prompt": [{}, {}, ...]}`."""
+    """One error per element used to take 9.5 s of CPU and 2.8 GB for a megabyte of `{"prompt": [{}, {}, ...]}`."""
     with pytest.raises(ValidationError) as raised:
         model.model_validate(body)
     assert raised.value.error_count() <= 8

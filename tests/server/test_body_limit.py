@@ -1,4 +1,4 @@
-"""Bodies that would fill the memory, or keep the event loop while they are read as JSON."""
+"""Bodies that would fill the memory, or block the event loop while they are parsed as JSON."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_long_body_is_refused_as_soon_as_that_is_known() -> None:
 
 
 def test_nobody_fills_the_memory_with_bodies() -> None:
-    """Sixty half-sent bodies of 8 MB took half a gigabyte, and so on with every further connection."""
+    """Sixty half-sent bodies of 8 MB used to take half a gigabyte, and every further connection more."""
 
     async def main() -> None:
         server = Server()
@@ -111,7 +111,7 @@ def test_nobody_fills_the_memory_with_bodies() -> None:
 
 
 def test_json_of_a_million_parts_is_not_read(llm: LLM) -> None:
-    """Eight megabytes of empty lists took 4.5 s of the event loop, during which nobody was answered."""
+    """Eight megabytes of empty lists used to block the event loop for 4.5 s, during which nobody was answered."""
     body = {"prompt": "Hi", "max_tokens": 1}
     many = [
         {**body, "metadata": {"a": [[]] * 100_001}},
@@ -119,7 +119,7 @@ def test_json_of_a_million_parts_is_not_read(llm: LLM) -> None:
         {**body, "metadata": {"a": ['"'] * 100_001}},
         {**body, "metadata": {f"{i}": 1 for i in range(100_001)}},
     ]
-    # Only text: none of it is a part.
+    # All of it is text, and none of it counts as a part.
     text = {**body, "user": '[{"a": [1, "\\""]}]' * 20_000}
 
     async def scenario(client: httpx.AsyncClient) -> None:

@@ -30,7 +30,7 @@ class Clock:
 
 
 def make_cache(num_blocks: int, clock: Clock | None = None) -> PrefixCache:
-    """Half of the blocks may be pinned, an eighth of them by one tenant."""
+    """A cache of which half may be pinned, and an eighth by one tenant."""
     return PrefixCache(num_blocks, BLOCK, clock=clock or Clock())
 
 
@@ -55,7 +55,7 @@ def test_a_tenant_keeps_no_more_than_its_share_and_the_oldest_goes_first() -> No
         assert keep(pins, cache, "a", prompt(number, 8)) == 8 * BLOCK
         assert num_pinned(cache, "a") <= 20
     assert {pin.num_tokens for pin in cache.pins()} == {8 * BLOCK}
-    # Of a prompt that is longer than the share, the beginning.
+    # Of a prompt that is longer than the share, only the beginning is pinned.
     assert keep(pins, cache, "b", prompt(9, 50)) == 20 * BLOCK
     assert num_pinned(cache, "a") == 16
     cache.check()
@@ -79,7 +79,7 @@ def test_the_tenant_with_the_most_gives_way_when_all_that_may_be_pinned_is() -> 
     assert keep(pins, cache, "a", prompt(2, 3)) == 3 * BLOCK
     assert keep(pins, cache, "b", prompt(3, 2)) == 2 * BLOCK
     assert (num_pinned(cache, "a"), num_pinned(cache, "b")) == (3, 2)
-    # Nobody has more than this would have: there is no room.
+    # Nobody has more than this tenant would have, so no pin gives way: there is no room.
     assert keep(pins, cache, "c", prompt(4, 4)) == 0
     assert (num_pinned(cache, "a"), num_pinned(cache, "b"), num_pinned(cache, "admin")) == (3, 2, 14)
     cache.check()
@@ -97,7 +97,7 @@ def test_what_is_kept_stays_kept_where_more_of_it_has_no_room() -> None:
 
 
 def test_what_finds_no_room_costs_nobody_a_pin() -> None:
-    """The tenant's own pins were released before it was known whether the new one has room."""
+    """The tenant's own pins used to be released before it was known whether the new one has room."""
     cache = PrefixCache(40, BLOCK, max_pinned_blocks=16)
     pins = TenantPins(NamedPins(cache))
     assert keep(pins, cache, "a", prompt(1, 3)) == 3 * BLOCK
@@ -105,7 +105,7 @@ def test_what_finds_no_room_costs_nobody_a_pin() -> None:
     cache.pin(prompt(0, 13), "admin")
     assert keep(pins, cache, "a", prompt(2, 4)) == 0
     assert (num_pinned(cache, "a"), num_pinned(cache, "admin")) == (3, 13)
-    # Nor others' pins, where those that have more give too little.
+    # Nor does it cost others their pins, where those that have more cannot give enough.
     cache = PrefixCache(64, BLOCK, max_pinned_blocks=20)
     pins = TenantPins(NamedPins(cache))
     leave(cache, prompt(0, 13), namespace="admin")
@@ -127,7 +127,7 @@ def test_for_what_is_not_cached_no_pin_is_given_up() -> None:
 
 
 def test_what_continues_a_longer_lived_pin_leaves_it_alone() -> None:
-    """Their blocks counted twice, so that the system prompt of an hour went for the conversation of five minutes."""
+    """Common blocks used to count twice, so an hour's system prompt was dropped for the conversation of five minutes."""
     clock = Clock()
     cache = make_cache(160, clock)
     pins = TenantPins(NamedPins(cache))
@@ -136,7 +136,7 @@ def test_what_continues_a_longer_lived_pin_leaves_it_alone() -> None:
     for length in (15, 18, 20):
         assert keep(pins, cache, "a", tokens[: length * BLOCK], ttl=300.0) == length * BLOCK
         assert sorted(pin.num_tokens for pin in cache.pins()) == [12 * BLOCK, length * BLOCK]
-    # What has blocks of its own goes first, whichever came first.
+    # A pin with blocks of its own goes first, whichever came first.
     keep(pins, cache, "a", prompt(2, 6), ttl=300.0)
     assert sorted(pin.num_tokens for pin in cache.pins()) == [6 * BLOCK, 12 * BLOCK]
     keep(pins, cache, "a", tokens[: 16 * BLOCK], ttl=300.0)
@@ -158,10 +158,10 @@ def test_each_use_renews_a_pin_and_a_longer_prompt_replaces_the_shorter() -> Non
     assert len(cache.pins()) == 1
     keep(pins, cache, "a", prompt(1, 4), ttl=3600.0)
     clock.now = 600.0
-    # What is kept for an hour is not shortened by five minutes of the same, or of less.
+    # A pin for an hour is not shortened by one for five minutes of the same prefix, or of a part of it.
     assert keep(pins, cache, "a", prompt(1, 3)) == 3 * BLOCK
     assert [pin.expires_at for pin in cache.pins()] == [499.0 + 3600.0]
-    # Nor does more of it that is kept for five minutes take its place.
+    # Nor is it replaced by a pin for five minutes of a longer prefix.
     keep(pins, cache, "a", prompt(1, 6))
     assert sorted(pin.num_tokens for pin in cache.pins()) == [4 * BLOCK, 6 * BLOCK]
     clock.now = 499.0 + 3600.0
@@ -236,7 +236,7 @@ def test_a_marked_prefix_survives_what_evicts_everything_else(llm: LLM) -> None:
             of_both = await usage(**both)
             hour = of_both["cache_creation"]["ephemeral_1h_input_tokens"]
             assert hour == first["cache_creation_input_tokens"]
-            # What is kept for an hour does not count for five minutes, too.
+            # What is kept for an hour does not count as kept for five minutes, too.
             assert 0 < of_both["cache_creation"]["ephemeral_5m_input_tokens"] <= 32
             assert of_both["input_tokens"] + of_both["cache_creation_input_tokens"] == total
             await usage(**body(SYSTEM.upper()[:200], "What colour is grass?"))

@@ -58,7 +58,7 @@ def test_a_pinned_prompt_is_kept_until_it_is_released(server: ServerProcess) -> 
         assert admin.delete(f"/admin/pins/{pin['id']}").status_code == 404
         assert admin.post("/admin/pins", json={"prompt": PROMPT}).json()["error"]["param"] == "api_key"
         assert a.get("/admin/pins").status_code == 401
-        # What a conversation begins with stays known to every one that begins with it.
+        # A pinned beginning stays cached for every conversation that starts with it.
         system = {"role": "system", "content": PROMPT}
         pin = admin.post("/admin/pins", json={"messages": [system], "api_key": TENANT_A}).json()
         chat = {"messages": [system, {"role": "user", "content": "Hello"}], "max_tokens": 1}

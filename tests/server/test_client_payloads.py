@@ -259,7 +259,7 @@ def test_a_truncated_prompt_leaves_room_for_the_answer() -> None:
 
 
 def test_a_package_that_the_server_lacks_is_named(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was a 500 that said nothing, which clients sent again."""
+    """It used to be a 500 that said nothing, which clients sent again."""
     monkeypatch.setitem(sys.modules, "llguidance", None)
     monkeypatch.setattr(llm.engine, "grammars", GrammarCompiler(llm.engine.loaded))
 

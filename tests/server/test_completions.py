@@ -99,7 +99,7 @@ def test_logprobs_and_echo(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
     assert [token for chunk in chunks for token in chunk.choices[0].logprobs.tokens] == logprobs.tokens
     assert [offset for chunk in chunks for offset in chunk.choices[0].logprobs.text_offset] == logprobs.text_offset
-    # Each of the tokens that are parts of a character begins where that does.
+    # Tokens that are parts of one character all begin where the character does.
     parts = complete(client, prompt="é🎉b", logprobs=0, echo=True, max_tokens=0).choices[0].logprobs
     assert [token.startswith("bytes:") for token in parts.tokens] == [False, True, True, True, False]
     assert parts.text_offset == [0, 1, 1, 1, 2]

@@ -129,7 +129,7 @@ class Connection:
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", HEAD[:-4], HEAD, HEAD + b"12345678"])
 def test_a_request_that_does_not_arrive_is_a_408(sent: bytes) -> None:
-    """Half a request held its connection for ever."""
+    """Half a request used to hold its connection for ever."""
 
     async def main() -> None:
         connection = Connection()
@@ -148,7 +148,7 @@ def test_a_request_that_arrived_has_all_the_time_of_the_world() -> None:
             await connection.send(part)
         assert not connection.loop.expire(60)
         assert b"".join(connection.received) == b"123456789"
-        # Of the next one only a part arrives, while this one is not answered yet.
+        # Only a part of the next request arrives while this one is not answered yet.
         await connection.send(HEAD[:10])
         assert connection.loop.expire(60)
         assert not connection.transport.closed
@@ -163,7 +163,7 @@ def test_a_request_that_arrived_has_all_the_time_of_the_world() -> None:
 
 
 def test_a_request_that_comes_before_an_answer_ends_is_dropped_with_the_connection() -> None:
-    """It stopped reading, and with it noticing that the client is gone: what nobody reads ran to its end."""
+    """It used to stop reading, and with it noticing that the client is gone: an answer that nobody reads ran to its end."""
 
     async def main() -> None:
         for rest in (b"", HEAD + b"123456789" + HEAD[:20], HEAD[:30]):
@@ -262,7 +262,7 @@ def test_a_client_that_does_not_read_is_disconnected() -> None:
 
 
 def test_a_client_that_reads_slowly_is_not() -> None:
-    """An answer that took longer to send than the limit was cut off, although the client read all the time."""
+    """An answer that took longer to send than the limit used to be cut off, although the client read all the time."""
 
     async def main() -> None:
         connection = Connection()
@@ -279,7 +279,7 @@ def test_a_client_that_reads_slowly_is_not() -> None:
 
 
 def test_of_too_many_connections_those_without_a_request_are_closed() -> None:
-    """A few thousand that sent nothing took all of the process's file descriptors, and nobody else could connect."""
+    """A few thousand that sent nothing used to take all of the process's file descriptors, and nobody else could connect."""
 
     async def main() -> None:
         everyone = OpenConnections(max_connections=3)
@@ -303,7 +303,7 @@ def test_of_too_many_connections_those_without_a_request_are_closed() -> None:
 
 
 def test_of_many_connections_at_once_as_many_are_closed() -> None:
-    """All that were accepted in one turn of the event loop had the same one closed, and the others stayed."""
+    """All those accepted in one turn of the event loop used to close the same one, and the others stayed."""
 
     async def main() -> None:
         everyone = OpenConnections(max_connections=3)
@@ -318,7 +318,7 @@ def test_of_many_connections_at_once_as_many_are_closed() -> None:
 
 
 def test_of_too_much_that_is_not_read_the_oldest_is_dropped() -> None:
-    """Answers that nobody read filled the memory: each was bounded, and their number was not."""
+    """Unread answers used to fill the memory: the size of each was bounded, but not their number."""
 
     async def main() -> None:
         everyone = OpenConnections(max_unsent_bytes=100)

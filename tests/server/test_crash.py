@@ -78,7 +78,7 @@ class Panic(BaseException):
 
 
 def test_a_panic_in_a_step_is_a_crash_like_any_other(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ended the engine's thread unnoticed: requests hung, and /health stayed 200."""
+    """It used to end the engine's thread unnoticed: requests hung, and /health stayed 200."""
     run = llm.engine._runner.run
     panics = iter([True])
 
@@ -170,7 +170,7 @@ def test_a_stuck_step_is_seen_and_fails_every_request(llm: LLM, monkeypatch: pyt
 
 @pytest.mark.parametrize("given", [math.inf, math.nan, 1e12, 0])
 def test_a_time_limit_of_a_step_is_one_that_can_be_kept(given: float) -> None:
-    """What is longer than the system's timers raised in a task that nobody looked at: no step was watched."""
+    """A limit beyond the system's timers used to raise in a task that nobody looked at, so that no step was watched."""
     with pytest.raises(ValueError, match="step_timeout: expected a number above 0 and up to 1000000000"):
         ServerConfig(step_timeout=given)
     assert ServerConfig(step_timeout=1e9).step_timeout == 1e9
@@ -201,7 +201,7 @@ def test_an_engine_without_work_is_not_stuck(llm: LLM) -> None:
                 for path in ("/health", "/ready"):
                     assert (await client.request(method, path)).status_code == 200
             engine.start_draining()
-            # A server that finishes what it has is alive: nobody should kill it.
+            # A server that finishes its work is alive: nobody should kill it.
             assert (await client.get("/health")).status_code == 200
             assert (await client.get("/ready")).status_code == 503
 

@@ -282,7 +282,7 @@ def test_invalid_prompts_are_refused(http: httpx.Client, path: str, body: dict[s
 
 
 def test_json_that_is_deeply_nested_is_refused(http: httpx.Client) -> None:
-    """Python read it; what was done with it afterwards then failed, and the request with it."""
+    """Python used to parse it, but what was done with it afterwards failed, and the request with it."""
 
     def nested(depth: int) -> str:
         return '{"a":' * depth + "1" + "}" * depth

@@ -96,7 +96,7 @@ def test_whole_numbers_may_be_written_with_a_fraction_of_zero(llm: LLM, path: st
 
 @pytest.mark.parametrize("path", BODIES)
 def test_no_number_is_a_server_error(llm: LLM, path: str) -> None:
-    """A ``top_k`` of 2 ** 63 crashed the step that it was in, with all requests of that step."""
+    """A ``top_k`` of 2 ** 63 used to crash the step that it was in, with all requests of that step."""
     head = json.dumps(BODIES[path])[:-1]
     sent = [f'{head}, "{name}": {value}}}' for name in NUMBERS[path] for value in EXTREMES]
     if path == "/v1/completions":

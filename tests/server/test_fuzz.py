@@ -22,7 +22,7 @@ from support.server_process import ADMIN_KEY, MODEL, TENANT_A, ServerProcess
 from radixkv.bench.common.processor_time import processor_seconds
 
 # By endpoint: the number of cases that violate the description, and of those that follow it; 500 in all.
-# Most time goes into generating; what was found, few tens found.
+# Most of the time goes into generating cases; a few tens were enough to find whatever was found.
 CASES = {
     "/v1/chat/completions": (60, 60),
     "/v1/completions": (60, 30),
@@ -34,7 +34,7 @@ CASES = {
     "/admin/clear_cache": (15, 15),
     "/admin/pins": (10, 10),
 }
-# What each of them answers.
+# A request that each of them answers.
 _MESSAGES = [{"role": "user", "content": "Hello"}]
 ANSWERED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": _MESSAGES, "max_tokens": 2},
@@ -47,7 +47,7 @@ ANSWERED: dict[str, dict[str, Any]] = {
     "/admin/clear_cache": {},
     "/admin/pins": {"api_key": TENANT_A, "prompt": "Hello"},
 }
-# What has no body: endpoints with a name in their path, with one whose requests are answered, and the others.
+# Endpoints without a body: those with a name in their path, with a name that is answered or None, and the others.
 NAMED = {
     ("GET", "/v1/models/{name}"): MODEL,
     ("GET", "/v1/responses/{name}"): None,
@@ -149,7 +149,7 @@ def test_what_has_no_arguments(server: ServerProcess) -> None:
 
 
 def session_for(path: str) -> requests.Session:
-    """With the key that an endpoint needs."""
+    """A session with the key that an endpoint needs."""
     session = requests.Session()
     is_admin = path.startswith("/admin") or path == "/metrics"
     session.headers["Authorization"] = f"Bearer {ADMIN_KEY if is_admin else TENANT_A}"
@@ -157,7 +157,7 @@ def session_for(path: str) -> requests.Session:
 
 
 def many(num_cases: int) -> settings:
-    """As many cases, the same ones each time."""
+    """Settings for that many cases, the same ones each time."""
     return settings(
         max_examples=num_cases,
         deadline=None,
@@ -192,7 +192,7 @@ def health_watched(server: ServerProcess) -> Iterator[list[float]]:
 
 
 def _make_answerable(path: str, body: Any) -> None:
-    """A valid request may ask for the longest answers, which take too long for a test, or for one in no time."""
+    """Shorten a valid request for the longest answers, which take too long for a test; give one for no time enough."""
     if isinstance(body, dict):
         timeout = body.get("timeout")
         if isinstance(timeout, (int, float)) and timeout > 0:

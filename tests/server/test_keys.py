@@ -178,7 +178,7 @@ def test_a_reload_replaces_the_keys_and_a_bad_file_changes_nothing(
 
 
 def test_a_reload_does_not_wait_for_an_earlier_one(tmp_path: Path) -> None:
-    """One replica that hung kept all of them, and the queue, from the next keys for two minutes."""
+    """One replica that hung used to keep the next keys from all replicas, and from the queue, for two minutes."""
     path = tmp_path / "keys.toml"
     tenants = Tenants(keys={})
     told: list[list[float]] = []
@@ -215,7 +215,7 @@ def test_a_bucket_holds_a_minute_and_refills_steadily() -> None:
 
 
 def test_no_minute_has_more_than_its_limit() -> None:
-    """However requests are timed: in each of them at most a full bucket and what flows in, twice the limit."""
+    """However requests are timed, any minute admits at most a full bucket and what flows in, twice the limit."""
     now = [0.0]
     limits = RateLimits(lambda: now[0])
     ann = Tenant("ann", b"", "ann", entry("a", requests_per_minute=30, tokens_per_minute=1000))
@@ -228,12 +228,12 @@ def test_no_minute_has_more_than_its_limit() -> None:
     for start in admitted:
         in_a_minute = sum(start <= moment < start + 60 for moment in admitted)
         assert in_a_minute * 50 <= 2000
-    # Tokens are what is scarce here: 20 requests of 50 a minute.
+    # Tokens are the scarcer limit here: 20 requests of 50 a minute.
     assert len(admitted) >= (now[0] // 60) * 19
 
 
 def test_keys_that_are_read_anew_fill_no_bucket() -> None:
-    """Requests from before had the old limit at their end, those after it the new one, and each time the bucket was full."""
+    """Requests from before the reload had the old limit, later ones the new one, and each change used to fill the bucket."""
     limits = RateLimits(lambda: 0.0)
     old, new = (
         Tenant("ann", b"", "ann", entry("a", requests_per_minute=requests, tokens_per_minute=1000))
@@ -248,14 +248,14 @@ def test_keys_that_are_read_anew_fill_no_bucket() -> None:
     with pytest.raises(ApiError):
         limits.admit(old, SamplingParams(max_tokens=40), [10], 2048)
     assert limits.headers(new)["x-ratelimit-remaining-requests"] == "1"
-    # What is put back is put back into the same bucket.
+    # What is returned goes back into the same bucket.
     reservation.cancel()
     assert limits.headers(new)["x-ratelimit-remaining-requests"] == "2"
     assert limits.headers(new)["x-ratelimit-remaining-tokens"] == "850"
 
 
 def test_a_prompt_that_is_too_long_takes_no_more_than_it_has() -> None:
-    """It was counted with fewer than no tokens for each of its answers, and when it was refused, they were taken."""
+    """Each of its answers used to be charged a negative number of tokens, which the refusal then took from the key."""
     limits = RateLimits(lambda: 0.0)
     ann = Tenant("ann", b"", "ann", entry("a", tokens_per_minute=1000))
     limits.admit(ann, SamplingParams(n=4, max_tokens=40), [3001], 256).cancel()
@@ -299,12 +299,12 @@ def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
             assert refused.headers["x-ratelimit-remaining-requests"] == "0"
             assert refused.json()["error"]["type"] == "rate_limit_error"
             assert "3 requests a minute" in refused.json()["error"]["message"]
-            # A key without limits is not concerned, and has no such headers.
+            # A key without limits is unaffected, and has no such headers.
             other = await ask(client, "b")
             assert other.status_code == 200
             assert not [name for name in other.headers if name.startswith("x-ratelimit")]
             now[0] += 20
-            # Where a request does not say how much it wants, it gets what it may have.
+            # A request that does not say how much it wants gets what it may have.
             chat = {"messages": [{"role": "user", "content": "Count."}], "ignore_eos": True}
             answer = await client.post("/v1/chat/completions", json=chat, headers=bearer("a"))
             assert answer.json()["usage"]["completion_tokens"] == 10
@@ -313,7 +313,7 @@ def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
 
 
 def test_a_default_number_of_tokens_stays_within_a_keys_limit(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who had not said how much they wanted were refused for what the endpoint or the model says instead."""
+    """Requests without a length used to be refused for the default length of the endpoint or the model."""
     loaded = replace(llm.engine.loaded, sampling_defaults={**llm.engine.loaded.sampling_defaults, "max_tokens": 64})
     monkeypatch.setattr(llm.engine, "loaded", loaded)
 
@@ -338,7 +338,7 @@ def test_a_default_number_of_tokens_stays_within_a_keys_limit(llm: LLM, monkeypa
 def test_explanations_are_bounded_and_cost_nobody_who_is_refused_a_step(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hundreds of prompts were looked up while all streams waited, before the request was refused by its key's limits."""
+    """Hundreds of prompts used to be looked up, while all streams waited, before the key's limits refused the request."""
     looked_up: list[object] = []
     explain = llm.engine.cache.explain
 

@@ -1,4 +1,4 @@
-"""Tokens' texts have their leading spaces where the tokenizer drops that of a text, as SentencePiece-style ones do."""
+"""Texts of tokens keep their leading spaces where the tokenizer drops that of a text, as SentencePiece-style ones do."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def generation(tokenizer: Any) -> dict[str, Any]:
 def test_offsets_of_tokens_are_where_their_texts_are(
     spaced_llm: LLM, tokenizer: Any, prompt: str | list[str], echo: bool, skip_special_tokens: bool
 ) -> None:
-    """Tokens had lost their spaces, and a special token that is not in the text moved all offsets after it."""
+    """Tokens used to lose their spaces, and a special token that is not in the text moved all offsets after it."""
 
     async def scenario(client: httpx.AsyncClient) -> None:
         sent = prompt if isinstance(prompt, str) else tokenizer.convert_tokens_to_ids(prompt)
@@ -86,7 +86,7 @@ def test_offsets_of_tokens_are_where_their_texts_are(
 
 
 def test_bytes_of_chat_log_probabilities_are_the_content(spaced_llm: LLM, tokenizer: Any) -> None:
-    """Content " world world" had the bytes "worldworld"."""
+    """Content " world world" used to have the bytes "worldworld"."""
     fields = generation(tokenizer)
     del fields["logit_bias"][f"{tokenizer.convert_tokens_to_ids('</s>')}"]
 
@@ -104,7 +104,7 @@ def test_bytes_of_chat_log_probabilities_are_the_content(spaced_llm: LLM, tokeni
 
 
 def test_words_with_and_without_a_space_are_apart_in_top_logprobs(tokenizer: Any) -> None:
-    """They are keyed by text: "▁H" and "H" were one."""
+    """They are keyed by text: "▁H" and "H" used to be one."""
     texts = TokenTexts(tokenizer)
     ids = tokenizer.convert_tokens_to_ids(["▁H", "H", "▁"])
     entries = {token_id: Logprob(-1.0, rank, None) for rank, token_id in enumerate(ids, start=1)}
@@ -130,7 +130,7 @@ def test_decoded_tokens_have_their_spaces(spaced_llm: LLM, tokenizer: Any) -> No
 
 
 def test_the_space_added_to_a_prompt_is_its_first(tokenizer: Any) -> None:
-    """Where it has spaces of its own, too; each text after a special token gets one."""
+    """Also where the prompt begins with spaces of its own; each text after a special token gets one."""
     texts = TokenTexts(tokenizer)
     for prompt, offsets in [("  Hello", [0, 0, 0, 1]), ("<s> w<s>w", [0, 3, 3, 3, 5, 8]), ("  ", [0, 0, 0, 1])]:
         ids = tokenizer(prompt)["input_ids"]
@@ -151,7 +151,7 @@ def test_an_answer_may_begin_with_a_space_that_is_not_shown(tokenizer: Any) -> N
 
 
 def test_an_explanation_shows_where_tokens_begin_words(spaced_llm: LLM, tokenizer: Any) -> None:
-    """Of `▁world` and `ld`, which make the difference, both were shown without a space."""
+    """The prompts differ in `▁world` and `ld`, which used to be shown both without a space."""
     ids = tokenizer.convert_tokens_to_ids(WORDS[:3])
     stem = ids[:1] * 20
     spaced_llm.generate({"prompt_token_ids": [*stem, ids[2], ids[0]]}, SamplingParams(max_tokens=1), use_tqdm=False)

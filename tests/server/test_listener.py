@@ -42,7 +42,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
 
 
 def test_a_unix_socket_is_not_taken_from_a_server_that_does_not_listen_yet(tmp_path: Path) -> None:
-    """It loads its model, and was taken for killed; the other one's socket was then removed by whichever ended first."""
+    """A server still loading its model used to be taken for killed; whichever ended first then removed the other's socket."""
     path = tmp_path / "socket"
     with unix_listener(path) as listener:
         with pytest.raises(OSError, match=f"cannot listen on {path}: Address already in use"), unix_listener(path):
@@ -57,7 +57,7 @@ def test_a_unix_socket_is_not_taken_from_a_server_that_does_not_listen_yet(tmp_p
 
 
 def test_a_lock_that_cannot_be_taken_is_named(tmp_path: Path) -> None:
-    """It seemed to be the socket that could not be used, which was not even there."""
+    """The error used to blame the socket, which did not even exist."""
     path = tmp_path / "socket"
     (tmp_path / "socket.lock").symlink_to(tmp_path / "socket.lock")
     with (
@@ -121,7 +121,7 @@ def test_what_cannot_work_is_known_before_the_model_is_loaded(options: dict[str,
     "origin", ["app.example", "https://app.example/", "https://app.example/page", "https://App.example", "", "https://"]
 )
 def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
-    """It was taken, and no page was let in."""
+    """It used to be accepted, and then no page was let in."""
     with pytest.raises(
         ValueError, match=f"cors_origins: expected origins such as https://app.example, .*; got {origin!r}"
     ):
@@ -147,7 +147,7 @@ def test_a_key_file_needs_a_certificate() -> None:
 
 
 def test_metrics_have_a_port_of_their_own() -> None:
-    """Both could be bound, and metrics were asked of the API, which has none then."""
+    """Both used to be bound to one port, and metrics were asked of the API, which has none then."""
     for hosts in ({}, {"host": "0.0.0.0"}, {"metrics_host": "::"}):
         with pytest.raises(ValueError, match="metrics_port: expected another port than that of the API, got 8001"):
             ServerConfig(port=8001, metrics_port=8001, allow_unauthenticated=True, **hosts)

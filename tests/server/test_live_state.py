@@ -133,7 +133,7 @@ def test_without_keys_strangers_from_elsewhere_see_no_prompts(llm: LLM) -> None:
 
 
 def test_nobody_waits_for_what_another_has_the_tokenizer_do(llm: LLM) -> None:
-    """One lock was held for all tenants while one waited for its turn behind a hundred long texts of its own."""
+    """One lock of all tenants used to be held while one of them waited behind a hundred long texts of its own."""
 
     async def main() -> None:
         tenants, may_go_on = Tenants(["ann", "bob"]), asyncio.Event()

@@ -109,7 +109,7 @@ def test_completion_logprobs_are_what_pydantic_writes(default_tokenizer: Any) ->
 
 
 def test_special_tokens_that_are_left_out_have_no_length(llm: LLM) -> None:
-    """An answer without text had offsets of 0, 10, 20 and 30."""
+    """An answer without text used to have offsets of 0, 10, 20 and 30."""
 
     async def scenario(client: httpx.AsyncClient) -> None:
         body = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0, "logprobs": 0}
@@ -130,7 +130,7 @@ def test_special_tokens_that_are_left_out_have_no_length(llm: LLM) -> None:
 def test_many_log_probabilities_are_not_written_in_the_event_loop(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    """64 answers of 512 tokens with 20 each blocked it for 13 s."""
+    """64 answers of 512 tokens with 20 each used to block it for 13 s."""
     writers: list[int] = []
 
     def noting(function: Any) -> Any:

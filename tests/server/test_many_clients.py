@@ -44,7 +44,7 @@ def test_64_streams_at_once_get_the_library_s_answers(server: ServerProcess, llm
     assert sum(one != other for one, other in zip(answers, expected, strict=True)) <= 2
     metrics = server.metrics()
     assert metrics["radixkv:prefix_cache_hits_total"] > 0
-    # One after the other, they take 640. How many run at once depends on how fast they come.
+    # One after the other, they take 640 steps. How many run at once depends on how fast they arrive.
     assert metrics["radixkv:num_steps_total"] - steps < 320
 
 

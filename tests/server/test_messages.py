@@ -106,7 +106,7 @@ def test_stop_sequences_prefilled_answers_and_ends(llm: LLM) -> None:
 
 
 def test_an_empty_last_answer_is_no_prefill(llm: LLM) -> None:
-    """As a text it was refused, as a list of no blocks it was not."""
+    """An empty text used to be refused where an empty list of blocks was not."""
 
     async def scenario(client: httpx.AsyncClient) -> None:
         expected = (await create(client))["content"]
@@ -274,7 +274,7 @@ def chat_of(**fields: Any) -> dict[str, Any]:
 
 
 def test_blocks_of_text_are_one_message_whatever_is_marked() -> None:
-    """Each of thousands of blocks was added to all before it: 2.5 s on the event loop for 7 MB of system prompt."""
+    """Appending thousands of blocks one by one used to take 2.5 s on the event loop for 7 MB of system prompt."""
     mark = {"cache_control": {"type": "ephemeral"}}
     blocks = [{"type": "text", "text": f"{number}", **(mark if number in (1, 2) else {})} for number in range(5)]
     body = MessagesRequest.model_validate(

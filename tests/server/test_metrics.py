@@ -42,7 +42,7 @@ def test_metrics_count_what_happened(server: ServerProcess, http: httpx.Client) 
     assert states["held"] == after["radixkv:kv_cache_usage_perc"] == 0
     assert after["radixkv:num_requests_running"] == after["radixkv:num_requests_waiting"] == 0
     assert change("radixkv:num_preemptions_total") == change("radixkv:evicted_blocks_total") == 0
-    # Of a search's beams, those that are returned.
+    # Of a search's beams, only those that are returned count.
     http.post("/v1/completions", json={**body, "use_beam_search": True, "n": 2, "beam_width": 4}).raise_for_status()
     assert change('radixkv:request_success_total{finished_reason="length"}') == 7
     assert change("radixkv:e2e_request_latency_seconds_count") == 3

@@ -49,7 +49,7 @@ class Page:
         return self.browser.find_element(By.CSS_SELECTOR, selector)
 
     def texts(self, selector: str) -> list[str]:
-        """Of all elements, read at once: the page draws tables anew, and an element that was found before is then gone."""
+        """All matching elements' texts, read at once: the page redraws tables, and elements found before are gone."""
         texts: list[str] = self.script(f"[...document.querySelectorAll({selector!r})].map(each => each.innerText)")
         return texts
 

@@ -20,7 +20,7 @@ from radixkv.server.run import _avoid_pauses
 
 
 def test_the_description_of_the_api_is_written_once_and_elsewhere(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a key, a thousand requests for it took the event loop for 6 s."""
+    """A thousand requests for it, which need no key, used to block the event loop for 6 s."""
     describe = fastapi.FastAPI.openapi
     threads: list[threading.Thread] = []
 
@@ -44,7 +44,7 @@ def test_the_description_of_the_api_is_written_once_and_elsewhere(llm: LLM, monk
 def test_the_first_grammar_finds_its_vocabulary_ready(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first request with a schema stopped all threads for a second; a collection of garbage for a third of one."""
+    """The first request with a schema used to stop all threads for a second, and a garbage collection for a third of one."""
     frozen: list[bool] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
     grammars = GrammarCompiler(llm.engine.loaded)

@@ -19,7 +19,7 @@ from radixkv.server.tenants import Tenants
 
 
 async def tell_port(scope: Any, receive: Any, send: Any) -> None:
-    """An application."""
+    """An application that answers with the port on which it was asked."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": f"{port_of(scope).name} {is_private(scope)}".encode()})
 
@@ -55,7 +55,7 @@ def test_both_ports_are_served_until_the_end(metrics_port: int | None) -> None:
 def test_of_two_servers_that_started_on_one_port_the_second_ends(
     metrics_port: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both could bind it while they loaded their models, and both said that they served."""
+    """Both used to bind it while they loaded their models, and both said that they served."""
     llm = Mock(death=None, num_unfinished=0, shutdown=AsyncMock(return_value=True))
     llm.wait_for_death = asyncio.Event().wait
     config, tenants = ServerConfig(port=0, metrics_port=metrics_port), Tenants()

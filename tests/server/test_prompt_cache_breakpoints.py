@@ -99,7 +99,7 @@ def test_a_request_says_how_long_and_a_mark_says_otherwise() -> None:
     texts = [[part["text"] for part in message["content"]] for message in first.messages]
     assert texts == [["a"]]
     texts = [[part["text"] for part in message["content"]] for message in second.messages]
-    # Calls come behind the text: they are not before the mark.
+    # Calls come after the text, so they are not before the mark.
     assert texts == [["a", "b"], ["c", "d"]]
     assert "tool_calls" not in second.messages[-1]
     assert second.messages[-1]["reasoning_content"] == "Hm."
@@ -126,7 +126,7 @@ def test_marks_in_a_response_are_where_its_messages_are() -> None:
     assert (short.ttl, long.ttl) == (1800.0, 43200.0)
     assert [message["content"] for message in short.messages] == ["before", "a\nb"]
     assert [message["content"] for message in long.messages] == ["before", "a\nb", None, "x"]
-    # What goes on from there has them, too, unless it has later ones.
+    # What continues the conversation has these marks, too, unless it has later ones.
     earlier = StoredResponse(earlier.response, before, [short, long], 0, "")
     assert conversation_breakpoints(ResponseRequest.model_validate({"input": "a"}), earlier) == [short, long]
     marked = {"input": [{"role": "user", "content": [{"type": "input_text", "text": "d", **MARK}]}]}
@@ -136,7 +136,7 @@ def test_marks_in_a_response_are_where_its_messages_are() -> None:
 
 
 def test_a_conversation_that_goes_on_keeps_what_it_has_marked(llm: LLM) -> None:
-    """Only the first request has the mark: its prefix was evicted half an hour later, however often it was used."""
+    """Only the first request has the mark: its prefix used to be evicted half an hour later, however often it was used."""
     explicit = {"prompt_cache_options": {"mode": "explicit"}}
 
     async def main() -> None:

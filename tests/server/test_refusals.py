@@ -11,7 +11,7 @@ from radixkv import LLM
 
 
 def test_a_part_that_is_no_text_is_refused_by_its_type(llm: LLM) -> None:
-    """It was said to lack a text, and to have a field that is not known."""
+    """The error used to say that it lacks a text and has an unknown field."""
 
     async def scenario(client: httpx.AsyncClient) -> None:
         part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}

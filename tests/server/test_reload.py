@@ -14,7 +14,7 @@ from support.server_process import ServerProcess
 from radixkv.server.keys import hash_of
 from radixkv.server.reload import ReloadSignal
 
-# While the model is loaded, the file of keys is replaced, and the process is told so.
+# While the model is loaded, the file of keys is replaced, and the process gets SIGHUP.
 REPLACED = """
 import os, signal
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_what_comes_before_there_is_a_reload_reloads_once() -> None:
 
 
 def test_without_anything_to_reload_it_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever has a habit of it ended a server in the middle of its answers."""
+    """Sent out of habit, SIGHUP used to end a server in the middle of its answers."""
 
     async def main() -> None:
         reload_signal.call(None)
@@ -68,7 +68,7 @@ def test_without_anything_to_reload_it_is_a_line_of_the_log(caplog: pytest.LogCa
 
 
 def test_a_server_that_loads_its_model_is_told_of_new_keys(tiny_model_folder: Path, tmp_path: Path) -> None:
-    """It was ended."""
+    """SIGHUP used to end it."""
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[keys.ann]\nsha256 = "{hash_of("key-of-ann")}"\n')
     prelude = REPLACED.format(path=f"{keys}", text=f'[keys.bob]\nsha256 = "{hash_of("key-of-bob")}"\n')

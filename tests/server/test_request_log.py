@@ -59,7 +59,7 @@ def test_lines_of_the_access_log(llm: LLM) -> None:
             _, refused = await log_of("POST", "/v1/completions", json=TEXT, headers={"Authorization": "Bearer wrong"})
             assert refused["tenant"] is None
             assert "prompt_tokens" not in refused
-            # Whoever has no key may not fill the disk with what he asks for, and writes no line of his own.
+            # A client without a key may not fill the disk with the path that it asks for, nor write a line of its own.
             lines.clear()
             await client.get("/%0A" + "x" * 60_000, headers={"Authorization": ""})
             (line,) = lines
@@ -70,7 +70,7 @@ def test_lines_of_the_access_log(llm: LLM) -> None:
                 response, _ = await log_of("GET", "/health", headers={b"x-request-id": name.encode("latin-1")})
                 assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
 
-            # A page of this origin may call the server, with a key; its browser asks first, without one.
+            # A page of this origin may call the server with a key; its browser asks first, without one.
             asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
             asked["Access-Control-Request-Headers"] = "authorization"
             preflight, _ = await log_of("OPTIONS", "/v1/completions", headers=asked | {"Authorization": ""})
@@ -93,7 +93,7 @@ def test_without_an_option_no_origin_is_allowed(llm: LLM) -> None:
             response = await client.get("/version", headers={"Origin": "https://app.example"})
             assert "access-control-allow-origin" not in response.headers
             assert "x-request-id" in response.headers
-            # What a browser sends for any page without asking first is not taken for JSON: nobody's visitors work for him.
+            # What browsers send for any page without asking first is not read as JSON: visitors cannot be used as clients.
             for headers in ({"content-type": "text/plain"}, {}):
                 refused = await client.post("/v1/completions", content=json.dumps(TEXT), headers=headers)
                 assert (refused.status_code, "application/json" in refused.text) == (400, True), refused.text
@@ -115,7 +115,7 @@ def test_a_log_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_written_is_one_line_and_no_request_fails(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each request raised, after its answer, and its traceback was written."""
+    """Each request used to raise after its answer, and its traceback was written."""
     folder, path = tmp_path / "logs", tmp_path / "logs" / "access.log"
     folder.mkdir()
     write = open_access_log(str(path))
@@ -134,7 +134,7 @@ def test_a_log_that_cannot_be_written_is_one_line_and_no_request_fails(
 
 
 def test_a_log_that_is_removed_to_make_room_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The removed file stayed open, with its space, and what it could not take was tried again for ever."""
+    """The removed file used to stay open and keep its space, and the line that did not fit was tried again for ever."""
     path = tmp_path / "access.log"
     handler = _AccessLogFile(path)
     record = logging.makeLogRecord({"msg": "a line"})

@@ -1,4 +1,4 @@
-"""What a small request could have a response hold many times."""
+"""Small requests for responses that would contain the same thing many times."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHAT = {"messages": [{"role": "user", "content": "Name a colour."}], "max_tokens
 def test_a_response_is_bounded_before_anything_is_computed(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], field: str
 ) -> None:
-    """A request of 8 MB could have a response of gigabytes, all of it in memory."""
+    """A response of gigabytes to a request of 8 MB used to be possible, all of it in memory."""
     monkeypatch.setattr(response_size, "MAX_REPEATED_TOKENS", 500)
     monkeypatch.setattr(response_size, "MAX_RETURNED_LOGPROBS", 600)
     num_steps = llm.engine.num_steps
@@ -60,7 +60,7 @@ def test_what_is_within_the_bounds_is_answered_and_what_is_streamed_has_none(
 
 
 def test_prompts_of_ids_are_decoded_once_and_hold_up_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five hundred of them, all cached, took the event loop for seconds; each choice decoded its own again."""
+    """Decoding five hundred cached ones used to block the event loop for seconds, and each choice decoded its own again."""
     tokenizer, threads = llm.get_tokenizer(), list[threading.Thread]()
     decode = tokenizer.decode
 

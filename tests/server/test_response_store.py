@@ -40,7 +40,7 @@ def test_stored_responses_are_their_tenant_s_until_deleted(llm: LLM) -> None:
 
 
 def test_stored_responses_are_forgotten_when_an_administrator_clears_what_is_cached(llm: LLM) -> None:
-    """Their texts stayed, although whoever clears a tenant's cache wants nothing of it left."""
+    """Their texts used to stay, although whoever clears a tenant's cache wants nothing of it left."""
 
     async def scenario(client: httpx.AsyncClient) -> None:
         async def stored(key: str, **options: Any) -> tuple[str, str]:
@@ -85,7 +85,7 @@ def test_a_response_that_runs_while_its_key_is_cleared_is_not_stored(llm: LLM, m
 
 
 def test_a_stored_response_counts_for_as_many_bytes_as_its_strings_take(llm: LLM) -> None:
-    """It counted for its characters, of which each took four bytes where one was an emoji."""
+    """It used to count for its number of characters, though a single emoji makes each of them take four bytes."""
 
     async def status(client: httpx.AsyncClient, text: str) -> int:
         answer = await create(client, input=text)
@@ -124,7 +124,7 @@ def test_the_store_forgets_the_least_recently_used_of_the_same_tenant() -> None:
     store.add("tenant", stored("a", 100))
     assert kept("tenant") == {"a"}
     assert kept("other") == {"h"}
-    # A hundred keys could have a hundred times as much: who has most gives way.
+    # A hundred keys could otherwise have a hundred times as much: the one with the most gives way.
     for name in "bcd":
         store.add("modest", stored(name, 20))
     assert (kept("modest"), kept("tenant") | kept("other")) == ({"b", "c", "d"}, {"a"})

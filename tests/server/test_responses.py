@@ -77,7 +77,7 @@ def test_a_response_and_its_stream_are_the_chat_s_answer(llm: LLM) -> None:
         text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
         assert text == message["content"][0]["text"]
         assert without_ids(events[-1]["response"]) == without_ids(whole)
-        # What was announced was not yet complete.
+        # What was announced at first was not yet complete.
         assert events[0]["response"]["output"] == []
         assert events[2]["item"]["content"] == []
 
@@ -312,7 +312,7 @@ def test_openai_s_own_client(llm: LLM) -> None:
 
 
 def test_what_openai_s_client_parsed_is_sent_back() -> None:
-    """Its dumps have fields of its own, which were refused."""
+    """Its dumps have fields of their own, which used to be refused."""
     dumped = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "parsed_arguments": {"x": 1}}
     answer = {"type": "output_text", "text": "{}", "annotations": [], "parsed": {"colour": "red"}}
     question = {"role": "user", "content": "And?"}

@@ -16,7 +16,7 @@ SCORED = {"prompt": TEXT, "echo": True, "max_tokens": 0, "temperature": 0}
 
 
 def test_the_token_behind_a_scored_prompt_is_not_returned(llm: LLM) -> None:
-    """Its id was, and so was why it would have ended an answer."""
+    """Its id used to be returned, and so was the reason why it would have ended an answer."""
 
     async def scenario(client: httpx.AsyncClient) -> None:
         first = (await client.post("/v1/completions", json=SCORED | {"max_tokens": 1, "return_token_ids": True})).json()
@@ -35,7 +35,7 @@ def test_the_token_behind_a_scored_prompt_is_not_returned(llm: LLM) -> None:
 
 @pytest.mark.parametrize("logprobs", [0, 1, 5])
 def test_the_chosen_token_is_among_the_likeliest(llm: LLM, logprobs: int) -> None:
-    """As with OpenAI, where there may be one more than were asked for."""
+    """As with OpenAI, there may be one more than were asked for."""
 
     async def scenario(client: httpx.AsyncClient) -> None:
         answer = await client.post("/v1/completions", json=SCORED | {"max_tokens": 2, "logprobs": logprobs})

@@ -47,7 +47,7 @@ def test_normal_clients_get_their_answers(server: ServerProcess) -> None:
 def test_a_full_step_takes_some_time_however_short_it_is(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was divided by, and a small model takes less than the kernel counts."""
+    """Its time is a divisor, and a small model's step can take less than the kernel counts."""
     monkeypatch.setattr(soak_server, "_NUM_HOSTILE", 0)
     monkeypatch.setattr(soak_server, "processor_seconds", lambda pid: 0.0)
     result = run(server, 0.0, -1.0)

@@ -31,7 +31,7 @@ PASSWORD = "the password"
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With its key, which is encrypted, in the same file."""
+    """A certificate with its key, which is encrypted, in the same file."""
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name.from_rfc4514_string("CN=server")
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
@@ -56,12 +56,12 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": scope["scheme"].encode() + b" " + body})
 
 
-# Ray's processes may have asyncio's.
+# Ray's processes may have asyncio's event loop.
 @pytest.mark.parametrize("make_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
 def test_who_connects_and_does_not_encrypt_gives_way(
     certificate: Path, make_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They counted nowhere: each held a file descriptor for a minute, until there was none for anybody else."""
+    """They used to count nowhere: each held a file descriptor for a minute, until there was none for anybody else."""
     monkeypatch.setattr(open_connections, "possible_connections", lambda: 3)
     llm: Any = Mock(death=None, num_unfinished=0, shutdown=AsyncMock(return_value=True))
     llm.wait_for_death = asyncio.Event().wait
@@ -87,7 +87,7 @@ def test_who_connects_and_does_not_encrypt_gives_way(
                         assert await reader.read() == b""
                 url, body = address_of(listener, encrypted=True), "x" * 100_000
                 assert (await client.post(url, content=body)).text == f"https {body}"
-                # What is no TLS is closed, and no longer counted.
+                # A connection that does not speak TLS is closed, and no longer counted.
                 reader, writer = silent[4]
                 writer.write(b"GET / HTTP/1.1\r\n\r\n")
                 with suppress(ConnectionResetError):

@@ -21,7 +21,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def test_tokens_are_those_of_a_completion_with_the_same_options(default_tokenizer: Any) -> None:
-    """Special tokens were never added to conversations, and null was no default."""
+    """Special tokens used to be missing from conversations, and null did not mean the default."""
     tokenizer = copy.deepcopy(default_tokenizer)
     begin = tokenizer.bos_token
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(

@@ -20,7 +20,7 @@ from radixkv.server.tenants import Tenants
 
 
 def test_after_each_long_text_of_one_request_others_have_their_turn(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All texts of a request were one job: 8 MB of them were tokenized before anybody else's few words."""
+    """All texts of a request used to be one job: 8 MB of them were tokenized before anybody else's few words."""
     order: list[str] = []
     as_prompts = completions.as_prompts
 
@@ -64,11 +64,11 @@ def test_after_each_long_text_of_one_request_others_have_their_turn(llm: LLM, mo
 
 
 def test_the_prefixes_that_a_request_keeps_are_found_in_its_tenants_turn() -> None:
-    """Those of all tenants were in one queue: who marked prefixes in many requests kept the others' from being found."""
+    """All tenants' prefixes used to share one queue: many requests of one with marks kept the others' from being found."""
     turns: list[str] = []
 
     async def run_tokenizer(function: Any, *, tenant: str, num_prompts: int) -> dict[float, list[int]]:
-        assert num_prompts == 0  # the request has its queue slot
+        assert num_prompts == 0  # the request has its queue slot already
         turns.append(tenant)
         return {}
 

@@ -1,4 +1,4 @@
-"""Who waits for the tokenizer's or the grammars' thread waits for its turn, not for all of another's work."""
+"""Whoever waits for the tokenizer's or the grammars' thread waits for a turn, not for all of another's work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from radixkv.serving.fair_thread import FairThread
 
 
 def test_parties_take_turns() -> None:
-    """One client's thousand prompts were tokenized before the next client's one."""
+    """One client's thousand prompts used to be tokenized before the next client's one."""
     thread, order = FairThread("test"), list[str]()
     started, go = threading.Event(), threading.Event()
 

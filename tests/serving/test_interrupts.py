@@ -79,7 +79,7 @@ def test_what_comes_in_the_last_step_is_not_lost(handled_by: Callable[[Any], Non
 
 
 def test_a_handler_of_the_program_s_own_is_called_between_steps(handled_by: Callable[[Any], None]) -> None:
-    """It was replaced by a KeyboardInterrupt, and `asyncio.run` did not know that it had been stopped."""
+    """It used to be replaced by a KeyboardInterrupt, and `asyncio.run` did not know that it had been stopped."""
     llm, pressed = LLM(build_supported("llama"), block_size=4, num_blocks=60), []
     in_step, step = [False], llm.engine.step
 
@@ -101,7 +101,7 @@ def test_a_handler_of_the_program_s_own_is_called_between_steps(handled_by: Call
 
 
 def test_what_the_program_ignores_does_nothing(handled_by: Callable[[Any], None]) -> None:
-    """A program that ignored Ctrl-C was stopped by it."""
+    """Ctrl-C used to stop a program that ignores it."""
     handled_by(signal.SIG_IGN)
     with deferred_interrupt() as interrupt:
         press()
@@ -119,7 +119,7 @@ def test_a_handler_that_sets_another_is_not_put_back(handled_by: Callable[[Any],
 
 
 def test_a_second_one_while_requests_are_aborted_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ended their abortion: the rest stayed in the engine with their blocks, and nobody could end them."""
+    """It used to end the aborting: the rest stayed in the engine with their blocks, and nobody could end them."""
     llm = LLM(build_supported("llama"), num_blocks=100)
     step, abort = llm.engine.step, llm.engine.abort
 

@@ -13,7 +13,7 @@ from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.engine.engine import Engine
 
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which something counts as hanging, however busy the machine.
 HANGING = 600
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 

@@ -51,7 +51,7 @@ class Compiled:
 
 
 class NoGpu(DriverBase):  # type: ignore[misc]
-    """As much of a driver as compiling asks for."""
+    """As much of a driver as compiling needs."""
 
     def __init__(self, arch: int) -> None:
         self._arch = arch

@@ -12,7 +12,7 @@ from radixkv.engine.speculation import Speculator
 
 
 class Oracle(Drafter):
-    """Knows whole sequences; of each guess, some tokens are wrong on purpose.
+    """Knows whole sequences; some tokens of each draft are wrong on purpose.
 
     Args:
         seed: of the errors.
@@ -73,7 +73,7 @@ class Guesser(Drafter):
 
 
 def speculator(llm: LLM, drafters: Sequence[Drafter]) -> Speculator:
-    """Drafts for an engine that was made without, as long as all rows take the same time."""
+    """Drafts for an engine made without them, by a clock that gives every step the same time."""
     ticks = iter(range(10**9))
     return Speculator(
         drafters,
@@ -87,7 +87,7 @@ def speculator(llm: LLM, drafters: Sequence[Drafter]) -> Speculator:
 
 
 def use_ticks(llm: LLM) -> None:
-    """Every step takes as long as any other, by the clock from which the worth of rows is learned: drafts are verified."""
+    """Make every step take the same time by the clock that teaches what rows are worth, so that drafts are verified."""
     ticks = iter(range(10**9))
     assert llm.engine._speculator is not None
     llm.engine._speculator._clock = lambda: float(next(ticks))

@@ -9,7 +9,7 @@ from radixkv.cache.block_store import BlockStore
 
 
 class FailingOnce:
-    """Has the n-th request for blocks refused, counted from 1; none for 0. Every allocation comes after such a request."""
+    """Refuses the n-th request for blocks, counted from 1, or none for 0. Every allocation comes after such a request."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fails_at: int) -> None:
         self.num_calls = 0

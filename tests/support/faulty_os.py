@@ -47,7 +47,7 @@ class FaultyOs:
             raise OSError(errno.ENOSPC, "no space left")
         self._wait()
         length = sum(map(len, buffers))
-        if self.fault == "torn write":  # and nobody is told
+        if self.fault == "torn write":  # silently
             os.pwritev(descriptor, buffers[:-1], offset)
             return length
         return os.pwritev(descriptor, buffers, offset)

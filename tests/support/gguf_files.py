@@ -44,11 +44,11 @@ def write_model(
 
     Args:
         architecture: llama.cpp's name of it.
-        kind_of: of a matrix, by its GGUF name, the kind of its blocks. Those that gguf cannot make are random.
-        fields: what the file says besides, by names without the architecture's, or of the tokenizer or a split; of those
-            that it says in any case, what it says instead, or None: nothing.
-        tensors: that the file has besides.
-        control_tokens: of the vocabulary, by their ids, which are more than 1.
+        kind_of: the kind of a matrix's blocks, by its GGUF name. Blocks that gguf cannot make are random.
+        fields: further fields, by names without the architecture's, or of the tokenizer or a split; for one that
+            every file has, another value, or None to leave it out.
+        tensors: more tensors of the file.
+        control_tokens: texts of control tokens, by their ids, which are more than 1.
     """
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)

@@ -30,7 +30,7 @@ def open_tier(folder: Path) -> DiskTier:
 
 
 def prefix(number: int) -> list[BlockKey]:
-    """One of some prefixes, of which not all fit."""
+    """One of several prefixes, which do not all fit."""
     tokens = np.repeat(np.array([number, *range(1, LENGTH)], dtype="<i4"), FORMAT.block_size)
     return list(block_keys(namespace_digest(FORMAT.fingerprint, "ann"), tokens.tobytes(), 4 * FORMAT.block_size))
 

@@ -16,8 +16,8 @@ def models_loaded_once(num_layers: int | None = None) -> Any:
     A model belongs to the last engine that took it, so no earlier one may still run.
 
     Args:
-        num_layers: of the default model only the first so many layers, where it does not matter what is generated: the
-            tokenizer and the chat format are its own, the text is none.
+        num_layers: only so many first layers of the default model, where it does not matter what is generated: the
+            tokenizer and the chat format are its own, the text is meaningless.
     """
 
     def load(model: Any, config: ModelConfig, **options: Any) -> LoadedModel:

@@ -17,7 +17,7 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Prompt
 
 SECRET = "a secret of the replicas"
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which something counts as hanging, however busy the machine.
 HANGING = 600
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
 IDENTITY = {
@@ -96,7 +96,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 class Cluster:
-    """Replicas by their urls: each is up until it is told to hang, and then lets hear nothing more."""
+    """Replicas by their urls: each is up until it is told to hang, and is not heard from after that."""
 
     def __init__(self) -> None:
         self.made: list[httpx.AsyncClient] = []

@@ -1,4 +1,4 @@
-"""Products of which it is said at which rows answers go on, as decoder layers in one call say it."""
+"""Products that are told which rows continue answers, as decoder layers in one call tell them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radixkv_cpu.linear import _Linear
 def product(
     weight: Weight, x: torch.Tensor, decoding: Sequence[int], residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`Weight.multiply` with the rows named at which answers go on; a residual becomes the result in place."""
+    """`Weight.multiply`, told which rows continue answers; a residual becomes the result in place."""
     rows = torch.tensor(decoding, dtype=torch.int64)
     x = x.contiguous()
     out = x.new_empty(len(x), weight.out_features) if residual is None else residual.clone()

@@ -1,7 +1,7 @@
-"""Tiny random checkpoints as packages for quantisation write them, by code of its own: whole numbers and float64, words.
+"""Tiny random checkpoints as quantisation packages write them, written here anew, in whole numbers, float64 and words.
 
-What each weight is, is known first: random codes, zero points and scales, and what they stand for. Then all is packed, and a
-model of the same weights in floats is the truth.
+Random codes, zero points and scales come first, and what each weight then is. Then all is packed, and a model of the same
+weights in floats is the truth.
 """
 
 from __future__ import annotations

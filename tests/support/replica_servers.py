@@ -40,7 +40,7 @@ def tiny_model(vocab_size: int, seed: int = 0) -> transformers.LlamaForCausalLM:
 
 
 def tiny_llm(tokenizer: Any, seed: int = 0, **options: Any) -> LLM:
-    """`tiny_model`, which reads and writes with a real tokenizer."""
+    """`tiny_model` with a real tokenizer, by which it reads and writes."""
     model = tiny_model(len(tokenizer), seed)
     return LLM(model, **{"tokenizer": tokenizer, "num_blocks": 300, "block_size": 16, **options})
 

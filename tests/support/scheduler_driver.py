@@ -67,7 +67,7 @@ class SchedulerDriver:
 
     @property
     def num_free_seqs(self) -> int:
-        """How many more sequences may run concurrently."""
+        """How many more sequences may run at the same time."""
         return self.max_num_seqs - sum(group.num_seqs for group in self.scheduler.running)
 
     def add(
@@ -83,7 +83,7 @@ class SchedulerDriver:
         prompt_logprobs: int | None = None,
         read_cache: bool = True,
     ) -> Request:
-        """Queue a request; ``ends_after`` so many tokens its answers end, of which the scheduler knows nothing."""
+        """Queue a request whose answers end after ``ends_after`` tokens, which the scheduler does not know."""
         request = Request(
             f"{len(self.requests)}",
             None,
@@ -132,7 +132,7 @@ class SchedulerDriver:
         for group in preempted:
             self._verify_preemption(group, running[group], plenty)
             started[group] = True
-        # Where blocks are lacking, a group for which others give way may still not fit, and be passed by them, so often.
+        # Where blocks are lacking, a group for which others gave way may still not fit, and they may pass it so often.
         if self._num_wanted_blocks <= self.cache.num_blocks:
             assert scheduler.num_preemptions - num_preemptions == len(preempted), "it went on in the same step"
             served = {group.request.tenant for group in started if group in scheduler.running}
@@ -152,7 +152,7 @@ class SchedulerDriver:
         return chunks
 
     def run(self, max_steps: int = 10_000) -> int:
-        """To the end of all work; how many steps it took."""
+        """Run to the end of all work; returns how many steps it took."""
         for step in range(max_steps):
             if not self.has_work:
                 return step
@@ -231,8 +231,8 @@ class SchedulerDriver:
         for group in groups:
             request, (sequence,) = group.request, group.sequences
             if sequence.table is None:
-                continue  # it ended, or was given up, when the step was launched already
-            # Every sample of every request goes its own way.
+                continue  # it ended or was given up after the step was launched
+            # Every sample of every request gets tokens of its own.
             sequence.fill_placeholder(1000 + 97 * request.arrival + 13 * sequence.index + sequence.num_known_tokens)
             self.scheduler.blocks.publish_at_block_boundary(sequence)
             if len(sequence.output_token_ids) == self._ends_after[request]:
@@ -242,7 +242,7 @@ class SchedulerDriver:
 
 
 def prompt(length: int) -> list[int]:
-    """Like no other."""
+    """A prompt that shares nothing with any other."""
     start = 100_000 + 1000 * next(_numbers)
     return list(range(start, start + length))
 

@@ -1,4 +1,4 @@
-"""An engine over a tiny model with tiers below its pool, and prompts that have most in common."""
+"""An engine over a tiny model with tiers below its pool, and prompts that share most of their tokens."""
 
 from __future__ import annotations
 

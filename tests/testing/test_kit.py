@@ -41,7 +41,7 @@ TestTheExamplesCache = cache_machine(example.SimpleAdapter, max_examples=50).Tes
 
 @pytest.fixture(scope="module")
 def found_by_the_example() -> dict[str, RuleViolation | None]:
-    """What the example finds in each of its caches, run as a program is."""
+    """What the example, run as a program, finds in each of its caches."""
     found: dict[str, RuleViolation | None] = {}
 
     def recording(make_adapter: Callable[[int, int], CacheAdapter]) -> RuleViolation | None:
@@ -90,7 +90,7 @@ class ForksOnly(PrefixCacheAdapter):
 
 class LeakingForks(ForksOnly):
     def close(self, handle: BlockTable) -> None:
-        """Forgets to."""
+        """Forgets to close."""
 
 
 def test_an_allocator_without_a_prefix_cache_can_be_tested() -> None:
@@ -120,7 +120,7 @@ def test_a_cache_that_believes_its_hash_is_found() -> None:
 
 
 class Newest:
-    """A policy of a user: the most recently used leaf is evicted first."""
+    """A user's policy: the most recently used leaf is evicted first."""
 
     def __init__(self) -> None:
         self._leaves: list[EvictableLeaf] = []
@@ -182,7 +182,7 @@ def test_a_policy_that_loses_leaves_is_found() -> None:
 
 
 class Broken(PrefixCacheAdapter):
-    """Our cache, and one thing that goes wrong with it."""
+    """RadixKV's cache, with one thing that goes wrong."""
 
 
 class ReusesEverything(Broken):
@@ -243,7 +243,7 @@ class Raises(Broken):
 
 
 class CountsApart(Broken):
-    """What is free does not depend on `ref_counts`."""
+    """Free blocks do not depend on an overridden `ref_counts`."""
 
     def free_blocks(self) -> list[int]:
         return [block for block, count in enumerate(self.cache.ref_counts()) if not count]
@@ -282,7 +282,7 @@ class KeepsTwice(Broken):
 
 
 def drive(cache: CheckedCache) -> None:
-    """Two tenants, prompts that part inside a block, forks, a refusal, eviction."""
+    """Two tenants, prompts that diverge inside a block, forks, a refusal, eviction."""
 
     def computed(prompt: list[int], namespace: str = "") -> LiveSequence:
         sequence = cache.open(prompt, namespace)
@@ -347,7 +347,7 @@ def test_each_rule_can_be_seen_broken(adapter: Callable[[int, int], CacheAdapter
 def test_the_search_looks_prompts_up_and_asks_the_cache_s_own_check(
     kind: Callable[[int, int], CacheAdapter], problem: str
 ) -> None:
-    """It never called match; and what a check raised, unless it was an AssertionError, ended the search without a story."""
+    """It never called match; and any error but an AssertionError from a check ended the search without a story."""
     violation = find_violation(kind, max_examples=300)
     assert violation is not None
     assert re.fullmatch(problem, violation.problem)
@@ -432,7 +432,7 @@ def test_an_answer_of_another_type_names_the_adapter_s_method(method: str, answe
 
 
 class Shifted(PrefixCacheAdapter):
-    """Whose blocks have other ids."""
+    """A cache whose blocks have other ids."""
 
     shift: int
 

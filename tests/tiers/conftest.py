@@ -24,7 +24,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture(params=[None, read_records], ids=["by Python", "by compiled code"])
 def reads_records(request: pytest.FixtureRequest) -> RecordsReader | None:
-    """What tiers read records with."""
+    """How tiers read records: by compiled code, or by Python where this is None."""
     if request.param is not None and library() is None:
         pytest.skip("no compiled code for this processor")
     reader: RecordsReader | None = request.param
@@ -35,7 +35,7 @@ def reads_records(request: pytest.FixtureRequest) -> RecordsReader | None:
 def open_tier(
     tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, reads_records: RecordsReader | None
 ) -> Iterator[OpenTier]:
-    """Opens tiers in one folder; those that are left open are closed. A slow disk is none that hangs."""
+    """Open tiers in one folder; those left open are closed. A slow disk does not count as one that hangs."""
     monkeypatch.setattr(store_writer, "_CLEAR_SECONDS", 600)
     tiers: list[DiskTier] = []
 

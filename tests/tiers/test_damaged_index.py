@@ -1,4 +1,4 @@
-"""The index of a store, damaged in one way or another: it is begun anew, and the store is used."""
+"""The index of a store, damaged in one way or another: it is made anew, and the store is used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_damaged_index_is_begun_anew(open_tier: OpenTier, tmp_path: Path) -> N
 
 
 def test_an_index_is_begun_anew_whichever_of_its_pages_is_damaged(open_tier: OpenTier, tmp_path: Path) -> None:
-    """One that could be opened was damaged further inside: nothing was stored any more, after restarts neither."""
+    """Damage further inside an index that still opens used to stop all storing, after restarts too."""
     open_tier().close()
     (index,) = tmp_path.glob("store/*/index.sqlite")
     rows = SlotIndex(index.parent, writable=True)
@@ -55,7 +55,7 @@ def flip(path: Path, offset: int, bits: int = 0x80) -> None:
 
 
 def age_a_page(path: Path) -> None:
-    """The page by which blocks are found by digest is as it was long before."""
+    """Put back an older version of the page that finds blocks by digest."""
     for first in (0, 40):
         before = path.read_bytes()
         index = SlotIndex(path.parent, writable=True)
@@ -95,7 +95,7 @@ def change(path: Path, *statements: str) -> None:
 def test_a_store_is_used_again_at_once_whatever_is_damaged(
     open_tier: OpenTier, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    """An index was opened that could never be written, at each start anew; others kept the engine from starting."""
+    """At each start, some indexes were opened that could never be written; others kept the engine from starting."""
     tier = open_tier()
     put(tier)
     tier.close()
@@ -116,7 +116,7 @@ def test_a_store_is_used_again_at_once_whatever_is_damaged(
 def test_an_index_that_turns_out_damaged_when_it_is_written_is_begun_anew(
     open_tier: OpenTier, tmp_path: Path, clock: FakeClock
 ) -> None:
-    """Nothing was stored any more until a restart."""
+    """Nothing used to be stored any more until a restart."""
     tier = open_tier()
     put(tier)
     (index,) = tmp_path.glob("store/*/index.sqlite")

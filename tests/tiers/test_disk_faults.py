@@ -25,7 +25,7 @@ from radixkv.tiers.stored_pins import StoredPin
 
 @pytest.fixture
 def reads_records() -> None:
-    """Python: compiled code reads past a module's `os`, in whose place the disk fails."""
+    """Read by Python: compiled code bypasses the module's `os`, which stands for the failing disk."""
 
 
 FAULTS_OF_WRITING = ["write fails", "full", "gone"]
@@ -64,7 +64,7 @@ def bytes_of_blocks_in(folder: Path) -> int:
 def test_what_is_cleared_while_the_disk_fails_is_overwritten_when_it_is_back(
     open_tier: OpenTier, clock: FakeClock, tmp_path: Path, everything: bool, afterwards: str
 ) -> None:
-    """A store that was given up for a failure had nothing to overwrite when it was opened anew."""
+    """A store given up after a failure used to have nothing to overwrite when it was opened anew."""
     other = prefix_keys("b", 1, 2)
     with mock.patch.object(slot_files, "os", FaultyOs()) as disk:
         tier = open_tier()
@@ -134,7 +134,7 @@ def test_a_block_that_cannot_be_read_is_a_miss_and_the_disk_is_spared(
 def test_a_disk_of_which_a_part_cannot_be_read_is_not_said_to_work_again(
     open_tier: OpenTier, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each call that read some blocks, and not the others, was warned of, and followed by the word that all was well."""
+    """Each call that read only some of its blocks used to log a warning, and then that the disk works again."""
     with mock.patch.object(slot_files, "os", FaultyOs()) as disk, mock.patch.object(slot_files, "FILE_BYTES", 4 * SLOT):
         tier = open_tier()
         put(tier)
@@ -176,7 +176,7 @@ def test_what_a_disk_has_is_read_while_it_cannot_be_written_and_found_when_it_ca
 def test_a_disk_that_was_gone_is_used_again_with_whatever_it_has(
     open_tier: OpenTier, tmp_path: Path, clock: FakeClock
 ) -> None:
-    """What was open was kept: nothing was stored until a restart, or it was, where nobody would find it."""
+    """What was open used to be kept: nothing was stored until a restart, or it was stored where nobody would find it."""
     tier, reader = open_tier(), open_tier(read_only=True)
     put(tier)
     tier.pins.add(StoredPin("pin", KEYS[0].namespace, KEYS[0].namespace, KEYS[0].tokens, None, False))
@@ -248,7 +248,7 @@ def test_what_was_cleared_while_the_disk_was_gone_is_not_there_when_it_is_back(
 def test_whoever_clears_does_not_wait_for_a_disk_that_hangs(
     open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch, hanging: str
 ) -> None:
-    """The engine's thread did, for as long as a transaction of the index hung."""
+    """The engine's thread used to wait for as long as a transaction of the index hung."""
     tier = open_tier()
     put(tier, prefix_keys("bob", 1), BLOCKS[:1])
     hangs, answers = threading.Event(), threading.Event()
@@ -280,7 +280,7 @@ def test_whoever_clears_does_not_wait_for_a_disk_that_hangs(
     put(tier, KEYS[:2], BLOCKS[:2])
     tier.close()
     tier = open_tier()
-    assert tier.contains_prefix(KEYS) == 2  # what came after
+    assert tier.contains_prefix(KEYS) == 2  # what was put after the clearing
     assert tier.contains_prefix(prefix_keys("bob", 1)) == 1
 
 

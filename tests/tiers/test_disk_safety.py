@@ -130,7 +130,7 @@ def test_files_are_their_owners_alone(open_tier: OpenTier, tmp_path: Path) -> No
 def test_a_file_without_which_nothing_is_found_is_on_the_disk_before_its_name_is(
     tmp_path: Path, name: str, make: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power cut could leave an empty secret, which was refused at every start."""
+    """Otherwise a power cut can leave an empty secret, which is refused at every start."""
     synced = list[tuple[bool, bool]]()
 
     def sync(descriptor: int) -> None:

@@ -43,7 +43,7 @@ def test_the_second_owner_is_refused_with_the_firsts_id(open_tier: OpenTier) -> 
 
 
 def test_a_forked_child_does_not_hold_a_folder(open_tier: OpenTier) -> None:
-    """The owner was killed, and its successor refused while a child of it lived."""
+    """After the owner was killed, its successor used to be refused as long as a child of it lived."""
     first = open_tier()
     ours, theirs = socket.socketpair()
     child = os.fork()
@@ -130,7 +130,7 @@ def test_a_block_that_is_cleared_while_it_waits_or_is_written_is_not_found_later
 def test_what_made_room_for_a_block_that_was_not_kept_is_not_in_the_index(
     open_tier: OpenTier, tmp_path: Path, full: bool
 ) -> None:
-    """It was, with a slot that held something else by then."""
+    """It used to stay there, with a slot that held something else by then."""
     tier = open_tier(capacity_bytes=6 * SLOT)
     put(tier)
     real = slot_files.SlotFiles.write
@@ -162,7 +162,7 @@ def test_the_least_recently_used_make_room_and_tails_go_before_heads(open_tier: 
     assert tier.contains_prefix(old) == 2
     assert tier.stats.evicted_blocks == 2
     tier.close()
-    tier = open_tier(capacity_bytes=8 * SLOT)  # who was used when is remembered
+    tier = open_tier(capacity_bytes=8 * SLOT)  # when each was used is remembered
     put(tier, prefix_keys("d", 1, 2), BLOCKS[:2])
     assert tier.contains_prefix(old) == 0
     assert tier.contains_prefix(used) == 4
@@ -251,11 +251,11 @@ def test_calls_after_the_end_do_nothing(open_tier: OpenTier, tmp_path: Path) -> 
         tier.put_many(KEYS, BLOCKS)
         tier.clear()
         assert tier.contains_prefix(KEYS) == len(get(tier, KEYS)) == 0
-    assert not files_open_in(tmp_path)  # a store that is only read was opened again
+    assert not files_open_in(tmp_path)  # a read-only store used to be opened again
 
 
 def test_threads_that_read_put_and_clear_at_once_get_right_blocks_or_none(open_tier: OpenTier) -> None:
-    tier = open_tier(capacity_bytes=20 * SLOT)  # so that slots are given to others all the time
+    tier = open_tier(capacity_bytes=20 * SLOT)  # so that slots are reused all the time
     prefixes = [prefix_keys(namespace, n, *range(5)) for namespace in ("ann", "bob") for n in range(6)]
     contents = [random_blocks(n, 6) for n in range(len(prefixes))]
 

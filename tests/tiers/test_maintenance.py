@@ -35,7 +35,7 @@ def open_tier(root: Path, key: bytes | None = None) -> DiskTier:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Of a store with six blocks of one namespace, and three of another that were used before those."""
+    """The folder of a store with six blocks of one namespace, and three of another that were used earlier."""
     tier = open_tier(tmp_path)
     for keys in (BOB, ANN):
         tier.put_many(keys, BLOCKS[: len(keys)])
@@ -50,7 +50,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def read_only_folder(tmp_path_factory: pytest.TempPathFactory) -> ReadOnlyFolder:
-    """Shows a folder where nothing can be written to it."""
+    """Mounts a folder at a place where it cannot be written."""
 
     @contextmanager
     def mounted(folder: Path) -> Iterator[Path]:
@@ -136,7 +136,7 @@ def test_verify_finds_what_is_not_as_it_was_written(tmp_path: Path, key: bytes |
 def test_verify_waits_for_what_is_written_just_now(
     run: Run, root: Path, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    """A healthy store of an engine that wrote was called corrupt."""
+    """A healthy store used to be called corrupt while an engine was writing to it."""
     monkeypatch.setattr(maintenance, "_SECONDS_BETWEEN_LOOKS", (0.0, 0.0))
     real = SlotFiles.read
     num_reads = 0
@@ -217,7 +217,7 @@ def test_a_store_in_use_is_left_alone(run: Run, root: Path) -> None:
 
 
 def test_what_is_wrong_with_one_store_does_not_keep_the_others_from_being_looked_after(run: Run, root: Path) -> None:
-    """The first store that was in use or damaged ended all."""
+    """The first store that was in use or damaged used to end the whole command."""
     open_tier(root, key=bytes(32)).close()
     plain, sealed = sorted(store_folders(root), key=lambda folder: "-" in folder.name)
     (plain / "index.sqlite").write_bytes(b"nonsense" * 1000)
@@ -242,7 +242,7 @@ def test_what_is_wrong_with_one_store_does_not_keep_the_others_from_being_looked
 
 
 def test_a_store_that_cannot_be_written_can_be_read(run: Run, root: Path, read_only_folder: ReadOnlyFolder) -> None:
-    """SQLite refused, for want of the files that it makes beside the index."""
+    """SQLite used to refuse, because it could not make its files beside the index."""
     with read_only_folder(root) as mounted:
         clock = FakeClock()
         tier = DiskTier(mounted, FORMAT, capacity_bytes=64 * SLOT, read_only=True, clock=clock)

@@ -18,7 +18,7 @@ def secret(disk: Path | None, shared: Path | None, *, read_only: bool = False) -
 
 
 def test_a_shared_folder_takes_over_what_a_disk_had(tmp_path: Path) -> None:
-    """What was on the disk was found no more from the day on which a shared folder was added."""
+    """Once a shared folder was added, what was on the disk used to be lost."""
     disk, shared = tmp_path / "disk", tmp_path / "shared"
     first = secret(disk, None)
     assert secret(disk, shared) == first
@@ -30,7 +30,7 @@ def test_a_shared_folder_takes_over_what_a_disk_had(tmp_path: Path) -> None:
 def test_a_disk_is_found_while_the_shared_folder_is_gone(
     tmp_path: Path, has_own: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was named by a random secret instead, found nothing, and was filled with what nobody would find."""
+    """The disk used to get a random secret instead: it found nothing, and was filled with what nobody would find."""
     disk, shared, gone = tmp_path / "disk", tmp_path / "shared", tmp_path / "gone"
     theirs = secret(None, shared)
     if has_own:

@@ -51,7 +51,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], B
 
 @pytest.fixture
 def open_tier(make_store: Callable[[], BlobStore]) -> Iterator[Open]:
-    """Opens tiers over one place; at the end it is emptied, and they are closed."""
+    """Open tiers over one place; at the end it is emptied, and they are closed."""
     tiers: list[SharedTier] = []
 
     def open_tier(block_format: BlockFormat = FORMAT, **options: Any) -> SharedTier:
@@ -131,7 +131,7 @@ def test_a_damaged_blob_is_a_miss_with_a_count_and_can_be_written_again(
 
 
 class FailingStore:
-    """Hands calls on, unless it is told to fail."""
+    """Passes calls on, unless it is told to fail."""
 
     description = "a store"
 
@@ -188,7 +188,7 @@ def test_a_store_that_is_gone_is_warned_of_once_and_asked_seldom(
 
 
 def test_a_store_that_refuses_writes_is_still_read(failing: FailingStore, caplog: pytest.LogCaptureFixture) -> None:
-    """A full store was not read either, and each read was followed by a line that it works again."""
+    """A full store was once not read either, and each read was followed by a log line that it works again."""
     clock = FakeClock()
     tier = SharedTier(failing, FORMAT, clock=clock)
     put(tier)
@@ -288,7 +288,7 @@ def test_a_folder_is_its_users_alone_and_its_files_are_written_whole(tmp_path: P
 
 
 def test_what_another_machine_clears_while_it_is_written_is_no_failure(tmp_path: Path) -> None:
-    """The folder was left alone for a second or longer, as one that fails."""
+    """The folder used to be left alone for a second or longer, like one that fails."""
     store, other = (FolderBlobs(tmp_path, capacity_bytes=1 << 20) for _ in range(2))
     with mock.patch.object(folder_blobs, "os", FaultyOs()) as disk:
 
@@ -364,7 +364,7 @@ def test_known_blocks_of_a_prefix_do_not_make_room_for_the_rest_of_it(tmp_path: 
 
 
 def test_the_last_blocks_of_a_prefix_that_is_used_make_room_first(tmp_path: Path) -> None:
-    """Those behind one that is gone are of no use."""
+    """Blocks behind a missing one are of no use."""
     store = FolderBlobs(tmp_path, capacity_bytes=600)
     blobs = {f"prefix/{number}": bytes(100) for number in range(6)}
     store.write(blobs)

@@ -22,7 +22,7 @@ BLOCKS = random_blocks(0, 40)
 def test_a_store_of_many_files_has_few_of_them_open(
     open_tier: OpenTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All were, for ever: a disk of a quarter of a terabyte left no descriptor to the rest of the process."""
+    """All used to stay open: a disk of a quarter of a terabyte left no descriptor to the rest of the process."""
     monkeypatch.setattr(slot_files, "FILE_BYTES", 2 * SLOT)
     monkeypatch.setattr(slot_files, "MAX_OPEN_FILES", 3)
 

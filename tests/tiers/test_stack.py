@@ -19,7 +19,7 @@ KEYS = prefix_keys("a", *range(3))
 
 
 class AnsweringTier(DictTier):
-    """Says that it has, and has read, whatever it is told to say."""
+    """Claims to have, and to have read, whatever it is told to say."""
 
     def __init__(self, answer: Any) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class AnsweringTier(DictTier):
 def test_an_answer_that_counts_no_blocks_counts_none_and_is_said_once(
     method: str, answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A tier's -1, an error in the manner of C, put undefined bytes into the pool; 1.5 blocks went up through the step."""
+    """A tier's -1, an error as in C, used to put undefined bytes into the pool; 1.5 raised an error through the step."""
     nearer = DictTier()
     stack = TierStack([nearer, AnsweringTier(answer)])
     out = np.zeros((3, 8), np.uint8)

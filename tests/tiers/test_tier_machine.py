@@ -73,7 +73,7 @@ class TierMachine(RuleBasedStateMachine):
             self.tier.put_many(keys, blocks)
             blocks[:] = 0  # what was put is not kept by reference
         assert self.tier.flush(600)
-        blocks[:] = 0  # what was lent is given back
+        blocks[:] = 0  # after the flush, lent memory is the caller's again
         if self.healthy:
             assert self.tier.contains_prefix(keys) == len(keys)
 

@@ -76,7 +76,7 @@ def thinker(request: pytest.FixtureRequest) -> LLM:
 
 
 def towards_the_end_of_thinking(llm: LLM) -> dict[int, float]:
-    """Of the tokens allowed, a random model then soon takes those that end its thoughts."""
+    """Of the allowed tokens, a random model then soon takes those that end its thoughts."""
     tokenizer = llm.get_tokenizer()
     biases = {
         "</think>": 100.0,
@@ -164,7 +164,7 @@ def test_the_usage_counts_thoughts(thinker: LLM) -> None:
 
 
 class GenerationOfCharacters:
-    """Stands for a `Generation`: two choices take turns, and each character is a token."""
+    """Stands in for a `Generation`: two choices take turns, and each character is a token."""
 
     def __init__(self, text: str) -> None:
         self._text = text

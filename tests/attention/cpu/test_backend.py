@@ -64,7 +64,7 @@ def test_new_tokens_are_attended_to_as_they_are_stored(fp8: bool) -> None:
 
 
 def test_numbers_of_a_head_that_are_not_neighbours() -> None:
-    """torch's operator would read others in their place."""
+    """torch's operator would read other numbers in their place."""
     torch.manual_seed(1)
     shape, count = LayerShape(2, 8, 8), 20
     query, key, value = (torch.randn(1, heads, 8, count).transpose(2, 3) for heads in (4, 2, 2))

@@ -75,7 +75,7 @@ def test_a_shared_prefix_is_read_once() -> None:
 @each_variant
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layers_of_any_layout_give_what_torch_gives(variant: str, dtype: torch.dtype) -> None:
-    """Two layers of differing heads; queries, keys and values as projections leave them, as copies, and turned around."""
+    """Two layers with different heads; queries, keys and values as projections leave them, as copies, and transposed."""
     torch.manual_seed(0)
     layers = [LayerShape(2, 16, 16), LayerShape(1, 24, 8)]
     chunks = [Chunk(Table([0, 1, 2, 3]), 0, 50), Chunk(Table([0, 1, 4]), 32, 3), Chunk(Table([0, 1, 5]), 32, 1)]
@@ -96,7 +96,7 @@ def test_layers_of_any_layout_give_what_torch_gives(variant: str, dtype: torch.d
                     results.append(batch.attend(layer, query, key, value, options))
                     assert results[-1].dtype == dtype
         outputs.append(results)
-    # In bfloat16, 8 bits: both round the weights, and the result.
+    # bfloat16 has 8 bits: both sides round the weights, and the result.
     bound = 1e-5 if dtype == torch.float32 else 0.03
     for native, plain in zip(*outputs, strict=True):
         torch.testing.assert_close(native.float(), plain.float().view(native.shape), rtol=bound, atol=bound)
@@ -108,7 +108,7 @@ def test_layers_of_any_layout_give_what_torch_gives(variant: str, dtype: torch.d
 def test_no_bit_depends_on_how_a_prompt_is_cut_nor_on_drafts(
     variant: str, dtype: torch.dtype, num_prompt: int, num_drafts: int
 ) -> None:
-    """Few rows and many pass keys in ways that add in another order; drafts stand in the chunk that ends a prompt, too."""
+    """Few rows and many pass keys in ways that add in different orders; drafts also stand in a prompt's last chunk."""
     torch.manual_seed(0)
     shape, context = LayerShape(3, 64, 64), 200
     rows = num_prompt + num_drafts
@@ -130,7 +130,7 @@ def test_no_bit_depends_on_how_a_prompt_is_cut_nor_on_drafts(
         return torch.cat(outputs, dim=1)
 
     chunks, left = [], num_prompt - 1
-    for count in (1, 130, 5, 30, 100):  # of rows of a prompt before its last
+    for count in (1, 130, 5, 30, 100):  # rows of a prompt before its last
         chunks += [(min(count, left), 0)] if left else []
         left -= min(count, left)
     with use(variant):
@@ -140,7 +140,7 @@ def test_no_bit_depends_on_how_a_prompt_is_cut_nor_on_drafts(
 
 
 def test_a_layer_learns_at_which_rows_answers_go_on() -> None:
-    """The last of a prompt, or a token and drafts behind it; none where a prompt goes on. Prefixes are shared, too."""
+    """At a prompt's last row, or a token and drafts behind it; at none where a prompt goes on. Prefixes are shared, too."""
     chunks = [Chunk(Table([*range(64), 100 + i]), 64 * 16, count) for i, count in enumerate((4, 3, 5, 1))]
     backend = NativeBackend(KVPool([LayerShape(1, 8, 8)], 110, 16, torch.float32), 4, 2000)
     num_decoding = np.array([1, 3, 0, 1])

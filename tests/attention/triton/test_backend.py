@@ -14,7 +14,7 @@ from radixkv.memory import KVPool, LayerShape
 
 
 def make_backend(max_sequences: int, max_blocks: int) -> TritonBackend:
-    """For one head, float32 queries and bfloat16 keys and values."""
+    """A backend for one head, float32 queries and bfloat16 keys and values."""
     pool = KVPool([LayerShape(1, 8, 8)], 1, 16, torch.bfloat16)
     return TritonBackend(pool, torch.float32, 1, max_sequences, 16 * max_blocks)
 
@@ -23,7 +23,7 @@ def make_backend(max_sequences: int, max_blocks: int) -> TritonBackend:
 @given(batches=steps)
 def test_a_batch_after_many_others_is_prepared_as_the_first_one_is(batches: Steps) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        # As if a token had a megabyte, so that some of the batches share enough and others do not.
+        # As if a token took a megabyte, so that some of the batches share enough and others do not.
         patch.setattr(cost_model, "MIN_SAVED_BYTES", cost_model.MIN_SAVED_BYTES * 32 // 2**20)
         experienced, sequences = make_backend(100, 80), ForkingSequences()
         for changes, reverse in batches:
@@ -42,7 +42,7 @@ def test_a_batch_after_many_others_is_prepared_as_the_first_one_is(batches: Step
             assert torch.equal(ours.partials, theirs.partials)
             assert ours.by_tile.keys() == theirs.by_tile.keys()
             for tile_rows, items in ours.by_tile.items():
-                # Which table a sequence has depends on who had it before.
+                # Which table a sequence gets depends on which sequence had it before.
                 assert torch.equal(items[:, [0, 1, 3, 4, 5]], theirs.by_tile[tile_rows][:, [0, 1, 3, 4, 5]])
                 readers = kept.rows.row_tables[items[:, 0].long()]
                 assert torch.equal(items[:, 2], readers)

@@ -33,7 +33,7 @@ def planned(chunks: list[Chunk]) -> list[tuple[int, int]]:
 
 
 def sharers(count: int, prefix: int, num_new: int) -> list[Chunk]:
-    """Sequences that share so many tokens, and have nothing but new tokens behind them."""
+    """Sequences that share that many tokens, followed by new tokens only."""
     blocks = -(-num_new // 16)
     return [
         Chunk(Table([*range(prefix // 16), *range(1000 * (i + 1), 1000 * (i + 1) + blocks)]), prefix, num_new)
@@ -43,7 +43,7 @@ def sharers(count: int, prefix: int, num_new: int) -> list[Chunk]:
 
 @pytest.mark.parametrize("num_sequences", range(1, 100))
 def test_the_last_program_ends_soon_after_the_others_could(num_sequences: int) -> None:
-    """50 sequences whole would be 400 programs where 396 run at once: two waves for the work of one."""
+    """50 whole sequences would be 400 programs where 396 run at once: two waves for the work of one."""
     keys = np.full(num_sequences, 4096)
     ones = np.ones_like(keys)
     pieces = num_pieces(keys, ones, keys, KV_HEADS, 0 * keys, Tiling(MULTIPROCESSORS))
@@ -55,7 +55,7 @@ def test_the_last_program_ends_soon_after_the_others_could(num_sequences: int) -
 
 
 def test_prompts_share_what_saves_more_than_their_partial_results_cost() -> None:
-    """Tiles of a long prompt are full: whether its sequences share a prefix or not, as many of them read it."""
+    """Tiles of a long prompt are full: whether or not its sequences share a prefix, the same number of tiles read it."""
     assert planned(sharers(16, 32, 512)) == []
     assert planned(sharers(16, 2048, 512)) == []
     assert planned(sharers(16, 6144, 512)) == []
@@ -81,7 +81,7 @@ def test_tiles_that_would_spill_are_not_taken() -> None:
 
 
 def test_rows_have_a_bounded_number_of_partial_results() -> None:
-    """However deep the tree is: ten sequences of which each shares 500 tokens more with those behind it."""
+    """However deep the tree is: of ten sequences, each shares 500 tokens more with those after it."""
     chunks = []
     for i in range(10):
         path = [*range(32 * i), 10_000 + i]

@@ -1,4 +1,4 @@
-"""Which launches are repeated for other layers, with what, and what is kept alive for it; kernels end before the GPU."""
+"""Which launches are repeated for other layers, with what arguments, and what that keeps alive; no kernel reaches a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONS = AttentionOptions(0.3)
 
 @dataclass
 class Launches:
-    """What was launched: kernel, grid, and arguments by name; tensors as their addresses."""
+    """What was launched: kernel, grid, and arguments by name, with tensors as their addresses."""
 
     checked: list[tuple[str, Any, dict[str, Any]]] = field(default_factory=list)
     repeated: list[tuple[str, Any, dict[str, Any]]] = field(default_factory=list)
@@ -40,7 +40,7 @@ def _noted(names: list[str], arguments: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
-    """Pretended CUDA: launchers check, and nothing is compiled."""
+    """Pretended CUDA: launchers check their arguments, and nothing is compiled."""
     launches = Launches()
 
     class Compiled:
@@ -162,7 +162,7 @@ def test_what_a_kernel_cannot_take_is_refused_after_layers_that_it_took(launches
 
 @torch.inference_mode()
 def test_nothing_of_a_layer_or_a_batch_is_kept_alive(launches: Launches) -> None:
-    """Of a prompt, a layer's queries take as much memory as its activations; partial results even more."""
+    """A layer's queries for a prompt take as much memory as its activations, and partial results even more."""
     backend = make_backend()
     attention = backend.prepare(query_batch(chunks(4, 30)))
     tensors = new_tensors(90)

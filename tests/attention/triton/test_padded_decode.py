@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def make_backend(num_rows: int, max_blocks: int, dtype: torch.dtype) -> TritonBackend:
-    """For 8 heads in groups of 4 on 132 multiprocessors, of whose tokens a block takes little memory."""
+    """A backend for 8 heads in groups of 4 on 132 multiprocessors, whose blocks take little memory."""
     return TritonBackend(
         KVPool([LayerShape(8, 4, 4)], 1, 16, dtype),
         dtype,
@@ -103,7 +103,7 @@ def test_tiles_are_no_wider_than_a_batch_of_its_size_needs() -> None:
 
 
 def test_fixed_buffers_hold_the_plan_and_padding_behind_it() -> None:
-    """Also of a plan that is smaller than the one before it, of which nothing may be left."""
+    """Also for a plan smaller than the one before it, of which nothing may be left."""
     backend = make_backend(40, 600, torch.bfloat16)
     batch = backend.prepare(query_batch(shared_chunks(40, [(1, 500), (4, 20)])))
     padded = PaddedDecode(40, backend, True, PartialResults(CPU))

@@ -1,4 +1,4 @@
-"""The kernels that an engine launches are those, as compiled, that its start check has run; nothing is compiled here."""
+"""The kernels that an engine launches are, as compiled, those that its start check has run; nothing is compiled here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from radixkv_kernels import draw_tokens, draw_truncated
 
 BLOCK_SIZE, BLOCKS_EACH, VOCAB_SIZE = 16, 40, 128_256
 
-# Of each kernel's name, what Triton compiles it for: types, alignments and constants of its arguments.
+# For each kernel's name, what Triton compiles it for: types, alignments and constants of its arguments.
 Specialisations = defaultdict[str, set[str]]
 
 

@@ -1,4 +1,4 @@
-"""Work items against what they are for: each row reads each of its keys once, and finds what was written for it."""
+"""Work items against their purpose: each row reads each of its keys once, and finds what was written for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from radixkv_kernels import NO_PARTIAL
 def prepare(
     levels: list[list[int]], num_new: int, shape: HeadShape, multiprocessors: int, shares: bool
 ) -> TritonAttention:
-    """A sequence for each list, of so many blocks of its own on each level; 0: the ones of the sequence before it."""
+    """One sequence per list, which gives its own blocks on each level; 0: the blocks of the sequence before it."""
     numbers = itertools.count()
     chunks: list[Chunk] = []
     above: list[range] = []

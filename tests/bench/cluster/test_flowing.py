@@ -1,4 +1,4 @@
-"""A request beside streams that flow: what is measured, and beside what."""
+"""A request beside streams in progress: what is measured, and what runs beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With drafts, tokens are those without, over all kinds of work; and a difference is seen where there is one."""
+"""With drafts, tokens are those without, over all kinds of work; and a difference is noticed where there is one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from radixkv.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from radixkv.sampling.exponential import draw
 from radixkv.sampling.variates import SamplingRow, exponential_variates, rng_states
 
-# Sums in another order; of logits of up to 30, at a temperature of 0.3.
+# Sums in a different order, of logits of up to 30, at a temperature of 0.3.
 _ROUNDING = 1e-3
 
 
@@ -35,7 +35,7 @@ def test_ten_thousand_tokens_differ_at_most_where_two_candidates_are_a_rounding_
 
 @pytest.mark.parametrize("changes", [{"temperature": 0.0}, {"temperature": 0.7}, {"repetition_penalty": 1.5}])
 def test_the_gap_is_by_how_much_the_drawn_token_won(changes: dict[str, Any]) -> None:
-    """The drawn token wins over any other; where the other is the drawn one, by the same the other way round."""
+    """The drawn token beats any other; if the other is the one drawn, the gap is the same the other way round."""
     llm = LLM(build_supported("llama"), num_blocks=40)
     params = SamplingParams(**{"temperature": 0.0, "seed": 4, "max_tokens": 6, "ignore_eos": True, **changes})
     (output,) = llm.generate({"prompt_token_ids": [5, 6, 7, 6]}, params, use_tqdm=False)
@@ -60,7 +60,7 @@ def test_the_gap_is_by_how_much_the_drawn_token_won(changes: dict[str, Any]) -> 
 
 
 def test_what_top_p_removes_by_a_hair_is_no_wide_gap() -> None:
-    """A token won the race by 2.27 in float32 and was not drawn: in bfloat16 the likelier ones were 0.95 already."""
+    """A token won the race by 2.27 in float32 and was not drawn: in bfloat16, the likelier ones already made up 0.95."""
     race = SamplingParams(temperature=1.0, seed=1, max_tokens=1)
     variates = exponential_variates(
         rng_states([SamplingRow(race, 1, 0, 0)], torch.device("cpu")), torch.arange(600)
@@ -100,7 +100,7 @@ def test_the_gap_of_a_draw_from_the_whole_vocabulary_is_that_of_the_blocks() -> 
 
 
 def _answers(params: SamplingParams, *token_ids: int) -> list[list[tuple[RequestOutput, SamplingParams]]]:
-    """Each of one token."""
+    """Answers of one token each."""
     outputs = [CompletionOutput(0, "", [token_id]) for token_id in token_ids]
     return [
         [(RequestOutput("0", None, [5], None, [output], True, 0, RequestMetrics(0.0)), params)] for output in outputs

@@ -14,7 +14,7 @@ def row(name: str, wanted: float | None) -> Row:
 
 
 def test_work_of_which_no_gain_is_expected_has_no_figure_to_miss(tmp_path: Path) -> None:
-    """A text under a penalty, which cannot be copied, counted among the rows that miss what is wanted."""
+    """A text under a penalty, which cannot be copied, used to count among the rows that miss their target."""
     rows = [row("copied", 2.5), row("under a penalty", None)]
     console = Console(file=(tmp_path / "out.txt").open("w+"), width=200, force_terminal=True, color_system="standard")
     console.print(table(rows))

@@ -1,4 +1,4 @@
-"""The drafts that are forced to measure what they cost come in every step, however often they are wrong."""
+"""The drafts that are forced in order to measure their cost come in every step, however often they are wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_SEQUENCES, NUM_STEPS = 6, 20
 
 @pytest.fixture
 def decoding(monkeypatch: pytest.MonkeyPatch) -> LLM:
-    """More sequences than are all asked about when drafts are mostly wrong; drafts of them never right."""
+    """More sequences than are always asked about when drafts are mostly wrong; these drafts are never right."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     llm = LLM(
         build_supported("llama"), num_blocks=600, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, **OPTIONS

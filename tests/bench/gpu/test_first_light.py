@@ -1,4 +1,4 @@
-"""The first light's parts: each in a process of its own, bounded in time, kept at once, and gone on with."""
+"""The first light's parts: each runs in its own process, bounded in time, is saved at once, and can be resumed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from radixkv.bench.gpu.targets import next_steps
 
 
 def part(name: str, script: str, seconds: float = 60, **options: Any) -> Part:
-    """A shell script, to which ``$1`` is the file that it may write."""
+    """A shell script, which gets as ``$1`` the file that it may write."""
     return Part(name, seconds, ["sh", "-c", script, "sh", "{json}"], advice=f"advice of {name}", **options)
 
 
 REPORT = {"machine": {"gpu": "X"}, "limits": {"read_bytes_per_s": 4.46e12}, "rows": [], "failed": {}}
 WRITE = f"echo '{json.dumps(REPORT)}' > $1"
 CRASH = "echo about to crash; kill -SEGV $$"
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which something counts as hanging, however busy the machine.
 HANGING = 600.0
 
 
@@ -97,18 +97,18 @@ def test_all_runs_together_are_bounded(tmp_path: Path) -> None:
 
 
 def test_whoever_ends_it_ends_what_it_started(tmp_path: Path) -> None:
-    """Or it would go on holding the GPU. Figures up to there are kept."""
+    """Otherwise it would go on holding the GPU. Figures up to there are kept."""
     path, alive = tmp_path / "light.json", tmp_path / "alive"
     with pytest.raises(SystemExit):
         run(path, [part("hangs", f"{WRITE}; mkfifo {alive}; exec 3<>{alive}; kill -TERM $PPID; sleep infinity")])
     with os.fdopen(os.open(alive, os.O_RDONLY | os.O_NONBLOCK)) as pipe:
         os.set_blocking(pipe.fileno(), True)
-        assert pipe.read() == ""  # which ends with the last process that could write
+        assert pipe.read() == ""  # which ends with the last process that could write to it
     assert read(path)["hangs"]["status"] == "cut short"
 
 
 def test_a_signal_while_a_part_is_started_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It came when the process was there, but nobody knew yet which it was: it went on alone."""
+    """A signal between the start of the process and the moment its id was known used to leave it running alone."""
     started = []
 
     class Signalled(subprocess.Popen[str]):
@@ -118,7 +118,7 @@ def test_a_signal_while_a_part_is_started_ends_it_too(tmp_path: Path, monkeypatc
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(subprocess, "Popen", Signalled)
-    monkeypatch.setattr(first_light, "_LAST_WORDS_SECONDS", HANGING)  # it dies of the first signal, however late
+    monkeypatch.setattr(first_light, "_LAST_WORDS_SECONDS", HANGING)  # dies of the first signal, however late
     with pytest.raises(SystemExit):
         run(tmp_path / "light.json", [part("hangs", "sleep infinity")])
     try:
@@ -139,7 +139,7 @@ def is_read(pipe: Path) -> bool:
 
 
 def simulate_clock(monkeypatch: pytest.MonkeyPatch, begun: Path, seconds: float) -> Callable[[], float]:
-    """So many seconds pass at the moment when there is a file, and no others; polling does not wait."""
+    """That many seconds pass once the file exists, and none before; polling does not wait."""
     monkeypatch.setattr(first_light, "_POLL_SECONDS", 0.1)
     return lambda: seconds if begun.exists() else 0.0
 
@@ -173,7 +173,7 @@ def test_where_a_part_hangs_is_in_its_last_lines(tmp_path: Path, monkeypatch: py
 
 
 def test_what_the_time_did_not_suffice_for_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The part that was cut short gets its own file back; those before it are not run again."""
+    """The part that was cut short gets its own file back; the parts before it are not run again."""
     path, count = tmp_path / "light.json", tmp_path / "count"
     endless = part("long", f"{WRITE}; mkfifo {tmp_path}/f; cat {tmp_path}/f", seconds=10_000)
     parts = [part("first", f"echo . >> {count}"), endless, part("last", "true")]
@@ -224,7 +224,7 @@ def test_every_part_exists_and_fits_into_ten_minutes() -> None:
         assert each.advice
         tests = [argument for argument in each.command if argument.endswith(".py")]
         assert all(Path(path).is_file() for path in tests)
-        # A test that has a part of its own, and is left out of another, must be there by that name.
+        # A test that has a part of its own and is left out of another must exist by that name.
         if "-k" in each.command and tests:
             (name,) = re.findall(r"test_\w+", each.command[each.command.index("-k") + 1]) or [""]
             assert not name or f"def {name}(" in Path(tests[0]).read_text()
@@ -266,7 +266,7 @@ def test_all_parts_leave_their_figures_or_why_not(tmp_path: Path, monkeypatch: p
 
 
 def test_only_what_kernels_do_wrong_fails_the_part_that_checks_memory() -> None:
-    """Not the calls of torch and CUDA's runtime that ask for what a driver lacks."""
+    """Calls of torch and CUDA's runtime for what a driver lacks do not."""
     (checked,) = (each for each in first_light_parts() if each.name == "memory-checked-kernels")
     options = checked.command[1 : checked.command.index(sys.executable)]
     given = dict(zip(options[::2], options[1::2], strict=True))
@@ -298,7 +298,7 @@ def test_what_to_do_next_follows_from_the_rows() -> None:
         row("splitting: 1 x 4,096 in 1", median_us=9.0),
         row("splitting: 1 x 4,096 in 8", median_us=4.0),
     ]
-    # A GPU that reads half of an H200's bytes may take twice its time.
+    # A GPU that reads half of an H200's bytes per second may take twice its time.
     report = {**REPORT, "limits": {"read_bytes_per_s": 2.23e12}, "rows": rows, "failed": {"draw": "ValueError: no"}}
     assert next_steps({"attention": report, "tests": {}}) == [
         "row failed: draw: ValueError: no",

@@ -1,4 +1,4 @@
-"""The batches that `radixkv bench plan` plans are what its rows say."""
+"""The batches that `radixkv bench plan` plans are the ones that its rows name."""
 
 from __future__ import annotations
 

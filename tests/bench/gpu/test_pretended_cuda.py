@@ -1,4 +1,4 @@
-"""What a first light runs, run here as far as that goes: tensors of "cuda" lie on the CPU, and launches end before the GPU.
+"""What a first light runs, as far as a CPU can run it: tensors on "cuda" lie on the CPU, and no launch reaches a GPU.
 
 Everything up to there is real: command lines, batches, plans, work items, the launchers' checks, files, and what follows from
 the rows. Times are all the same, and mean nothing.
@@ -188,7 +188,7 @@ def test_decoding_and_what_follows(launches: list[str], tmp_path: Path, monkeypa
     transformers = run_part("decode-transformers", tmp_path / "transformers.json")
     drafts = run_part("decode-drafts", tmp_path / "drafts.json")
     assert not drafts["failed"]
-    # What is forced comes: one token without drafts, and the more the more of four are right.
+    # Forced drafts arrive: one token per step without drafts, and more the more of the four are right.
     tokens = [row["tokens_per_step"] for row in drafts["rows"]]
     assert [row["drafts"] for row in drafts["rows"]] == [0, 4, 4, 4]
     assert tokens[:2] == [1.0, 1.0]
@@ -201,7 +201,7 @@ def test_decoding_and_what_follows(launches: list[str], tmp_path: Path, monkeypa
 
 
 def test_the_bfloat16_model_is_judged_on_a_cpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests themselves, much smaller and by the CPU's backend: what is run first on a GPU must not fail by itself."""
+    """The tests themselves, much smaller and over the CPU's backend: a GPU's first run must not fail because of the test."""
     path = Path(__file__).parents[2] / "engine" / "test_bfloat16_on_gpu.py"
     spec = importlib.util.spec_from_file_location("judged", path)
     assert spec is not None
@@ -226,7 +226,7 @@ def test_the_bfloat16_model_is_judged_on_a_cpu_too(monkeypatch: pytest.MonkeyPat
     judge = judged.Judge(model)
     judged.test_greedy_answers_are_as_good_as_transformers(model, judge, {})
     judged.test_log_probabilities_are_as_good_as_transformers(model, judge, eager=True)
-    # And where answers are not as good, that is seen: those of a model whose weights are others.
+    # And worse answers are noticed: those of a model with other weights.
     torch.nn.init.normal_(model.get_output_embeddings().weight, std=0.1)
     with pytest.raises(AssertionError):
         judged.test_greedy_answers_are_as_good_as_transformers(model, judge, {})
@@ -234,7 +234,7 @@ def test_the_bfloat16_model_is_judged_on_a_cpu_too(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_the_engine_tests_are_themselves_right() -> None:
-    """Two of those that a first light runs, fixtures and all, by the CPU's backend."""
+    """Two of those that a first light runs, fixtures included, over the CPU's backend."""
     tests = Path(__file__).parents[2]
     path, chosen = tests / "engine" / "test_on_gpu.py", "qwen3_moe or come_up_again"
     command = [sys.executable, "-m", "pytest", "-p", "support.gpu_tests_on_cpu", "-p", "no:cacheprovider", "-k", chosen]

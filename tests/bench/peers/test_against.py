@@ -22,7 +22,7 @@ WORKLOADS = ["cold", "warm", "one stream"]
 
 
 class Engine:
-    """Takes 2 seconds for each workload if it is ours, and 4, 5, 6, ... if it is the peer."""
+    """Takes 2 seconds for each workload if it is RadixKV, and 4, 5, 6, ... if it is the peer."""
 
     def __init__(self, python: Path, engine: str, kind: str, model: Path, options: dict[str, Any]) -> None:
         self.loaded, self.ready, self.workloads = (1.0, 3.0, WORKLOADS)
@@ -84,7 +84,7 @@ def test_a_drawing_needs_a_known_ending(drawn: list[Any], tmp_path: Path) -> Non
 def test_models_that_are_made_for_it(
     kind: str, layers: int, drawn: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one layer, or of experts, whose weights are none here."""
+    """Models of one layer, or of experts, without weights here."""
     started: list[tuple[str, str]] = []
 
     class Noted(Engine):
@@ -106,7 +106,7 @@ def test_models_that_are_made_for_it(
 
 
 def configuration_alone(config: Any) -> Any:
-    """What saves no weights."""
+    """Saves the configuration, and no weights."""
     return SimpleNamespace(save_pretrained=config.save_pretrained)
 
 
@@ -122,7 +122,7 @@ def test_the_model_of_one_layer_runs_all_its_sequences_in_one_step(tmp_path: Pat
 
 
 def test_a_schema_does_not_end_an_answer_early(tiny_model_folder: Path) -> None:
-    """All engines generate as many tokens, whatever is asked of them."""
+    """All engines generate the same number of tokens, whatever they are asked."""
     llm = radixkv.LLM(str(tiny_model_folder), dtype="float32", num_blocks=400)
     requests = Requests(radixkv, llm)
     generated: list[list[int]] = []

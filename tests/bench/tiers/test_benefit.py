@@ -1,4 +1,4 @@
-"""`radixkv bench tiers` on a tiny model: its figures are of what it says."""
+"""`radixkv bench tiers` on a tiny model: its figures measure what they say."""
 
 from __future__ import annotations
 

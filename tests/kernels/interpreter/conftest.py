@@ -36,7 +36,7 @@ CHECKED = {"test_item_attention", "test_split_decode", "test_cache_write_and_cop
 
 @pytest.fixture(autouse=True)
 def sums_are_computed_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not once more in int64 to see that they do not overflow, a fifth of the time: the kernels' own tests do that."""
+    """Sums are not computed again in int64 to detect overflow, a fifth of the time: the kernels' own tests do that."""
     options = interpreter.interpreter_builder.options
     checked = request.path.stem in CHECKED
     monkeypatch.setattr(

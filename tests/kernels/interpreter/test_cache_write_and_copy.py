@@ -1,4 +1,4 @@
-"""Writing and copying blocks in the interpreter: exactly what the reference writes, and nothing beside it."""
+"""Writing and copying blocks in the interpreter: exactly what the reference writes, and nothing else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_tokens_land_in_their_slots(dtype: torch.dtype, block_size: int, key_dim
 def test_queries_and_keys_are_rotated_and_written(
     dtype: torch.dtype, heads: int, kv_heads: int, key_dim: int, value_dim: int, rotary_dim: int, in_place: bool
 ) -> None:
-    """Also of padding, whose key is not stored, and in the model's layout, heads outside tokens."""
+    """Also with padding, whose key is not stored, and in the model's layout, with heads outside tokens."""
     torch.manual_seed(0)
     tokens, blocks, block_size = 21, 4, 16
     query, key, value = (
@@ -79,7 +79,7 @@ def test_rotated_keys_in_float8_are_those_of_rotating_and_writing_apart() -> Non
     write_cache(rotated, value, *apart, slots, **options)
     rotate_and_write(query, key, value, angles.cos(), angles.sin(), *ours, slots, **options)
     for cache, expected in zip(ours, apart, strict=True):
-        # Sums that are rounded in another order may fall on the other side of a border.
+        # Sums rounded in another order may fall on the other side of a rounding border.
         assert (cache.float() != expected.float()).float().mean() < 0.01
 
 

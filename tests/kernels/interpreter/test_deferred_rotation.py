@@ -51,7 +51,7 @@ def _with_long_factors() -> PreTrainedModel:
     return model
 
 
-# All of each head, as one compiled layer too; norms of heads; a part of each head; turned and scaled.
+# All of each head, also as one compiled layer; norms of heads; a part of each head; rotated and scaled.
 @pytest.mark.parametrize(
     ("build_it", "compiled"),
     [

@@ -1,4 +1,4 @@
-"""Drafts over the Triton backend, kernels interpreted: in fewer steps the tokens that come without."""
+"""Drafts over the Triton backend, kernels interpreted: the same tokens as without drafts, in fewer steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from radixkv import LLM, SamplingParams
 
 
 def test_tokens_are_those_without_drafts() -> None:
-    """With windows and sinks, of two sequences that share a prefix, and with wrong drafts among them."""
+    """With windows and sinks, two sequences that share a prefix, and some wrong drafts."""
     stem = torch.randint(3, VOCAB_SIZE, (22,), generator=torch.Generator().manual_seed(1)).tolist()
     prompts = [stem, [*stem[:18], 5]]
     every = [SamplingParams(temperature=t, seed=3, max_tokens=8, ignore_eos=True) for t in (0.0, 1.0)]

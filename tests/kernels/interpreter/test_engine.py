@@ -15,7 +15,7 @@ from radixkv_kernels import reference
 
 
 def prompts() -> list[list[int]]:
-    """Prompts that share a prefix of 21 tokens, one that is all of it, and a stranger."""
+    """Prompts that share a prefix of 21 tokens, one that is just this prefix, and an unrelated one."""
     generator = torch.Generator().manual_seed(1)
     stem, *tails = (torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (21, 5, 1))
     return [stem + tails[0], list(stem), tails[1]]

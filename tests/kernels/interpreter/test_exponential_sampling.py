@@ -38,7 +38,7 @@ def test_barred_tokens_are_never_drawn() -> None:
 
 
 def test_what_is_no_number_is_never_drawn() -> None:
-    """And where nothing is one, a token of the vocabulary is drawn all the same."""
+    """And where no logit is a number, some token of the vocabulary is drawn all the same."""
     logits = torch.full((16, 9001), float("nan"))
     logits[:, 3] = float("inf")
     rows = [SamplingRow(SamplingParams(), seed, 0, 0) for seed in range(16)]

@@ -74,12 +74,12 @@ def test_head_shapes(heads: int, kv_heads: int, key_dim: int, value_dim: int) ->
 
 @pytest.mark.parametrize("window", [1, 7, 50, 1000])
 def test_sliding_windows(window: int) -> None:
-    """Rows of one item end their windows in different places, some before the item begins."""
+    """Windows of an item's rows end in different places, some before the item begins."""
     run(make_tree(5, levels=[(1, 96), (2, 64), (6, 60)]), scale=0.125, window=window)
 
 
 def test_a_window_beyond_what_int32_can_subtract() -> None:
-    """Also of an item with nothing but padding, which begins beyond its row's position."""
+    """Also for an item of padding alone, which begins beyond its row's position."""
     case = make_tree(5, levels=[(1, 96), (2, 64), (6, 60)], padding=1)
     padding = len(case.positions) - 1
     for items in case.items.values():

@@ -72,13 +72,13 @@ SPREAD = [
 def assert_same(given: dict[str, Any], truth: dict[str, Any]) -> None:
     assert relative_error(given["output"], truth["output"]) < BOUND
     assert relative_error(given["partial_output"], truth["partial_output"]) < BOUND
-    # What saw no key has minus infinity, of which no error can be taken.
+    # A row that saw no key has minus infinity, for which no error can be computed.
     assert relative_error(given["partial_lse"].exp2(), truth["partial_lse"].exp2()) < BOUND
 
 
 @pytest.mark.parametrize(("name", "dim"), SPREAD)
 def test_items(name: str, dim: int, spread: Spread) -> None:
-    """Of one row two partial results, of the others the output at once."""
+    """One row has two partial results; the others get their output at once."""
     truth, given = attention_arguments(), attention_arguments()
     given[name] = spread(given[name], dim)
     items = [[0, 1, 0, 0, 16, 0], [0, 1, 0, 16, OPEN_END, 5], [1, 1, 1, 0, OPEN_END, -1], [2, 1, 2, 0, OPEN_END, -1]]
@@ -89,7 +89,7 @@ def test_items(name: str, dim: int, spread: Spread) -> None:
 
 @pytest.mark.parametrize(("name", "dim"), SPREAD)
 def test_splits(name: str, dim: int, spread: Spread) -> None:
-    num_splits = 1 if name == "output" else 2  # the output is written by one part, and by more their partial results
+    num_splits = 1 if name == "output" else 2  # one part writes the output, several write partial results
     truth, given = attention_arguments(), attention_arguments()
     row_tables = torch.arange(3, dtype=torch.int32)
     attend_split(**truth, row_tables=row_tables, num_splits=num_splits, scale=0.25)
@@ -100,7 +100,7 @@ def test_splits(name: str, dim: int, spread: Spread) -> None:
 
 @pytest.mark.parametrize(("name", "dim"), SPREAD[-5:])
 def test_merging(name: str, dim: int, spread: Spread) -> None:
-    """One row's results are listed as 5 and 0; of all rows two stand in order."""
+    """One row's results are listed as 5 and 0; all other rows have two in order."""
     truth = {"output": torch.zeros(3, 6, 16), "partial_output": torch.randn(6, 6, 16), "partial_lse": torch.randn(6, 6)}
     given = {key: tensor.clone() for key, tensor in truth.items()}
     given[name] = spread(given[name], dim)

@@ -19,7 +19,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-# One part has sinks in the kernel, more have them in the merge.
+# With one part, the kernel adds sinks; with more, the merge does.
 @pytest.mark.parametrize(
     ("num_splits", "name"),
     [(1, "plain"), (1, "sinks"), (1, "all"), (2, "window"), (2, "softcap"), (2, "all"), (5, "plain"), (5, "sinks")],

@@ -61,7 +61,7 @@ def test_the_kernel_that_fails_is_named(failure: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", ["draw_tokens", "advance_rows"])
 def test_whole_numbers_are_compared_exactly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ids up to 4999, one that is too large by 1 hardly changes the norm."""
+    """Among ids up to 4999, one that is too large by 1 hardly changes the norm."""
     launch = getattr(start_check, name)
 
     def off_by_one(*args: torch.Tensor, **options: int) -> torch.Tensor | None:

@@ -15,7 +15,7 @@ def problem(batch: int, levels: list[Level], num_new: int) -> Problem:
 
 
 def truth(given: Problem) -> torch.Tensor:
-    """Every row over all that it sees."""
+    """Attention of every row over all that it sees."""
     output = torch.empty_like(given.query)
     unused = given.partial_results(0)
     items = torch.tensor(row_items(given, 16), dtype=torch.int32)

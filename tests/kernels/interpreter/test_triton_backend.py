@@ -46,7 +46,7 @@ class Repeatable:
 
 @pytest.fixture
 def repeated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Launches are repeated as they are on a GPU; the names of the kernels of which they were."""
+    """Launches are repeated as on a GPU; the names of the kernels that were."""
     names: list[str] = []
     run = InterpretedFunction.run
 
@@ -106,7 +106,7 @@ def test_every_row_attends_to_exactly_its_own_tokens(
 
 
 def grow(batch: Batch, num_new: Sequence[int] | None = None) -> Batch:
-    """The batch one step later: every chunk's tokens are computed, and each sequence has one token more, or so many."""
+    """The batch one step later: every chunk's tokens are computed, and each sequence has that many tokens more."""
     size = batch.pool.block_size
     free = set(range(batch.pool.num_blocks)).difference(*(chunk.table.block_ids.tolist() for chunk in batch.chunks))
     chunks, keys, values = [], [], []
@@ -237,7 +237,7 @@ def test_more_sequences_or_blocks_than_there_is_capacity_for() -> None:
 def test_a_padded_batch_gives_what_the_plain_one_gives(
     padding: int, flat: bool, whole: bool, fp8: bool, repeated: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over steps that keep the plan, one that sequences leave, and one that they join again."""
+    """Over steps that keep the plan, one that sequences leave, and one that they rejoin."""
     monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 2**40 if flat else 0)
     torch.manual_seed(6)
     batch = make_batch(random.Random(6), LayerShape(2, 8, 8), 16, 5, 40, fp8)
@@ -268,7 +268,7 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
 
 
 def test_a_padded_batch_with_drafts_gives_what_the_plain_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of some sequences more than one token, which see each other as a prompt's do."""
+    """Some sequences have more than one token, which see each other as a prompt's do."""
     monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 0)
     torch.manual_seed(6)
     batch = make_batch(random.Random(6), LayerShape(1, 8, 8), 16, 3, 30)

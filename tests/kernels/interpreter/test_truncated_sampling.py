@@ -68,7 +68,7 @@ def test_the_kernel_draws_what_a_cpu_draws(
 
 @pytest.mark.parametrize("params", [SamplingParams(top_p=0.9), SamplingParams(top_k=3), SamplingParams(min_p=0.1)])
 def test_what_is_no_number_is_never_drawn(params: SamplingParams) -> None:
-    """And where nothing is one, a token of the vocabulary is drawn all the same."""
+    """And where no logit is a number, some token of the vocabulary is drawn all the same."""
     logits = torch.full((8, 4099), float("nan"))
     logits[:, 3] = float("inf")
     rows = [SamplingRow(params, seed, 0, 0) for seed in range(8)]

@@ -1,4 +1,4 @@
-"""Of the last decoder layer only those rows are computed whose logits are wanted, and no answer shows it."""
+"""The last decoder layer computes only the rows whose logits are wanted, and no answer shows it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_llm(model: nn.Module, **options: Any) -> LLM:
 
 @pytest.fixture
 def rows_by_call(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Of each call of decoder layers, how many rows went in, and how many came out."""
+    """For each call of decoder layers, how many rows went in, and how many came out."""
     calls: list[tuple[int, int]] = []
     run = DecoderLayers.run
 
@@ -80,7 +80,7 @@ def test_a_prompts_rows_end_before_the_last_layers_attention(rows_by_call: list[
 
 
 class Reading(nn.Module):
-    """Behind the last layer, a row that is computed from those before it, too."""
+    """After the last layer, each row is computed from those before it, too."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ def test_joined_layers_give_what_each_gives_by_itself(
 
 
 class AddsAnEarlierOne(nn.Module):
-    """Behind the last layer, also what an earlier one gave."""
+    """After the last layer, adds what an earlier one gave."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

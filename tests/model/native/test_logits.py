@@ -43,7 +43,7 @@ def test_float32(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_bfloat16_is_no_further_from_float32_than_torch(name: str) -> None:
-    """Fused layers round less often: the error is at most torch's, but for chance."""
+    """Fused layers round less often: but for chance, the error is at most torch's."""
     plain = build(name, MODELS[name] | WIDE).to(torch.bfloat16)
     exact = logits(build(name, MODELS[name] | WIDE).to(torch.bfloat16).float())
     theirs = (logits(plain) - exact).norm()

@@ -1,4 +1,4 @@
-"""A model is quantised once: afterwards its weights are read from disk, or made again where the disk lies."""
+"""A model is quantised once: afterwards its weights are read from disk, or made again where the disk's are wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Gets how each weight is quantised that is not read from the disk."""
+    """Records how each weight is quantised that is not read from disk."""
     kinds: list[str] = []
     quantise = quantised._quantised_panels
 

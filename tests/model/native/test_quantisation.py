@@ -117,7 +117,7 @@ def test_in_bfloat16_what_is_read_from_the_cache_differs_no_more_than_without_qu
 
 
 def test_layers_whose_inputs_are_no_multiple_of_32_stay_as_they_are() -> None:
-    """48 inputs, those of the down projections."""
+    """48 inputs, as those of the down projections here."""
     model = load_model(build_supported("llama"), ModelConfig(quantization="int8")).model
     assert kinds(model) == ["int8", "int8", "int8", "plain"] * 3 + ["int8"]
 
@@ -128,7 +128,7 @@ def test_a_pattern_that_does_not_fit_leaves_layers_that_are_quantised_alone() ->
 
 
 def test_what_is_compared_is_not_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a pattern that fits could be refused for the error of 4 bits, and one that does not fit hide in it."""
+    """Otherwise a matching pattern could be refused for the error of 4 bits, and a wrong one be hidden by it."""
     seen = []
     error = replace.error_in_tolerances
 
@@ -181,7 +181,7 @@ def test_a_gpu_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPa
     ("module", "named"), [("model.layers.1.mlp.down_proj", "model.layers.1.mlp.down_proj"), ("lm_head", "output head")]
 )
 def test_weights_that_are_not_finite_are_refused_by_their_names(module: str, named: str, quantization: str) -> None:
-    """The error named neither the model nor the layer."""
+    """The error used to name neither the model nor the layer."""
     model = tiny("llama")
     model.config.name_or_path = "some/model"
     with torch.no_grad():

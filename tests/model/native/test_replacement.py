@@ -156,7 +156,7 @@ def test_half_precision_stays_as_it_is() -> None:
 
 
 class Doubled(nn.Module):
-    """Parts like a gated MLP's that are put together in another way."""
+    """Parts like a gated MLP's, composed in another way."""
 
     def __init__(self, original: Any, limit: float = torch.inf, factor: float = 1.0) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ def test_an_attention_with_parts_of_its_own() -> None:
 
 @pytest.mark.parametrize("native", [True, False])
 def test_a_linear_layer_whose_weight_is_read_by_its_parent_stays(native: bool) -> None:
-    """What stood in for it had no weight, and loading failed."""
+    """Its replacement used to have no weight, and loading failed."""
     model = build_supported("llama")
     mlp = model.model.layers[1].mlp
     mlp.router = nn.Linear(32, 32, bias=False)
@@ -239,7 +239,7 @@ def test_a_norm_that_has_a_bias_or_another_epsilon() -> None:
 
 
 class Layer(nn.Module):
-    """A decoder layer with the usual parts, put together in another way."""
+    """A decoder layer with the usual parts, composed in another way."""
 
     def __init__(self, original: nn.Module, norms_swapped: bool) -> None:
         super().__init__()

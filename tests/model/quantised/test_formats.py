@@ -80,7 +80,7 @@ DOWN = "model.layers.0.mlp.down_proj"
 
 
 def tiny(**options: Any) -> Any:
-    """Of one layer; more than one block of 128 x 128, and of other sizes."""
+    """A model of one layer; with more than one block of 128 x 128, and other sizes."""
     sizes = {"hidden_size": 192, "head_dim": 48, "intermediate_size": 264, "num_hidden_layers": 1}
     return build("llama", sizes | options)
 
@@ -108,7 +108,7 @@ def test_words(bits: int) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_what_they_were_made_of(case: str, tmp_path: Path) -> None:
-    """All that is read of a checkpoint, the embeddings and norms among it."""
+    """All that is read from a checkpoint, including embeddings and norms."""
     scheme, kept = CASES[case]
     down = case in ("awq-32", "awq-64", "packed-4-32-asymmetric") or case.startswith("torchao") or "64" in case
     truth = tiny(**({"intermediate_size": 256} if down else {}))

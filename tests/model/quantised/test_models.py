@@ -82,7 +82,7 @@ def test_greedy_tokens_are_those_of_the_weights_in_floats(case: str, tmp_path: P
 @needs_library
 @pytest.mark.parametrize("plain", [("lm_head", "k_proj"), ("lm_head", "up_proj", "o_proj"), ()])
 def test_layers_that_stay_as_they_are(plain: tuple[str, ...], tmp_path: Path) -> None:
-    """Among those whose products are computed as one; and an output head that is quantised."""
+    """Also among layers whose products are computed as one; and an output head that is quantised."""
     truth = tiny()
     write(truth, tmp_path, gptq(4, 32), plain)
     llm = LLM(tmp_path, dtype="float32", num_blocks=64)
@@ -123,7 +123,7 @@ def test_in_bfloat16_logits_differ_no_more_than_those_of_floats(tmp_path: Path) 
 
 @needs_library
 def test_quantised_anew(tmp_path: Path) -> None:
-    """``quantization`` is of what a checkpoint's weights stand for."""
+    """``quantization`` applies to the weights that a checkpoint stands for."""
     truth = tiny()
     write(truth, tmp_path, gptq(4, 64, desc_act=True))
     model = load_model(tmp_path, ModelConfig(dtype="float32", quantization="int8")).model
@@ -154,7 +154,7 @@ def test_one_module_at_a_time_is_in_memory_as_floats(
 
 @needs_library
 def test_models_are_named_by_how_they_are_quantised(tmp_path: Path) -> None:
-    """Tiers keep keys and values apart, though weights stand for the same."""
+    """Tiers keep their keys and values apart, even if the weights stand for the same."""
     truth = tiny()
     write(truth, tmp_path / "gptq", gptq(4, 64))
     truth.save_pretrained(tmp_path / "plain")
@@ -166,7 +166,7 @@ def test_models_are_named_by_how_they_are_quantised(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_says_how_in_a_file_beside(tmp_path: Path) -> None:
-    """AutoGPTQ's older ones, which name their weights as they like, too."""
+    """Also AutoGPTQ's older ones, which name their weights as they like."""
     truth = tiny()
     scheme = gptq(4, 64)
     write(truth, tmp_path, scheme)
@@ -184,7 +184,7 @@ def test_a_folder_that_says_how_in_a_file_beside(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Out of its cache, without a network."""
+    """From the hub's cache, without a network."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     of_model = tmp_path / "models--some--model-GPTQ"
@@ -218,7 +218,7 @@ def test_what_cannot_be_read_says_what_can(tmp_path: Path) -> None:
 
 
 def test_a_head_of_its_own_is_refused_where_the_configuration_ties_it(tmp_path: Path) -> None:
-    """It was dropped, and the embedding took its place."""
+    """It used to be dropped, and the embedding took its place."""
     truth = tiny(tie_word_embeddings=True)
     write(truth, tmp_path, gptq(4, 64))
     path = tmp_path / "model.safetensors"
@@ -238,7 +238,7 @@ def test_a_head_of_its_own_is_refused_where_the_configuration_ties_it(tmp_path: 
 
 
 def test_a_quantised_head_is_refused_where_the_configuration_ties_it(tmp_path: Path) -> None:
-    """torch compares no float8 with another type, and what it raised was said as it was."""
+    """torch cannot compare float8 with another type, and its error used to be passed on as it was."""
     write(tiny(tie_word_embeddings=True), tmp_path, float8("tensor"))
     path = tmp_path / "model.safetensors"
     given = load_file(path)
@@ -273,7 +273,7 @@ def test_a_method_without_a_name_is_refused(tmp_path: Path) -> None:
 def test_a_configuration_that_no_package_writes_is_refused_by_its_name(
     scheme: Scheme, wrong: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Errors of Python's went through."""
+    """Python's own errors used to be passed on."""
     write(tiny(), tmp_path, scheme)
     set_config(tmp_path, {**scheme.config, **wrong})
     with pytest.raises(ModelLoadError, match=rf"^{tmp_path}: quantization_config: .*expected .*, got "):
@@ -281,7 +281,7 @@ def test_a_configuration_that_no_package_writes_is_refused_by_its_name(
 
 
 def test_experts_that_the_model_joins_are_left_to_transformers(tmp_path: Path) -> None:
-    """Of GPTQ, transformers asks for packages that are not there."""
+    """For GPTQ, transformers asks for packages that are not installed."""
     truth = build("mixtral", SUPPORTED["mixtral"])
     write(truth, tmp_path, gptq(4, 16), ("lm_head", "gate"))
     given = load_file(tmp_path / "model.safetensors")
