@@ -222,7 +222,9 @@ def test_what_a_host_has_is_read_while_something_is_put() -> None:
 
 
 @pytest.mark.parametrize("cleared", [False, True])
-def test_a_block_that_is_being_read_on_the_host_is_not_overwritten(monkeypatch: pytest.MonkeyPatch, cleared: bool) -> None:
+def test_a_block_that_is_being_read_on_the_host_is_not_overwritten(
+    monkeypatch: pytest.MonkeyPatch, cleared: bool
+) -> None:
     """Whatever is put, or cleared, while it is copied."""
     tier = HostTier(3 * 8, 8)
     read, other, new = prefix_keys("a", 1), prefix_keys("b", 1), prefix_keys("c", 1, 2, 3)
