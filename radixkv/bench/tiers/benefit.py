@@ -117,25 +117,21 @@ def run_tiers(
         json_path: for the figures.
         plot_path: for a drawing.
     """
-    with tempfile.TemporaryDirectory(prefix="radixkv-tiers-") as folder:
-        with console.status("after a restart"):
-            restarts = measure_restart(model, Path(folder) / "restart", rounds)
-        with console.status("a working set four times the pool"):
-            sets = [
-                measure_working_set(model, tier, Path(folder) / f"set-{tier}", conversations, turns)
-                for tier in ("none", "host", "disk", "larger pool")
-            ]
-        with console.status("users who come when they want"):
-            rate = LOAD * sets[0].requests_per_second
-            arrivals = measure_arrivals(model, rate, Path(folder) / "arrivals", conversations, turns)
-        with console.status("what writing costs"):
-            writing = measure_writing(model, Path(folder) / "writing", rounds)
-        with console.status("a shared store"):
-            shared = (
-                None
-                if shared_cache is None
-                else measure_shared(model, shared_cache, Path(folder), MORE_ROUNDS * rounds)
-            )
+    with console.status("after a restart"), _new_folder() as folder:
+        restarts = measure_restart(model, Path(folder), rounds)
+    sets = []
+    for tier in ("none", "host", "disk", "larger pool"):
+        with console.status("a working set four times the pool"), _new_folder() as folder:
+            sets.append(measure_working_set(model, tier, Path(folder), conversations, turns))
+    with console.status("users who come when they want"), _new_folder() as folder:
+        rate = LOAD * sets[0].requests_per_second
+        arrivals = measure_arrivals(model, rate, Path(folder), conversations, turns)
+    with console.status("what writing costs"), _new_folder() as folder:
+        writing = measure_writing(model, Path(folder), rounds)
+    shared = None
+    if shared_cache is not None:
+        with console.status("a shared store"), _new_folder() as folder:
+            shared = measure_shared(model, shared_cache, Path(folder), MORE_ROUNDS * rounds)
     _print(console, restarts, sets, arrivals, writing, shared)
     if json_path is not None:
         figures = {
@@ -149,6 +145,11 @@ def run_tiers(
         json_path.write_text(json.dumps(figures, indent=2) + "\n")
     if plot_path is not None:
         plot_tiers(restarts, sets, plot_path)
+
+
+def _new_folder() -> tempfile.TemporaryDirectory[str]:
+    """One for each measurement: the page cache that the files of one take would have to be reclaimed during the next."""
+    return tempfile.TemporaryDirectory(prefix="radixkv-tiers-")
 
 
 def measure_restart(model: str | None, folder: Path, rounds: int) -> list[Restart]:
