@@ -52,47 +52,46 @@ def measure_host_tier(report: GpuReport, table: Table, model: Any) -> None:
         model, max_model_len=_POOL_TOKENS, max_num_seqs=1, num_blocks=_POOL_TOKENS // _BLOCK_SIZE, block_size=_BLOCK_SIZE,
         host_cache_size="16GiB", cache_write_policy="write-back", speculative_config=None,
     )  # fmt: skip
-    fresh = _fresh_prompts()
+    fresh = _fresh_prompts(llm.engine.loaded.vocab_size)
     measure = {"computed": _computed, "loaded from the host": _loaded, "in the pool": _in_the_pool}
     try:
         for length in LENGTHS:
             _first_token(llm, fresh(length))  # the first launch of a kernel loads it
         for name, (length, kind) in row_names().items():
-            row = report.measure(name, partial(measure[kind], llm, partial(fresh, length)))
+            row = report.measure(name, partial(measure[kind], llm, fresh, length))
             if row is not None:
                 table.add_row(name, "", "", f"{row.seconds * 1e6:,.0f}", "", "", "")
     finally:
         llm.shutdown()
 
 
-def _fresh_prompts() -> Callable[[int], list[int]]:
+def _fresh_prompts(vocab_size: int) -> Callable[[int], list[int]]:
     rng = np.random.default_rng(0)
-    return lambda length: rng.integers(3, 128_000, length).tolist()
+    return lambda length: rng.integers(3, vocab_size, length).tolist()
 
 
-def _computed(llm: LLM, fresh: Callable[[], list[int]]) -> FirstToken:
-    return _median(_first_token(llm, fresh()) for _ in range(TIMES))
+def _computed(llm: LLM, fresh: Callable[[int], list[int]], length: int) -> FirstToken:
+    return _median(_first_token(llm, fresh(length)) for _ in range(TIMES))
 
 
-def _in_the_pool(llm: LLM, fresh: Callable[[], list[int]]) -> FirstToken:
-    prompt = fresh()
+def _in_the_pool(llm: LLM, fresh: Callable[[int], list[int]], length: int) -> FirstToken:
+    prompt = fresh(length)
     _first_token(llm, prompt)
     return _median(_first_token(llm, prompt) for _ in range(TIMES))
 
 
-def _loaded(llm: LLM, fresh: Callable[[], list[int]]) -> FirstToken:
-    prompt = fresh()
+def _loaded(llm: LLM, fresh: Callable[[int], list[int]], length: int) -> FirstToken:
+    prompt, evicts = fresh(length), fresh(_POOL_TOKENS - _BLOCK_SIZE)
     _first_token(llm, prompt)
 
     def one() -> FirstToken:
-        evicts = np.random.default_rng(1).integers(3, 128_000, _POOL_TOKENS - _BLOCK_SIZE).tolist()
         _first_token(llm, evicts)
         assert llm.engine.tiers is not None
         llm.engine.tiers.flush(60.0)
         taken = _first_token(llm, prompt)
         # The pool's last free block leaves one of the prompt's in place, and the last token is always computed.
-        if taken.loaded_tokens < len(prompt) - 3 * _BLOCK_SIZE:
-            raise RuntimeError(f"only {taken.loaded_tokens} of {len(prompt)} tokens were loaded")
+        if taken.loaded_tokens < length - 3 * _BLOCK_SIZE:
+            raise RuntimeError(f"only {taken.loaded_tokens} of {length} tokens were loaded")
         return taken
 
     return _median(one() for _ in range(TIMES))
