@@ -95,7 +95,7 @@ def log_defaults(name: str, defaults: SamplingDefaults) -> None:
     """
     if defaults:
         values = ", ".join(f"{field} {value:g}" for field, value in defaults.items())
-        _log.info("%s: where a request says nothing else: %s (generation_config='vllm': not so)", name, values)
+        _log.info("%s sets sampling defaults: %s (generation_config='vllm' ignores them)", name, values)
 
 
 def _checked(values: Mapping[str, Any]) -> SamplingDefaults:

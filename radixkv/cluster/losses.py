@@ -112,7 +112,7 @@ class Losses:
             _log.error("request %r is given up: %s died while they ran it", self._request_id, " and ".join(self._dead))
             raise RequestCrashesError(
                 f"request {self._request_id!r} was running on {len(self._dead)} replicas when they died, at the same token: "
-                "it is sent to no other one"
+                "it is not sent to another one"
             ) from error
         if self._num_lost >= self._max_attempts:
             _log.error("request %r is given up: %s", self._request_id, error)

@@ -61,7 +61,7 @@ class TenantShares:
         except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
             if not member.is_behind:
                 member.is_behind = True
-                _log.warning("replica %r is told again what tenants may have: %r", member.name, error)
+                _log.warning("sending tenants' shares to replica %r failed, and is tried again: %r", member.name, error)
 
     async def send(self, member: Member, client: httpx.AsyncClient) -> None:
         """Send the newest to a replica, unless it knows.

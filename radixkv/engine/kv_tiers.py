@@ -240,8 +240,8 @@ class KVTiers:
             finished &= self._other_stores.stop(left() + closing)
         if not finished:
             _log.warning(
-                "the tiers below the pool were left after %s s; %d blocks were not written, and perhaps those that the "
-                "tiers had queued themselves",
+                "closing the tiers below the pool took longer than %s s; %d blocks were not written, and perhaps more that "
+                "the tiers had queued themselves",
                 grace_seconds,
                 num_lost,
             )

@@ -220,7 +220,7 @@ class Speculator:
             if drafter.source not in self._warned:
                 self._warned.add(drafter.source)
                 _log.warning(
-                    "drafter %r: its draft is dropped, and this is said once: %s: %s",
+                    "drafter %r: its draft is dropped (reported once): %s: %s",
                     drafter.source, type(error).__name__, error,
                 )  # fmt: skip
             return NO_DRAFT

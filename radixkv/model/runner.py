@@ -1,7 +1,7 @@
 """One forward pass over a packed batch, with attention over the cache's blocks.
 
-The model is an unmodified Hugging Face causal language model. It is called with one row that holds all sequences' new
-tokens, and its attention layers call back: each writes its new keys and values into the pool and attends over the plan.
+The model is a Hugging Face causal language model, running its own code. It is called with one row that holds all sequences'
+new tokens, and its attention layers call back: each writes its new keys and values into the pool and attends over the plan.
 """
 
 from __future__ import annotations

@@ -117,4 +117,4 @@ class Engine:
         try:
             await answer_of(self._registry.leave.remote(self._name), _SECONDS_TO_LEAVE)
         except UNREACHABLE as error:
-            _log.info("the registry learns of the end of this replica only by its silence: %r", error)
+            _log.info("the registry was not notified that this replica ends: %r", error)

@@ -155,7 +155,7 @@ class PrefixLoads:
             if not look_up.waits_for_writer:
                 if self._unanswered is None:  # said once
                     _log.warning(
-                        "tiers: finding a prefix takes longer than computing it; whenever it does, no other is looked for"
+                        "tiers: looking up a prefix takes longer than computing it; until this is done, no other is looked up"
                     )
                 self._unanswered = look_up
             self._end_waiting(prefix)

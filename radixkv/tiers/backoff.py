@@ -33,7 +33,7 @@ class Backoff:
     def failed(self, error: Exception) -> None:
         """Leave the medium alone: a second at first, then twice as long each time, a minute at most."""
         if not self._wait:
-            _log.warning("%s: %s. Going on without it; it is tried again now and then.", self._medium, error)
+            _log.warning("%s: %s. Going on without it; it is retried from time to time.", self._medium, error)
         elif not self.ready:
             return  # a call of another thread, which began before the medium was given up
         self._wait = min(2 * self._wait, LONGEST_SECONDS) or FIRST_SECONDS

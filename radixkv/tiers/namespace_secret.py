@@ -73,7 +73,7 @@ def _shared_secret(shared: Path, disk: Path, *, may_write: bool) -> bytes:
     try:
         secret = namespace_secret(shared, initial=_read(own) if own.exists() else None)
     except OSError as error:
-        _log.info("%s; the secret of namespaces is what %s has", error, disk)
+        _log.info("%s; using the secret of namespaces in %s", error, disk)
         return _read(copy) if copy.exists() else _secret_or_random(disk, may_make=may_write)
     if may_write and not (copy.exists() and _read(copy) == secret):
         try:
@@ -90,7 +90,7 @@ def _secret_or_random(folder: Path, may_make: bool) -> bytes:
     try:
         return namespace_secret(folder, may_make)
     except OSError as error:
-        _log.warning("%s; what is stored is named by a random secret, and not found after a restart", error)
+        _log.warning("%s; blocks are stored under a random secret, and not found after a restart", error)
         return secrets.token_bytes(_NUM_BYTES)
 
 

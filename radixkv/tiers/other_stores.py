@@ -48,11 +48,11 @@ class OtherStores:
         try:
             folders = [folder for folder in store_folders(self._root) if folder.name != self._own]
         except OSError as error:
-            _log.warning("%s: what was cleared is not cleared in stores of other models there: %s", self._root, error)
+            _log.warning("%s: the stores of other models there could not be cleared: %s", self._root, error)
             return
         for folder in folders:
             try:
                 fingerprint = read_header(folder).block_format.fingerprint
                 clear(folder, namespace_digest(fingerprint, group, self._secret))
             except (OSError, StoreInUseError, ValueError) as error:
-                _log.warning("%s: what was cleared in another store is not cleared there: %s", folder, error)
+                _log.warning("%s: what was cleared elsewhere could not be cleared there: %s", folder, error)

@@ -368,7 +368,7 @@ def test_what_tenants_may_have_is_sent_again_to_a_replica_that_did_not_confirm_i
         await replicas.add("a", "http://a")
         shares = {"ann": TenantShare(max_num_seqs=2)}
         await replicas.set_tenants(shares)
-        assert "replica 'a' is told again what tenants may have: ReadError('planted')" in caplog.text
+        assert "sending tenants' shares to replica 'a' failed, and is tried again: ReadError('planted')" in caplog.text
         await until(lambda: len(told) == 3)
         confirmed = num_loads
         await until(lambda: num_loads > confirmed + 10)

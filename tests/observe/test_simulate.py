@@ -223,7 +223,7 @@ def test_an_unfinished_last_line_is_left_out(tmp_path: Path, caplog: pytest.LogC
     line = json.dumps({"timestamp": 0, "hash_ids": [1]})
     path.write_text(f"{line}\n{line}\n{line[:20]}")
     assert len(read_trace(path).requests) == 2
-    assert caplog.messages == [f"{path}, line 3: it is unfinished, and left out"]
+    assert caplog.messages == [f"{path}, line 3 is unfinished, and left out"]
     for wrong in (f"{line}\n{line[:20]}\n", line[:20]):
         path.write_text(wrong)
         with pytest.raises(ValueError, match=r"line [12]: expected an object"):
@@ -237,7 +237,7 @@ def test_a_trace_that_ends_in_its_first_request_has_none(tmp_path: Path, caplog:
     path.write_text(f'{header}\n{{"timestamp": 0, "ha')
     with pytest.raises(ValueError, match="there is no request in it"):
         read_trace(path)
-    assert caplog.messages == [f"{path}, line 2: it is unfinished, and left out"]
+    assert caplog.messages == [f"{path}, line 2 is unfinished, and left out"]
 
 
 def test_sizes_and_policies_are_parsed() -> None:

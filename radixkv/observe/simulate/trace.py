@@ -112,7 +112,7 @@ def read_trace(path: Path) -> Trace:
                     num_blocks += len(prompt)
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 if isinstance(error, json.JSONDecodeError) and number > 1 and not line.endswith("\n"):
-                    _log.warning("%s, line %d: it is unfinished, and left out", path, number)
+                    _log.warning("%s, line %d is unfinished, and left out", path, number)
                     break
                 raise ValueError(
                     f"{path}, line {number}: expected an object with 'timestamp' and 'hash_ids': {_in_words(error)}"
