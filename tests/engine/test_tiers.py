@@ -110,7 +110,7 @@ def test_a_store_that_hangs_delays_one_request(
         (output,) = llm.generate([prompt], GREEDY, use_tqdm=False)
         assert not output.metrics.loaded_tokens
     assert len(asked) == 1
-    assert len([record for record in caplog.records if "finding a prefix takes longer" in record.message]) == 1
+    assert len([record for record in caplog.records if "looking up a prefix takes longer" in record.message]) == 1
     hangs.set()
     evict_all(llm)
     monkeypatch.setattr(Rates, "compute_seconds", lambda self, num_blocks: 1000.0)
