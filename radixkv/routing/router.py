@@ -99,7 +99,6 @@ class Router:
         self._expected_seconds = expected_seconds
         self._clock = clock
         self._replicas: dict[str, ReplicaState] = {}
-        self._least_weight = _WEIGHT
         # When a request's blocks cease to be expected, the request, and how many of its leading blocks that concerns.
         self._expiring: deque[tuple[float, Placement, int]] = deque()
 
@@ -119,14 +118,12 @@ class Router:
         used = {replica.number for replica in self._replicas.values()}
         number = next(number for number in range(len(used) + 1) if number not in used)
         self._replicas[name] = ReplicaState(number)
-        self._weigh()
 
     def remove(self, name: str) -> None:
         """Stop choosing a replica, and forget what it holds; an unknown name is ignored."""
         replica = self._replicas.pop(name, None)
         if replica is not None:
             self._held.clear(replica.number)
-            self._weigh()
 
     def update(self, name: str, event: CacheEvent) -> None:
         """Note a change of a replica's cache; changes of unknown replicas are ignored."""
@@ -270,6 +267,7 @@ class Router:
             num_queued += replica.queued + replica.unknown_queued
             num_requests += len(replica.waiting) + replica.unknown_waiting
         requests_per_token = num_requests / num_queued if num_queued else 0.0
+        least_weight = _WEIGHT + _WEIGHT_OF_DOUBLING * math.log2(max(1, len(self._replicas)))
         block_size, num_blocks = self.block_size, len(block_hashes)
         lowest, chosen, chosen_name, chosen_hit = 0.0, None, "", 0
         for name, replica in self._replicas.items():  # few calls in it: it runs for each replica and each request
@@ -288,7 +286,7 @@ class Router:
                 waiting += replica.seconds_left(now, rate)
             num_lacking = num_prompt_tokens - hit
             seconds = waiting * (1 + requests_per_token * num_lacking)
-            seconds += rate * (self._least_weight * num_lacking + self._decode_weight * num_decoding)
+            seconds += rate * (least_weight * num_lacking + self._decode_weight * num_decoding)
             if (
                 chosen is None
                 or seconds < lowest
@@ -337,9 +335,6 @@ class Router:
             replica.dequeue(placement, now, computed=computed)
         self._expiring.append((now + self._expected_seconds, placement, len(placement.block_hashes)))
         self._expire_expected(now)
-
-    def _weigh(self) -> None:
-        self._least_weight = _WEIGHT + _WEIGHT_OF_DOUBLING * math.log2(max(1, len(self._replicas)))
 
     def _average_speeds(self) -> None:
         """Assume the mean of the known speeds for replicas whose speed is unknown."""

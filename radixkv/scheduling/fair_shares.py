@@ -114,8 +114,7 @@ class FairShares:
 
     def refund(self, group: SequenceGroup) -> None:
         """The group is preempted: what is `unused` was not served to its tenant after all."""
-        tenant = group.request.tenant
-        self._counters[tenant] = self.counter(tenant) - self.unused(group)
+        self._serve(group.request.tenant, -self.unused(group))
 
     def reset(self) -> None:
         """Forget the counters: nothing waits and nothing runs, and a busy period is over."""

@@ -40,6 +40,14 @@ def model_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    """A file that `model_cache` converts."""
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(b"GGUF")
+    return path
+
+
 def test_a_folder_without_a_tokenizer_serves_token_ids(tmp_path: Path) -> None:
     build_supported("llama").save_pretrained(tmp_path)
     llm = LLM(str(tmp_path), num_blocks=50)
@@ -169,9 +177,7 @@ def test_invalid_options_are_refused() -> None:
         LLM(model, kv_cache_memory_bytes=10)
 
 
-def test_a_conversion_is_done_once_and_again_when_damaged(model_cache: Path, tmp_path: Path) -> None:
-    gguf = tmp_path / "tiny.gguf"
-    gguf.write_bytes(b"GGUF")
+def test_a_conversion_is_done_once_and_again_when_damaged(model_cache: Path, gguf: Path) -> None:
     messages: list[str] = []
     folder = ensure_converted(gguf, messages.append)
     assert ensure_converted(gguf, messages.append) == folder == converted_folder(gguf)
@@ -204,10 +210,8 @@ def test_environments_that_have_the_same_default_model_share_its_conversion(mode
 
 
 def test_an_interrupted_conversion_leaves_nothing(
-    model_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_cache: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gguf = tmp_path / "tiny.gguf"
-    gguf.write_bytes(b"GGUF")
 
     def interrupted(gguf: Path, folder: Path) -> None:
         folder.mkdir()
@@ -220,9 +224,8 @@ def test_an_interrupted_conversion_leaves_nothing(
 
 
 def test_a_full_disk_is_detected_before_anything_is_written(
-    model_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_cache: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gguf = tmp_path / "tiny.gguf"
     gguf.write_bytes(b"GGUF" * 1000)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 0))
@@ -233,11 +236,9 @@ def test_a_full_disk_is_detected_before_anything_is_written(
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left")])
 def test_a_disk_that_is_full_says_what_to_do(
-    error: Exception, model_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, model_cache: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """safetensors' error used to be passed on as it was."""
-    gguf = tmp_path / "tiny.gguf"
-    gguf.write_bytes(b"GGUF")
 
     def fill(gguf: Path, folder: Path) -> None:
         raise error
@@ -250,11 +251,9 @@ def test_a_disk_that_is_full_says_what_to_do(
 
 
 def test_a_model_cache_that_cannot_be_written_says_what_to_do(
-    model_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_cache: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a read-only disk, and where a file is in its place."""
-    gguf = tmp_path / "tiny.gguf"
-    gguf.write_bytes(b"GGUF")
 
     def refuse(*arguments: object, **options: object) -> None:
         raise OSError(30, "Read-only file system")
@@ -275,10 +274,8 @@ def test_a_model_cache_that_cannot_be_written_says_what_to_do(
     assert find_damage(folder) is None
 
 
-def test_a_damaged_conversion_that_another_process_replaces_at_the_same_time(model_cache: Path, tmp_path: Path) -> None:
+def test_a_damaged_conversion_that_another_process_replaces_at_the_same_time(model_cache: Path, gguf: Path) -> None:
     """Both find the damage; the later one used to raise because what it was to remove was gone."""
-    gguf = tmp_path / "tiny.gguf"
-    gguf.write_bytes(b"GGUF")
     folder = ensure_converted(gguf, str)
     (folder / "config.json").write_text("[]")
 
@@ -291,10 +288,8 @@ def test_a_damaged_conversion_that_another_process_replaces_at_the_same_time(mod
     assert [path.name for path in model_cache.iterdir()] == [folder.name]
 
 
-def test_a_conversion_that_another_process_has_made_again_stays(model_cache: Path, tmp_path: Path) -> None:
+def test_a_conversion_that_another_process_has_made_again_stays(model_cache: Path, gguf: Path) -> None:
     """It is made between the check of a damaged one and its removal, which used to remove the other process's."""
-    gguf = tmp_path / "tiny.gguf"
-    gguf.write_bytes(b"GGUF")
     folder = ensure_converted(gguf, str)
     (folder / "config.json").write_text("[]")
 

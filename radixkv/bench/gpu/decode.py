@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -341,40 +341,39 @@ def run_decode(console: Console, json_path: Path | None, only: str | None = None
     table = Table("work", "GB", "floor us", "median us", "floor / time", "tokens/s", "GPU idle between steps, in all")
     for kind, options in KINDS.items():
         if any(report.wants(name) for name in _names(kind)):
-            try:
-                measure_engine(report, table, model, kind, options)
-            except Exception as error:  # no row of this engine can be measured; the next one may work
-                report.note_failure(kind, error)
-            release(model, attention)
+            measure_and_release(
+                report, kind, partial(measure_engine, report, table, model, kind, options), model, attention
+            )
     for shared in (0, SHARED):
         name = f"transformers: {BATCH} x {LENGTH:,}, {shared:,} shared, answers"
         answers = report.measure(name, partial(answer_all_with_transformers, model, shared))
         if answers is not None:
             table.add_row(name, "", "", "", "", f"{answers.tokens_per_s:,.0f}", "")
     if any(map(report.wants, host_tier.row_names())):
-        try:
-            host_tier.measure_host_tier(report, table, model)
-        except Exception as error:  # no row can be measured
-            report.note_failure("host tier", error)
-        release(model, attention)
-    measure_drafted_steps(report, model, attention)
+        measure = partial(host_tier.measure_host_tier, report, table, model)
+        measure_and_release(report, "host tier", measure, model, attention)
+    drafted = row_names(f"drafts: {BATCH} x {LENGTH:,}, {SHARED:,} shared")
+    if any(map(report.wants, drafted)):
+        measure_and_release(report, "drafts", partial(measure_drafted_steps, report, model, drafted), model, attention)
     return report.end(table)
 
 
-def measure_drafted_steps(report: GpuReport, model: Any, attention: str) -> None:
-    """Measure the rows about drafts, at the end: from then on the model generates nothing but 0."""
-    names = row_names(f"drafts: {BATCH} x {LENGTH:,}, {SHARED:,} shared")
-    if not any(map(report.wants, names)):
-        return
+def measure_and_release(report: GpuReport, kind: str, measure: Callable[[], None], model: Any, attention: str) -> None:
+    """Measure the rows of one engine, and free it. If none of them can be measured, those of the next engine still may."""
     try:
-        with torch.inference_mode():
-            model.get_output_embeddings().weight.zero_()
-        llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, **OPTIONS)
-        start = partial(start_decoding, llm, SHARED, LONG_GREEDY)
-        measure_drafts(report, llm, names, start, partial(stop_decoding, llm), TIMED_STEPS)
-    except Exception as error:  # no row can be measured
-        report.note_failure("drafts", error)
+        measure()
+    except Exception as error:  # it concerns this engine alone
+        report.note_failure(kind, error)
     release(model, attention)
+
+
+def measure_drafted_steps(report: GpuReport, model: Any, names: dict[str, float | None]) -> None:
+    """Measure the rows about drafts, at the end: from then on the model generates nothing but 0."""
+    with torch.inference_mode():
+        model.get_output_embeddings().weight.zero_()
+    llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, **OPTIONS)
+    start = partial(start_decoding, llm, SHARED, LONG_GREEDY)
+    measure_drafts(report, llm, names, start, partial(stop_decoding, llm), TIMED_STEPS)
 
 
 def _names(kind: str) -> list[str]:
