@@ -154,7 +154,7 @@ def loads_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a tier has is loaded, even if a tiny model computes it as fast, or this machine is slow just now."""
     from radixkv.tiers.rates import Rates
 
-    monkeypatch.setattr(Rates, "compute_seconds", lambda rates, num_blocks: 1000.0)
+    monkeypatch.setattr(Rates, "compute_seconds", lambda rates, num_tokens: 1000.0)
 
 
 @pytest.fixture(scope="session")

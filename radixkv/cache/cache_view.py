@@ -141,12 +141,20 @@ class CacheView:
     def cached_blocks(self, tokens: TokenIds, namespace: str = "") -> BlockIds:
         """The physical blocks of the longest cached prefix's whole blocks, int32, until the cache changes.
 
+        If all of the tokens are cached, and end inside a block, the block that begins with the last of them is one more.
+
         Raises:
             InvalidArgumentError: ``tokens`` are not token ids, or ``namespace`` is not a string.
         """
         check_namespace(namespace)
-        match = self._tree.match(encode(tokens), namespace)
-        return np.empty(0, dtype=np.int32) if match is None else match.path_blocks()
+        prefix = encode(tokens)
+        match = self._tree.match(prefix, namespace)
+        if match is None:
+            return np.empty(0, dtype=np.int32)
+        ids = match.path_blocks()
+        if match.num_partial_tokens and match.num_tokens * TOKEN_BYTES == len(prefix):
+            ids = np.append(ids, np.int32(match.partial_block))
+        return ids
 
     def continuation(self, table: BlockTable, tokens: TokenIds, max_tokens: int) -> list[int]:
         """A cached continuation of a live sequence. Changes nothing.

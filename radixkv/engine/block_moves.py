@@ -17,12 +17,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.cache import BlockTable, NodeSnapshot, PrefixCache
-from radixkv.cache.block_hash import namespace_hash, next_hashes
+from radixkv.cache.block_hash import namespace_hash, next_hash, next_hashes
 from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
 from radixkv.cache.tokens import TOKEN_BYTES, decode
@@ -30,12 +31,15 @@ from radixkv.config import CacheWritePolicy
 from radixkv.tiers.known_blocks import KnownBlocks
 from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.prefix_keys import namespace_group
+from radixkv.tiers.tier import BlockBytes
 from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
 _log = logging.getLogger(__name__)
 
 # Blocks that are not evicted can wait: this many are read per step, which takes a few milliseconds of it.
 _BLOCKS_PER_STEP = 32
+# A partly filled block takes as much room as a whole one: with less than this share of it filled, it is not worth it.
+_LEAST_FILLED = 1 / 4
 # How long to wait for space in the queue before the time left is checked again.
 _MAX_WAIT_SECONDS = 1.0
 
@@ -57,7 +61,7 @@ class _Wanted:
     """A prefix to be sent down: all its blocks that are still in the tree and not known to be below.
 
     Attributes:
-        tokens: of its whole blocks, encoded.
+        tokens: of its blocks, the last of which may be partly filled, encoded.
         hashes: of each block.
         start: the blocks before this index are done.
     """
@@ -106,11 +110,10 @@ class BlockMoves(TreeObserver):
             self._list(node, start)
 
     def on_insert(self, node: Node, start: int) -> None:
-        stop = self._num_whole(node)
-        if start == stop or self._stopped:
+        if self._stopped:
             return
-        self._known.discard(node.block_hashes(self._block_bytes)[start:stop])
-        if self._policy == "write-through":
+        self._known.discard(node.block_hashes(self._block_bytes)[start:])
+        if self._policy == "write-through" and start < self._num_whole(node):
             self._want(node)
 
     def on_clear(self, namespace: str | None, nodes: Sequence[Node]) -> None:
@@ -126,10 +129,15 @@ class BlockMoves(TreeObserver):
 
     # -- called by the engine ------------------------------------------------------------------------------------
 
-    def note_reused(self, table: BlockTable) -> None:
-        """A sequence began with cached blocks, which are thus used for at least the second time."""
+    def note_reused(self, table: BlockTable, behind: bytes) -> None:
+        """A sequence began with cached blocks, which are thus used for at least the second time.
+
+        Args:
+            table: the sequence's, just opened.
+            behind: encoded tokens in the block behind the whole ones that it shares, as far as they are cached.
+        """
         if self._policy != "write-back" and table.node is not None:
-            self._want(table.node)
+            self._want(table.node, behind)
 
     def want_prefix(self, tokens: bytes, namespace: str) -> None:
         """Send down what is cached of a prefix, whatever the policy.
@@ -138,15 +146,11 @@ class BlockMoves(TreeObserver):
             tokens: of whole blocks, encoded.
             namespace: of the prefix.
         """
-        hashes = next_hashes(namespace_hash(namespace), tokens, self._block_bytes)
-        self._wanted.append(_Wanted(namespace, tokens, hashes, 0))
+        self._wanted.append(_Wanted(namespace, tokens, self._prefix_hashes(namespace, tokens), 0))
 
-    def note_loaded(self, table: BlockTable) -> None:
-        """The table's blocks beyond those that the tree had were loaded, so tiers have them."""
-        if table.node is not None:
-            # Blocks that were in the tree already may never have been written.
-            start = table.num_cached_tokens * TOKEN_BYTES // self._block_bytes
-            self._known.add(self._path_hashes(table.node)[start:])
+    def note_loaded(self, namespace: str, tokens: bytes, first: int) -> None:
+        """The blocks of a prefix from index ``first`` on were loaded, so tiers have them."""
+        self._known.add(self._prefix_hashes(namespace, tokens)[first:])
 
     def stop(self) -> None:
         """Send nothing more down."""
@@ -206,9 +210,10 @@ class BlockMoves(TreeObserver):
                 path.append(step.tokens.tobytes())
                 step = parents[id(step)]
             tokens = b"".join(reversed(path))
-            tokens = tokens[: len(tokens) // self._block_bytes * self._block_bytes]
-            hashes = next_hashes(namespace_hash(namespace), tokens, self._block_bytes)
-            self._wanted.append(_Wanted(namespace, tokens, hashes, 0))
+            num_whole = len(tokens) // self._block_bytes
+            if not self._is_worth_its_room(len(tokens) % self._block_bytes, num_whole):
+                tokens = tokens[: num_whole * self._block_bytes]
+            self._wanted.append(_Wanted(namespace, tokens, self._prefix_hashes(namespace, tokens), 0))
             self.write_wanted(cache, seconds_left)
             if self._wanted:
                 return
@@ -217,6 +222,7 @@ class BlockMoves(TreeObserver):
 
     def _list(self, node: Node, start: int) -> None:
         stop = self._num_whole(node)
+        stop += self._is_worth_its_room(len(node.tokens) % self._block_bytes, node.depth + stop)
         hashes = node.block_hashes(self._block_bytes)
         while start < stop and hashes[start] in self._known:
             start += 1
@@ -226,11 +232,20 @@ class BlockMoves(TreeObserver):
             self._evicted.append(_Evicted(part, node.block_ids(start, stop), hashes[start:stop]))
             self._known.add(hashes[start:stop])
 
-    def _want(self, node: Node) -> None:
-        """Send down the path to a node's end, except for blocks known to be below; a few blocks in each step."""
+    def _want(self, node: Node, behind: bytes = b"") -> None:
+        """Send down the path to a node's last whole block, except for blocks known to be below; a few blocks in each step.
+
+        Args:
+            node: of the tree.
+            behind: encoded tokens of the block behind it, to be sent, too; it may be partly filled.
+        """
         hashes = self._path_hashes(node)
+        if not self._is_worth_its_room(len(behind), len(hashes)):
+            behind = b""
+        if behind:
+            hashes.append(next_hash(hashes[-1], behind))
         if not all(block_hash in self._known for block_hash in hashes):
-            tokens = self._path_tokens(node, self._num_whole(node))
+            tokens = self._path_tokens(node, self._num_whole(node)) + behind
             self._wanted.append(_Wanted(node.namespace, tokens, hashes, 0))
 
     def _take_wanted(self, cache: PrefixCache, count: int, timeout: float) -> list[_Part]:
@@ -266,11 +281,44 @@ class BlockMoves(TreeObserver):
             self._known.clear()
             _log.warning("blocks on their way below the pool are lost: %s", error)
             return
+        partly_filled: dict[int, int] = {}
+        stop = 0
+        for part, _ in parts:
+            stop += part.num_blocks
+            filled = len(part.tokens) - (part.stop - 1) * self._block_bytes
+            if filled < self._block_bytes:
+                partly_filled[stop - 1] = filled // TOKEN_BYTES
         self._writer.put(
             [part for part, _ in parts],
-            partial(self._rows.to_host, data, self._rows.fence()),
+            partial(self._fetch, data, self._rows.fence(), partly_filled),
             partial(self._rows.release, data),
         )
+
+    def _fetch(self, data: Any, fence: Any, partly_filled: dict[int, int]) -> BlockBytes:
+        """The blocks that were read, in host memory; called by the thread that writes.
+
+        Args:
+            data: from `PoolRows.read`.
+            fence: made after that.
+            partly_filled: how many tokens the partly filled rows hold. Behind them may be keys and values of other prompts,
+                even of other tenants, which must not be stored with these.
+        """
+        rows = self._rows.to_host(data, fence)
+        for row, num_tokens in partly_filled.items():
+            self._rows.erase_behind(rows[row], num_tokens)
+        return rows
+
+    def _is_worth_its_room(self, num_bytes: int, num_before: int) -> bool:
+        """Whether a partly filled block with so many bytes of tokens should be sent down.
+
+        Args:
+            num_bytes: of its encoded tokens.
+            num_before: blocks before it: without any, nobody looks for it (`radixkv.tiers.prefix_search`).
+        """
+        return num_before > 0 and num_bytes >= max(TOKEN_BYTES, _LEAST_FILLED * self._block_bytes)
+
+    def _prefix_hashes(self, namespace: str, tokens: bytes) -> list[int]:
+        return next_hashes(namespace_hash(namespace), tokens, self._block_bytes)
 
     def _num_whole(self, node: Node) -> int:
         return len(node.tokens) // self._block_bytes

@@ -33,6 +33,7 @@ from radixkv.tiers.known_blocks import KnownBlocks
 from radixkv.tiers.loader import BlockLoader
 from radixkv.tiers.other_stores import OtherStores
 from radixkv.tiers.prefix_keys import PrefixKeys, namespace_group
+from radixkv.tiers.prefix_search import find_prefix
 from radixkv.tiers.rates import Rates
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.stats import TierTotals
@@ -105,7 +106,7 @@ class KVTiers:
         self._rows = BlockRows(pool)
         self._keys = PrefixKeys(fingerprint, secret, block_bytes, opened.events)
         self._stack = TierStack(opened.tiers)
-        self._rates = Rates(len(opened.tiers), pool.block_size, prefill_rate)
+        self._rates = Rates(len(opened.tiers), prefill_rate)
         self._writer = BlockWriter(self._stack, self._keys, self._rows.nbytes, _MAX_QUEUED_BYTES)
         make_buffer = _pinned_memory if pool.keys[0].is_cuda else _resident_memory
         self._loader = BlockLoader(
@@ -157,20 +158,19 @@ class KVTiers:
             namespace: of the prompt.
             num_cached_tokens: how many of its tokens are in the pool.
         """
-        block_bytes = self._keys.block_bytes
-        size = block_bytes // TOKEN_BYTES
         if self._closed:
             return ()
-        keys = self._keys.of(namespace, tokens[:-TOKEN_BYTES])  # the last token is always computed
-        return tuple(
-            Below(
-                self._stack.media[span.tier],
-                span.start * size,
-                (span.stop - span.start) * size,
-                self._rates.load_seconds([span]),
-            )
-            for span in self._stack.find(keys, min(num_cached_tokens // size, len(keys)))
-        )
+        size = self._keys.block_bytes // TOKEN_BYTES
+        most = len(tokens) // TOKEN_BYTES - 1  # the last token of a prompt is always computed, for its logits
+        keys, spans = find_prefix(self._stack, self._keys, namespace, tokens, num_cached_tokens // size)
+        below = []
+        for span in spans:
+            start = span.start * size
+            stop = min(most, start + sum(len(key.tokens) for key in keys[span.start : span.stop]) // TOKEN_BYTES)
+            if stop > num_cached_tokens:
+                medium, seconds = self._stack.media[span.tier], self._rates.load_seconds([span])
+                below.append(Below(medium, start, stop - start, seconds))
+        return tuple(below)
 
     def before_pool_writes(self, copy_blocks: Callable[[list[BlockCopy]], None]) -> None:
         """Before a step writes anything into the pool: read the blocks that go down, and let loads begin.

@@ -43,6 +43,7 @@ class BlockRows(PoolRows):
         self._device = tensors[0].device
         self.nbytes: int = self._stops[-1]
         self.num_blocks = pool.num_blocks
+        self._block_size = pool.block_size
         # The unit of copies: scattered rows take half as long in words of eight bytes as in bytes, and a GPU needs a thread
         # for each word.
         self._word = np.dtype(np.int64 if all(stop % 8 == 0 for stop in self._stops) else np.uint8)
@@ -119,6 +120,16 @@ class BlockRows(PoolRows):
             on_host.copy_(data, non_blocking=True)
         stream.synchronize()
         return on_host.numpy()
+
+    def erase_behind(self, row: NDArray[np.uint8], num_tokens: int) -> None:
+        """Overwrite with zeros what a row of `to_host` holds behind its first tokens. Any thread may call.
+
+        Args:
+            row: of one block, ``[nbytes]``.
+            num_tokens: to keep.
+        """
+        for start, stop in pairwise([0, *self._stops]):
+            row[start + (stop - start) // self._block_size * num_tokens : stop] = 0
 
     def prepare(self, block_ids: NDArray[np.int32]) -> None:
         """Prepare the memory of blocks that `write` will be given, without changing them. Any thread may call.

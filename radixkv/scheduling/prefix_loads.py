@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixkv.cache import BlockTable, OutOfBlocks, PrefixCache
 from radixkv.cache.tokens import TOKEN_BYTES
@@ -46,11 +47,22 @@ class MovesDown(Protocol):
     def has_unsent(self) -> bool:
         """Whether some evicted blocks are not on their way yet. Until they are, nothing is looked up below."""
 
-    def note_loaded(self, table: BlockTable) -> None:
-        """What was loaded into ``table``, which is still open, is now in the tree."""
+    def note_loaded(self, namespace: str, tokens: bytes, first: int) -> None:
+        """The blocks of a prefix from index ``first`` on were loaded, and are now in the tree.
 
-    def note_reused(self, table: BlockTable) -> None:
-        """A sequence began with cached blocks."""
+        Args:
+            namespace: of the prefix.
+            tokens: of the prefix up to the end of the last one, encoded.
+            first: index of a block.
+        """
+
+    def note_reused(self, table: BlockTable, behind: bytes) -> None:
+        """A sequence began with cached blocks.
+
+        Args:
+            table: the sequence's, just opened.
+            behind: encoded tokens in the block behind the whole ones that it shares, as far as they are cached.
+        """
 
 
 class PrefixLoads:
@@ -165,7 +177,7 @@ class PrefixLoads:
             self._look_up(group, prefix)  # evicted since
             return True
         spans = [Span(span.tier, max(span.start, num_cached), span.stop) for span in spans if span.stop > num_cached]
-        if not spans:
+        if not spans or not look_up.keys[spans[0].start].is_whole:
             if not look_up.spans and not look_up.start:  # neither here nor below
                 self._end_waiting(prefix)
             prefix.version = self._cache.version
@@ -185,9 +197,13 @@ class PrefixLoads:
 
     def note_admitted(self, group: SequenceGroup) -> None:
         """A group begins, perhaps with cached blocks."""
-        table = group.sequences[0].table
-        if table is not None and table.num_cached_tokens >= self._cache.block_size and not self._stopped:
-            self._moves.note_reused(table)
+        table, size = group.sequences[0].table, self._cache.block_size
+        if table is not None and table.num_cached_tokens >= size and not self._stopped:
+            num_cached = table.num_cached_tokens
+            start = num_cached // size * size
+            # The last token of a prompt is computed even if it is cached, too.
+            stop = num_cached + (num_cached == len(group.prompt) - 1)
+            self._moves.note_reused(table, _encoded(group.prompt[start:stop]))
 
     def send_look_ups(self) -> None:
         """Send the look-ups that had to wait until all evicted blocks were on their way down."""
@@ -237,14 +253,13 @@ class PrefixLoads:
             return
         size = self._cache.block_size
         start = self._cache.match(group.prompt, group.request.namespace) // size
-        # The last token of a prompt is always computed, for its logits.
-        stop = (len(group.prompt) - 1) // size
+        stop = len(group.prompt) // size
         prefix.look_up = None
         if start == stop:
             prefix.version = self._cache.version
         else:
-            prefix.look_up = LookUp(group.request.namespace, _encoded(group, stop * size), start)
-            prefix.gives_up_at = self._clock() + self._allowed_seconds(stop - start)
+            prefix.look_up = LookUp(group.request.namespace, _encoded(group.prompt), start)
+            prefix.gives_up_at = self._clock() + self._allowed_seconds((stop - start) * size)
             self._not_sent.append(prefix.look_up)
             if not self._moves.has_unsent:
                 self.send_look_ups()
@@ -267,8 +282,8 @@ class PrefixLoads:
             self._waits_for_look_ups = look_up.done.wait(_LOOK_UP_SECONDS)
         return look_up.spans
 
-    def _allowed_seconds(self, num_blocks: int) -> float:
-        computing = self._rates.compute_seconds(num_blocks)
+    def _allowed_seconds(self, num_tokens: int) -> float:
+        computing = self._rates.compute_seconds(num_tokens)
         return _MAX_SECONDS if computing is None else _SLACK_SECONDS + 2 * computing
 
     def _shared_load(self, look_up: LookUp, num_cached: int) -> tuple[ActiveLoad, int] | None:
@@ -281,7 +296,7 @@ class PrefixLoads:
             num_common = active.num_common(look_up.tokens)
             if num_common <= max(num_cached, active.load.first):
                 continue
-            computing = self._rates.compute_seconds(num_common - num_cached)
+            computing = self._rates.compute_seconds((num_common - num_cached) * self._cache.block_size)
             if computing is None or seconds <= computing:
                 return active, num_common
         return None
@@ -303,14 +318,16 @@ class PrefixLoads:
         if shared is not None:
             active, num_common = shared
             prefix.active = active
-            prefix.gives_up_at = self._clock() + self._allowed_seconds(num_common - num_cached)
+            allowed = self._allowed_seconds((num_common - num_cached) * self._cache.block_size)
+            prefix.gives_up_at = self._clock() + allowed
             self._claims.set(prefix.claim, self._num_blocks(group) - num_common, loading=True)
             active.waiting[group] = None
             return True
         if self._reader_hangs():
             self._end_waiting(prefix)
             return False
-        if not self._rates.choose_loading(spans, sum(active.seconds_left for active in self._active)):
+        num_tokens = self._num_tokens(look_up, spans)
+        if not self._rates.choose_loading(spans, num_tokens, sum(active.seconds_left for active in self._active)):
             self.num_not_worth_it += 1
             self._end_waiting(prefix)
             return False
@@ -328,7 +345,7 @@ class PrefixLoads:
         cache, request = self._cache, group.request
         nothing_runs = cache.num_available_blocks == cache.num_blocks  # and nothing is loaded
         first, stop, size = spans[0].start, spans[-1].stop, cache.block_size
-        tokens = look_up.tokens[: stop * size * TOKEN_BYTES]
+        tokens = look_up.tokens_until(stop)
         table = cache.open_fill(
             np.frombuffer(tokens, dtype=np.int32), request.namespace, -request.priority, request.tenant
         )
@@ -349,8 +366,8 @@ class PrefixLoads:
             return False
         load = Load(look_up.keys, spans, first, table.block_ids[first:].copy())
         seconds = self._rates.load_seconds(spans) or 0.0
-        now, allowed = self._clock(), self._allowed_seconds(stop - first)
-        active = ActiveLoad(load, table, tokens, seconds, now, now + allowed, {group: None})
+        now, allowed = self._clock(), self._allowed_seconds(self._num_tokens(look_up, spans))
+        active = ActiveLoad(load, table, tokens, size, seconds, now, now + allowed, {group: None})
         self._active.append(active)
         self._not_begun.append(active)
         prefix.active, prefix.gives_up_at = active, math.inf  # the load has a deadline of its own
@@ -363,6 +380,11 @@ class PrefixLoads:
         """The group computes what it lacks."""
         prefix.computes = True
         self._claims.end(prefix.claim)
+
+    def _num_tokens(self, look_up: LookUp, spans: list[Span]) -> int:
+        """How many tokens the blocks of some spans hold."""
+        num_bytes = len(look_up.tokens_until(spans[-1].stop))
+        return num_bytes // TOKEN_BYTES - spans[0].start * self._cache.block_size
 
     def _num_blocks(self, group: SequenceGroup) -> int:
         return -(-len(group.prompt) // self._cache.block_size)
@@ -393,12 +415,13 @@ class PrefixLoads:
         for tier, num_blocks, seconds in load.read:
             self._rates.observe_load(tier, num_blocks, seconds)
         size = cache.block_size
-        if load.num_loaded:
-            start, stop = load.first * size, (load.first + load.num_loaded) * size
-            cache.append(active.table, np.frombuffer(active.tokens, dtype=np.int32)[start:stop])
-            self._moves.note_loaded(active.table)
+        start, stop = load.first * size, (load.first + load.num_loaded) * size
+        cache.append(active.table, np.frombuffer(active.tokens, dtype=np.int32)[start:stop])
+        was_cleared = active.table.node is None
         num_available = cache.num_available_blocks
-        cache.abort(active.table)
+        cache.close(active.table)
+        if load.num_loaded and not was_cleared:
+            self._moves.note_loaded(active.table.namespace, active.tokens[: stop * TOKEN_BYTES], load.first)
         # Blocks that no other table holds are now evictable or free; the first group that waited claims them.
         num_freed = cache.num_available_blocks - num_available
         is_whole = load.num_loaded == len(load.block_ids)
@@ -410,9 +433,8 @@ class PrefixLoads:
                     self._claims.set(prefix.claim, prefix.claim.num_blocks + num_freed, loading=False)
                     num_freed = 0
             if group.request.num_cached_tokens is None:
-                tokens = _encoded(group, len(group.prompt) - 1)
-                active.note_loaded(group.request.metrics, tokens, self._media, self._clock())
+                active.note_loaded(group.request.metrics, _encoded(group.prompt), self._media, self._clock())
 
 
-def _encoded(group: SequenceGroup, num_tokens: int) -> bytes:
-    return group.prompt[:num_tokens].astype(np.int32, copy=False).tobytes()
+def _encoded(tokens: NDArray[np.integer]) -> bytes:
+    return tokens.astype(np.int32, copy=False).tobytes()

@@ -32,7 +32,8 @@ class ActiveLoad:
     """A load, the table that holds its blocks, and the groups that wait for it.
 
     Attributes:
-        tokens: of the prefix up to the end of the load, encoded.
+        tokens: of the prefix up to the end of the load, encoded; its last block may be partly filled.
+        block_size: tokens per block.
         seconds: that it is expected to take, without the loads before it.
         begun_at: when its blocks were reserved.
         gives_up_at: when it takes longer than it is worth.
@@ -42,6 +43,7 @@ class ActiveLoad:
     load: Load
     table: BlockTable
     tokens: bytes
+    block_size: int
     seconds: float
     begun_at: float
     gives_up_at: float
@@ -59,30 +61,31 @@ class ActiveLoad:
         return self.load.try_cancel()
 
     def num_common(self, tokens: bytes) -> int:
-        """Blocks that a prefix has in common with this one."""
-        return common_tokens(tokens, 0, self.tokens) // self._block_size
+        """Whole blocks that a prefix has in common with this one."""
+        return common_tokens(tokens, 0, self.tokens) // self.block_size
 
     def note_loaded(self, metrics: RequestMetrics, tokens: bytes, media: list[str], now: float) -> None:
         """Record in a new request's metrics what was loaded for it.
 
         Args:
             metrics: of the request.
-            tokens: of its prompt that may be reused, encoded.
+            tokens: of its prompt, encoded; the last is always computed, for its logits.
             media: the name of each tier.
             now: when the load ended.
         """
         metrics.load_seconds += now - self.begun_at
-        num_left = max(0, self.num_common(tokens) - self.load.first)  # a load for another prompt counts in part
+        # A load for another prompt counts in part: its whole blocks that are common.
+        num_common = common_tokens(tokens, 0, self.tokens)
+        if num_common * TOKEN_BYTES < len(self.tokens):
+            num_common -= num_common % self.block_size
+        num_reused = min(num_common, len(tokens) // TOKEN_BYTES - 1)
+        num_left = max(0, num_reused - self.load.first * self.block_size)
         for tier, num_blocks, _ in self.load.read:
-            used = min(num_blocks, num_left)
+            used = min(num_blocks * self.block_size, num_left)
             num_left -= used
             if used:
                 medium = media[tier]
-                metrics.loaded_tokens[medium] = metrics.loaded_tokens.get(medium, 0) + used * self._block_size
-
-    @property
-    def _block_size(self) -> int:
-        return len(self.tokens) // TOKEN_BYTES // (self.load.first + len(self.load.block_ids))
+                metrics.loaded_tokens[medium] = metrics.loaded_tokens.get(medium, 0) + used
 
 
 @dataclass(eq=False, slots=True)

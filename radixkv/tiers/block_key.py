@@ -21,18 +21,20 @@ DIGEST_BYTES = 20
 
 @dataclass(frozen=True, slots=True)
 class BlockKey:
-    """One whole block of one prefix.
+    """One block of one prefix.
 
     Attributes:
         namespace: what a tier clears by. An engine uses one for a whole group of namespaces, such as all of one tenant's: the
             digest of the group's name and the model's fingerprint (`radixkv.tiers.prefix_keys.PrefixKeys.group`).
         digest: covers the namespace, the fingerprint, and all tokens up to the block's end.
         tokens: the block's own tokens, int32 little-endian.
+        is_whole: False: it is partly filled, and the last of its prefix.
     """
 
     namespace: bytes
     digest: bytes
     tokens: bytes
+    is_whole: bool = True
 
 
 def namespace_digest(fingerprint: bytes, namespace: str, secret: bytes = b"") -> bytes:
@@ -46,6 +48,16 @@ def namespace_digest(fingerprint: bytes, namespace: str, secret: bytes = b"") ->
     return blake2b(fingerprint + namespace.encode(), digest_size=DIGEST_BYTES, key=secret).digest()
 
 
+def next_digest(before: bytes, tokens: bytes) -> bytes:
+    """The digest of a block from the one before it, or from its namespace's.
+
+    Args:
+        before: that digest.
+        tokens: the block's own, int32 little-endian.
+    """
+    return blake2b(before + tokens, digest_size=DIGEST_BYTES).digest()
+
+
 def block_keys(namespace: bytes, tokens: bytes, block_bytes: int) -> Iterator[BlockKey]:
     """The keys of a prefix's whole blocks, first to last.
 
@@ -57,5 +69,5 @@ def block_keys(namespace: bytes, tokens: bytes, block_bytes: int) -> Iterator[Bl
     digest = namespace
     for end in range(block_bytes, len(tokens) + 1, block_bytes):
         block = tokens[end - block_bytes : end]
-        digest = blake2b(digest + block, digest_size=DIGEST_BYTES).digest()
+        digest = next_digest(digest, block)
         yield BlockKey(namespace, digest, block)

@@ -100,6 +100,10 @@ class DiskTier:
     def contains_prefix(self, keys: Sequence[BlockKey]) -> int:
         return len(self._find(keys).blocks)
 
+    def first_present(self, keys: Sequence[BlockKey]) -> int | None:
+        """See `radixkv.tiers.tier.PartlyFilledKeeper`."""
+        return next((row for row, key in enumerate(keys) if self._find([key]).blocks), None)
+
     def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
         self._codec.check_rows(keys, out)
         begin = self._clock()

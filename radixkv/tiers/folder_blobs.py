@@ -51,6 +51,9 @@ class FolderBlobs:
     def count_present(self, names: Sequence[str]) -> int:
         return next((i for i, name in enumerate(names) if not self._path(name).exists()), len(names))
 
+    def first_present(self, names: Sequence[str]) -> int | None:
+        return next((i for i, name in enumerate(names) if self._path(name).exists()), None)
+
     def read(self, names: Sequence[str]) -> Sequence[bytes | None]:
         reads = [self._threads.submit(partial(self._read, name)) for name in names]
         found = [read.result() for read in reads]

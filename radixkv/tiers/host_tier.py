@@ -68,6 +68,11 @@ class HostTier:
         with self._lock:
             return len(self._leading_rows(keys))
 
+    def first_present(self, keys: Sequence[BlockKey]) -> int | None:
+        """See `radixkv.tiers.tier.PartlyFilledKeeper`."""
+        with self._lock:
+            return next((row for row, key in enumerate(keys) if self._leading_rows([key])), None)
+
     def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
         """See `Tier.get_many`."""
         began = time.monotonic()

@@ -21,7 +21,7 @@ class LookUp:
 
     Attributes:
         start: the first block that was asked for.
-        keys: of the prefix's blocks; set with ``spans``.
+        keys: of the prefix's blocks, see `radixkv.tiers.prefix_search.find_prefix`; set with ``spans``.
         spans: of the blocks from ``start`` on; None while they are looked for.
         waits_for_writer: whether the search pauses until blocks on their way down are written.
         done: set when the spans are known.
@@ -34,6 +34,10 @@ class LookUp:
     spans: list[Span] | None = None
     waits_for_writer: bool = False
     done: threading.Event = field(default_factory=threading.Event)
+
+    def tokens_until(self, stop: int) -> bytes:
+        """The encoded tokens of the first ``stop`` blocks of `keys`, at least one."""
+        return self.tokens[: (stop - 1) * len(self.keys[0].tokens) + len(self.keys[stop - 1].tokens)]
 
 
 @dataclass(eq=False, slots=True)

@@ -14,6 +14,7 @@ from radixkv.threads import Worker
 from radixkv.tiers.load import Load, LookUp
 from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.prefix_keys import PrefixKeys
+from radixkv.tiers.prefix_search import find_prefix
 from radixkv.tiers.stack import Span, TierStack
 from radixkv.tiers.tier import BlockBytes
 from radixkv.tiers.writer import BlockWriter, PrefixBlocks
@@ -111,11 +112,10 @@ class BlockLoader:
             queued = (
                 self._writer.queued() if wait else []
             )  # before the tiers are asked: a block that is written in between is then in both, not in neither
-            look_up.keys = self._keys.of(look_up.namespace, look_up.tokens)
-            spans = self._stack.find(look_up.keys, look_up.start)
-            missing = spans[-1].stop if spans else look_up.start
+            look_up.keys, spans = find_prefix(self._stack, self._keys, look_up.namespace, look_up.tokens, look_up.start)
+            missing = _first_missing(look_up, spans)
             # The queue is written in order: once its last match is written, all are.
-            for blocks in reversed(queued) if missing < len(look_up.keys) else []:
+            for blocks in reversed(queued):
                 if any(self._has_some(part, look_up, missing) for part in blocks.parts):
                     look_up.waits_for_writer = True
                     again = partial(self._find, look_up, wait=False)
@@ -129,8 +129,8 @@ class BlockLoader:
     def _has_some(self, part: PrefixBlocks, look_up: LookUp, missing: int) -> bool:
         """Whether some of the prefix's blocks from ``missing`` on are in the part."""
         index = max(missing, part.start)
-        prefix = look_up.tokens[: (index + 1) * self._keys.block_bytes]
-        return index < len(look_up.keys) and part.has(look_up.namespace, prefix, index)
+        stop = (index + 1) * self._keys.block_bytes
+        return stop <= len(look_up.tokens) and part.has(look_up.namespace, look_up.tokens[:stop], index)
 
     def _answer(self, look_up: LookUp, spans: list[Span]) -> None:
         look_up.spans = spans
@@ -157,6 +157,14 @@ class BlockLoader:
         finally:
             is_done = load.write(self._rows, chunk, buffer[:found], self._clock)
         return is_done
+
+
+def _first_missing(look_up: LookUp, spans: Sequence[Span]) -> int:
+    """The index of the first block that is not there as a whole."""
+    if not spans:
+        return look_up.start
+    stop = spans[-1].stop
+    return stop if look_up.keys[stop - 1].is_whole else stop - 1
 
 
 def _chunks(spans: Sequence[Span]) -> Iterator[Span]:

@@ -37,6 +37,14 @@ class PoolRows(Protocol):
     def to_host(self, data: Any, fence: Any) -> BlockBytes:
         """What `read` returned, as ``[blocks, nbytes]``; ``fence`` was made after that call. Any thread may call."""
 
+    def erase_behind(self, row: BlockBytes, num_tokens: int) -> None:
+        """Overwrite with zeros what a row of `to_host` holds behind its first tokens.
+
+        Args:
+            row: of one block, ``[nbytes]``.
+            num_tokens: to keep.
+        """
+
     def release(self, data: Any) -> None:
         """End the use of what `read` returned, and of what `to_host` made of it. Any thread may call."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from threading import Lock
 
-from radixkv.tiers.block_key import BlockKey, block_keys, namespace_digest
+from radixkv.cache.tokens import TOKEN_BYTES
+from radixkv.tiers.block_key import BlockKey, block_keys, namespace_digest, next_digest
 from radixkv.tiers.tier_events import TierEvents
 
 # Prefixes whose keys are kept: a long prefix is looked up, loaded, and evicted in parts, with the same keys each time.
@@ -74,6 +75,22 @@ class PrefixKeys:
                 if len(self._kept) > _KEPT_PREFIXES:
                     self._kept.popitem(last=False)
         return keys[: len(tokens) // size]
+
+    def partly_filled(self, namespace: str, tokens: bytes, num_whole: int) -> list[BlockKey]:
+        """The keys of a partly filled block behind a prefix's first ``num_whole`` blocks: for each length, longest first.
+
+        Args:
+            namespace: as in `PrefixCache.open`.
+            tokens: of the prefix, encoded; the block may hold as many as there are behind the whole ones.
+            num_whole: at least one.
+        """
+        start = num_whole * self.block_bytes
+        rest = tokens[start : start + self.block_bytes - TOKEN_BYTES]
+        if not rest:
+            return []
+        before, group = self.of(namespace, tokens[:start])[-1].digest, self.group(namespace)
+        beginnings = (rest[:length] for length in range(len(rest), 0, -TOKEN_BYTES))
+        return [BlockKey(group, next_digest(before, part), part, is_whole=False) for part in beginnings]
 
     def _digest(self, namespace: str) -> bytes:
         return namespace_digest(self._fingerprint, namespace, self._secret)

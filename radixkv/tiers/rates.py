@@ -17,14 +17,12 @@ class Rates:
 
     Args:
         num_tiers: of the stack.
-        block_size: tokens per block.
         prefill_rate: the engine's, which learns from its steps.
     """
 
-    def __init__(self, num_tiers: int, block_size: int, prefill_rate: PrefillRate) -> None:
+    def __init__(self, num_tiers: int, prefill_rate: PrefillRate) -> None:
         self._tiers = [DecayedRate() for _ in range(num_tiers)]
         self._prefill = prefill_rate
-        self._block_size = block_size
 
     def observe_load(self, tier: int, num_blocks: int, seconds: float) -> None:
         """Note how long loading blocks from a tier took; 0 blocks: they were not there after all."""
@@ -40,20 +38,21 @@ class Rates:
             total += seconds
         return total
 
-    def compute_seconds(self, num_blocks: int) -> float | None:
-        """What computing the blocks is expected to take; None: nothing is known."""
+    def compute_seconds(self, num_tokens: int) -> float | None:
+        """What computing the tokens is expected to take; None: nothing is known."""
         seconds = self._prefill.seconds_per_token
-        return None if seconds is None else seconds * num_blocks * self._block_size
+        return None if seconds is None else seconds * num_tokens
 
-    def choose_loading(self, spans: Sequence[Span], seconds_before: float) -> bool:
+    def choose_loading(self, spans: Sequence[Span], num_tokens: int, seconds_before: float) -> bool:
         """Whether the spans should be loaded rather than computed; if nothing is known, they should.
 
         Args:
             spans: in tiers.
+            num_tokens: in their blocks.
             seconds_before: how long a load that is asked for now would wait before it begins.
         """
         loading = self.load_seconds(spans)
-        computing = self.compute_seconds(sum(span.stop - span.start for span in spans))
+        computing = self.compute_seconds(num_tokens)
         if loading is None or computing is None or seconds_before + loading <= computing:
             return True
         # If only the wait for other loads speaks against it, the tiers' rates are not in doubt.

@@ -2,14 +2,15 @@
 
 ::
 
-    magic 8 | checksum 16 | digest 20 | nonce 12 | tokens 4 per token || block, or ciphertext and tag
+    magic 8 | checksum 16 | digest 20 | nonce 12 | tokens 4 per position || block, or ciphertext and tag
 
 The header identifies the block. A store's index may lead to a slot that was given to another block meanwhile, that was half
 written when the power failed, or that is on a bad disk: the record is always compared with the key that was asked for. So
 correct answers do not depend on the order of writes.
 
-The checksum (xxh3, 128 bits) covers everything after it. The tokens of an encrypted block are not stored: like the digest,
-they are bound into its tag, so that a block opens only for whoever has its key and its tokens.
+The checksum (xxh3, 128 bits) covers everything after it. Where a partly filled block has no token, its header has -1. The
+tokens of an encrypted block are not stored: like the digest, they are bound into its tag, so that a block opens only for
+whoever has its key and its tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from collections.abc import Sequence
 import numpy as np
 import xxhash
 
+from radixkv.cache.tokens import TOKEN_BYTES
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.block_key import DIGEST_BYTES, BlockKey
 from radixkv.tiers.encryption import NONCE_BYTES, TAG_BYTES, BlockCipher
 from radixkv.tiers.tier import BlockBytes
 
 _MAGIC = b"RadixKV\x01"
+_NO_TOKEN = b"\xff"
 _CHECKSUM = struct.Struct(f"{len(_MAGIC)}s16s")
 _FIELDS = struct.Struct(f"{DIGEST_BYTES}s{NONCE_BYTES}s")
 
@@ -57,7 +60,8 @@ class RecordLayout:
     def __init__(self, block_format: BlockFormat, *, sealed: bool) -> None:
         self.format = block_format
         self.sealed = sealed
-        self.header_bytes = _CHECKSUM.size + _FIELDS.size + 4 * block_format.block_size
+        self._tokens_bytes = TOKEN_BYTES * block_format.block_size
+        self.header_bytes = _CHECKSUM.size + _FIELDS.size + self._tokens_bytes
         self.body_bytes = block_format.block_bytes + (TAG_BYTES if sealed else 0)
 
     def intact(self, header: bytes, body: memoryview) -> bool:
@@ -99,25 +103,28 @@ class RecordCodec(RecordLayout):
         expected = (len(keys), self.format.block_bytes)
         if rows.shape != expected or rows.dtype != np.uint8 or not rows.flags.c_contiguous:
             raise ValueError(f"blocks: expected contiguous bytes of shape {expected}, got {rows.dtype} {rows.shape}")
-        length = 4 * self.format.block_size
+        most = self._tokens_bytes
         for key in keys:
-            if len(key.tokens) != length or len(key.digest) != DIGEST_BYTES:
+            length = len(key.tokens)
+            is_right = length == most if key.is_whole else 0 < length < most and length % TOKEN_BYTES == 0
+            if not is_right or len(key.digest) != DIGEST_BYTES:
+                expected_length = most if key.is_whole else f"fewer than {most}"
                 raise ValueError(
-                    f"keys: expected {length} bytes of tokens and a digest of {DIGEST_BYTES}, "
-                    f"got {len(key.tokens)} and {len(key.digest)}"
+                    f"keys: expected {expected_length} bytes of tokens and a digest of {DIGEST_BYTES}, "
+                    f"got {length} and {len(key.digest)}"
                 )
 
     def header_of(self, key: BlockKey) -> bytes:
         """The header that an unencrypted block should have, except for the checksum."""
-        return _CHECKSUM.pack(_MAGIC, b"") + _fields_of(key)
+        return _CHECKSUM.pack(_MAGIC, b"") + self._fields_of(key)
 
     def encode(self, key: BlockKey, block: memoryview) -> tuple[bytes, memoryview]:
         """Header and body of a block's record; the body may be the block itself."""
         if self._cipher is None:
-            fields, body = _fields_of(key), block
+            fields, body = self._fields_of(key), block
         else:
             nonce = os.urandom(NONCE_BYTES)
-            fields = _FIELDS.pack(key.digest, nonce) + bytes(len(key.tokens))
+            fields = _FIELDS.pack(key.digest, nonce) + bytes(self._tokens_bytes)
             body = self._cipher.encrypt(nonce, block, key.digest + key.tokens)
         return _CHECKSUM.pack(_MAGIC, _checksum(fields, body)) + fields, body
 
@@ -133,7 +140,7 @@ class RecordCodec(RecordLayout):
         if self._cipher is None:
             if not self.intact(header, body):
                 return Verdict.CORRUPT
-            if header[_CHECKSUM.size :] != _fields_of(key):
+            if header[_CHECKSUM.size :] != self._fields_of(key):
                 return Verdict.OTHER
             if body is not block:
                 block[:] = body
@@ -164,10 +171,9 @@ class RecordCodec(RecordLayout):
         data = memoryview(bytearray(max(0, len(body) - TAG_BYTES)))
         return bytes(data) if len(body) >= TAG_BYTES and self._cipher.decrypt(nonce, body, bound, data) else None
 
-
-def _fields_of(key: BlockKey) -> bytes:
-    """The fields of a block that is not encrypted."""
-    return _FIELDS.pack(key.digest, b"") + key.tokens
+    def _fields_of(self, key: BlockKey) -> bytes:
+        """The fields of a block that is not encrypted."""
+        return _FIELDS.pack(key.digest, b"") + key.tokens.ljust(self._tokens_bytes, _NO_TOKEN)
 
 
 def _checksum(fields: bytes, body: memoryview) -> bytes:

@@ -47,6 +47,9 @@ class RedisBlobs:
         present = self._present(names)
         return next((i for i, found in enumerate(present) if not found), len(present))
 
+    def first_present(self, names: Sequence[str]) -> int | None:
+        return next((i for i, found in enumerate(self._present(names)) if found), None)
+
     def read(self, names: Sequence[str]) -> Sequence[bytes | None]:
         with self._errors():
             blobs: list[bytes | None] = self._client.mget([_key(name) for name in names])  # type: ignore[assignment]

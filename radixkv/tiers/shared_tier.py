@@ -32,6 +32,9 @@ class BlobStore(Protocol):
     def count_present(self, names: Sequence[str]) -> int:
         """How many leading names exist."""
 
+    def first_present(self, names: Sequence[str]) -> int | None:
+        """The index of the first name that exists; None: none does."""
+
     def read(self, names: Sequence[str]) -> Sequence[bytes | None]:
         """The blobs, None where there is none; the result may end after the first None."""
 
@@ -100,15 +103,11 @@ class SharedTier:
         return self._counters.read()
 
     def contains_prefix(self, keys: Sequence[BlockKey]) -> int:
-        if not keys or not self._readable(keys[0]):
-            return 0
-        try:
-            count = self._store.count_present([self._name(key) for key in keys])
-        except OSError as error:
-            self._failed(self._reads, error)
-            return 0
-        self._reads.worked()
-        return count
+        return self._ask(self._store.count_present, keys) or 0
+
+    def first_present(self, keys: Sequence[BlockKey]) -> int | None:
+        """See `radixkv.tiers.tier.PartlyFilledKeeper`."""
+        return self._ask(self._store.first_present, keys)
 
     def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
         self._codec.check_rows(keys, out)
@@ -160,6 +159,18 @@ class SharedTier:
             return False
         uncleared = self._uncleared
         return not uncleared or uncleared.isdisjoint((self._codec.name, f"{self._codec.name}/{key.namespace.hex()}"))
+
+    def _ask(self, question: Callable[[Sequence[str]], int | None], keys: Sequence[BlockKey]) -> int | None:
+        """What the store answers; None: nothing can be read now."""
+        if not keys or not self._readable(keys[0]):
+            return None
+        try:
+            answer = question([self._name(key) for key in keys])
+        except OSError as error:
+            self._failed(self._reads, error)
+            return None
+        self._reads.worked()
+        return answer
 
     def _get(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
         names = [self._name(key) for key in keys]

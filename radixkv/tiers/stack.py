@@ -17,7 +17,7 @@ from threading import Lock, Thread
 from radixkv.cache.arguments import is_whole
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.stats import StoreStats
-from radixkv.tiers.tier import BlockBytes, Borrower, RecencyOrdered, Tier
+from radixkv.tiers.tier import BlockBytes, Borrower, PartlyFilledKeeper, RecencyOrdered, Tier
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +79,21 @@ class TierStack:
                 spans.append(Span(index, start, start + found))
                 start += found
         return spans
+
+    def find_first(self, keys: Sequence[BlockKey]) -> tuple[int, BlockKey] | None:
+        """The first of some keys of partly filled blocks that a tier has, as far as is known, and the tier's index.
+
+        Returns None if none has any.
+        """
+        found: tuple[int, BlockKey] | None = None
+        for index, tier in enumerate(self._tiers):
+            if isinstance(tier, PartlyFilledKeeper) and keys:
+                with self._guarded(index):
+                    first = tier.first_present(keys)
+                    if first is not None:
+                        row = _checked_count("first_present", first, len(keys) - 1)
+                        found, keys = (index, keys[row]), keys[:row]
+        return found
 
     def read(self, span: Span, keys: Sequence[BlockKey], out: BlockBytes) -> int:
         """Read a span's blocks into rows, up to the first that is missing, and put them into the nearer tiers, too.
@@ -173,11 +188,14 @@ class TierStack:
                 return
             blocks = blocks.view()
             blocks.flags.writeable = False
+            num_whole = len(keys) if keys[-1].is_whole else len(keys) - 1
             for index in indices:
                 with self._guarded(index):
                     tier = self._tiers[index]
                     put = tier.borrow_many if lent and isinstance(tier, Borrower) else tier.put_many
-                    put(keys, blocks)
+                    count = len(keys) if isinstance(tier, PartlyFilledKeeper) else num_whole
+                    if count:
+                        put(keys[:count], blocks[:count])
 
     @contextmanager
     def _guarded(self, index: int) -> Iterator[None]:

@@ -16,7 +16,9 @@ BlockBytes = npt.NDArray[np.uint8]
 
 @runtime_checkable
 class Tier(Protocol):
-    """Keeps the bytes of whole blocks by key. It may forget any of them at any time, but never returns wrong ones.
+    """Keeps the bytes of whole blocks by key; partly filled ones only if it is a `PartlyFilledKeeper`.
+
+    It may forget any of them at any time, but never returns wrong ones.
 
     All calls may come from any thread. None raises if the medium fails: a block that cannot be read is not there, and one
     that cannot be written is dropped. Both are counted.
@@ -83,6 +85,17 @@ class RecencyOrdered(Protocol):
 
         Its last blocks are evicted first: without those before them, they are of no use.
         """
+
+
+@runtime_checkable
+class PartlyFilledKeeper(Protocol):
+    """An optional ability of a tier: to keep the partly filled last blocks of prefixes, too.
+
+    All methods may then get keys that are not `BlockKey.is_whole`.
+    """
+
+    def first_present(self, keys: Sequence[BlockKey]) -> int | None:
+        """The index of the first key that is there, as far as is known without reading blocks; None: none is."""
 
 
 @runtime_checkable

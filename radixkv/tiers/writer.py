@@ -18,7 +18,7 @@ _FLUSH_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PrefixBlocks:
-    """Consecutive whole blocks of one prefix.
+    """Consecutive blocks of one prefix; the last may be partly filled if there are whole ones before it.
 
     Attributes:
         tokens: of the prefix up to the end of the last block, encoded.
@@ -163,7 +163,10 @@ class BlockWriter:
             rows = queued.fetch()
             start = 0
             for part, generation in zip(queued.parts, queued.generations, strict=True):
-                keys = self._keys.of(part.namespace, part.tokens)[part.start : part.stop]
+                keys = self._keys.of(part.namespace, part.tokens)
+                if len(keys) < part.stop:
+                    keys.append(self._keys.partly_filled(part.namespace, part.tokens, len(keys))[0])
+                keys = keys[part.start : part.stop]
                 self._stack.write(keys, rows[start : start + len(keys)], generation)
                 start += len(keys)
             # Tiers drop what exceeds their own queues. Waiting for them keeps the excess in this queue, which counts drops.

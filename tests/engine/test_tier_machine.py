@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 from numpy.typing import NDArray
-from support.dict_tier import FAULTS, DictTier, Fault
+from support.dict_tier import FAULTS, Fault, PartlyFilledDictTier
 
 from radixkv import SamplingParams
 from radixkv.cache import PrefixCache
@@ -74,6 +74,9 @@ class ShadowRows:
     def release(self, data: BlockBytes) -> None:
         data[:] = 0xEE  # whoever still uses this memory writes wrong data
 
+    def erase_behind(self, row: BlockBytes, num_tokens: int) -> None:
+        row.view(np.uint64).reshape(2, -1)[:, num_tokens:] = 0
+
     def prepare(self, block_ids: NDArray[np.int32]) -> None:
         pass
 
@@ -88,7 +91,7 @@ class TieredAdapter(PrefixCacheAdapter):
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
-        self.tier = DictTier()
+        self.tier = PartlyFilledDictTier()
         self.checked: CheckedCache | None = None
         self.now = 0.0
         self.group: SequenceGroup | None = None
@@ -110,7 +113,7 @@ class TieredAdapter(PrefixCacheAdapter):
         self.loads = PrefixLoads(
             self.cache,
             self.loader,
-            Rates(1, block_size, PrefillRate()),
+            Rates(1, PrefillRate()),
             ["dict"],
             lambda: self.now,
             self.moves,
@@ -208,6 +211,7 @@ def test_what_comes_back_is_read_from_the_tier(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(writer, "Worker", ManualWorker)
     machine = TieredMachine()
     machine.start(PoolShape(num_blocks=8, block_size=4))
-    machine.come_back([0, 1, 2] * 8, "", "nothing")
-    assert machine.cache.adapter.tier.num_read > 0
+    machine.come_back([0, 1, 2] * 8 + [0, 1], "", "nothing")
+    tier = machine.cache.adapter.tier
+    assert tier.num_read > tier.num_read_partly_filled > 0
     machine.teardown()

@@ -83,14 +83,14 @@ def test_what_was_loaded_for_another_prompt_counts_as_far_as_it_is_common() -> N
     waiting.append(llm.engine.tiers.loads._prefixes)
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected
-    assert [output.metrics.loaded_tokens for output in outputs] == [{"near": 76}, {"near": 16, "far": 60}]
+    assert [output.metrics.loaded_tokens for output in outputs] == [{"near": 79}, {"near": 16, "far": 63}]
 
 
 def test_a_store_that_hangs_delays_one_request(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each request used to be looked up behind those given up, and took three times as long as computing it."""
-    monkeypatch.setattr(Rates, "compute_seconds", lambda self, num_blocks: 0.001)
+    monkeypatch.setattr(Rates, "compute_seconds", lambda self, num_tokens: 0.001)
     hangs, asked = threading.Event(), []
     hangs.set()
 
@@ -113,7 +113,7 @@ def test_a_store_that_hangs_delays_one_request(
     assert len([record for record in caplog.records if "looking up a prefix takes longer" in record.message]) == 1
     hangs.set()
     evict_all(llm)
-    monkeypatch.setattr(Rates, "compute_seconds", lambda self, num_blocks: 1000.0)
+    monkeypatch.setattr(Rates, "compute_seconds", lambda self, num_tokens: 1000.0)
     while llm.engine.tiers.loads._finder_hangs():
         time.sleep(0.001)
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)

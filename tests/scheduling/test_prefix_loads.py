@@ -20,6 +20,7 @@ from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.scheduling.waiting_queue import WaitingQueue
+from radixkv.tiers.block_key import block_keys
 from radixkv.tiers.load import Load, LookUp
 from radixkv.tiers.rates import Rates
 from radixkv.tiers.stack import Span
@@ -35,9 +36,9 @@ class NothingMoves:
 
     has_unsent = False
 
-    def note_loaded(self, table: BlockTable) -> None: ...
+    def note_loaded(self, namespace: str, tokens: bytes, first: int) -> None: ...
 
-    def note_reused(self, table: BlockTable) -> None: ...
+    def note_reused(self, table: BlockTable, behind: bytes) -> None: ...
 
 
 class Loader:
@@ -50,7 +51,7 @@ class Loader:
     def look_up(self, look_up: LookUp) -> None:
         stems = [np.array(stem, np.int32).tobytes() for stem in (STEM, SHORT_STEM)]
         stop = max(common_tokens(look_up.tokens, 0, stem) // SIZE for stem in stems)
-        look_up.keys = [None] * (len(look_up.tokens) // (SIZE * TOKEN_BYTES))  # type: ignore[list-item]
+        look_up.keys = list(block_keys(b"", look_up.tokens, SIZE * TOKEN_BYTES))
         look_up.spans = [Span(0, look_up.start, stop)] if stop > look_up.start else []
         look_up.done.set()
 
@@ -109,7 +110,7 @@ class Driver:
         self.loads = PrefixLoads(
             self.cache,
             self.loader,  # type: ignore[arg-type]
-            Rates(1, SIZE, prefill_rate),
+            Rates(1, prefill_rate),
             ["tier"],
             lambda: self.now,
             NothingMoves(),
@@ -428,13 +429,13 @@ def test_a_load_that_hangs_and_whose_request_is_gone_is_waited_for_by_no_other()
 
 def test_what_loading_costs_is_not_forgotten_where_others_are_in_the_way() -> None:
     """Fifty that arrived together behind a long load used to make a tier seem ten times as fast as it is."""
-    rates = Rates(1, SIZE, prefill_rate := PrefillRate())
+    rates = Rates(1, prefill_rate := PrefillRate())
     prefill_rate.observe_step(100, 100, 1.0)
     rates.observe_load(0, 100, 1.0)
     spans = [Span(0, 0, 10)]
     before = rates.load_seconds(spans)
     for _ in range(50):
-        assert not rates.choose_loading(spans, 10.0)
+        assert not rates.choose_loading(spans, 10 * SIZE, 10.0)
     assert rates.load_seconds(spans) == before
 
 

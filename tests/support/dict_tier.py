@@ -25,7 +25,7 @@ class DictTier:
     def __init__(self, on_read: Callable[[], object] = lambda: None) -> None:
         self.blocks: dict[bytes, tuple[BlockKey, bytes]] = {}
         self.fault: Fault | None = None
-        self.num_read = 0
+        self.num_read = self.num_read_partly_filled = 0
         self.closed = False
         self._on_read = on_read
 
@@ -54,6 +54,7 @@ class DictTier:
             assert stored == key
             row[:] = memoryview(data)
             count += 1
+            self.num_read_partly_filled += not key.is_whole
         out[count:] = 99  # undefined
         self.num_read += count
         return -1 if self.fault == "returns a code" else count
@@ -78,3 +79,13 @@ class DictTier:
     def _fail_if_gone(self) -> None:
         if self.fault == "is gone":
             raise ConnectionError("the store is gone")
+
+
+class PartlyFilledDictTier(DictTier):
+    """Keeps partly filled blocks, too."""
+
+    def first_present(self, keys: Sequence[BlockKey]) -> int | None:
+        self._fail_if_gone()
+        if self.fault == "finds too much":
+            return 0
+        return next((i for i, key in enumerate(keys) if key.digest in self.blocks), None)

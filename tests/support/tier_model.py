@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from radixkv.tiers.block_format import BlockFormat
-from radixkv.tiers.block_key import BlockKey, block_keys, namespace_digest
+from radixkv.tiers.block_key import BlockKey, block_keys, namespace_digest, next_digest
 from radixkv.tiers.tier import BlockBytes, Tier
 
 BLOCK_SIZE = 4
@@ -28,6 +28,12 @@ def prefix_keys(namespace: str, *blocks: int) -> list[BlockKey]:
     """Keys of a prefix whose blocks hold one token each, so many times."""
     tokens = np.repeat(np.array(blocks, dtype="<i4"), BLOCK_SIZE).tobytes()
     return list(block_keys(namespace_digest(FORMAT.fingerprint, namespace), tokens, 4 * BLOCK_SIZE))
+
+
+def partly_filled(before: BlockKey, num_tokens: int) -> BlockKey:
+    """The key of a partly filled block behind another one."""
+    tokens = np.arange(num_tokens, dtype="<i4").tobytes()
+    return BlockKey(before.namespace, next_digest(before.digest, tokens), tokens, is_whole=False)
 
 
 def random_blocks(seed: int, count: int, block_bytes: int = FORMAT.block_bytes) -> BlockBytes:

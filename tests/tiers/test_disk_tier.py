@@ -239,6 +239,9 @@ def test_rows_that_do_not_fit_their_keys_are_refused(open_tier: OpenTier) -> Non
             tier.get_many(KEYS, rows)
     with pytest.raises(ValueError, match="keys: expected 16 bytes of tokens"):
         tier.put_many([BlockKey(b"", KEYS[0].digest, b"1")], BLOCKS[:1])
+    for length in (0, 3, 16, 20):
+        with pytest.raises(ValueError, match=f"keys: expected fewer than 16 bytes of tokens .* got {length} "):
+            tier.put_many([BlockKey(b"", KEYS[0].digest, bytes(length), is_whole=False)], BLOCKS[:1])
 
 
 def test_calls_after_the_end_do_nothing(open_tier: OpenTier, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from support.faulty_os import FaultyOs
 from support.key_value_server import EXECUTABLE, KeyValueServer
-from support.tier_model import FORMAT, FakeClock, get, prefix_keys, random_blocks
+from support.tier_model import FORMAT, FakeClock, get, partly_filled, prefix_keys, random_blocks
 
 from radixkv.tiers import folder_blobs
 from radixkv.tiers.block_format import BlockFormat
@@ -78,6 +78,17 @@ def test_what_one_wrote_another_reads(open_tier: Open, key: bytes | None) -> Non
     assert second.stats.hit_blocks == 6
     put(second)
     assert second.stats.written_blocks == second.stats.dropped_blocks == 0  # they are there already
+
+
+@pytest.mark.parametrize("key", [None, bytes(32)], ids=["plain", "sealed"])
+def test_a_partly_filled_block_is_found_by_its_length(open_tier: Open, key: bytes | None) -> None:
+    first, second = open_tier(key=key), open_tier(key=key)
+    lengths = [partly_filled(KEYS[3], num_tokens) for num_tokens in (3, 2, 1)]
+    assert first.first_present(lengths) is None
+    put(first, [*KEYS[:4], lengths[1]], BLOCKS[:5])
+    assert second.first_present(lengths) == 1
+    assert second.first_present(lengths[2:]) is None
+    assert np.array_equal(get(second, [*KEYS[:4], lengths[1]]), BLOCKS[:5])
 
 
 def test_another_format_or_key_finds_nothing(open_tier: Open) -> None:

@@ -21,10 +21,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.faulty_os import FAULTS, FaultyOs
-from support.tier_model import FORMAT, FakeClock, TierModel, get, prefix_keys, random_blocks
+from support.tier_model import FORMAT, FakeClock, TierModel, get, partly_filled, prefix_keys, random_blocks
 
 from radixkv.tiers import folder_blobs, slot_files
-from radixkv.tiers.block_key import namespace_digest
+from radixkv.tiers.block_key import BlockKey, namespace_digest
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.folder_blobs import FolderBlobs
 from radixkv.tiers.shared_tier import SharedTier
@@ -35,6 +35,13 @@ from radixkv_cpu import library, read_records
 
 NAMESPACES = st.sampled_from(["", "ann", "bob"])
 PREFIXES = st.lists(st.integers(0, 1), min_size=1, max_size=5)
+NUM_MORE = st.sampled_from([0, 0, 1, 3])
+
+
+def keys_of(namespace: str, prefix: list[int], num_more: int) -> list[BlockKey]:
+    """Keys of whole blocks and, if there are more tokens, of a partly filled one."""
+    keys = prefix_keys(namespace, *prefix)
+    return [*keys, partly_filled(keys[-1], num_more)] if num_more else keys
 
 
 class TierMachine(RuleBasedStateMachine):
@@ -61,9 +68,9 @@ class TierMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.tier = self.open_tier()
 
-    @rule(namespace=NAMESPACES, prefix=PREFIXES, lent=st.booleans())
-    def put(self, namespace: str, prefix: list[int], lent: bool) -> None:
-        keys = prefix_keys(namespace, *prefix)
+    @rule(namespace=NAMESPACES, prefix=PREFIXES, num_more=NUM_MORE, lent=st.booleans())
+    def put(self, namespace: str, prefix: list[int], num_more: int, lent: bool) -> None:
+        keys = keys_of(namespace, prefix, num_more)
         self.version += 1
         blocks = random_blocks(self.version, len(keys))
         self.model.put(keys, blocks)
@@ -78,8 +85,16 @@ class TierMachine(RuleBasedStateMachine):
             assert self.tier.contains_prefix(keys) == len(keys)
 
     @rule(namespace=NAMESPACES, prefix=PREFIXES)
-    def read(self, namespace: str, prefix: list[int]) -> None:
-        keys = prefix_keys(namespace, *prefix)
+    def find(self, namespace: str, prefix: list[int]) -> None:
+        (*_, last) = prefix_keys(namespace, *prefix)
+        lengths = [partly_filled(last, num_tokens) for num_tokens in (3, 2, 1)]
+        first = self.tier.first_present(lengths)
+        if self.healthy:
+            assert first == next((i for i, key in enumerate(lengths) if self.tier.contains_prefix([key])), None)
+
+    @rule(namespace=NAMESPACES, prefix=PREFIXES, num_more=NUM_MORE)
+    def read(self, namespace: str, prefix: list[int], num_more: int) -> None:
+        keys = keys_of(namespace, prefix, num_more)
         self.asked += len(keys)
         known = self.tier.contains_prefix(keys)
         blocks = get(self.tier, keys)
