@@ -77,6 +77,11 @@ class BlockStore:
         if source != target and num_tokens:
             self._copies.append(BlockCopy(source, target, num_tokens))
 
+    @property
+    def copy_targets(self) -> set[int]:
+        """The blocks into which queued copies will be written."""
+        return {copy.target for copy in self._copies}
+
     def drain_copies(self) -> list[BlockCopy]:
         """The copies queued since the last call, in order."""
         copies, self._copies = self._copies, []

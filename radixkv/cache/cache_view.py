@@ -85,6 +85,11 @@ class CacheView:
         return self._store.num_available
 
     @property
+    def copy_targets(self) -> set[int]:
+        """The blocks that hold what they should only once the queued copies are carried out (`PrefixCache.drain_copies`)."""
+        return self._store.copy_targets
+
+    @property
     def namespaces(self) -> tuple[str, ...]:
         """Those that have something cached or in use."""
         return tuple(self._tree.roots)
@@ -141,7 +146,7 @@ class CacheView:
     def cached_blocks(self, tokens: TokenIds, namespace: str = "") -> BlockIds:
         """The physical blocks of the longest cached prefix's whole blocks, int32, until the cache changes.
 
-        If all of the tokens are cached, and end inside a block, the block that begins with the last of them is one more.
+        If all of the tokens are cached, and the last ones do not fill a block, the block that holds these is one more.
 
         Raises:
             InvalidArgumentError: ``tokens`` are not token ids, or ``namespace`` is not a string.

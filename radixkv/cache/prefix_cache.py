@@ -161,11 +161,11 @@ class PrefixCache(CacheControl):
         """Begin to fill in a prefix whose keys and values come from elsewhere; no sequence runs, and none is counted.
 
         The table holds the whole blocks of ``tokens`` that are cached. The rest is as for a sequence: `reserve`, write the
-        blocks, `append` to publish them, `abort` to end. Blocks with low ids are preferred, so that whoever fills them in can
+        blocks, `append` to publish them, `close` to end. Blocks with low ids are preferred, so that whoever fills them in can
         have their memory ready beforehand.
 
         Args:
-            tokens: the prefix; only its whole blocks are used.
+            tokens: the prefix.
             namespace: as for `open`.
             priority: retention priority of what is filled in.
             owner: as for `open`.

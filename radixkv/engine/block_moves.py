@@ -28,6 +28,7 @@ from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
 from radixkv.cache.tokens import TOKEN_BYTES, decode
 from radixkv.config import CacheWritePolicy
+from radixkv.tiers.block_key import is_filled_enough
 from radixkv.tiers.known_blocks import KnownBlocks
 from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.prefix_keys import namespace_group
@@ -38,8 +39,6 @@ _log = logging.getLogger(__name__)
 
 # Blocks that are not evicted can wait: this many are read per step, which takes a few milliseconds of it.
 _BLOCKS_PER_STEP = 32
-# A partly filled block takes as much room as a whole one: with less than this share of it filled, it is not worth it.
-_LEAST_FILLED = 1 / 4
 # How long to wait for space in the queue before the time left is checked again.
 _MAX_WAIT_SECONDS = 1.0
 
@@ -99,6 +98,7 @@ class BlockMoves(TreeObserver):
         self._policy = policy
         self._block_bytes = block_bytes
         self._on_clear = on_clear
+        self._takes_partly_filled = writer.takes_partly_filled
         self._stopped = False
         self._evicted: list[_Evicted] = []
         self._wanted: deque[_Wanted] = deque()
@@ -137,7 +137,7 @@ class BlockMoves(TreeObserver):
             behind: encoded tokens in the block behind the whole ones that it shares, as far as they are cached.
         """
         if self._policy != "write-back" and table.node is not None:
-            self._want(table.node, behind)
+            self._want(table.node, behind if self._parts_inside(table.node, behind) else b"")
 
     def want_prefix(self, tokens: bytes, namespace: str) -> None:
         """Send down what is cached of a prefix, whatever the policy.
@@ -171,7 +171,7 @@ class BlockMoves(TreeObserver):
         self._evicted.clear()
         if self._wanted:
             parts += self._take_wanted(cache, _BLOCKS_PER_STEP, 0.0)
-        self._send(parts)
+        self._send(parts, cache.copy_targets)
 
     @property
     def has_unsent(self) -> bool:
@@ -186,7 +186,7 @@ class BlockMoves(TreeObserver):
     def write_wanted(self, cache: PrefixCache, seconds_left: Callable[[], float]) -> None:
         """Send down all wanted prefixes, while there is time left."""
         while self._wanted and (left := seconds_left()) > 0:
-            self._send(self._take_wanted(cache, _BLOCKS_PER_STEP, min(left, _MAX_WAIT_SECONDS)))
+            self._send(self._take_wanted(cache, _BLOCKS_PER_STEP, min(left, _MAX_WAIT_SECONDS)), cache.copy_targets)
 
     def write_hot(self, cache: PrefixCache, seconds_left: Callable[[], float]) -> None:
         """Send everything in the tree down while there is time left, most recently used first."""
@@ -270,9 +270,33 @@ class BlockMoves(TreeObserver):
             wanted.start = stop
         return taken
 
-    def _send(self, parts: list[_Part]) -> None:
-        if not parts:
-            return
+    def _send(self, parts: list[_Part], copy_targets: set[int]) -> None:
+        """Have the writer write blocks for which it has reserved room.
+
+        Args:
+            parts: the blocks.
+            copy_targets: blocks that do not hold yet what they should (`PrefixCache.copy_targets`); only the partly filled
+                last block of a sequence that ended before it computed anything can be one.
+        """
+        sent: list[_Part] = []
+        partly_filled: dict[int, int] = {}
+        num_rows = 0
+        for part, ids in parts:
+            num_filled = (len(part.tokens) - (part.stop - 1) * self._block_bytes) // TOKEN_BYTES
+            if num_filled * TOKEN_BYTES < self._block_bytes:
+                if int(ids[-1]) in copy_targets:
+                    self._known.discard(self._prefix_hashes(part.namespace, part.tokens)[-1:])
+                    self._writer.drop(1)
+                    part, ids = replace(part, stop=part.stop - 1), ids[:-1]
+                else:
+                    partly_filled[num_rows + part.num_blocks - 1] = num_filled
+            if part.num_blocks:
+                sent.append((part, ids))
+                num_rows += part.num_blocks
+        if sent:
+            self._send_rows(sent, partly_filled)
+
+    def _send_rows(self, parts: list[_Part], partly_filled: dict[int, int]) -> None:
         try:
             data = self._rows.read(np.concatenate([ids for _, ids in parts]))
         # Out of memory, in torch and in numpy: requests do not need these blocks.
@@ -281,13 +305,6 @@ class BlockMoves(TreeObserver):
             self._known.clear()
             _log.warning("blocks on their way below the pool are lost: %s", error)
             return
-        partly_filled: dict[int, int] = {}
-        stop = 0
-        for part, _ in parts:
-            stop += part.num_blocks
-            filled = len(part.tokens) - (part.stop - 1) * self._block_bytes
-            if filled < self._block_bytes:
-                partly_filled[stop - 1] = filled // TOKEN_BYTES
         self._writer.put(
             [part for part, _ in parts],
             partial(self._fetch, data, self._rows.fence(), partly_filled),
@@ -308,6 +325,22 @@ class BlockMoves(TreeObserver):
             self._rows.erase_behind(rows[row], num_tokens)
         return rows
 
+    def _parts_inside(self, node: Node, behind: bytes) -> bool:
+        """Whether prompts part inside the block that begins with ``behind``, which others will then share, too.
+
+        Args:
+            node: whose last whole block is before it.
+            behind: encoded tokens.
+        """
+        if len(behind) == self._block_bytes or node.children is None:
+            return True
+        if behind in node.children.by_key:
+            return False  # all of a partly filled block: either a fuller one replaces it, or it goes down when it is evicted
+        # Prompts that part a little later than others do so by chance.
+        lengths = range(TOKEN_BYTES, len(behind), TOKEN_BYTES)
+        before = node.block_hashes(self._block_bytes)[-1]
+        return not any(next_hash(before, behind[:length]) in self._known for length in lengths)
+
     def _is_worth_its_room(self, num_bytes: int, num_before: int) -> bool:
         """Whether a partly filled block with so many bytes of tokens should be sent down.
 
@@ -315,7 +348,7 @@ class BlockMoves(TreeObserver):
             num_bytes: of its encoded tokens.
             num_before: blocks before it: without any, nobody looks for it (`radixkv.tiers.prefix_search`).
         """
-        return num_before > 0 and num_bytes >= max(TOKEN_BYTES, _LEAST_FILLED * self._block_bytes)
+        return num_before > 0 and self._takes_partly_filled and is_filled_enough(num_bytes, self._block_bytes)
 
     def _prefix_hashes(self, namespace: str, tokens: bytes) -> list[int]:
         return next_hashes(namespace_hash(namespace), tokens, self._block_bytes)

@@ -13,7 +13,6 @@ like any other: if its blocks were evicted, they are loaded back from below.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from typing import Protocol
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from radixkv.cache import BlockTable, OutOfBlocks, PrefixCache
 from radixkv.cache.tokens import TOKEN_BYTES
 from radixkv.scheduling.load_claims import LoadClaims
+from radixkv.scheduling.prefix_look_ups import PrefixLookUps
 from radixkv.scheduling.request import SequenceGroup
 from radixkv.scheduling.waiting_prefix import ActiveLoad, WaitingPrefix
 from radixkv.tiers.load import Load, LookUp
@@ -31,10 +31,6 @@ from radixkv.tiers.loader import BlockLoader
 from radixkv.tiers.rates import Rates
 from radixkv.tiers.stack import Span
 
-_log = logging.getLogger(__name__)
-
-# How long a step waits for a look-up; after that it goes on, and the group is looked at again in the next step.
-_LOOK_UP_SECONDS = 0.002
 # The time that a load or a look-up may take while that of computing is unknown; once it is known, the time beyond twice it.
 _MAX_SECONDS = 5.0
 _SLACK_SECONDS = 0.05
@@ -96,11 +92,9 @@ class PrefixLoads:
         self._active: list[ActiveLoad] = []
         self._not_begun: list[ActiveLoad] = []
         self._ended: list[ActiveLoad] = []  # whose reads may still be going on
-        self._not_sent: list[LookUp] = []
         self._stopped = False
         self._claims = LoadClaims()
-        self._waits_for_look_ups = True  # look-ups are answered quickly
-        self._unanswered: LookUp | None = None  # the last one that was given up
+        self._look_ups = PrefixLookUps(loader)
         self.num_loads = 0
         self.num_given_up = 0
         self.num_not_worth_it = 0
@@ -160,24 +154,20 @@ class PrefixLoads:
         look_up = prefix.look_up
         if look_up is None:
             return False
-        spans = self._answer(look_up)
+        spans = self._look_ups.answer(look_up)
         if spans is None:
             if self._clock() <= prefix.gives_up_at:
                 return True
-            if not look_up.waits_for_writer:
-                if self._unanswered is None:  # said once
-                    _log.warning(
-                        "tiers: looking up a prefix takes longer than computing it; until this is done, no other is looked up"
-                    )
-                self._unanswered = look_up
+            self._look_ups.give_up(look_up)
             self._end_waiting(prefix)
             return False
-        num_cached = self._cache.match(group.prompt, group.request.namespace) // self._cache.block_size
+        num_tokens = self._cache.match(group.prompt, group.request.namespace)
+        num_cached = num_tokens // self._cache.block_size
         if num_cached < look_up.start:
             self._look_up(group, prefix)  # evicted since
             return True
         spans = [Span(span.tier, max(span.start, num_cached), span.stop) for span in spans if span.stop > num_cached]
-        if not spans or not look_up.keys[spans[0].start].is_whole:
+        if not spans or not look_up.keys[spans[0].start].is_whole or num_tokens >= len(group.prompt) - 1:
             if not look_up.spans and not look_up.start:  # neither here nor below
                 self._end_waiting(prefix)
             prefix.version = self._cache.version
@@ -199,17 +189,14 @@ class PrefixLoads:
         """A group begins, perhaps with cached blocks."""
         table, size = group.sequences[0].table, self._cache.block_size
         if table is not None and table.num_cached_tokens >= size and not self._stopped:
-            num_cached = table.num_cached_tokens
-            start = num_cached // size * size
-            # The last token of a prompt is computed even if it is cached, too.
-            stop = num_cached + (num_cached == len(group.prompt) - 1)
+            start, stop = table.num_cached_tokens // size * size, table.num_cached_tokens
+            if stop == len(group.prompt) - 1:  # its last token is computed even if it is cached, too
+                stop = self._cache.match(group.prompt, group.request.namespace)
             self._moves.note_reused(table, _encoded(group.prompt[start:stop]))
 
     def send_look_ups(self) -> None:
         """Send the look-ups that had to wait until all evicted blocks were on their way down."""
-        for look_up in self._not_sent:
-            self._loader.look_up(look_up)
-        self._not_sent.clear()
+        self._look_ups.send()
 
     def begin(self, fence: object) -> None:
         """Begin the loads whose blocks were reserved; nothing that was launched after ``fence`` uses these blocks."""
@@ -240,7 +227,7 @@ class PrefixLoads:
         """End all loads, and begin no more."""
         self._stopped = True
         self._prefixes.clear()
-        self._not_sent.clear()
+        self._look_ups.clear()
         for active in list(self._active):
             self._end(active)
 
@@ -248,39 +235,28 @@ class PrefixLoads:
 
     def _look_up(self, group: SequenceGroup, prefix: WaitingPrefix) -> None:
         """Begin to look for what is not cached of a group's prompt."""
-        if self._finder_hangs():
+        if self._look_ups.hangs:
             self._end_waiting(prefix)
             return
         size = self._cache.block_size
-        start = self._cache.match(group.prompt, group.request.namespace) // size
-        stop = len(group.prompt) // size
+        num_tokens = self._cache.match(group.prompt, group.request.namespace)
+        start, stop = num_tokens // size, len(group.prompt) // size
         prefix.look_up = None
-        if start == stop:
+        # The last token of a prompt is always computed, for its logits.
+        if start == stop or num_tokens >= len(group.prompt) - 1:
             prefix.version = self._cache.version
         else:
             prefix.look_up = LookUp(group.request.namespace, _encoded(group.prompt), start)
             prefix.gives_up_at = self._clock() + self._allowed_seconds((stop - start) * size)
-            self._not_sent.append(prefix.look_up)
+            self._look_ups.add(prefix.look_up)
             if not self._moves.has_unsent:
-                self.send_look_ups()
-
-    def _finder_hangs(self) -> bool:
-        """Whether the finder still works on a look-up that was given up: another would wait behind it and be given up."""
-        return self._unanswered is not None and not self._unanswered.done.is_set()
+                self._look_ups.send()
 
     def _reader_hangs(self) -> bool:
         """Whether reading for a load that has ended takes too long: another load would wait behind it."""
         now = self._clock()
         self._ended = [ended for ended in self._ended if not ended.load.done.is_set()]
         return any(now > ended.gives_up_at and ended.load.in_vain(now) is not None for ended in self._ended)
-
-    def _answer(self, look_up: LookUp) -> list[Span] | None:
-        """Where the prefix is; None: it is not known yet."""
-        if look_up.done.is_set():
-            self._waits_for_look_ups = True
-        elif self._waits_for_look_ups and look_up not in self._not_sent:
-            self._waits_for_look_ups = look_up.done.wait(_LOOK_UP_SECONDS)
-        return look_up.spans
 
     def _allowed_seconds(self, num_tokens: int) -> float:
         computing = self._rates.compute_seconds(num_tokens)

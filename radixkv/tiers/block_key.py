@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 DIGEST_BYTES = 20
+_LEAST_FILLED = 1 / 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,16 @@ class BlockKey:
     digest: bytes
     tokens: bytes
     is_whole: bool = True
+
+
+def is_filled_enough(num_bytes: int, block_bytes: int) -> bool:
+    """Whether a partly filled block is kept: it takes as much room as a whole one.
+
+    Args:
+        num_bytes: of its encoded tokens.
+        block_bytes: of a whole block's.
+    """
+    return num_bytes > 0 and num_bytes >= _LEAST_FILLED * block_bytes
 
 
 def namespace_digest(fingerprint: bytes, namespace: str, secret: bytes = b"") -> bytes:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from threading import Lock
 
 from radixkv.cache.tokens import TOKEN_BYTES
-from radixkv.tiers.block_key import BlockKey, block_keys, namespace_digest, next_digest
+from radixkv.tiers.block_key import BlockKey, block_keys, is_filled_enough, namespace_digest, next_digest
 from radixkv.tiers.tier_events import TierEvents
 
 # Prefixes whose keys are kept: a long prefix is looked up, loaded, and evicted in parts, with the same keys each time.
@@ -79,6 +79,8 @@ class PrefixKeys:
     def partly_filled(self, namespace: str, tokens: bytes, num_whole: int) -> list[BlockKey]:
         """The keys of a partly filled block behind a prefix's first ``num_whole`` blocks: for each length, longest first.
 
+        Those with too few tokens to be kept are left out.
+
         Args:
             namespace: as in `PrefixCache.open`.
             tokens: of the prefix, encoded; the block may hold as many as there are behind the whole ones.
@@ -86,10 +88,11 @@ class PrefixKeys:
         """
         start = num_whole * self.block_bytes
         rest = tokens[start : start + self.block_bytes - TOKEN_BYTES]
-        if not rest:
+        lengths = range(len(rest), 0, -TOKEN_BYTES)
+        beginnings = [rest[:length] for length in lengths if is_filled_enough(length, self.block_bytes)]
+        if not beginnings:
             return []
         before, group = self.of(namespace, tokens[:start])[-1].digest, self.group(namespace)
-        beginnings = (rest[:length] for length in range(len(rest), 0, -TOKEN_BYTES))
         return [BlockKey(group, next_digest(before, part), part, is_whole=False) for part in beginnings]
 
     def _digest(self, namespace: str) -> bytes:

@@ -12,7 +12,7 @@ def find_prefix(
 ) -> tuple[list[BlockKey], list[Span]]:
     """Where the blocks of a prefix from index ``start`` on are. May wait for a server.
 
-    A partly filled block is looked for only behind whole blocks that were found: computing its few tokens alone is as fast.
+    A partly filled block is looked for only behind whole blocks that were found: alone, it would save little.
 
     Args:
         stack: is asked.
@@ -29,7 +29,9 @@ def find_prefix(
     if not spans:
         return keys, spans
     *before, last = spans
-    found = stack.find_first(prefix_keys.partly_filled(namespace, tokens, last.stop))
+    # Where nearer tiers have all whole blocks, a server behind them is not asked for the rest.
+    num_tiers = len(stack.media) if last.stop < len(keys) else last.tier + 1
+    found = stack.find_first(prefix_keys.partly_filled(namespace, tokens, last.stop), num_tiers)
     if found is None:
         return keys, spans
     tier, key = found

@@ -58,6 +58,11 @@ class TierStack:
         return [tier.medium for tier in self._tiers]
 
     @property
+    def keeps_partly_filled(self) -> bool:
+        """Whether any tier keeps partly filled blocks."""
+        return any(isinstance(tier, PartlyFilledKeeper) for tier in self._tiers)
+
+    @property
     def stats(self) -> tuple[StoreStats, ...]:
         """The counters of each tier."""
         return tuple(tier.stats for tier in self._tiers)
@@ -80,13 +85,18 @@ class TierStack:
                 start += found
         return spans
 
-    def find_first(self, keys: Sequence[BlockKey]) -> tuple[int, BlockKey] | None:
+    def find_first(self, keys: Sequence[BlockKey], num_tiers: int) -> tuple[int, BlockKey] | None:
         """The first of some keys of partly filled blocks that a tier has, as far as is known, and the tier's index.
 
-        Returns None if none has any.
+        Args:
+            keys: alternatives.
+            num_tiers: how many tiers are asked.
+
+        Returns:
+            None if they have none of them.
         """
         found: tuple[int, BlockKey] | None = None
-        for index, tier in enumerate(self._tiers):
+        for index, tier in enumerate(self._tiers[:num_tiers]):
             if isinstance(tier, PartlyFilledKeeper) and keys:
                 with self._guarded(index):
                     first = tier.first_present(keys)
@@ -120,7 +130,7 @@ class TierStack:
         for index, tier in enumerate(self._tiers):
             if isinstance(tier, RecencyOrdered):
                 with self._guarded(index):
-                    tier.mark_used(prefix)
+                    tier.mark_used(_for_tier(tier, prefix))
 
     def write(self, keys: Sequence[BlockKey], blocks: BlockBytes, generation: int) -> None:
         """Put blocks into all tiers, unless their namespace was cleared since it had this generation.
@@ -188,14 +198,13 @@ class TierStack:
                 return
             blocks = blocks.view()
             blocks.flags.writeable = False
-            num_whole = len(keys) if keys[-1].is_whole else len(keys) - 1
             for index in indices:
                 with self._guarded(index):
                     tier = self._tiers[index]
                     put = tier.borrow_many if lent and isinstance(tier, Borrower) else tier.put_many
-                    count = len(keys) if isinstance(tier, PartlyFilledKeeper) else num_whole
-                    if count:
-                        put(keys[:count], blocks[:count])
+                    kept = _for_tier(tier, keys)
+                    if kept:
+                        put(kept, blocks[: len(kept)])
 
     @contextmanager
     def _guarded(self, index: int) -> Iterator[None]:
@@ -208,6 +217,11 @@ class TierStack:
                 _log.warning("the %s tier failed, and is treated as empty: %r", self._tiers[index].medium, error)
         else:
             self._failing[index] = False
+
+
+def _for_tier(tier: Tier, keys: Sequence[BlockKey]) -> Sequence[BlockKey]:
+    """The keys without the last one if it is of a partly filled block, which the tier does not keep."""
+    return keys if keys[-1].is_whole or isinstance(tier, PartlyFilledKeeper) else keys[:-1]
 
 
 def _checked_count(method: str, count: int, most: int) -> int:

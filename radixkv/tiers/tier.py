@@ -91,11 +91,18 @@ class RecencyOrdered(Protocol):
 class PartlyFilledKeeper(Protocol):
     """An optional ability of a tier: to keep the partly filled last blocks of prefixes, too.
 
-    All methods may then get keys that are not `BlockKey.is_whole`.
+    The last of the keys that `Tier`'s methods get may then be one that is not `BlockKey.is_whole`.
     """
 
     def first_present(self, keys: Sequence[BlockKey]) -> int | None:
-        """The index of the first key that is there, as far as is known without reading blocks; None: none is."""
+        """The first of some keys that is there, as far as is known without reading blocks.
+
+        Args:
+            keys: alternatives for one partly filled block, the longest first: fewer than a block has tokens.
+
+        Returns:
+            Its index; None: none of them is there.
+        """
 
 
 @runtime_checkable

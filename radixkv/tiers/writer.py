@@ -83,6 +83,11 @@ class BlockWriter:
         self._changed = threading.Condition()
         self._worker = Worker("radixkv-tier-writer")
 
+    @property
+    def takes_partly_filled(self) -> bool:
+        """Whether any tier keeps partly filled blocks."""
+        return self._stack.keeps_partly_filled
+
     def reserve(self, num_blocks: int, timeout: float = 0.0) -> bool:
         """Take room in the queue for `put`; if there is none, the blocks are counted as dropped.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from support.tiered_llm import GREEDY, STEM, answers, evict_all, free_blocks, ma
 
 from radixkv import LLM, SamplingParams
 from radixkv.cache.tokens import encode
+from radixkv.prompts import Prompt
+from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.prefix_search import find_prefix
 from radixkv.tiers.stack import Span, TierStack
+from radixkv.tiers.writer import PrefixBlocks
 
 pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
 
@@ -129,16 +133,46 @@ def test_a_block_with_few_tokens_and_one_before_which_nothing_is_are_not_stored(
     assert sorted(key.is_whole for key, _ in tier.blocks.values()) == [False] + [True] * 5
 
 
+class WholeOnly(DictTier):
+    """Is given keys of whole blocks only, and told when they are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used: list[BlockKey] = []
+
+    def mark_used(self, prefix: Sequence[BlockKey]) -> None:
+        self.used += prefix
+
+
 def test_a_store_of_whole_blocks_is_given_no_others_and_asked_for_none() -> None:
-    whole, below = DictTier(), PartlyFilledDictTier()
+    whole, below = WholeOnly(), PartlyFilledDictTier()
     llm = make(tiers=[whole, below])
-    expected = [output.outputs[0].token_ids for output in turns(llm)]
+    (expected,) = answers(llm, [prompt(STEM)])
     evict_all(llm)
     assert all(key.is_whole for key, _ in whole.blocks.values())
     assert not all(key.is_whole for key, _ in below.blocks.values())
-    first, second = turns(llm)
-    assert [first.outputs[0].token_ids, second.outputs[0].token_ids] == expected
-    assert second.metrics.loaded_tokens["dict"] > 0
+    (output,) = llm.generate([prompt([*STEM, *expected[:-1], 12, 11])], ONE, use_tqdm=False)
+    assert output.num_cached_tokens == NUM_STORED
+    assert below.num_read_partly_filled == 1
+    assert whole.used
+    assert all(key.is_whole for key in whole.used)
+
+
+def test_without_a_tier_that_keeps_them_none_are_read_out_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make(tiers=[DictTier()])
+    writer, parts = llm.engine.tiers._writer, list[PrefixBlocks]()
+    put = writer.put
+
+    def note(new: list[PrefixBlocks], *rest: Any) -> None:
+        parts.extend(new)
+        put(new, *rest)
+
+    monkeypatch.setattr(writer, "put", note)
+    for _ in range(2):
+        turns(llm)
+        evict_all(llm)
+    assert parts
+    assert all(len(part.tokens) == part.stop * 16 for part in parts)
 
 
 def test_what_a_tier_lost_is_written_again() -> None:
@@ -168,6 +202,7 @@ def test_the_longest_is_taken_and_among_equals_the_nearest() -> None:
         return len(prefix[-1].tokens), spans
 
     near.put_many([lengths[2]], row)
+    assert [len(key.tokens) for key in PrefixKeys(b"model", b"", 32).partly_filled("", tokens, 1)] == [12, 8]
     assert find_prefix(stack, keys, "", tokens, 0) == (whole, [])  # nothing whole is there
     far.put_many(whole, np.ones((2, 8), np.uint8))
     assert found() == (4, [Span(1, 0, 2), Span(0, 2, 3)])
@@ -191,3 +226,74 @@ def test_a_prompt_that_fills_the_pool_is_loaded_and_copied(length: int) -> None:
         assert output.num_cached_tokens == num_cached
         evict_all(llm)
         assert free_blocks(llm) == 11
+
+
+def test_a_block_whose_copy_is_still_to_be_made_is_not_stored() -> None:
+    """A fork that ends before it computed anything leaves its copy of the last block to the tree, where it may be evicted."""
+    tier = PartlyFilledDictTier()
+    llm = make(tiers=[tier])
+    cache = llm.engine.cache
+    table = cache.open(STEM)
+    cache.reserve(table, len(STEM))
+    cache.append(table, STEM)
+    (fork,) = cache.fork(table)
+    cache.reserve(fork, len(STEM) + 1)
+    cache.close(fork)
+    assert len(cache.copy_targets) == 1
+    assert cache.cached_blocks(STEM)[-1] in cache.copy_targets
+    evict_all(llm)
+    assert not any(not key.is_whole for key, _ in tier.blocks.values())
+    llm.engine.pool.copy_blocks(cache.drain_copies())
+    cache.close(table)
+    evict_all(llm)
+    assert sum(not key.is_whole for key, _ in tier.blocks.values()) == 1
+
+
+def test_questions_that_part_a_little_later_by_chance_store_no_further_blocks() -> None:
+    tier = PartlyFilledDictTier()
+    llm = make(block_size=8, tiers=[tier])
+    lengths = []
+    # The third question shares a token more with the second one than they share with the first.
+    for end in ([5, 9, 11, 12], [6, 9, 11, 12], [6, 10, 11, 12], [7, 9, 11, 12]):
+        llm.generate([prompt([*STEM[:42], *end])], ONE, use_tqdm=False)
+        llm.engine.tiers.flush(60.0)
+        lengths.append(sorted(len(key.tokens) // 4 for key, _ in tier.blocks.values() if not key.is_whole))
+    assert lengths == [[], [2], [2], [2]]
+
+
+def test_the_end_of_a_turn_is_not_stored_when_the_next_turn_fills_its_block() -> None:
+    tier = PartlyFilledDictTier()
+    llm = make(tiers=[tier])
+    turns(llm)
+    llm.engine.tiers.flush(60.0)
+    assert [key.is_whole for key, _ in tier.blocks.values()] == [True] * (NUM_STORED // 4)
+
+
+def test_what_differs_in_its_last_token_from_a_cached_prompt_waits_for_no_look_up() -> None:
+    llm = make(host_cache_size="4MiB")
+    for last in (5, 6):
+        answers(llm, [prompt([*STEM[:39], last])])
+    loads = llm.engine.tiers.loads
+    request = llm.engine.request_factory.make("third", Prompt([*STEM[:39], 7]), ONE)
+    llm.engine.add(request)
+    assert not loads.in_progress
+    while not request.finished:
+        llm.engine.step()
+    assert request.num_cached_tokens == 39
+    # What the last two share is stored to the token.
+    llm.engine.tiers.flush(60.0)
+    evict_all(llm)
+    (output,) = llm.generate([prompt([*STEM[:39], 8])], ONE, use_tqdm=False)
+    assert output.num_cached_tokens == 39
+
+
+def test_a_server_is_not_asked_for_the_rest_of_what_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = PartlyFilledDictTier(), PartlyFilledDictTier()
+    llm = make(tiers=[near, far])
+    answers(llm, [prompt(STEM)])
+    evict_all(llm)
+    monkeypatch.setattr(far, "first_present", None)
+    monkeypatch.setattr(far, "contains_prefix", None)
+    (output,) = llm.generate([prompt([*STEM[:40], 5])], ONE, use_tqdm=False)
+    assert output.num_cached_tokens == 40
+    assert not llm.engine.tiers._stack._failing[1]
