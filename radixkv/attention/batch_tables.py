@@ -165,8 +165,7 @@ class BatchTables:
 
     def _insert(self, table: ReadableTable) -> None:
         # Sorted by block ids, compared as raw bytes. Every table ends with a block that is its sequence's own, so no table is
-        # a prefix of another: two tables differ within the length of both, and stay in order however they grow. The
-        # comparison never reaches what lies behind a table's end in its row of ``block_ids``.
+        # a prefix of another: two tables differ within the length of both, and stay in order however they grow.
         index = self._index_of[table]
         position = bisect_left(self.indices, self._bytes(index), key=self._bytes)
         self.order.insert(position, table)
@@ -186,8 +185,7 @@ class BatchTables:
         self._free.append(index)
 
     def _bytes(self, index: int) -> bytes:
-        content: bytes = self.block_ids[index].tobytes()
-        return content
+        return self._blocks(index).tobytes()
 
     def _blocks(self, index: int) -> NDArray[np.int32]:
         return self.block_ids[index, : self._num_blocks[index]]

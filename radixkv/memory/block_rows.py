@@ -8,6 +8,7 @@ A row has, layer by layer, the block's keys and values as they are stored, so a 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -113,12 +114,12 @@ class BlockRows(PoolRows):
         """
         if fence is None:
             return data.numpy()
-        stream = _stream_for_copies(self._device)
+        stream = self._read_stream
         with torch.cuda.stream(stream):
             stream.wait_event(fence)
             on_host = torch.empty(data.shape, dtype=torch.uint8, pin_memory=True)
             on_host.copy_(data, non_blocking=True)
-        stream.synchronize()
+        _wait_for(stream)
         return on_host.numpy()
 
     def erase_behind(self, row: NDArray[np.uint8], num_tokens: int) -> None:
@@ -168,17 +169,29 @@ class BlockRows(PoolRows):
                 rows[blocks] = words[run, columns]
 
     def _write_on_gpu(self, block_ids: NDArray[np.int32], data: torch.Tensor, fence: torch.cuda.Event) -> None:
-        stream = _stream_for_copies(self._device)
-        with torch.cuda.stream(stream):
-            stream.wait_event(fence)
-            ids = to_device(torch.from_numpy(block_ids.astype(np.int64)), self._device)
-            # One copy for all; from pinned memory, it does not involve the processor.
-            words, start = data.to(self._device, non_blocking=True).view(_device_word(self._word)), 0
-            for rows in self._device_rows:
-                stop = start + rows.shape[1]
-                rows.index_copy_(0, ids, words[:, start:stop])
-                start = stop
-        stream.synchronize()
+        stream = self._write_stream
+        try:
+            with torch.cuda.stream(stream):
+                stream.wait_event(fence)
+                ids = to_device(torch.from_numpy(block_ids.astype(np.int64)), self._device)
+                # One copy for all; from pinned memory, it does not involve the processor.
+                words, start = data.to(self._device, non_blocking=True).view(_device_word(self._word)), 0
+                for rows in self._device_rows:
+                    stop = start + rows.shape[1]
+                    rows.index_copy_(0, ids, words[:, start:stop])
+                    start = stop
+        finally:
+            _wait_for(stream)  # whatever fails: nothing may be written once the blocks are another's
+
+    # One stream for each direction: with a new one for each copy, torch would keep memory for all that it has.
+
+    @cached_property
+    def _read_stream(self) -> torch.cuda.Stream:
+        return _stream_for_copies(self._device)
+
+    @cached_property
+    def _write_stream(self) -> torch.cuda.Stream:
+        return _stream_for_copies(self._device)
 
 
 def _stream_for_copies(device: torch.device) -> torch.cuda.Stream:
@@ -188,6 +201,15 @@ def _stream_for_copies(device: torch.device) -> torch.cuda.Stream:
     behind a copy; so do CUDA graphs, whose capture fails if anything else runs on one of its streams.
     """
     return torch.cuda.Stream(device, priority=-1)
+
+
+def _wait_for(stream: torch.cuda.Stream) -> None:
+    """Wait until all that was launched on a stream is done.
+
+    By an event: `torch.cuda.Stream.synchronize` raises in all threads while one of them checks what it is about to capture
+    (`radixkv.model.cuda_graph`).
+    """
+    stream.record_event().synchronize()
 
 
 def _device_word(word: np.dtype[Any]) -> torch.dtype:

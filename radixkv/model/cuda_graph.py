@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import ClassVar
 
 import torch
@@ -25,8 +26,9 @@ class GraphCapture:
         device: a CUDA device; also the current one whenever something is captured.
     """
 
-    # Per process, as torch's streams are.
+    # Per process, as torch's streams and its checks are.
     _alive: ClassVar[weakref.WeakSet[GraphCapture]] = weakref.WeakSet()
+    _checking: ClassVar[Lock] = Lock()
 
     def __init__(self, device: torch.device) -> None:
         self._stream: torch.cuda.Stream = _stream_beside(device, [other._stream for other in self._alive])
@@ -46,8 +48,8 @@ class GraphCapture:
                 # Outside the graph first, because kernels compile and libraries initialise.
                 work()
                 # A failed capture would leave torch's allocator in capture mode for good; so what cannot be captured is
-                # detected before.
-                with _synchronising_is_an_error():
+                # detected before. Two engines that start at a time would leave the check switched on.
+                with self._checking, _synchronising_is_an_error():
                     work()
         finally:
             current.wait_stream(self._stream)
@@ -79,7 +81,7 @@ def _stream_beside(device: torch.device, others: Sequence[torch.cuda.Stream]) ->
 
 @contextmanager
 def _synchronising_is_an_error() -> Iterator[None]:
-    """Make torch raise a RuntimeError where it would wait for the GPU."""
+    """Make torch raise a RuntimeError where it would wait for the GPU, in whichever thread."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from radixkv.memory.upload import to_device
 from radixkv.sampling.structured_output import GrammarState
 
 # Handing masks to other threads takes as long as computing a few common ones.
@@ -31,12 +32,27 @@ def apply_grammar_bitmask(
     num_tokens = max(state.num_tokens for state in states.values())  # the same for all: one model's
     bitmask = np.full((len(rows), -(-num_tokens // 32)), -1, dtype=np.int32)
     _fill_bitmask(bitmask, list(states.values()), following)
-    disallowed = np.unpackbits(bitmask.view(np.uint8), axis=1, count=vocab_size, bitorder="little") == 0
-    mask = torch.from_numpy(disallowed).to(logits.device)
+    if logits.device.type == "cpu":
+        mask = torch.from_numpy(np.unpackbits(bitmask.view(np.uint8), axis=1, count=vocab_size, bitorder="little") == 0)
+    else:
+        mask = disallowed_tokens(to_device(torch.from_numpy(bitmask.view(np.uint8)), logits.device), vocab_size)
     if rows == list(range(len(logits))):  # no copies of all rows
         logits.masked_fill_(mask, float("-inf"))
     else:
-        logits[rows] = logits[rows].masked_fill(mask, float("-inf"))
+        indices = to_device(torch.tensor(rows), logits.device)
+        logits[indices] = logits[indices].masked_fill(mask, float("-inf"))
+
+
+def disallowed_tokens(bitmask: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Which tokens some masks do not allow, bool ``[rows, vocab_size]``, unpacked where the masks are.
+
+    Args:
+        bitmask: uint8 ``[rows, bytes]``, a bit per token that is allowed, lowest bit first.
+        vocab_size: tokens beyond the masks' bits are not allowed.
+    """
+    bits = torch.arange(8, dtype=torch.uint8, device=bitmask.device)
+    disallowed = ((bitmask[:, :, None] >> bits) & 1).eq(0).flatten(1)[:, :vocab_size]
+    return torch.nn.functional.pad(disallowed, (0, vocab_size - disallowed.shape[1]), value=True)
 
 
 def _fill_bitmask(bitmask: NDArray[np.int32], states: Sequence[GrammarState], drafts: Sequence[Sequence[int]]) -> None:

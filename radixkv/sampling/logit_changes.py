@@ -133,10 +133,12 @@ class LogitChanges:
                     masked.append(last)
         if not masked:
             return
-        saved = logits[masked]
-        logits[masked] = float("-inf")
-        if (constrained or self._masks) and bool(torch.isneginf(logits).all()):
-            logits[masked] = saved  # nothing else is allowed
+        # Indexing by the list itself would wait for the device.
+        ids = to_device(torch.tensor(masked), logits.device)
+        saved = logits[ids] if constrained or self._masks else None
+        logits.index_fill_(0, ids, float("-inf"))
+        if saved is not None and bool(torch.isneginf(logits).all()):
+            logits[ids] = saved  # nothing else is allowed
 
     def _penalize(self, logits: torch.Tensor, ids: NDArray[np.int64], counts: NDArray[np.float32]) -> None:
         if not len(ids):

@@ -175,6 +175,13 @@ def masked(llm: LLM, state: structured_output.GrammarState) -> torch.Tensor:
     return logits[0]
 
 
+@pytest.mark.parametrize("vocab_size", [60, 64, 100])
+def test_a_mask_that_a_gpu_unpacks_is_what_a_cpu_unpacks(vocab_size: int) -> None:
+    bitmask = np.random.default_rng(vocab_size).integers(0, 256, (3, 8), dtype=np.uint8)
+    expected = np.unpackbits(bitmask, axis=1, count=vocab_size, bitorder="little") == 0
+    assert np.array_equal(grammar_mask.disallowed_tokens(torch.from_numpy(bitmask), vocab_size).numpy(), expected)
+
+
 @pytest.mark.parametrize("num_logits", [49_152, 49_280])
 def test_tokenizers_and_models_may_each_have_more_tokens_than_the_other(llm: LLM, num_logits: int) -> None:
     """As with Gemma 3 1B, whose tokenizer has one for images; or as with models whose logits are padded."""
