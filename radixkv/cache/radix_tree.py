@@ -368,7 +368,8 @@ class RadixTree:
     def clear(self, namespace: str | None) -> None:
         """Remove a whole namespace, or all for None, locked nodes included: whoever locked these must not unlock them."""
         self.version += 1
-        removed: list[Node] = [self.roots.pop(name) for name in list(self.roots) if namespace in (None, name)]
+        names = list(self.roots) if namespace is None else [namespace] if namespace in self.roots else []
+        removed: list[Node] = [self.roots.pop(name) for name in names]
         for node in removed:
             if node.children is not None:
                 removed.extend(node.children.values())

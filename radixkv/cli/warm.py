@@ -24,6 +24,10 @@ def warm(
     api_key: Annotated[
         str | None, typer.Option(help="the key whose tenant will use the prompts; none if the server has no keys")
     ] = None,
+    keys_file: Annotated[
+        Path | None,
+        typer.Option(help="the server's file of keys, if the key is in it; it may be given by its name then"),
+    ] = None,
     **options: Any,
 ) -> None:
     """Compute prompts and store them in --disk-cache or --shared-cache, for servers that start later or share the store.
@@ -35,14 +39,38 @@ def warm(
         raise ValueError("disk_cache: expected a folder, or a shared_cache, in which to store what is computed")
     from radixkv.llm import LLM
     from radixkv.server.run import namespaces_secret
-    from radixkv.server.tenants import Tenants
 
-    tenants = Tenants([] if api_key is None else [api_key], secret=namespaces_secret(given))
-    tenant = tenants.anonymous_tenant() if api_key is None else tenants.by_api_key(api_key)
+    tenant = tenant_of(api_key, keys_file, namespaces_secret(given))
     with LLM(model, **given) as llm:
         prompts = read_prompts(llm, file, tenant)
         num_tokens = warm_prompts(llm, prompts)
     print(f"{len(prompts)} prompts of {num_tokens} tokens are stored")
+
+
+def tenant_of(api_key: str | None, keys_file: Path | None, secret: bytes | None) -> Tenant:
+    """The tenant as a server names it.
+
+    Args:
+        api_key: its key, or the key's name in the file; None: the server has no keys.
+        keys_file: where the server has the key from; None: from its command line or configuration.
+        secret: of the tenants' namespaces.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the key is not in it.
+    """
+    from radixkv.server.errors import ApiError
+    from radixkv.server.keys import read_keys_file
+    from radixkv.server.tenants import Tenants
+
+    if keys_file is None:
+        tenants = Tenants([] if api_key is None else [api_key], secret=secret)
+        return tenants.anonymous_tenant() if api_key is None else tenants.by_api_key(api_key)
+    tenants = Tenants(keys=read_keys_file(keys_file), secret=secret)
+    try:
+        return tenants.selected_by_admin(api_key)
+    except ApiError as error:
+        raise ValueError(f"{error} (keys_file: {keys_file})") from None
 
 
 def read_prompts(llm: LLM, file: Path, tenant: Tenant) -> list[Prompt]:

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import radixkv.model.frameworks  # noqa: F401 (before all that imports torch)
@@ -326,7 +326,8 @@ class Engine:
 
     def clear(self, selection: NamespaceSelection) -> Cleared:
         """Forget what is cached for the selected namespaces, in tiers too, except what running requests use."""
-        cleared = clear(self.cache, selection)
+        with nullcontext() if self.tiers is None else self.tiers.clearing_groups_once():
+            cleared = clear(self.cache, selection)
         self._open_cache.publish_events()
         return cleared
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -117,6 +118,7 @@ class KVTiers:
         self._cache = cache
         self._moves = moves
         self._closed = False
+        self._to_clear: dict[str | None, None] | None = None  # groups to clear; None: each is cleared at once
         cache.add_observer(moves)
 
     @property
@@ -246,12 +248,33 @@ class KVTiers:
                 num_lost,
             )
 
+    @contextmanager
+    def clearing_groups_once(self) -> Iterator[None]:
+        """Clear each group of namespaces below the pool once, at the end, however many of them the cache forgets meanwhile.
+
+        A tenant may have thousands, one for each salt, and each clearing takes a transaction on a disk.
+        """
+        self._to_clear = {}
+        try:
+            yield
+        finally:
+            groups, self._to_clear = self._to_clear, None
+            for group in groups:
+                self._clear_group(group)
+
     def _clear(self, namespace: str | None) -> None:
+        group = None if namespace is None else namespace_group(namespace)
+        if self._to_clear is None:
+            self._clear_group(group)
+        else:
+            self._to_clear[group] = None
+
+    def _clear_group(self, group: str | None) -> None:
         if self._closed:
             return
-        self._stack.clear(None if namespace is None else self._keys.group(namespace))
-        if namespace is not None and self._other_stores is not None:
-            self._other_stores.clear(namespace_group(namespace))
+        self._stack.clear(None if group is None else self._keys.group(group))
+        if group is not None and self._other_stores is not None:
+            self._other_stores.clear(group)
 
 
 def _pinned_memory(num_blocks: int, block_nbytes: int) -> NDArray[np.uint8]:

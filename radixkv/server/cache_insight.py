@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Depends
@@ -60,6 +61,8 @@ async def snapshot_json(llm: AsyncLLM) -> str:
 async def explanations(service: Service, prompts: Sequence[Prompt], tenant: str) -> list[CacheExplanation]:
     """Why no more of the prompts would be reused now; reveals nothing of other tenants or salts.
 
+    Where strangers share one tenant, tokens of the prompt that is most like one are left out: they may be another person's.
+
     Args:
         service: that of the routes.
         prompts: tokenized.
@@ -73,4 +76,6 @@ async def explanations(service: Service, prompts: Sequence[Prompt], tenant: str)
     if len(prompts) > MAX_EXPLAINED:
         raise ValueError(f"explain_cache: expected at most {MAX_EXPLAINED} prompts with it, got {len(prompts)}")
     explained = await service.llm.explain_prompts(prompts, tenant=tenant)
+    if service.tenants.open_to_all and not service.shows_prompts_without_keys:
+        explained = [replace(one, difference=None) for one in explained]
     return [CacheExplanation(text=str(one), **one.as_dict()) for one in explained]

@@ -160,7 +160,9 @@ class Generation:
     def close(self) -> None:
         """Abort the prompts that are unfinished."""
         self._deadlines.close()
-        self._reservation.settle(self.usage.total_tokens)
+        if self.complete or isinstance(self._params, SamplingParams):
+            self._reservation.settle(self.usage.total_tokens)
+        # Otherwise all that was taken stays taken: a beam search has no tokens before its end, however long it ran.
         for stream, timer in zip(self._streams, self._timers, strict=True):
             stream.close()
             timer.end()

@@ -52,17 +52,23 @@ class RequestLog:
         request_id = sent if _VALID_ID.fullmatch(sent) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        began, status = self._clock(), None
+        began, status, is_gone = self._clock(), None, False
+
+        async def receive_noting() -> Message:
+            nonlocal is_gone
+            message = await receive()
+            is_gone |= message["type"] == "http.disconnect"
+            return message
 
         async def send_named(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status = None if is_gone else message["status"]
                 MutableHeaders(scope=message).update(dict.fromkeys(ANSWER_HEADERS, request_id))
             await send(message)
 
         try:
-            await self._app(scope, receive, send_named)
+            await self._app(scope, receive_noting, send_named)
         finally:
             if self._write is not None:
                 fields = {

@@ -44,7 +44,7 @@ class Service:
         rate_limits: of tenants that have such limits.
         responses: that may be continued.
         step_timeout: seconds after which a step of the engine is taken to be stuck.
-        shows_prompts_without_keys: whether /live shows prompts where there are no API keys.
+        shows_prompts_without_keys: whether /live and explanations show prompts where there are no API keys.
         obstacle: why no request can be answered now, for /ready; None: they can.
         engine: `llm`, where it is an engine of this process; None: several engines elsewhere answer.
     """

@@ -19,6 +19,7 @@ from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, evict_all, free_b
 
 from radixkv import LLM
 from radixkv.engine import open_tiers
+from radixkv.engine.clearing import NamespaceSelection
 from radixkv.errors import StoreInUseError
 from radixkv.prompts import Prompt
 from radixkv.tiers.block_key import BlockKey
@@ -290,6 +291,35 @@ def test_other_namespaces_find_nothing_and_a_tenant_is_cleared_below_too() -> No
     llm.engine.cache.clear("a")
     assert 0 < len(tier.blocks) < before
     assert llm.generate(salted[0], GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+def test_a_tenant_with_many_salts_is_cleared_below_once() -> None:
+    """Each salt used to be a clearing of the whole tenant, with a transaction on a disk; thousands took minutes."""
+
+    class Counting(DictTier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cleared: list[bytes | None] = []
+
+        def clear(self, namespace: bytes | None = None) -> None:
+            self.cleared.append(namespace)
+            super().clear(namespace)
+
+    tier = Counting()
+    llm = make(tiers=[tier])
+    answers(llm, [{**prompt, "cache_salt": f"ann/{number}"} for number, prompt in enumerate(PROMPTS)])
+    evict_all(llm)
+    assert tier.blocks
+    cleared = llm.engine.clear(NamespaceSelection("ann"))
+    assert cleared.namespaces == 0
+    answers(llm, [{**prompt, "cache_salt": f"ann/{number}"} for number, prompt in enumerate(PROMPTS)])
+    assert llm.engine.clear(NamespaceSelection("ann")).namespaces == 3
+    assert len(tier.cleared) == 2
+    assert not tier.blocks
+    llm.engine.cache.clear("ann/1")  # by itself, at once
+    llm.engine.clear(NamespaceSelection())
+    assert len(tier.cleared) == 4
+    assert tier.cleared[-1] is None
 
 
 @pytest.mark.parametrize("was_shut_down", [True, False])

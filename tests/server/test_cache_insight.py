@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
+import pytest
+from support.in_process_server import make_client
 from support.server_process import ADMIN_KEY, TENANT_A, TENANT_B, ServerProcess
+
+from radixkv import LLM, AsyncLLM
 
 PROMPT = "You are the assistant of a small public library. Answer in one sentence. " * 4
 ONE_TOKEN = {"max_tokens": 1, "temperature": 0}
@@ -44,6 +49,22 @@ def test_an_explanation_does_not_reveal_another_tenants_prompt(server: ServerPro
         complete(a, PROMPT)
         after = complete(b, PROMPT, explain_cache=True, cache={"read": True, "write": False})["cache_explanations"]
         assert before == after
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_an_explanation_does_not_show_strangers_each_others_prompts(llm: LLM, shows: bool) -> None:
+    """Where all clients share one tenant, sixteen tokens at a time of what another had sent could be read from it."""
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine, shows_prompts_without_keys=shows) as client:
+            body = {"prompt": PROMPT, **ONE_TOKEN}
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+            probe = {"prompt": "zzz", "explain_cache": True, "cache": {"read": False, "write": False}, **ONE_TOKEN}
+            (explanation,) = (await client.post("/v1/completions", json=probe)).json()["cache_explanations"]
+            assert (explanation["difference"] is not None) == shows
+            assert ("library" in explanation["text"]) == shows
+
+    asyncio.run(main())
 
 
 def test_a_pinned_prompt_is_kept_until_it_is_released(server: ServerProcess) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -17,11 +18,13 @@ from fastapi.security import HTTPAuthorizationCredentials
 from support.in_process_server import make_client
 from typer.testing import CliRunner
 
-from radixkv import LLM, AsyncLLM, SamplingParams, TenantShare
+from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, TenantShare
 from radixkv.cli.main import app
+from radixkv.prompts import Prompt
 from radixkv.server.errors import ApiError
+from radixkv.server.generation import Generation
 from radixkv.server.keys import Key, hash_of, new_key, read_keys_file
-from radixkv.server.rate_limits import RateLimits, TokenBucket
+from radixkv.server.rate_limits import RateLimits, Reservation, TokenBucket
 from radixkv.server.reload import KeysReload
 from radixkv.server.tenants import Tenant, Tenants
 
@@ -260,6 +263,18 @@ def test_a_prompt_that_is_too_long_takes_no_more_than_it_has() -> None:
     ann = Tenant("ann", b"", "ann", entry("a", tokens_per_minute=1000))
     limits.admit(ann, SamplingParams(n=4, max_tokens=40), [3001], 256).cancel()
     assert limits.headers(ann)["x-ratelimit-remaining-tokens"] == "1000"
+
+
+def test_a_beam_search_that_is_ended_early_is_charged_what_it_might_have_taken(llm: LLM) -> None:
+    """Its tokens count at its end, so searches that were ended just before it used to be charged their prompts alone."""
+    prompts, loaded = [Prompt([5, 6, 7])], llm.engine.loaded
+    for params, left in ((BeamSearchParams(beam_width=2, max_tokens=50), 0), (SamplingParams(max_tokens=100), 100)):
+        bucket = TokenBucket(103, lambda: 0.0)
+        bucket.take(103)
+        Generation(
+            loaded, prompts, params, 1, [Mock()], [Mock()], Mock(), Reservation(None, bucket, 103), "id"
+        ).close()  # fmt: skip
+        assert bucket.level == left
 
 
 def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:

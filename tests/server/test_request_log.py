@@ -11,10 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
-from radixkv.server.request_log import _AccessLogFile, open_access_log
+from radixkv.server.request_log import RequestLog, _AccessLogFile, open_access_log
 from radixkv.server.tenants import Tenants
 
 TEXT = {"prompt": "The quick brown fox " * 8, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
@@ -85,6 +86,26 @@ def test_lines_of_the_access_log(llm: LLM) -> None:
             assert "access-control-allow-origin" not in other.headers
 
     asyncio.run(main())
+
+
+def test_who_disconnects_before_an_answer_has_no_status_in_the_log() -> None:
+    """The status of the answer that nobody got used to be logged: 400, as if the client had sent something wrong."""
+    lines: list[str] = []
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+
+    async def answer_too_late(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.start", "status": 400, "headers": []})
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        pass
+
+    asyncio.run(RequestLog(answer_too_late, lines.append)(scope, receive, send))
+    (line,) = lines
+    assert json.loads(line)["status"] is None
 
 
 def test_without_an_option_no_origin_is_allowed(llm: LLM) -> None:

@@ -13,9 +13,10 @@ from support.in_process_server import make_client
 from support.model_zoo import build
 
 from radixkv import LLM, AsyncLLM
-from radixkv.cli.warm import read_prompts, warm_prompts
+from radixkv.cli.warm import read_prompts, tenant_of, warm_prompts
 from radixkv.config import LLMOptions
 from radixkv.model.tokenizer import load_tokenizer
+from radixkv.server.keys import hash_of, read_keys_file
 from radixkv.server.run import namespaces_secret
 from radixkv.server.tenants import Tenants
 
@@ -81,6 +82,20 @@ def test_tenants_find_their_own_after_a_restart_until_they_are_cleared(tmp_path:
 
     serve(tmp_path, first)
     serve(tmp_path, second)
+
+
+def test_prompts_are_warmed_for_a_key_of_the_servers_file(tmp_path: Path) -> None:
+    """They used to be stored for a tenant of another name, which no server with such a file has."""
+    keys_file = tmp_path / "keys.toml"
+    keys_file.write_text(f'[keys.ann]\nsha256 = "{hash_of("a")}"\n')
+    secret = bytes(range(32))
+    served = Tenants(keys=read_keys_file(keys_file), secret=secret).by_api_key("a")
+    assert tenant_of("a", keys_file, secret).name == tenant_of("ann", keys_file, secret).name == served.name
+    assert tenant_of("a", None, secret).name == Tenants(["a"], secret=secret).by_api_key("a").name != served.name
+    assert tenant_of(None, None, secret).name == Tenants(secret=secret).anonymous_tenant().name
+    for api_key, message in (("b", "api_key: no such key is configured"), (None, "api_key: expected a configured key")):
+        with pytest.raises(ValueError, match=rf"^{message}.* \(keys_file: {keys_file}\)$"):
+            tenant_of(api_key, keys_file, secret)
 
 
 def test_what_was_warmed_is_there_for_its_tenant_and_explained(tmp_path: Path) -> None:
