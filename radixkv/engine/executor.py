@@ -128,7 +128,12 @@ class Executor:
         forks = self._scheduler.blocks.fork(request.sequences[0], request.num_seqs - 1)
         for index, sequence in enumerate(forks, start=1):
             sequence.index = index
-            prepare_sampling(sequence, self._tokenizer)
+            try:
+                prepare_sampling(sequence, self._tokenizer)
+            except BaseException:
+                for fork in forks[index - 1 :]:  # nobody else knows of them yet
+                    self._scheduler.blocks.abort(fork)
+                raise
             request.sequences.append(sequence)
             siblings.append(SequenceGroup(request, [sequence], group.prompt))
             self._scheduler.start(siblings[-1])

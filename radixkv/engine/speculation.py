@@ -108,6 +108,8 @@ class Speculator:
 
         True while the latest drafts seem good, and now and then otherwise: drafters see no token that is in flight.
         """
+        if not batch.sampled:
+            return False  # only prompts: nothing is drafted behind them
         self._num_unasked += 1
         if self._num_unasked >= _ASKED_EVERY:
             return True

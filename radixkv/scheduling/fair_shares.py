@@ -113,7 +113,7 @@ class FairShares:
         return self.prompt_service(group.request, max(0, group.num_pending - 1))
 
     def refund(self, group: SequenceGroup) -> None:
-        """The group is preempted: what is `unused` was not served to its tenant after all."""
+        """The group is preempted, or ends early: what is `unused` was not served to its tenant after all."""
         self._serve(group.request.tenant, -self.unused(group))
 
     def reset(self) -> None:

@@ -106,12 +106,9 @@ class PrefixLoads:
 
     @property
     def in_progress(self) -> bool:
-        """Whether a group waits for a look-up, a load, or others' blocks."""
-        # A group that yields blocks to others counts only if it was looked at in this step.
-        return bool(self._active) or any(
-            prefix.waits and (not prefix.claim.yields or prefix.claim.step == self._claims.step)
-            for prefix in self._prefixes.values()
-        )
+        """Whether a group waits for a look-up or a load."""
+        # One that yields blocks to others does not count: if nothing runs or loads, those have the blocks, or never fit.
+        return bool(self._active) or any(prefix.waits and not prefix.claim.yields for prefix in self._prefixes.values())
 
     def is_waiting(self, group: SequenceGroup) -> bool:
         """Whether the group waits now; begins nothing."""
@@ -321,20 +318,19 @@ class PrefixLoads:
         cache, request = self._cache, group.request
         nothing_runs = cache.num_available_blocks == cache.num_blocks  # and nothing is loaded
         first, stop, size = spans[0].start, spans[-1].stop, cache.block_size
+        # With what is cached, which the table locks, and what the group computes after the load: otherwise running groups
+        # would be preempted for the load, or its blocks evicted before the group fits.
+        missing = cache.demand(group.prompt, request.namespace).num_blocks - num_spare_blocks()
+        if missing > 0:
+            return False
+        if not nothing_runs and missing + self._claims.of_others(prefix.claim) > 0:
+            self._claims.leave_to_others(prefix.claim)
+            return True
+        # Only now, because opening a table counts as a use of what is cached.
         tokens = look_up.tokens_until(stop)
         table = cache.open_fill(
             np.frombuffer(tokens, dtype=np.int32), request.namespace, -request.priority, request.tenant
         )
-        # Counted after the table has locked what is cached, and including what the group computes after the load: otherwise
-        # running groups would be preempted for the load, or its blocks evicted before the group fits.
-        missing = self._num_blocks(group) - first - num_spare_blocks()
-        if missing > 0:
-            cache.abort(table)
-            return False
-        if not nothing_runs and missing + self._claims.of_others(prefix.claim) > 0:
-            cache.abort(table)
-            self._claims.leave_to_others(prefix.claim)
-            return True
         try:
             cache.reserve(table, stop * size)
         except OutOfBlocks:

@@ -124,6 +124,8 @@ class Scheduler:
     def remove(self, group: SequenceGroup) -> None:
         """Take a group out of the queues; its sequences' tables must be closed or aborted."""
         if group in self.running:
+            if group.sequences and group.num_pending > 1:  # ended before its prompt was computed
+                self.shares.refund(group)
             del self.running[group]
         else:
             self.waiting.remove(group)
@@ -283,10 +285,10 @@ class Scheduler:
         self._admission.begin_step()
         num_decoding = len(chunks)
         long, reserved = None, 0
+        # Without those that were preempted for a decoding group: they may be admitted again below, with a chunk.
+        prompts = [group for group in prompts if group in self.running]
         prompts.sort(key=lambda group: self.shares.counter(group.request.tenant))  # equal ones stay in order of rank
         for group in prompts:
-            if group not in self.running:
-                continue  # preempted for a decoding group
             # More urgent requests do not wait for the end of a prompt in progress, nor do tenants that were served less.
             budget -= self._admit_waiting(chunks, budget, long is not None, group.request)
             if group.num_pending <= budget:

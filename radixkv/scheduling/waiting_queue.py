@@ -116,7 +116,8 @@ class WaitingQueue:
         for new in (0, 1):
             first = (request.priority, new, request.arrival)
             found += [queue[key].group for key in queue.irange((*first, -1), (*first, request.num_seqs))]
-        return found
+        # A request that ended elsewhere was never queued, and has no time of arrival of its own.
+        return [group for group in found if group.request is request]
 
     def candidates(self, tenant: str, look_up: bool) -> list[SequenceGroup]:
         """The groups of a waiting tenant that may be admitted now, best first.

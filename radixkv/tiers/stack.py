@@ -221,7 +221,7 @@ class TierStack:
 
 def _for_tier(tier: Tier, keys: Sequence[BlockKey]) -> Sequence[BlockKey]:
     """The keys without the last one if it is of a partly filled block, which the tier does not keep."""
-    return keys if keys[-1].is_whole or isinstance(tier, PartlyFilledKeeper) else keys[:-1]
+    return keys if not keys or keys[-1].is_whole or isinstance(tier, PartlyFilledKeeper) else keys[:-1]
 
 
 def _checked_count(method: str, count: int, most: int) -> int:

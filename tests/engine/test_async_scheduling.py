@@ -158,3 +158,24 @@ def test_beams_and_samples_side_by_side(engines: tuple[LLM, LLM]) -> None:
         results.append(([b.token_ids for b in requests[0].beam_search.results()], requests[1].sequences[0].token_ids))
         engine.cache.check()
     assert results[0] == results[1]
+
+
+def test_a_block_is_published_when_its_last_token_becomes_known(engines: tuple[LLM, LLM]) -> None:
+    """Behind a step in flight, one whose tokens are drawn on the host used to leave a block to the next block's end."""
+    llm = engines[1]
+    llm.reset_prefix_cache()
+    engine, make = llm.engine, llm.engine.request_factory.make
+    size = engine.cache.block_size
+    long = make("long", Prompt([5, 6, 7]), SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+    engine.add(long)
+    for number in range(30):
+        if number % 3 == 1:
+            params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=1)
+            engine.add(make(f"short-{number}", Prompt([8 + number, 9]), params))
+        engine.step()
+        (sequence,) = long.sequences
+        if sequence.table is not None:
+            whole = min(sequence.num_computed, sequence.num_known_tokens) // size * size
+            assert sequence.table.num_tokens >= whole
+    while engine.has_unfinished_requests:
+        engine.step()

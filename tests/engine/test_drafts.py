@@ -126,6 +126,13 @@ def test_drafts_take_no_more_rows_than_a_batch_may_have(plain: LLM) -> None:
     assert 20 <= max(sizes) <= SMALL["max_num_batched_tokens"]
 
 
+def test_steps_of_prompts_alone_do_not_keep_others_from_being_launched_ahead() -> None:
+    """After some of them, each used to wait for the one before, though nothing is drafted behind a prompt."""
+    drafts = drafting([Oracle()]).engine._speculator
+    assert drafts is not None
+    assert not any(drafts.wants_tokens(Batch([])) for _ in range(100))
+
+
 @pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "mixtral", "deepseek_v3", "gpt_oss", "qwen3"])
 def test_other_architectures(architecture: str) -> None:
     """Windows, softcaps, sinks, learned positions, experts, latent attention."""

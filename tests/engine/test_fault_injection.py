@@ -7,8 +7,10 @@ from support.failing_store import FailingOnce
 from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
+from radixkv.engine import executor
 from radixkv.errors import NoBlocksLeftError
 from radixkv.prompts import Prompt
+from radixkv.scheduling.request import TokenSequence
 
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True),
@@ -53,3 +55,23 @@ def test_a_refusal_changes_no_token_and_loses_nothing(monkeypatch: pytest.Monkey
             assert tokens is None or tokens == expected[name], f"refusal {fails_at}"
         cache = llm.engine.cache
         assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
+
+
+def test_samples_that_cannot_begin_leave_no_table_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those behind the one that failed kept their blocks for ever."""
+    llm = LLM(build_supported("llama"), block_size=4, num_blocks=40)
+    prepare, calls = executor.prepare_sampling, []
+
+    def fail_third(sequence: TokenSequence, tokenizer: object) -> None:
+        calls.append(sequence)
+        if len(calls) == 2:
+            raise MemoryError("no memory for a sampler")
+        prepare(sequence, tokenizer)
+
+    monkeypatch.setattr(executor, "prepare_sampling", fail_third)
+    params = SamplingParams(n=4, max_tokens=3, seed=1)
+    with pytest.raises(MemoryError, match="no memory for a sampler"):
+        llm.generate({"prompt_token_ids": STEM}, params, use_tqdm=False)
+    cache = llm.engine.cache
+    cache.check()
+    assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks

@@ -151,6 +151,16 @@ class Driver:
         while self.scheduler.running:
             self.step()
 
+    def finish_running_and_waiting(self) -> None:
+        while self.scheduler.running or self.scheduler.waiting:
+            self.step()
+            self.loader.finish()
+
+    def uses_of(self, prompt: list[int]) -> list[int]:
+        """How often each node whose tokens begin a prompt was used."""
+        root = self.cache.tree_snapshot()[""]
+        return [node.uses for node in root.children if node.tokens[0] == prompt[0]]
+
     def give_up(self) -> None:
         """Let so much time pass that every load is overdue."""
         self.now = 1e3
@@ -183,6 +193,46 @@ def test_two_that_were_loaded_and_evicted_do_not_yield_to_each_other_for_ever() 
     assert not driver.scheduler.waiting
     assert not driver.scheduler.running
     assert [group.request.num_cached_tokens for group in waiting] == [60 * SIZE] * 2
+
+
+def test_one_that_yields_to_a_group_that_can_never_fit_does_not_make_the_engine_wait() -> None:
+    """Beside pinned blocks, the group that joined another's load had no room, ever; both waited for the other to go first."""
+    driver = Driver()
+    pinned = driver.add(unlike(8000, 20), max_new=1)
+    driver.finish_running_and_waiting()
+    driver.cache.pin(pinned.prompt)
+    fits, never_fits = driver.add([*STEM, *unlike(1000, 2)]), driver.add([*STEM, *unlike(2000, 30)])
+    driver.step()
+    driver.loader.finish()
+    driver.step()
+    assert fits in driver.scheduler.running
+    yields = driver.add([*SHORT_STEM, *unlike(4000, 35)])
+    driver.finish_running()
+    for _ in range(3):
+        driver.step()
+    assert yields in driver.scheduler.waiting
+    assert driver.scheduler.first_without_room is never_fits
+    assert not driver.loads.in_progress  # so that the engine fails the one that never fits
+    driver.scheduler.remove(never_fits)
+    driver.step()
+    driver.loader.finish()
+    driver.step()
+    assert yields in driver.scheduler.running
+
+
+def test_a_load_for_which_there_is_no_room_does_not_count_as_a_use() -> None:
+    """Each step in which a group waited for room used to count as one use of what is cached of its prompt."""
+    driver = Driver()
+    driver.add(STEM[: 10 * SIZE], max_new=1)
+    driver.finish_running_and_waiting()
+    driver.add(unlike(5000, 60), max_new=80)
+    driver.step()
+    driver.add([*STEM, *unlike(1000, 2)])
+    before, num_loads = driver.uses_of(STEM), driver.loads.num_loads
+    for _ in range(5):
+        driver.step()
+    assert driver.loads.num_loads == num_loads
+    assert driver.uses_of(STEM) == before
 
 
 def test_a_load_that_hangs_is_given_up_though_nobody_looks_at_those_that_wait_for_it() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.scheduler_driver import SchedulerDriver
 
+from radixkv import SamplingParams
+from radixkv.scheduling.batch import ScheduledChunk
+from radixkv.scheduling.fair_shares import COMPUTED_TOKEN_COST
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare
 
@@ -475,3 +479,44 @@ def test_no_request_starves_under_random_overload(ahead: bool) -> None:
     assert all(position - arrival <= 10 for arrival, position in positions.items())
     driver.run()
     assert len(driver.admitted) == 300
+
+
+def test_a_prompt_that_is_preempted_and_admitted_again_in_one_step_gets_one_chunk() -> None:
+    """It used to be scheduled twice, for which the step failed with all its requests."""
+    driver = SchedulerDriver(budget=16)
+    for tenant in ("a", "b"):
+        driver.add(tail(len(driver.requests), 48), tenant=tenant)
+        driver.step()
+    scheduler = driver.scheduler
+    first, second = scheduler.running
+    assert first.num_pending > 1 < second.num_pending
+    prompts = [first, second]
+    scheduler._preempt(second)  # as for a decoding group that needs its blocks
+    scheduler.shares.charge("b", computed=1000)  # so that its prompt comes after the other's, which lets it in before itself
+    chunks: list[ScheduledChunk] = []
+    scheduler._schedule_prompts(chunks, prompts, 128)
+    assert {chunk.group for chunk in chunks} == {first, second}
+    assert len(chunks) == 2
+
+
+def test_a_request_that_was_never_queued_is_no_other_one_that_is() -> None:
+    """One that ended elsewhere has no time of arrival, and used to be taken for the first that arrived: that was removed."""
+    driver = SchedulerDriver()
+    waiting = driver.add(tail(0, 8))
+    other = Request("other", None, np.array(tail(1, 8), np.int32), SamplingParams(), 0, 4, frozenset())
+    assert waiting.arrival == other.arrival
+    assert driver.scheduler.groups_of(other) == []
+    assert [group.request for group in driver.scheduler.groups_of(waiting)] == [waiting]
+
+
+def test_what_an_aborted_prompt_did_not_compute_is_not_charged() -> None:
+    """A tenant whose client left at the beginning of a long prompt came last until the others had had as much."""
+    driver = SchedulerDriver(budget=16)
+    driver.add(tail(0, 8), tenant="b", max_new=30)
+    long = driver.add(tail(1, 45), tenant="a")
+    driver.step()
+    (group,) = driver.scheduler.groups_of(long)
+    computed = group.sequences[0].num_computed
+    assert 0 < computed < 16
+    driver.abort(long)
+    assert driver.scheduler.shares.counter("a") <= COMPUTED_TOKEN_COST * (computed + 1)

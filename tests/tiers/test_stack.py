@@ -12,6 +12,7 @@ from support.dict_tier import DictTier
 from support.tier_model import prefix_keys
 
 from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.host_tier import HostTier
 from radixkv.tiers.stack import Span, TierStack
 from radixkv.tiers.tier import BlockBytes
 
@@ -50,6 +51,13 @@ def test_an_answer_that_counts_no_blocks_counts_none_and_is_said_once(
     assert not nearer.blocks
     (record,) = caplog.records
     assert f"{method}: expected a whole number from 0 to 3, got {answer!r}" in record.getMessage()
+
+
+def test_a_load_that_brought_nothing_marks_nothing_as_used_and_fails_no_tier(caplog: pytest.LogCaptureFixture) -> None:
+    host = HostTier(80, 8)
+    with caplog.at_level(logging.WARNING):
+        TierStack([host]).mark_used([])
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("answer", [0, 2, 3, np.int64(2)])
