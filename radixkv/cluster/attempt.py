@@ -70,9 +70,10 @@ class Ticket:
                 return
 
     def _interrupt(self) -> None:
-        self._interrupted = True
-        if self.scope is not None:
+        # A scope that is expiring because of an earlier call cannot be rescheduled.
+        if not self._interrupted and self.scope is not None:
             self.scope.reschedule(asyncio.get_running_loop().time())
+        self._interrupted = True
 
     def check(self) -> None:
         """Raise if it was interrupted.

@@ -60,14 +60,16 @@ class Membership:
             raise self._refusal
 
     async def _next_attempt(self) -> None:
-        """Returns when another attempt to join a replica has ended.
+        """Returns when another attempt to join a replica has ended, or after a while: one that was drained may be back.
 
         Raises:
             ValueError: one of them was refused.
         """
         self._attempted.clear()
         if self._refusal is None:
-            await self._attempted.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SECONDS_BETWEEN_ATTEMPTS):
+                    await self._attempted.wait()
         if self._refusal is not None:
             raise self._refusal
 

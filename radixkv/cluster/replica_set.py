@@ -266,13 +266,17 @@ class ReplicaSet:
         while True:
             began = loop.time()
             try:
-                await self._follow_once(member, member.client or client or self._connect(member.url))
+                try:
+                    await self._follow_once(member, member.client or client or self._connect(member.url))
+                except Exception:
+                    # Within the outer try, so that an error of a stream does not end the following of its replica.
+                    if member.client is not None:
+                        await self._mark_down(member)
+                    raise
                 complaint = ""
                 if not member.load.get("draining") and loop.time() - began > _SECONDS_OF_SILENCE:
                     continue  # the replica was read too slowly, or is gone: the next attempt finds out
             except Exception as error:
-                if member.client is not None:
-                    await self._mark_down(member)
                 if member.leaving:
                     return
                 expected = isinstance(error, (MismatchError, ConnectionError))
@@ -427,8 +431,10 @@ class ReplicaSet:
         member.sent_shares, member.is_behind = None, False
         assert client is not None and self._streams is not None
         _log.warning("replica %r is down", member.name)
-        self._streams.abandon(client)
-        await client.aclose()
+        try:
+            self._streams.abandon(client)
+        finally:
+            await client.aclose()
 
     def _take_out(self, member: Member) -> None:
         """Send it nothing more."""

@@ -1,0 +1,115 @@
+"""A replica that is drained, and then started again, is in use again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from unittest.mock import Mock
+
+import httpx
+import pytest
+from support.pretended_replicas import HANGING, LOAD, Body, Cluster, tokens, until
+
+from radixkv.cluster import ReplicaStreams
+from radixkv.cluster.membership import Membership
+from radixkv.cluster.records import Kind, encode_load, encode_record
+
+RUNNING, DRAINED = encode_load(LOAD), encode_load({**LOAD, "draining": True})
+
+
+class Restarting:
+    """Events of replicas, of which "a" falls silent when it may, and is started again.
+
+    Args:
+        first: the load of "a" until then.
+        last: its loads at the end.
+    """
+
+    def __init__(self, first: bytes = RUNNING, last: Sequence[bytes] = ()) -> None:
+        self.may_end = asyncio.Event()
+        self._first, self._last = first, last
+        self._is_restarted = False
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, stream=Body(partial(self._records, request.url.host)))
+
+    async def _records(self, name: str) -> AsyncIterator[bytes]:
+        ends = name == "a" and not self._is_restarted
+        yield encode_record(Kind.HELD) + (self._first if ends else RUNNING)
+        if ends:
+            await self.may_end.wait()
+            for load in self._last:
+                yield load
+                await asyncio.sleep(0)  # its streams are called away, but have not run yet
+            self._is_restarted = True
+            raise httpx.ReadTimeout("planted")
+        await asyncio.Event().wait()
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv.cluster.replica_set._SECONDS_BETWEEN_ATTEMPTS", 0.0)
+    monkeypatch.setattr("radixkv.cluster.membership._SECONDS_BETWEEN_ATTEMPTS", 0.0)
+
+
+def test_a_replica_whose_streams_are_called_away_twice_is_in_use_again(caplog: pytest.LogCaptureFixture) -> None:
+    """The second call met a timeout that was expiring, and its error ended the following of the replica, without a word."""
+
+    async def main() -> None:
+        cluster, events = Cluster(), Restarting(last=[DRAINED, DRAINED])
+        cluster.answers["/events"] = events
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://a")
+        reading = asyncio.ensure_future(tokens(replicas.streams))
+        await until(lambda: replicas.streams.num_streams("a"))
+        await replicas.add("b", "http://b")
+        events.may_end.set()
+        await until(lambda: cluster.made[0].is_closed and sorted(replicas.available) == ["a", "b"])
+        assert replicas.streams.num_streams("b") == 1
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await replicas.close()
+
+    asyncio.run(main())
+    assert "cannot be followed" not in caplog.text
+
+
+def test_a_stream_that_fails_does_not_end_the_following_of_its_replica(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ReplicaStreams, "abandon", Mock(side_effect=RuntimeError("planted")))
+
+    async def main() -> None:
+        cluster, events = Cluster(), Restarting()
+        cluster.answers["/events"] = events
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://a")
+        events.may_end.set()
+        await until(lambda: cluster.made[0].is_closed and replicas.available == ["a"])
+        await replicas.close()
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(main())
+    assert "replica 'a' cannot be followed" in caplog.text
+
+
+def test_an_ingress_whose_only_replica_is_drained_starts_when_that_one_is_back() -> None:
+    """The replica had joined, so that no further attempt told of its return: the ingress waited for ever."""
+
+    async def main() -> None:
+        cluster, events = Cluster(), Restarting(first=DRAINED)
+        cluster.answers["/events"] = events
+        replicas = cluster.replicas()
+        membership = Membership(replicas, {"a": "http://a"})
+        starting = asyncio.ensure_future(membership.wait_for_first())
+        await until(lambda: replicas.names and not membership._changing)
+        assert not replicas.available
+        events.may_end.set()
+        await asyncio.wait_for(starting, HANGING)
+        assert replicas.available == ["a"]
+        await membership.close()
+        await replicas.close()
+
+    asyncio.run(main())
