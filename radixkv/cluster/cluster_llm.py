@@ -240,7 +240,7 @@ class ClusterLLM:
         await self.replicas.set_tenants(tenants)
 
     async def clear(self, selection: NamespaceSelection) -> Cleared:
-        """Forget what is cached of these namespaces, on all replicas.
+        """Forget what is cached of these namespaces, on all replicas, and on removed ones that finish their streams.
 
         Returns:
             Sums over the replicas; ``namespaces`` is that of the replica that had most of them.
@@ -248,7 +248,8 @@ class ClusterLLM:
         Raises:
             ReplicasLostError: some are down, or did not confirm it; the message names them. The others have cleared theirs.
         """
-        answers = await self.replicas.ask_all("POST", "/clear", encode_selection(selection))
+        # A replica that leaves writes what it holds into its tiers, which others may share, when it ends.
+        answers = await self.replicas.ask_all("POST", "/clear", encode_selection(selection), leaving=True)
         confirmed = {name: answer for name, answer in answers.items() if answer is not None and answer.is_success}
         missing = ", ".join(
             repr(name) for name in dict.fromkeys([*answers, *self.replicas.names]) if name not in confirmed

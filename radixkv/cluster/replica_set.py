@@ -196,13 +196,24 @@ class ReplicaSet:
         client = self._clients.get(name)
         return None if client is None else await self._ask(client, method, path, content)
 
-    async def ask_all(self, method: str, path: str, content: bytes = b"") -> dict[str, httpx.Response | None]:
+    async def ask_all(
+        self, method: str, path: str, content: bytes = b"", *, leaving: bool = False
+    ) -> dict[str, httpx.Response | None]:
         """Send the same request to all replicas that are up.
+
+        Args:
+            method: of HTTP.
+            path: of `replica_app`.
+            content: the body.
+            leaving: whether replicas that were removed are asked, too, while they finish streams. They are called by name
+                and url, since another replica may have the name by now.
 
         Returns:
             The answers by name; None for those that do not answer.
         """
         clients = dict(self._clients)
+        if leaving:
+            clients |= {f"{each.name} at {each.url}": each.client for each in self._leaving if each.client is not None}
         answers = await asyncio.gather(*(self._ask(client, method, path, content) for client in clients.values()))
         return dict(zip(clients, answers, strict=True))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import httpx
 import pytest
@@ -25,7 +26,7 @@ from support.pretended_replicas import (
 from radixkv import SamplingParams
 from radixkv.cluster import ReplicaSet, ReplicaStreams
 from radixkv.cluster.losses import Losses, RefusedError
-from radixkv.engine.clearing import NamespaceSelection
+from radixkv.engine.clearing import Cleared, NamespaceSelection
 from radixkv.errors import DrainingError, QueueFullError, ReplicasLostError, RequestTooLargeError
 from radixkv.prompts import Prompt
 from radixkv.routing import Router
@@ -99,6 +100,45 @@ def test_clearing_is_no_success_where_a_replica_does_not_confirm_it() -> None:
             ReplicasLostError, match="cleared their cache: 'a'"
         ):  # it may come back with all that it holds
             await llm_of(replicas).clear(NamespaceSelection())
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_has_left_the_list_is_cleared_while_it_finishes_its_streams() -> None:
+    """It was not asked: when it ended, it wrote what had been cleared into the tiers that it shared with others."""
+
+    async def main() -> None:
+        cluster = Cluster()
+        cleared = Cleared(namespaces=1, freed_blocks=2, blocks_in_use=3, cached_blocks=4)
+        refusing = set[str]()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield line(1)
+            await asyncio.Event().wait()
+
+        async def generate(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, stream=Body(body))
+
+        async def clear(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(500 if request.url.host in refusing else 200, json=cleared._asdict())
+
+        cluster.answers |= {"/generate": generate, "/clear": clear}
+        cluster.identities["http://a"] = {"weights": "old"}  # so that no other replica goes on with its streams
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://a")
+        async with aclosing(replicas.streams.generate(Prompt([1, 2, 3]), GREEDY, "one")) as stream:
+            await anext(stream)
+            await replicas.add("b", "http://b")
+            llm = llm_of(replicas)
+            removal = asyncio.ensure_future(replicas.remove("a"))
+            await until(lambda: replicas.names == ["b"])
+            assert await llm.clear(NamespaceSelection()) == Cleared(1, 4, 6, 8)
+            refusing.add("a")
+            with pytest.raises(ReplicasLostError, match="cleared their cache: 'a at http://a'; ask again"):
+                await llm.clear(NamespaceSelection())
+        await asyncio.wait_for(removal, HANGING)
+        assert await llm.clear(NamespaceSelection()) == cleared
         await replicas.close()
 
     asyncio.run(main())
