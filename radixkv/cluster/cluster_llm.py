@@ -395,13 +395,18 @@ class ClusterLLM:
         self, stream: RequestStream, prompt: Prompt, params: SamplingParams | BeamSearchParams, options: Any
     ) -> None:
         streams, times = self.replicas.streams, stream.times
+        assert times is not None
         if isinstance(params, BeamSearchParams):
-            result = await streams.beam_search(prompt, params, stream.request_id, **options)
+
+            def begin(first_token_time: float) -> None:
+                times.scheduled_time = times.first_token_time = first_token_time
+
+            result = await streams.beam_search(prompt, params, stream.request_id, on_first_token=begin, **options)
             self._note_duration(result.metrics)
             stream.put(result)
             return
         async for delta in streams.generate(prompt, params, stream.request_id, **options):
-            if times is not None and times.first_token_time is None:
+            if times.first_token_time is None:
                 times.scheduled_time = times.first_token_time = delta.metrics.first_token_time
             if delta.finished:
                 self._note_duration(delta.metrics)

@@ -53,6 +53,7 @@ from radixkv.cluster.wire import (
     decode_sender,
     decode_shares,
     encode_beams,
+    encode_begun,
     encode_delta,
     encode_error,
     encode_refusal,
@@ -264,6 +265,12 @@ class _Lines(StreamingResponse):
 
 async def _lines(llm: AsyncLLM, stream: RequestStream, pending: PendingRequest) -> AsyncGenerator[bytes, None]:
     try:
+        assert stream.request is not None
+        if isinstance(stream.request.params, BeamSearchParams):
+            await stream.begun.wait()
+            if not stream.ended:
+                pending.end(computed=True)
+                yield encode_begun()
         has_begun = False
         async for delta in stream:
             if not isinstance(delta, RequestOutput):

@@ -59,7 +59,10 @@ def _piece(read: Callable[[Mapping[str, Any]], _Piece], line: Mapping[str, Any],
 
 
 def _has_tokens(piece: RequestOutput | BeamSearchOutput) -> bool:
-    return isinstance(piece, BeamSearchOutput) or any(output.token_ids for output in piece.outputs)
+    """Whether tokens have come with which another replica can go on; of a search, there are none before its end."""
+    if isinstance(piece, BeamSearchOutput):
+        return bool(piece.sequences)
+    return any(output.token_ids for output in piece.outputs)
 
 
 class ReplicaStreams:
@@ -179,6 +182,7 @@ class ReplicaStreams:
         priority: int = 0,
         tenant: str = "",
         on_accepted: Callable[[], object] | None = None,
+        on_first_token: Callable[[float], object] | None = None,
     ) -> BeamSearchOutput:
         """The best continuations of a prompt, as `AsyncLLM.beam_search` finds them; a search that is lost starts over.
 
@@ -189,6 +193,7 @@ class ReplicaStreams:
             priority: among the tenant's own requests.
             tenant: on whose behalf.
             on_accepted: called once, when a replica has taken the request.
+            on_first_token: called once, with the time of `time.monotonic` at which a replica has computed the first tokens.
 
         Raises:
             Exception: what `generate` raises.
@@ -199,12 +204,20 @@ class ReplicaStreams:
         checks = AnswerChecks(list(prompt.token_ids), params, self._vocab_size)
 
         def read(line: Mapping[str, Any]) -> BeamSearchOutput:
+            if not line["finished"]:
+                return BeamSearchOutput([], len(prompt.token_ids), 0, metrics)  # see `encode_begun`
             return checks.checked_beams(decode_beams(line, metrics))
 
         async with aclosing(self._pieces(request_id, prompt, params, lambda: body, read, on_accepted)) as results:
             async for result in results:
-                result.metrics.first_token_time = result.metrics.finished_time = time.monotonic()
-                return result
+                if metrics.first_token_time is None:
+                    metrics.first_token_time = time.monotonic()
+                    if on_first_token is not None:
+                        on_first_token(metrics.first_token_time)
+                if result.sequences:
+                    result.metrics.first_token_time = metrics.first_token_time
+                    result.metrics.finished_time = time.monotonic()
+                    return result
         raise AssertionError("only its result ends a search")
 
     def replica_is_up(self) -> None:

@@ -156,8 +156,13 @@ def encode_delta(delta: RequestOutput) -> bytes:
     return json.dumps(line).encode() + b"\n"
 
 
+def encode_begun() -> bytes:
+    """A line that says that the first step of a beam search is computed, whose result comes much later."""
+    return json.dumps({"finished": False}).encode() + b"\n"
+
+
 def encode_beams(output: BeamSearchOutput) -> bytes:
-    """The only line of a beam search."""
+    """The last line of a beam search."""
     beams = [
         [
             beam.tokens,

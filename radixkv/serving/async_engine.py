@@ -317,7 +317,7 @@ class AsyncEngine:
             if stream is None or stream.request is not request:
                 continue  # its stream was closed since, and its abort is queued; another request may have its id
             stream.put(update)
-            if stream.ended and not isinstance(update, Exception) and update.metrics.finished_time is not None:
+            if stream.ended and not isinstance(update, Exception | None) and update.metrics.finished_time is not None:
                 seconds = update.metrics.finished_time - update.metrics.arrival_time
                 self._intake.note_duration(seconds)
         if self.on_step is not None:

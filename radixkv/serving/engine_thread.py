@@ -32,8 +32,9 @@ from radixkv.serving.heartbeat import Heartbeat
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-# What a step brought for a request: new output, all its beams, or why it failed.
-RequestUpdate = RequestOutput | BeamSearchOutput | Exception
+# What a step brought for a request: new output, all its beams, why it failed, or None: tokens of a search that goes on, whose
+# beams may still be dropped.
+RequestUpdate = RequestOutput | BeamSearchOutput | Exception | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +259,8 @@ class EngineThread:
                     updates[request] = output
             elif request.finished:
                 updates[request] = beam_output(request, self._engine.loaded.tokenizer, self._engine.decode_token)
+            else:
+                updates[request] = None
         return updates
 
     def _close(

@@ -28,6 +28,7 @@ class RequestStream:
 
     Attributes:
         request: whose updates are put here, if it runs in this process; its engine's thread sets it before the first one.
+        begun: set when the request has its first token, or has ended.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class RequestStream:
         self.request: Request | None = None
         self.request_id = request_id
         self.ended = False
+        self.begun = asyncio.Event()
         self._on_close: Callable[[RequestStream], None] | None = on_close
         self._delta: OutputDelta | None = None
         self._failure: Exception | None = None
@@ -49,6 +51,9 @@ class RequestStream:
 
     def put(self, update: RequestUpdate) -> None:
         """Add what the engine delivered."""
+        self.begun.set()
+        if update is None:
+            return
         if isinstance(update, Exception):
             self._failure = update
         elif isinstance(update, RequestOutput) and isinstance(self._delta, RequestOutput):

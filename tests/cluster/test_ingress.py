@@ -11,10 +11,12 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
+from support.held_steps import HeldSteps
 from support.in_process_server import make_client
+from support.pretended_replicas import until
 from support.replica_servers import SECRET, ingress_client, local_replicas, tiny_llm
 
-from radixkv import LLM, AsyncLLM, SamplingParams
+from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from radixkv.cache import InvariantViolation
 from radixkv.cluster import ReplicaSet, create_ingress, replica_set
 from radixkv.config import ModelConfig
@@ -282,6 +284,29 @@ def test_without_a_replica_it_is_not_ready(default_tokenizer: Any, tmp_path: Pat
             refused = await client.post("/v1/completions", json=COMPLETION)
             assert refused.status_code == 503
             assert "there is no replica" in refused.json()["error"]["message"]
+
+    asyncio.run(main())
+
+
+def test_a_search_has_its_first_token_before_its_result(default_tokenizer: Any, tmp_path: Path) -> None:
+    """It used to have none until its end, so that `first_token_timeout` ended searches that were computing."""
+    params = BeamSearchParams(beam_width=2, max_tokens=20, ignore_eos=True)
+
+    async def main() -> None:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (server,)):
+            llm = create_ingress(ServerConfig(), replicas, model_config=ModelConfig(tokenizer=default_tokenizer)).llm
+            steps = await server.llm.call(HeldSteps)
+            (stream,) = await llm.submit([Prompt(list(range(40)))], params)
+            (times,) = await llm.times([stream])
+            assert times.first_token_time is None
+            steps.allow(3)
+            await until(lambda: times.first_token_time is not None)
+            assert not stream.ended
+            steps.allow_all()
+            result = await anext(stream)
+            assert result.metrics.first_token_time == times.first_token_time
+            assert result.metrics.finished_time > times.first_token_time
+            await llm.shutdown()
 
     asyncio.run(main())
 

@@ -10,10 +10,13 @@ import httpx
 import pytest
 from support.pretended_replicas import HANGING, SECRET, line, tokens
 
+from radixkv import BeamSearchParams
 from radixkv.cluster import ReplicaStreams
 from radixkv.cluster.attempt import Ticket
 from radixkv.cluster.losses import Losses, LostError
+from radixkv.cluster.wire import encode_begun
 from radixkv.errors import QueueFullError, ReplicasLostError, RequestCrashesError
+from radixkv.prompts import Prompt
 from radixkv.routing import Router
 
 
@@ -60,6 +63,15 @@ def test_what_two_replicas_died_of_is_sent_to_no_third() -> None:
     replicas = [Replica(lambda num_given: ([line(7)] if num_given == 0 else [], True)) for _ in range(4)]
     with pytest.raises(RequestCrashesError, match="'one' was running on 2 replicas when they died, at the same token"):
         asyncio.run(tokens(streams_over(*replicas)))
+    assert sum(replica.num_requests for replica in replicas) == 2
+
+
+def test_a_search_has_not_gone_on_between_deaths_because_each_replica_has_begun_it() -> None:
+    """It starts over, and so comes to what engines die of each time."""
+    replicas = [Replica(lambda _: ([encode_begun()], True)) for _ in range(4)]
+    search = streams_over(*replicas).beam_search(Prompt([1, 2, 3]), BeamSearchParams(beam_width=2, max_tokens=3), "one")
+    with pytest.raises(RequestCrashesError, match="'one' was running on 2 replicas when they died"):
+        asyncio.run(search)
     assert sum(replica.num_requests for replica in replicas) == 2
 
 
