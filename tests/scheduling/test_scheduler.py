@@ -492,7 +492,8 @@ def test_a_prompt_that_is_preempted_and_admitted_again_in_one_step_gets_one_chun
     assert first.num_pending > 1 < second.num_pending
     prompts = [first, second]
     scheduler._preempt(second)  # as for a decoding group that needs its blocks
-    scheduler.shares.charge("b", computed=1000)  # so that its prompt comes after the other's, which lets it in before itself
+    # So that its prompt comes after the other's, which lets it in before itself.
+    scheduler.shares.charge("b", computed=1000)
     chunks: list[ScheduledChunk] = []
     scheduler._schedule_prompts(chunks, prompts, 128)
     assert {chunk.group for chunk in chunks} == {first, second}
