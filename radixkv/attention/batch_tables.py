@@ -60,6 +60,8 @@ class BatchTables:
         # By row of ``block_ids``: the version of the member's table, and how many of its blocks are there.
         self._versions = np.zeros(max_sequences, dtype=np.int64)
         self._num_blocks = np.zeros(max_sequences, dtype=np.int64)
+        # ``block_ids`` as far as any table has reached: rows for a model's whole length take long to compare.
+        self._compared = self.block_ids[:, :0]
         self._free = list(range(max_sequences))[::-1]
         # The last batch in its own order: tables, their versions, and their rows of ``block_ids``.
         self._batch: list[ReadableTable] = []
@@ -147,6 +149,9 @@ class BatchTables:
         flat = concatenated_ranges(indices * self.block_ids.shape[1] + start, stop - start)
         self.block_ids.reshape(-1)[flat] = block_ids
         self._num_blocks[indices] = stop
+        longest = int(stop.max())
+        if longest > self._compared.shape[1]:
+            self._compared = self.block_ids[:, :longest]
         return NewBlocks(flat, block_ids)
 
     def _change_members(
@@ -185,7 +190,8 @@ class BatchTables:
         self._free.append(index)
 
     def _bytes(self, index: int) -> bytes:
-        return self._blocks(index).tobytes()
+        content: bytes = self._compared[index].tobytes()
+        return content
 
     def _blocks(self, index: int) -> NDArray[np.int32]:
         return self.block_ids[index, : self._num_blocks[index]]
