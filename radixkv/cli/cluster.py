@@ -92,7 +92,8 @@ def ingress(
 
 
 def _secret(path: Path | None) -> str:
-    secret = os.environ.get(SECRET_VARIABLE, "") if path is None else read_utf8(path, "secret_file").strip()
+    given = os.environ.get(SECRET_VARIABLE, "") if path is None else read_utf8(path, "secret_file")
+    secret = given.strip()
     if not secret:
         raise ValueError(f"secret_file: expected a file with a secret, or the variable {SECRET_VARIABLE}")
     from radixkv.cluster.connection import check_secret

@@ -64,7 +64,9 @@ def examine() -> list[Finding]:
         )
     )
     if importlib.util.find_spec("triton"):
-        findings.append(Finding("Triton", importlib.metadata.version("triton")))
+        import triton
+
+        findings.append(Finding("Triton", triton.__version__))  # its package may have another name
     else:
         findings.append(Finding("Triton", "not installed", "only needed on a GPU"))
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -38,9 +38,11 @@ def inspect(
         svg.write_text(to_svg(*snapshots.values()), encoding="utf-8")
     if as_json:
         named = {name: snapshot.to_json() for name, snapshot in snapshots.items() if name is not None}
-        print(join_snapshots(named) if named else snapshots[None].to_json())
+        print(snapshots[None].to_json() if None in snapshots else join_snapshots(named))
         return
     console = Console()
+    if not snapshots:
+        console.print("no replica is there")
     for name, snapshot in snapshots.items():
         if name is not None:
             console.rule(f"replica {name}", align="left")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -22,7 +24,11 @@ _CONFIGS = (ServerConfig, ModelConfig, EngineConfig, PlacementConfig)
 def _use_as_defaults(context: typer.Context, path: Path | None) -> Path | None:
     """Put a file's values where Typer looks after the command line and the environment."""
     if path is not None:
-        context.default_map = read_config_file(path, _CONFIGS)
+        values = read_config_file(path, _CONFIGS)
+        # On the command line, what is a table in a file is written as JSON.
+        context.default_map = {
+            name: json.dumps(value) if isinstance(value, Mapping) else value for name, value in values.items()
+        }
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from radixkv.llm import LLM
     from radixkv.prompts import Prompt
     from radixkv.server.tenants import Tenant
+
+# How long storing what was computed may take.
+_STORE_SECONDS = 600.0
 
 
 @with_options_of(ModelConfig, EngineConfig)
@@ -37,6 +41,8 @@ def warm(
     given = LLMOptions(**options)  # type: ignore[typeddict-item]
     if given.get("disk_cache") is None and given.get("shared_cache") is None:
         raise ValueError("disk_cache: expected a folder, or a shared_cache, in which to store what is computed")
+    if given.get("disk_cache_read_only") and given.get("shared_cache") is None:
+        raise ValueError("disk_cache_read_only: expected false, or a shared_cache, to store what is computed")
     from radixkv.llm import LLM
     from radixkv.server.run import namespaces_secret
 
@@ -44,6 +50,12 @@ def warm(
     with LLM(model, **given) as llm:
         prompts = read_prompts(llm, file, tenant)
         num_tokens = warm_prompts(llm, prompts)
+        num_lacking = count_lacking(llm, prompts)
+    if num_lacking:
+        raise OSError(
+            f"{num_lacking} of {len(prompts)} prompts are not stored, or not whole: the reasons are above, or what is stored "
+            "needs more space than it has (disk_cache_size)"
+        )
     print(f"{len(prompts)} prompts of {num_tokens} tokens are stored")
 
 
@@ -110,7 +122,7 @@ def _prompt_of(llm: LLM, line: bytes, tenant: Tenant) -> Prompt:
 
 
 def warm_prompts(llm: LLM, prompts: list[Prompt]) -> int:
-    """Compute prompts; leaving the `LLM` stores them. Returns how many tokens they have."""
+    """Compute prompts and store them. Returns how many tokens they have."""
     from radixkv.sampling_params import SamplingParams
 
     params = SamplingParams(max_tokens=1, temperature=0.0)
@@ -118,4 +130,22 @@ def warm_prompts(llm: LLM, prompts: list[Prompt]) -> int:
         {"prompt_token_ids": list(prompt.token_ids), "cache_salt": prompt.namespace} for prompt in prompts
     ]
     llm.generate(given, params, use_tqdm=False)
+    tiers = llm.engine.tiers
+    assert tiers is not None
+    until = time.monotonic() + _STORE_SECONDS
+    tiers.write_hot(lambda: until - time.monotonic())
+    tiers.flush(until - time.monotonic())
     return sum(len(prompt.token_ids) for prompt in prompts)
+
+
+def count_lacking(llm: LLM, prompts: list[Prompt]) -> int:
+    """How many prompts a server would not find in the tiers up to their last whole block."""
+    from radixkv.cache.tokens import encode
+
+    tiers, size = llm.engine.tiers, llm.engine.cache.block_size
+    assert tiers is not None
+    lacking = 0
+    for prompt in prompts:
+        found = tiers.find(encode(prompt.token_ids), prompt.namespace, 0)
+        lacking += sum(below.num_tokens for below in found) < (len(prompt.token_ids) - 1) // size * size
+    return lacking

@@ -92,13 +92,13 @@ class _Transport(AiohttpTransport):
 
 
 def check_secret(secret: str) -> None:
-    """Refuse a secret that is easily guessed.
+    """Refuse a secret that is easily guessed, or cannot be sent in a header.
 
     Raises:
         ValueError: it is.
     """
-    if len(secret) < 16 or not secret.isascii():
-        raise ValueError("secret: expected at least 16 ASCII characters")
+    if len(secret) < 16 or not (secret.isascii() and secret.isprintable()):
+        raise ValueError("secret: expected at least 16 printable ASCII characters")
 
 
 def check_url(url: str) -> SplitResult:

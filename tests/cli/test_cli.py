@@ -14,6 +14,7 @@ import pytest
 from support.loaded_once import models_loaded_once
 from support.preloaded_process import COMMAND_LINE, run_preloaded
 
+from radixkv.cli import cluster
 from radixkv.cli.demo import QUESTIONS, SYSTEM
 from radixkv.cli.main import main
 
@@ -172,7 +173,7 @@ def test_a_short_secret_is_refused_with_where_it_came_from(command: list[str], t
         (["--secret-file", str(file)], "", file),
     ):
         result = radixkv(*command, *options, RADIXKV_REPLICA_SECRET=variable)
-        assert result.stderr == f"radixkv: secret: expected at least 16 ASCII characters in {source}\n"
+        assert result.stderr == f"radixkv: secret: expected at least 16 printable ASCII characters in {source}\n"
 
 
 def test_what_a_user_can_mend_is_one_line() -> None:
@@ -189,3 +190,36 @@ def test_what_a_user_can_mend_is_one_line() -> None:
     blocks_of_nothing = radixkv("explain", "x", "--after", "y", "--block-size", "0")
     assert blocks_of_nothing.returncode == 2
     assert "--block-size" in blocks_of_nothing.stderr
+
+
+def test_the_end_of_a_secrets_last_line_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Kubernetes sets a variable to a file's whole content; sent in a header, a line end made each request fail."""
+    file = tmp_path / "secret"
+    file.write_text("0123456789abcdef\n")
+    monkeypatch.setenv("RADIXKV_REPLICA_SECRET", file.read_text())
+    assert cluster._secret(None) == cluster._secret(file) == "0123456789abcdef"
+    monkeypatch.setenv("RADIXKV_REPLICA_SECRET", "01234567\n89abcdef")
+    with pytest.raises(ValueError, match="secret: expected at least 16 printable ASCII characters in RADIXKV_REPLICA"):
+        cluster._secret(None)
+
+
+def test_figures_are_kept_when_nobody_reads_what_is_printed(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    command = [
+        sys.executable,
+        "-c",
+        COMMAND_LINE,
+        "simulate",
+        "chats",
+        "--blocks",
+        "100",
+        "--policy",
+        "lru",
+        "--json",
+        str(path),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        process.wait()
+    assert json.loads(path.read_text())["rates"]["lru"]

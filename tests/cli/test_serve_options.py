@@ -237,3 +237,14 @@ def test_a_file_that_is_not_utf_8_is_named(name: str, tmp_path: Path) -> None:
     path.write_bytes(b"model = '\xff'\n")
     with pytest.raises(ValueError, match=f"{name}: expected UTF-8: "):
         read_config_file(path, [ServerConfig])
+
+
+@pytest.mark.parametrize(
+    "text", ["speculative_config = {method = 'tree'}", "[speculative_config]\nmethod = 'tree'"], ids=["inline", "table"]
+)
+def test_what_is_json_on_the_command_line_is_a_table_in_a_file(serve: Serve, tmp_path: Path, text: str) -> None:
+    _, options = serve("--config", write(tmp_path / "serve.toml", f"seed = 3\n{text}\n"))
+    assert options["seed"] == 3
+    assert EngineConfig(speculative_config=options["speculative_config"]) == EngineConfig(
+        speculative_config={"method": "tree"}
+    )

@@ -149,7 +149,7 @@ def test_without_the_secret_nothing_is_answered(llm: LLM, caplog: pytest.LogCapt
                 await collect(streams, prompt, SamplingParams(max_tokens=4))
             assert re.search("401 .*secret is missing or wrong", caplog.text)
             assert engine.stats.num_steps == num_steps
-            with pytest.raises(ValueError, match="secret: expected at least 16 ASCII characters"):
+            with pytest.raises(ValueError, match="secret: expected at least 16 printable ASCII characters"):
                 replica_app(engine, "short")
 
     asyncio.run(main())

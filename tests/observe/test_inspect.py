@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socketserver
 import threading
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
@@ -115,6 +116,18 @@ def test_the_terminal_shows_the_tree_and_its_figures(snapshot: CacheSnapshot) ->
     assert "secret" not in text
 
 
+def test_control_characters_of_prompts_reach_neither_terminal_nor_picture() -> None:
+    """A form feed in a prompt used to make the picture one that no viewer opens."""
+    cache = PrefixCache(40, 2)
+    leave(cache, [1, 2, 3, 4])
+    taken = take_snapshot(cache, lambda tokens: "\x1b[2Jpage\x0ctwo\x9b\ufffe<\n", None)
+    picture = "".join(ElementTree.fromstring(to_svg(taken)).itertext())
+    shown = io.StringIO()
+    Console(file=shown, width=160).print(draw(taken))
+    for text in (picture, shown.getvalue()):
+        assert r"\x1b[2Jpage\x0ctwo\x9b\ufffe<\n" in text
+
+
 def test_the_picture_has_one_rectangle_per_node_and_no_markup_from_texts(snapshot: CacheSnapshot) -> None:
     picture = ElementTree.fromstring(to_svg(snapshot))
     rectangles = picture.findall("{http://www.w3.org/2000/svg}rect")
@@ -178,3 +191,29 @@ def test_a_redirect_is_not_followed_with_the_admin_key() -> None:
         answer = CliRunner().invoke(app, ["inspect", url, "--admin-key", "KEY"])
     assert answer.exit_code != 0
     assert "302" in str(answer.exception)
+
+
+def test_what_speaks_no_http_is_named() -> None:
+    with socketserver.TCPServer(("127.0.0.1", 0), _Nonsense) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        with pytest.raises(OSError, match=f"^{url}: no HTTP: "):
+            read_source(url)
+        thread.join()
+    with pytest.raises(ValueError, match=r"^source: expected a file or a URL, got 'http://localhost:80O0/'"):
+        read_source("http://localhost:80O0/")
+
+
+class _Nonsense(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"220 mail.example ESMTP\r\n")
+
+
+def test_an_ingress_without_replicas_has_a_snapshot(tmp_path: Path) -> None:
+    file = tmp_path / "none.json"
+    file.write_text(join_snapshots({}))
+    for options, said in (([], "no replica is there\n"), (["--json"], f"{join_snapshots({})}\n")):
+        result = CliRunner().invoke(app, ["inspect", str(file), *options])
+        assert (result.exit_code, result.output) == (0, said)

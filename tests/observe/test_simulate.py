@@ -265,11 +265,16 @@ def test_sizes_and_policies_are_parsed() -> None:
             "adaptive reaches 0.30 with 1,000.",
         ),
         ({"lru": [0.28, 0.28]}, "lru stays near 0.28 up to 2,000 blocks."),
+        ({"lru": [0.28, 0.14]}, "lru gains nothing up to 2,000 blocks."),
+        (
+            {"lru": [0.15, 0.30, 0.16]},
+            "1,000 blocks more (2.0 GiB) would raise the hit rate of lru from 0.15 to 0.30.",
+        ),
         ({"lfu": [0.5, 0.5]}, "1,000 blocks are enough: no cache of any size would hit more than 0.50."),
     ],
 )
 def test_advice(rates: dict[str, list[float]], said: str) -> None:
-    report = Report("trace", 10, 100, 100, 16, [1000, 2000], 0.5, rates)
+    report = Report("trace", 10, 100, 100, 16, [1000, 2000, 3000][: len(next(iter(rates.values())))], 0.5, rates)
     assert advise(report, bytes_per_token=2**17) == said
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 from support.in_process_server import make_client
 from support.model_zoo import build
+from typer.testing import CliRunner
 
 from radixkv import LLM, AsyncLLM
-from radixkv.cli.warm import read_prompts, tenant_of, warm_prompts
+from radixkv.cli.main import app
+from radixkv.cli.warm import count_lacking, read_prompts, tenant_of, warm_prompts
 from radixkv.config import LLMOptions
 from radixkv.model.tokenizer import load_tokenizer
 from radixkv.server.keys import hash_of, read_keys_file
@@ -116,6 +119,7 @@ def test_what_was_warmed_is_there_for_its_tenant_and_explained(tmp_path: Path) -
         file.write_text(json.dumps({"prompt": PROMPT}) + "\n")
         (prompt,) = read_prompts(llm, file, tenant)
         assert warm_prompts(llm, [prompt]) == len(prompt.token_ids)
+        assert count_lacking(llm, [prompt, replace(prompt, namespace="another")]) == 1
     with make(tmp_path) as llm:
         explanation = llm.explain({"prompt": PROMPT, "cache_salt": tenant.namespace()})
         (below,) = explanation.below
@@ -128,6 +132,22 @@ def test_what_was_warmed_is_there_for_its_tenant_and_explained(tmp_path: Path) -
         assert await ask("a") == (below.num_tokens, {"disk": below.num_tokens})
 
     serve(tmp_path, scenario)
+
+
+def test_what_could_not_be_stored_is_not_said_to_be(tmp_path: Path, tiny_model_folder: Path) -> None:
+    """Blocks for which there was no room, or no server, used to count as stored."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(f"{number} " * 300) + "\n" for number in range(8)))
+    command = ["warm", str(file), "--model", str(tiny_model_folder), "--disk-cache", str(tmp_path / "store")]
+    for options, said in (
+        (["--disk-cache-size", "64KiB"], "of 8 prompts are not stored, or not whole: "),
+        (["--disk-cache-read-only"], "disk_cache_read_only: expected false, or a shared_cache"),
+    ):
+        result = CliRunner().invoke(app, [*command, *options])
+        assert result.exit_code == 1
+        assert said in str(result.exception)
+    result = CliRunner().invoke(app, command)
+    assert (result.exit_code, result.output.endswith("tokens are stored\n")) == (0, True)
 
 
 def test_a_shared_server_needs_a_secret(tmp_path: Path) -> None:

@@ -88,23 +88,11 @@ def run_cluster_bench(
         talks = LoadShape(24, 3, 4, 300, 40, 32, seed=1000)
         found = {name: run(name, talks, 8) for name in ("one server", *replicas)}
         memory = {name: [process_memory(one.pid) for one in each] for name, each in replicas.items()}
-    _print(console, reports)
-    alone, over_ingress = (1e3 * statistics.median(seconds) for seconds in beside.values())
-    console.print(
-        f"beside {streams - 1} streams that flow, a first token comes after {alone:.1f} ms from one server, "
-        f"and {over_ingress:.1f} ms over an ingress: {over_ingress - alone:+.1f} ms"
-    )
     kept = {name: make_report(answers) for name, answers in found.items()}
     texts = {name: sorted(answer.text for answer in answers) for name, answers in found.items()}
     by_one = max(1, kept["one server"].cached_tokens or 0)
     shares = {name: (kept[name].cached_tokens or 0) / by_one for name in replicas}
     equal = {name: texts[name] == texts["one server"] for name in replicas}
-    for name in replicas:
-        mib = statistics.median(one.proportional for one in memory[name])
-        console.print(
-            f"24 conversations of 3 turns, 4 system prompts, {name} of {mib:,.0f} MiB: {shares[name]:.1%} of one server's "
-            f"cached tokens; answers {'equal' if equal[name] else 'DIFFER'}"
-        )
     if json_path is not None:
         figures = {
             "machine": describe_machine(),
@@ -116,6 +104,18 @@ def run_cluster_bench(
             "replicas_mib": {name: [asdict(one) for one in each] for name, each in memory.items()},
         }
         json_path.write_text(json.dumps(figures, indent=1) + "\n")
+    _print(console, reports)
+    alone, over_ingress = (1e3 * statistics.median(seconds) for seconds in beside.values())
+    console.print(
+        f"beside {streams - 1} streams that flow, a first token comes after {alone:.1f} ms from one server, "
+        f"and {over_ingress:.1f} ms over an ingress: {over_ingress - alone:+.1f} ms"
+    )
+    for name in replicas:
+        mib = statistics.median(one.proportional for one in memory[name])
+        console.print(
+            f"24 conversations of 3 turns, 4 system prompts, {name} of {mib:,.0f} MiB: {shares[name]:.1%} of one server's "
+            f"cached tokens; answers {'equal' if equal[name] else 'DIFFER'}"
+        )
 
 
 def _print(console: Console, reports: dict[str, list[Report]]) -> None:

@@ -134,11 +134,6 @@ def run_drafts(
     finally:
         for peer in peers:
             peer.close()
-    console.print(table(rows))
-    for row in rows:
-        for difference in row.differences:
-            console.print(f"{row.name}: {difference}")
-    console.print(f"{sum(len(r.differences) for r in rows)} answers differ in {sum(r.tokens for r in rows):,} tokens")
     if json_path is not None:
         machine = {**describe_machine("torch", "transformers"), "threads": torch.get_num_threads()}
         document = {
@@ -149,6 +144,11 @@ def run_drafts(
         json_path.write_text(json.dumps(document, indent=1) + "\n")
     if plot_path is not None:
         plot(rows, plot_path)
+    console.print(table(rows))
+    for row in rows:
+        for difference in row.differences:
+            console.print(f"{row.name}: {difference}")
+    console.print(f"{sum(len(r.differences) for r in rows)} answers differ in {sum(r.tokens for r in rows):,} tokens")
     return rows
 
 

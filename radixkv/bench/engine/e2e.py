@@ -152,11 +152,11 @@ def run_e2e(console: Console, rounds: int, only: str | None, json_path: Path | N
             results.append(Result(workload.name, seconds["generate"], seconds["radixkv"], equal))
     if only is None:
         results.insert(0, _measure_startup(rounds, folder))
-    console.print(_table(results, rounds))
     if json_path is not None:
         machine = {**describe_machine("torch", "transformers"), "threads": torch.get_num_threads()}
         document = {"machine": machine, "rows": [{**asdict(r), "ratio": r.ratio} for r in results]}
         json_path.write_text(json.dumps(document, indent=1) + "\n")
+    console.print(_table(results, rounds))
 
 
 def _timed(answer: Callable[[Tokens, Workload], Tokens], workload: Workload) -> tuple[Tokens, float]:
@@ -172,7 +172,7 @@ def _measure_startup(rounds: int, folder: Path) -> Result:
             "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
             f"T.from_pretrained({str(folder)!r}); M.from_pretrained({str(folder)!r}, dtype='float32')"
         ),
-        "radixkv": "from radixkv import LLM; LLM()",
+        "radixkv": "from radixkv import LLM; LLM(dtype='float32')",
     }
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(rounds):

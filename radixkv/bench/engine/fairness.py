@@ -214,13 +214,6 @@ def run_fairness(
     open_load = replace(load, open_loop=True, think_steps=load.think_steps + 2 * load.answer_tokens)
     open_runs = _rounds(engine, console, open_load, rounds)
     open_ratios = compare(open_runs)
-    for title, table, lines in (
-        ("closed loop", _table(runs), _verdict(ratios)),
-        ("open loop", _table(open_runs), _verdict(open_ratios)),
-    ):
-        console.print(f"\n{title}", table)
-        for line in lines:
-            console.print(line)
     if json_path is not None:
         document = {
             "machine": describe_machine("torch", "transformers"),
@@ -234,6 +227,13 @@ def run_fairness(
         json_path.write_text(json.dumps(document, indent=1) + "\n")
     if plot_path is not None:
         plot_fairness(runs, plot_path)
+    for title, table, lines in (
+        ("closed loop", _table(runs), _verdict(ratios)),
+        ("open loop", _table(open_runs), _verdict(open_ratios)),
+    ):
+        console.print(f"\n{title}", table)
+        for line in lines:
+            console.print(line)
 
 
 def _rounds(engine: Engine, console: Console, load: FairnessLoad, rounds: int) -> dict[str, list[FairnessRun]]:

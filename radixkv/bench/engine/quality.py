@@ -71,11 +71,11 @@ def run_quality(console: Console, json_path: Path | None) -> None:
             rows.append(_measure(llm, dtype, quantization, answered))
             del llm
             gc.collect()
-    console.print(_table(rows))
     if json_path is not None:
         variant = library()
         machine = {**describe_machine("torch", "transformers"), "variant": variant and variant.variant}
         json_path.write_text(json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    console.print(_table(rows))
 
 
 def _measure(llm: LLM, dtype: str, quantization: Quantization | None, answered: list[list[int]]) -> Row:

@@ -252,7 +252,7 @@ def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, optio
     report.keep(f"{kind}: start", Start(ready - start, time.perf_counter() - ready))
     for shared in (0, SHARED):
         name = f"{kind}: {BATCH} x {LENGTH:,}, {shared:,} shared"
-        if report.wants(f"{name}, step"):
+        if report.wants(f"{name}, step") or report.wants(f"{name}, step, GPU idle"):
             measure_decoding(report, table, llm, name, shared)
         if report.wants(f"{name}, top-p step"):
             measure_sampling(report, table, llm, name, shared)
@@ -378,4 +378,4 @@ def measure_drafted_steps(report: GpuReport, model: Any, names: dict[str, float 
 
 def _names(kind: str) -> list[str]:
     names = [f"{kind}: {BATCH} x {LENGTH:,}, {shared:,} shared" for shared in (0, SHARED)]
-    return [f"{name}, {part}" for name in names for part in ("step", "top-p step", "answers")]
+    return [f"{name}, {part}" for name in names for part in ("step", "step, GPU idle", "top-p step", "answers")]

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +82,7 @@ class FirstLight:
         self._clock = clock
         self._start = clock()
         self._seconds_before = 0.0
+        self._to_run_again: set[str] = set()
         self._total_seconds = math.inf
         self.termination = _Termination()
         self.results: dict[str, dict[str, Any]] = {}
@@ -92,12 +93,15 @@ class FirstLight:
             before = json.loads(self._json_path.read_text())
             self.results, self._seconds_before = before["parts"], before.get("seconds", 0.0)
 
-    def run(self, parts: Sequence[Part], minutes: float, total_minutes: float = math.inf) -> bool:
+    def run(
+        self, parts: Sequence[Part], minutes: float, total_minutes: float = math.inf, again: Collection[str] = ()
+    ) -> bool:
         """Run the parts that have not run before, and needed ones that are not done; those that were cut short continue.
 
         Args:
             minutes: for this run.
             total_minutes: for this run and the earlier ones that it resumes.
+            again: names of parts that run even if they have run before. What they gave before is kept until they begin.
 
         Returns:
             Whether all were reached; False: the time was over, a needed part failed, or a process could not be ended.
@@ -105,14 +109,19 @@ class FirstLight:
         self._total_seconds = 60 * total_minutes
         self._write()  # if the file cannot be written, this shows before any time is spent
         end = self._start + min(60 * minutes, self._total_seconds - self._seconds_before)
+        self._to_run_again = {name for name in again if self._status(name) not in (None, CUT_SHORT)}
         for number, part in enumerate(parts, start=1):
-            status = self.results.get(part.name, {}).get("status")
-            if status == DONE or (status not in (None, CUT_SHORT) and not part.needed):
+            status = self._status(part.name)
+            is_over = status == DONE or (status not in (None, CUT_SHORT) and not part.needed)
+            if is_over and part.name not in self._to_run_again:
                 self._console.print(f"{part.name}: {status} before", markup=False)
                 continue
             left = end - self._clock() - _SPARE_SECONDS
             if left < MIN_SECONDS:
                 return False
+            if part.name in self._to_run_again:
+                self._to_run_again.remove(part.name)
+                del self.results[part.name]
             self._console.rule(f"{number}/{len(parts)} {part.name}")
             self._run(part, left)
             status = self.results[part.name]["status"]
@@ -125,6 +134,10 @@ class FirstLight:
         """Spent by this run and the earlier ones that it resumes."""
         return self._seconds_before + self._clock() - self._start
 
+    def _status(self, name: str) -> str | None:
+        status: str | None = self.results.get(name, {}).get("status")
+        return status
+
     def report(self, parts: Sequence[Part]) -> list[str]:
         """What to do next, line by line; also in the file."""
         advice = {part.name: part.advice for part in parts}
@@ -132,7 +145,7 @@ class FirstLight:
         for name, result in self.results.items():
             if result["status"] in (FAILED, TIMED_OUT):
                 lines.append(f"{name} {result['status']} after {result['seconds']:.0f} s: {advice.get(name, '')}")
-        waiting = [p.name for p in parts if self.results.get(p.name, {}).get("status") in (None, CUT_SHORT)]
+        waiting = [p.name for p in parts if self._status(p.name) in (None, CUT_SHORT) or p.name in self._to_run_again]
         try:
             lines += next_steps({name: result.get("report", {}) for name, result in self.results.items()})
         except (KeyError, TypeError, ValueError) as error:  # a malformed file of a part; its figures are kept
@@ -311,12 +324,9 @@ def run_first_light(
     light = FirstLight(console, json_path)
     if resume:
         light.resume()
-    for name in only:
-        if light.results.get(name, {}).get("status") != CUT_SHORT:
-            light.results.pop(name, None)
     wanted = [part for part in parts if part.name not in skip and (not only or part.name in only)]
     with light.termination:
-        complete = light.run(wanted, minutes, total_minutes)
+        complete = light.run(wanted, minutes, total_minutes, again=only)
     console.rule("what to do next")
     for line in light.report(wanted):
         console.print(f"- {line}", markup=False, highlight=False)

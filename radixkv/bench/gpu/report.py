@@ -120,8 +120,9 @@ class GpuReport:
         return row
 
     def keep(self, name: str, row: object) -> None:
-        """Keep a row, a dataclass, that was measured already."""
+        """Keep a row, a dataclass, that was measured already, in place of an earlier one of its name."""
         figures = asdict(row)  # type: ignore[call-overload]
+        self._rows[:] = [row for row in self._rows if row["name"] != name]
         self._rows.append({"name": name, **figures})
         # Plain lines: a spinner would take time from the host while it is measured.
         self._console.print(

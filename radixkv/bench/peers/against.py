@@ -118,15 +118,15 @@ def run_against(
         }
     precision = dtype if quantization is None else f"{dtype}, {quantization}"
     title = f"{document['cpu']}, {precision}"
+    if plot_path is not None:
+        plot_against(rows, peer, title, plot_path)
+    if json_path is not None:
+        json_path.write_text(json.dumps(document, indent=2) + "\n")
     console.print(_table(title, peer, rows))
     console.print(
         f"from the start of the process until it can serve: {ours.loaded:.1f} s, {peer} {theirs.loaded:.1f} s; "
         f"until it has run the first of these: {ours.ready:.1f} s, {peer} {theirs.ready:.1f} s"
     )
-    if plot_path is not None:
-        plot_against(rows, peer, title, plot_path)
-    if json_path is not None:
-        json_path.write_text(json.dumps(document, indent=2) + "\n")
 
 
 def make_one_layer(folder: Path, tokenizer: Path) -> Path:

@@ -14,6 +14,8 @@ import httpx
 Messages = list[dict[str, str]]
 # A request fails after this long without a byte.
 _SECONDS_OF_SILENCE = 600.0
+# Fields of a delta that hold generated tokens; servers differ in what they call thinking.
+_GENERATED = ("content", "reasoning", "reasoning_content", "tool_calls")
 
 
 @dataclass(slots=True)
@@ -23,7 +25,7 @@ class Answer:
     Attributes:
         due: when the request was scheduled to be sent. Latencies are measured from here, so that a late load generator
             does not hide them.
-        arrivals: when each piece of text arrived.
+        arrivals: when each piece arrived: of the text, of what the model thinks before it, or of a tool call.
         finished: when the answer, or the refusal, was complete.
         prompt_tokens, cached_tokens, output_tokens: as the server reports them; ``cached_tokens`` is None where it does not,
             and without any usage each piece counts as a token.
@@ -56,6 +58,9 @@ class HttpClient:
         api_key: sent as a bearer token.
         ignore_eos: request answers of full length; vLLM, SGLang and RadixKV support the field, other servers may refuse it.
         clock: by which answers are timed; seconds.
+
+    Raises:
+        ValueError: the URL is invalid.
     """
 
     def __init__(
@@ -70,9 +75,14 @@ class HttpClient:
         base = url.rstrip("/").removesuffix("/v1")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         # Unlimited: a wait for a free connection would be measured as the server's latency.
-        self._client = httpx.AsyncClient(
-            base_url=base, headers=headers, timeout=_SECONDS_OF_SILENCE, limits=httpx.Limits(max_connections=None)
-        )
+        try:
+            self._client = httpx.AsyncClient(
+                base_url=base, headers=headers, timeout=_SECONDS_OF_SILENCE, limits=httpx.Limits(max_connections=None)
+            )
+        except httpx.InvalidURL as error:
+            raise ValueError(
+                f"--url: expected an address such as http://localhost:8000, got {url!r} ({error})"
+            ) from error
         self._model = model
         self._options: dict[str, Any] = {"ignore_eos": True} if ignore_eos else {}
 
@@ -141,10 +151,10 @@ def _record_event(event: dict[str, Any], answer: Answer, now: float) -> None:
     if event.get("error"):
         answer.error = f"in the stream: {str(event['error'])[:200]}"
     for choice in event.get("choices") or ():
-        text = (choice.get("delta") or {}).get("content")
-        if text:
+        delta = choice.get("delta") or {}
+        if any(delta.get(kind) for kind in _GENERATED):
             answer.arrivals.append(now)
-            answer.text += text
+            answer.text += delta.get("content") or ""
     usage = event.get("usage")
     if usage:
         answer.prompt_tokens = usage["prompt_tokens"]

@@ -100,11 +100,6 @@ def run_http_cost(
     with console.status("loading the model twice"), server_process(*arguments) as server:
         llm = AsyncLLM(model, max_num_seqs=streams)
         cost = asyncio.run(_measure(console, llm, server.address, shape, rounds))
-    console.print(_table(cost, streams, rounds))
-    console.print(
-        f"HTTP adds {cost.ms_per_token:.2f} ms per token, {cost.ms_between_tokens:.2f} ms between two tokens of a stream, "
-        f"and takes {cost.throughput_lost:.1%} of the throughput"
-    )
     if json_path is not None:
         document = {
             "machine": describe_machine("torch", "fastapi", "uvicorn", "httpx"),
@@ -115,6 +110,11 @@ def run_http_cost(
             **{name: [asdict(report) for report in getattr(cost, name)] for name in ("direct", "http")},
         }
         json_path.write_text(json.dumps(document, indent=1) + "\n")
+    console.print(_table(cost, streams, rounds))
+    console.print(
+        f"HTTP adds {cost.ms_per_token:.2f} ms per token, {cost.ms_between_tokens:.2f} ms between two tokens of a stream, "
+        f"and takes {cost.throughput_lost:.1%} of the throughput"
+    )
 
 
 async def _measure(console: Console, llm: AsyncLLM, url: str, shape: LoadShape, rounds: int) -> HttpCost:

@@ -79,9 +79,6 @@ def run_serve(
     model, answers = asyncio.run(measure())
     report = make_report(answers)
     title = f"{model}, {arrivals}"
-    console.print(report_table(report, title))
-    for line in report_lines(report):
-        console.print(line, highlight=False)
     if plot_path is not None:
         plot_latencies(answers, title, plot_path)
         console.print(f"plot: {plot_path}")
@@ -93,4 +90,7 @@ def run_serve(
             "report": asdict(report),
         }
         json_path.write_text(json.dumps(document, indent=1) + "\n")
+    console.print(report_table(report, title))
+    for line in report_lines(report):
+        console.print(line, highlight=False)
     return report.completed > 0

@@ -132,7 +132,6 @@ def run_tiers(
     if shared_cache is not None:
         with console.status("a shared store"), _new_folder() as folder:
             shared = measure_shared(model, shared_cache, Path(folder), MORE_ROUNDS * rounds)
-    _print(console, restarts, sets, arrivals, writing, shared)
     if json_path is not None:
         figures = {
             "machine": describe_machine("torch", "transformers"),
@@ -145,6 +144,7 @@ def run_tiers(
         json_path.write_text(json.dumps(figures, indent=2) + "\n")
     if plot_path is not None:
         plot_tiers(restarts, sets, plot_path)
+    _print(console, restarts, sets, arrivals, writing, shared)
 
 
 def _new_folder() -> tempfile.TemporaryDirectory[str]:

@@ -17,6 +17,7 @@ import math
 from html import escape
 
 from radixkv.observe.inspect.snapshot import CacheSnapshot
+from radixkv.observe.inspect.visible_text import visible
 
 _WIDTH, _HEIGHT, _HEADER = 1200.0, 700.0, 30.0
 _MIN_TEXT_HEIGHT = 14.0  # of a node whose text is shown
@@ -59,7 +60,7 @@ def to_svg(snapshot: CacheSnapshot) -> str:
         )
         num_characters = int(width / _CHARACTER_WIDTH) - 1
         if row_height * leaves[index] >= _MIN_TEXT_HEIGHT and num_characters > 3 and node.text:
-            visible_text = escape(node.text.replace("\n", " ")[:num_characters])
+            visible_text = escape(visible(node.text[:num_characters])[:num_characters])
             parts.append(
                 f'<text x="{left + 3:.1f}" y="{top + row_height * leaves[index] / 2 + 4:.1f}">{visible_text}</text>'
             )
@@ -81,5 +82,5 @@ def _caption(snapshot: CacheSnapshot, index: int) -> str:
     node = snapshot.nodes[index]
     return (
         f"{node.num_tokens} tokens in {node.num_blocks} blocks, after {node.depth_tokens}; used {node.uses} times, "
-        f"idle for {node.idle_seconds:.0f} s: {node.text or ''}"
+        f"idle for {node.idle_seconds:.0f} s: {visible(node.text or '')}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import urllib.error
 import urllib.request
 from http import HTTPStatus
@@ -53,6 +54,10 @@ def read_source(source: str, key: str | None = None) -> dict[str | None, CacheSn
             raise OSError(f"{source}: {error}{hint}") from error
         except urllib.error.URLError as error:
             raise OSError(f"{source}: {error.reason}") from error
+        except http.client.InvalidURL as error:
+            raise ValueError(f"source: expected a file or a URL, got {source!r} ({error})") from error
+        except http.client.HTTPException as error:
+            raise OSError(f"{source}: no HTTP: {type(error).__name__}: {error}") from error
     else:
         text = Path(source).read_bytes()
     try:

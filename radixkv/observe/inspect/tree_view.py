@@ -9,6 +9,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from radixkv.observe.inspect.snapshot import CacheSnapshot, SnapshotNode
+from radixkv.observe.inspect.visible_text import visible
 
 
 def size_label(node: SnapshotNode, snippet: int = 48) -> Text:
@@ -53,8 +54,8 @@ def draw_tree(
 
 
 def one_line(text: str | None, length: int = 60) -> str:
-    """The beginning of a text, without line ends."""
-    shown = (text or "").replace("\n", "\\n")
+    """The beginning of a text, as `visible` shows it."""
+    shown = visible((text or "")[: length + 1])  # of which each character takes at least one
     return shown if len(shown) <= length else shown[: length - 1] + "…"
 
 

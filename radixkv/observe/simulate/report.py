@@ -138,11 +138,15 @@ def advise(report: Report, bytes_per_token: int | None) -> str:
     if report.unlimited - rates[0] < _TOLERANCE:
         return f"{sizes[0]:,} blocks are enough: no cache of any size would hit more than {report.unlimited:.2f}."
     if gain is None:
-        sentence = f"{name} stays near {rates[0]:.2f} up to {sizes[-1]:,} blocks"
+        falls = min(rates) < rates[0] - _TOLERANCE
+        stays = "gains nothing" if falls else f"stays near {rates[0]:.2f}"
+        sentence = f"{name} {stays} up to {sizes[-1]:,} blocks"
         more = ""
     else:
-        # The first size that gains at least half of what the largest size gains.
-        index = next(i for i, rate in enumerate(rates) if rate - rates[0] >= (rates[-1] - rates[0]) / 2)
+        # The first size that gains at least half of what the best one does, which need not be the largest: a larger cache
+        # admits scans that a smaller one has no room for.
+        most = max(rates)
+        index = next(i for i, rate in enumerate(rates) if rate - rates[0] >= (most - rates[0]) / 2)
         blocks = sizes[index] - sizes[0]
         memory = "" if bytes_per_token is None else f" ({blocks * report.block_size * bytes_per_token / 2**30:.1f} GiB)"
         sentence = (
@@ -229,11 +233,11 @@ def run_simulation(
         with console.status("tiers"):
             report.tiers = simulate_tiers(trace, report.num_blocks, POLICIES[policies[0]], specs, token_seconds)
     report.advice = advise(report, bytes_per_token)
-    console.print(draw_table(report))
-    console.print(report.advice, highlight=False)
-    if report.tiers:
-        console.print(draw_tiers(report.tiers, policies[0], num_distinct))
     if json_path is not None:
         json_path.write_text(json.dumps(asdict(report), indent=1) + "\n")
     if plot_path is not None:
         plot(report, plot_path)
+    console.print(draw_table(report))
+    console.print(report.advice, highlight=False)
+    if report.tiers:
+        console.print(draw_tiers(report.tiers, policies[0], num_distinct))

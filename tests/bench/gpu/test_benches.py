@@ -125,6 +125,12 @@ def test_what_fails_with_nothing_shared_is_measured_with_much_shared(monkeypatch
         *(f"{alone}, {part}" for part in ("step", "top-p step", "answers")),
     ]
     assert [str(cell) for cell in table.columns[0].cells] == [shared, f"{shared}, top-p", f"{shared}, answers"]
+    # What was lost when the process was killed is measured when it goes on; nothing is there twice.
+    report._rows[:] = [row for row in report._rows if not row["name"].endswith("idle")]
+    decode.measure_engine(report, table, None, "kind", {})
+    names = [row["name"] for row in report._rows]
+    assert f"{shared}, step, GPU idle" in names
+    assert len(names) == len(set(names))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import radixkv
 from radixkv.bench.peers import against
 from radixkv.bench.peers.against import make_one_layer
 from radixkv.bench.peers.engine_process import Requests, Steps
+from radixkv.bench.peers.line_process import LineProcess
 from radixkv.cli.main import app
 from radixkv.model.default_model import find_default_model
 from radixkv.model.gguf_conversion import ensure_converted
@@ -138,3 +140,17 @@ def test_a_schema_does_not_end_an_answer_early(tiny_model_folder: Path) -> None:
     assert rows["the same, by a JSON schema"]() > 0
     assert rows["128 prompts of 100, 8 new"]() > 0
     assert generated == [[64] * 16, [8] * 128]
+
+
+def test_why_an_engine_did_not_start_is_said() -> None:
+    command = [
+        sys.executable,
+        "-S",
+        "-c",
+        "import sys; print('x' * 9999, file=sys.stderr); sys.exit('no such package')",
+    ]
+    process = LineProcess("vllm", command)
+    for call in (process.reply, lambda: process.ask("work")):
+        with pytest.raises(ChildProcessError, match=r"vllm: its process ended with status 1; .*: no such package$"):
+            call()
+    process.close()

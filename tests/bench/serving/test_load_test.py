@@ -35,6 +35,7 @@ class FakeServer:
         min_concurrency: no request is answered until this many are in flight at once.
         refusal: the response to every third request.
         reports_cached_tokens: report cached tokens, as many as the prompt has messages.
+        field: of a delta, which holds the words.
     """
 
     def __init__(self) -> None:
@@ -43,6 +44,7 @@ class FakeServer:
         self.refusal: Response | None = None
         self.fails_mid_stream = False
         self.reports_cached_tokens = True
+        self.field = "content"
         self.max_in_flight = 0
         self._num_in_flight = 0
         self._enough_in_flight = asyncio.Event()
@@ -96,7 +98,7 @@ class FakeServer:
         yield _event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
         for index in range(body["max_tokens"]):
             # A line separator inside a piece is text, not the end of a line.
-            yield _event({"choices": [{"index": 0, "delta": {"content": f"word\u2028{index} "}}]})
+            yield _event({"choices": [{"index": 0, "delta": {self.field: f"word\u2028{index} "}}]})
         if self.fails_mid_stream:
             yield _event({"error": {"message": "the engine broke"}})
         usage: dict[str, Any] = {"prompt_tokens": 100, "completion_tokens": body["max_tokens"]}
@@ -173,6 +175,14 @@ def test_refusals_and_broken_streams_are_counted_by_reason(server: FakeServer) -
     assert (report.completed, report.failed) == (0, 2)
     assert all("the engine broke" in reason for reason in report.errors)
     assert report.latency is None
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_what_a_model_thinks_counts_as_tokens_and_is_no_text(server: FakeServer, field: str) -> None:
+    """Otherwise the time between tokens would be that of the visible ones, over all."""
+    server.field = field
+    answers = run(server, LoadShape(conversations=2, answer_tokens=7), Arrivals(concurrency=1))
+    assert [(len(answer.arrivals), answer.output_tokens, answer.text) for answer in answers] == [(7, 7, "")] * 2
 
 
 def test_unreported_cached_tokens_are_unknown(server: FakeServer) -> None:

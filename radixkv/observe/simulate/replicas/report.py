@@ -235,10 +235,10 @@ def run_replica_simulation(
                             f"--router: {router} needs a package: pip install 'ray[serve]': {error}"
                         ) from error
                     report.not_run = [router]
-    console.print(draw_table(report))
-    for router in report.not_run:
-        console.print(f"not run: {router}, which needs `pip install 'ray[serve]'`", highlight=False)
     if json_path is not None:
         json_path.write_text(json.dumps(asdict(report), indent=1) + "\n")
     if plot_path is not None:
         plot(report, plot_path)
+    console.print(draw_table(report))
+    for router in report.not_run:
+        console.print(f"not run: {router}, which needs `pip install 'ray[serve]'`", highlight=False, markup=False)
