@@ -10,6 +10,7 @@ from rich.console import Console
 
 from radixkv.cli.options import JsonPath, Model
 from radixkv.cli.output_paths import writable_plot
+from radixkv.cli.report_console import console_for
 
 app = typer.Typer(no_args_is_help=True, help="Measure, always against a baseline in the same run.")
 
@@ -28,7 +29,7 @@ def e2e(
     """End to end against transformers' generate."""
     from radixkv.bench.engine.e2e import run_e2e
 
-    run_e2e(Console(), rounds, only, json_path)
+    run_e2e(console_for(json_path), rounds, only, json_path)
 
 
 @app.command()
@@ -55,11 +56,24 @@ def against(
     if (vllm is None) == (llama_cpp is None):
         raise typer.BadParameter("expected one of --vllm and --llama-cpp")
     if vllm is not None:
-        run_against(Console(), "vllm", vllm, kind, dtype, quantization, rounds, only, json_path, plot)
+        run_against(
+            console_for(json_path, plot), "vllm", vllm, kind, dtype, quantization, rounds, only, json_path, plot
+        )
     if llama_cpp is not None:
         if kind != "end-to-end":
             raise typer.BadParameter(f"--kind {kind}: expected --vllm, whose API has what it takes")
-        run_against(Console(), "llama.cpp", llama_cpp, kind, dtype, quantization, rounds, only, json_path, plot)
+        run_against(
+            console_for(json_path, plot),
+            "llama.cpp",
+            llama_cpp,
+            kind,
+            dtype,
+            quantization,
+            rounds,
+            only,
+            json_path,
+            plot,
+        )
 
 
 @app.command()
@@ -79,7 +93,7 @@ def drafts(
     """Tokens a second with drafts and without, and whether they are the same."""
     from radixkv.bench.drafts.speed import run_drafts
 
-    run_drafts(Console(), rounds, rows or [], dtype, num_tokens, json_path, plot, vllm)
+    run_drafts(console_for(json_path, plot), rounds, rows or [], dtype, num_tokens, json_path, plot, vllm)
 
 
 @app.command()
@@ -94,11 +108,11 @@ def cache(
         from radixkv.bench.cache.scaling import run_scaling
 
         writable_plot(plot)
-        run_scaling(Console(), json_path, plot)
+        run_scaling(console_for(json_path, plot), json_path, plot)
     else:
         from radixkv.bench.cache.bookkeeping import run_cache
 
-        run_cache(Console(), rounds, json_path)
+        run_cache(console_for(json_path), rounds, json_path)
 
 
 @app.command()
@@ -110,7 +124,7 @@ def attention(
     """One layer's attention, cache writes, block copies and draws on a GPU, against what they must cost."""
     from radixkv.bench.gpu.attention import run_attention
 
-    if not run_attention(Console(), json_path, only, resume):
+    if not run_attention(console_for(json_path), json_path, only, resume):
         raise typer.Exit(1)
 
 
@@ -123,7 +137,7 @@ def tiles(
     """Which tile configuration is fastest on a GPU, and from when on sharing and splitting pay."""
     from radixkv.bench.gpu.tiles import run_tiles
 
-    if not run_tiles(Console(), json_path, only, resume):
+    if not run_tiles(console_for(json_path), json_path, only, resume):
         raise typer.Exit(1)
 
 
@@ -135,7 +149,7 @@ def plan(
     """What planning a batch for the GPU costs the host, against planning it from nothing. Needs no GPU."""
     from radixkv.bench.gpu.plan import run_plan
 
-    run_plan(Console(), steps, json_path)
+    run_plan(console_for(json_path), steps, json_path)
 
 
 @app.command()
@@ -145,7 +159,7 @@ def routing(
     """What it costs to choose one of 16 replicas for a prompt, with a million blocks known."""
     from radixkv.bench.cluster.routing import run_routing
 
-    run_routing(Console(), decisions, json_path)
+    run_routing(console_for(json_path), decisions, json_path)
 
 
 @app.command()
@@ -157,7 +171,7 @@ def decode(
     """Whole decoding steps of 8 billion weights on a GPU, against what they must cost and transformers."""
     from radixkv.bench.gpu.decode import run_decode
 
-    if not run_decode(Console(), json_path, only, resume):
+    if not run_decode(console_for(json_path), json_path, only, resume):
         raise typer.Exit(1)
 
 
@@ -166,7 +180,7 @@ def limits(json_path: JsonPath = None) -> None:
     """What a GPU can do at most: copying, reading, multiplying."""
     from radixkv.bench.gpu.limits import run_limits
 
-    run_limits(Console(), json_path)
+    run_limits(console_for(json_path), json_path)
 
 
 @app.command()
@@ -185,7 +199,7 @@ def first_light(
     from radixkv.bench.gpu.first_light_parts import first_light_parts
 
     if not run_first_light(
-        Console(), json_path, first_light_parts(), minutes, total_minutes, resume, only or (), skip or ()
+        console_for(json_path), json_path, first_light_parts(), minutes, total_minutes, resume, only or (), skip or ()
     ):
         raise typer.Exit(1)
 
@@ -202,7 +216,7 @@ def tier_reads(
     """How fast the disk tier reads and writes blocks, against a plain loop over the same file and memcpy."""
     from radixkv.bench.tiers.reads import run_tier_reads
 
-    run_tier_reads(Console(), folder, rounds, json_path)
+    run_tier_reads(console_for(json_path), folder, rounds, json_path)
 
 
 @app.command()
@@ -210,7 +224,7 @@ def quality(json_path: JsonPath = None) -> None:
     """What bfloat16, int8 and int4 cost in perplexity and in the likeliest tokens, on a CPU."""
     from radixkv.bench.engine.quality import run_quality
 
-    run_quality(Console(), json_path)
+    run_quality(console_for(json_path), json_path)
 
 
 @app.command()
@@ -231,7 +245,7 @@ def soak(
     """Random work on the cache, every rule checked throughout."""
     from radixkv.bench.cache.soak import run_soak
 
-    if not run_soak(Console(), minutes, seed, json_path):
+    if not run_soak(console_for(json_path), minutes, seed, json_path):
         raise typer.Exit(1)
 
 
@@ -248,7 +262,7 @@ def soak_server(
     """Hostile clients beside normal ones on a real server."""
     from radixkv.bench.serving.soak import run_soak_server
 
-    if not run_soak_server(Console(), minutes, seed, max_wait, max_stall, json_path):
+    if not run_soak_server(console_for(json_path), minutes, seed, max_wait, max_stall, json_path):
         raise typer.Exit(1)
 
 
@@ -264,7 +278,7 @@ def attacks(
     """What each way of attacking a server costs the others: first tokens, gaps between tokens, health checks."""
     from radixkv.bench.serving.attacks import run_attacks
 
-    run_attacks(Console(), seconds, seed, checkout, json_path)
+    run_attacks(console_for(json_path), seconds, seed, checkout, json_path)
 
 
 @app.command()
@@ -294,7 +308,7 @@ def serve(
 
     shape = LoadShape(conversations, turns, prefixes, prefix_tokens, prompt_tokens, answer_tokens, seed)
     client = HttpClient(url, model, api_key, ignore_eos)
-    if not run_serve(Console(), client, url, shape, Arrivals(rate, concurrency), json_path, plot):
+    if not run_serve(console_for(json_path, plot), client, url, shape, Arrivals(rate, concurrency), json_path, plot):
         raise typer.Exit(1)
 
 
@@ -310,7 +324,7 @@ def fairness(
     """One greedy tenant beside three modest ones: their waiting times, throughput, what was cached."""
     from radixkv.bench.engine.fairness import run_fairness
 
-    run_fairness(Console(), model, rounds, json_path, plot)
+    run_fairness(console_for(json_path, plot), model, rounds, json_path, plot)
 
 
 @app.command()
@@ -324,7 +338,7 @@ def http_cost(
     """What HTTP costs, against the same load on the engine in the same run."""
     from radixkv.bench.serving.http_cost import run_http_cost
 
-    run_http_cost(Console(), model, streams, answer_tokens, rounds, json_path)
+    run_http_cost(console_for(json_path), model, streams, answer_tokens, rounds, json_path)
 
 
 @app.command()
@@ -342,7 +356,7 @@ def tiers(
     """What tiers below the pool bring and cost: restarts, a working set too large, writing, a shared store."""
     from radixkv.bench.tiers.benefit import run_tiers
 
-    run_tiers(Console(), model, conversations, turns, rounds, shared_cache, json_path, plot)
+    run_tiers(console_for(json_path, plot), model, conversations, turns, rounds, shared_cache, json_path, plot)
 
 
 @app.command("cluster")
@@ -358,7 +372,7 @@ def cluster_bench(
     """What an ingress over replicas costs against one server, and what it finds cached."""
     from radixkv.bench.cluster.ingress import run_cluster_bench
 
-    run_cluster_bench(Console(), model, replicas or [2], streams, rounds, json_path)
+    run_cluster_bench(console_for(json_path), model, replicas or [2], streams, rounds, json_path)
 
 
 @app.command("replica-memory")
@@ -370,7 +384,7 @@ def replica_memory(
     """What each of several replicas takes of a machine's memory, with weights of its own and with shared ones."""
     from radixkv.bench.cluster.replica_memory import run_replica_memory
 
-    run_replica_memory(Console(), model, replicas, json_path)
+    run_replica_memory(console_for(json_path), model, replicas, json_path)
 
 
 @app.command()
@@ -387,5 +401,7 @@ def chaos(
     """Kill replicas while they answer, and the ingress once: every stream must complete with its text."""
     from radixkv.bench.cluster.chaos import run_chaos
 
-    if not run_chaos(Console(), model, replicas, streams, concurrency, seconds, answer_tokens, seed, json_path):
+    if not run_chaos(
+        console_for(json_path), model, replicas, streams, concurrency, seconds, answer_tokens, seed, json_path
+    ):
         raise typer.Exit(1)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from radixkv.cli.options import JsonPath, Model, variable_of, with_options_of
 from radixkv.cli.output_paths import writable, writable_plot
+from radixkv.cli.report_console import console_for
 from radixkv.config import EngineConfig
 
 
@@ -110,14 +111,18 @@ def simulate(
 
         sizes = blocks or "2%,5%,10%,20%"
         seconds = prefill_ms / 1000
-        run_simulation(Console(), trace, sizes, policy, bytes_per_token, json_path, plot, tier or (), seconds)
+        run_simulation(
+            console_for(json_path, plot), trace, sizes, policy, bytes_per_token, json_path, plot, tier or (), seconds
+        )
         return
     from radixkv.observe.simulate.replicas.cost_model import CostModel
     from radixkv.observe.simulate.replicas.report import DEFAULT_BLOCKS, run_replica_simulation
 
     cost = CostModel(prefill_ms / 1000, decode_ms / 1000, step_ms / 1000)
     size = blocks or DEFAULT_BLOCKS
-    run_replica_simulation(Console(), trace, replicas, router, size, load, ingresses, cost, json_path, plot)
+    run_replica_simulation(
+        console_for(json_path, plot), trace, replicas, router, size, load, ingresses, cost, json_path, plot
+    )
 
 
 @with_options_of(EngineConfig, only=("block_size",))

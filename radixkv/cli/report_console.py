@@ -1,0 +1,24 @@
+"""Where the commands that measure something print what they found."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+
+class _UnreadConsole(Console):
+    """If nobody reads standard output any more, prints nothing, and does not end the program."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def console_for(*files: Path | None) -> Console:
+    """A console for what is also written to files; if any is given, these are written even if the reader of a pipe leaves."""
+    return Console() if all(file is None for file in files) else _UnreadConsole()
