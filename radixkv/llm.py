@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -40,6 +38,7 @@ from radixkv.prompts import (
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.serving.answer_reader import AnswerReader
+from radixkv.serving.exclusive_use import ExclusiveUse
 from radixkv.serving.interrupts import deferred_interrupt
 from radixkv.tools.definitions import as_tool_options
 from radixkv.vllm_options import CALLS, takes_vllm_options, without_elsewhere
@@ -80,8 +79,7 @@ class LLM:
         _log_length(self.engine.loaded, asked_for=model_config.max_model_len is not None)
         _log_rope_factors(self.engine.loaded, asked_for=model_config.max_model_len is not None)
         self._ids = itertools.count()
-        # The engine is single-threaded. Reentrant, because the garbage collector may close a stream within another call.
-        self._engine_lock = threading.RLock()
+        self._use = ExclusiveUse(self.engine)
 
     @takes_vllm_options(CALLS)
     def generate(
@@ -232,7 +230,7 @@ class LLM:
         """
         single = as_single_prompt(prompt, self.engine.loaded, cache_salt, cache)
         engine = self.engine
-        with self._own_engine():
+        with self._use.hold():
             explained = explain_cached(engine, [single], look_elsewhere=True)
         decoded = decode_explanations(explained, [single], self.get_tokenizer())
         if engine.tiers is not None and engine.enable_prefix_caching:
@@ -261,25 +259,25 @@ class LLM:
         single = as_single_prompt(prompt, self.engine.loaded, cache_salt)
         cache = self.engine.cache
         whole = len(single.token_ids) // cache.block_size * cache.block_size
-        with self._own_engine():
+        with self._use.hold():
             if cache.match(single.token_ids, single.namespace) < whole:
                 self._run([self._make_request(single, SamplingParams(max_tokens=1, temperature=0.0))], use_tqdm=False)
             return self.engine.pins.pin(single.token_ids, single.namespace, ttl)
 
     def pins(self) -> list[Pin]:
         """The pins that are in force."""
-        with self._own_engine():
+        with self._use.hold():
             return self.engine.cache.pins()
 
     def unpin(self, pin: Pin) -> None:
         """Let a pinned prompt be evicted again."""
-        with self._own_engine():
+        with self._use.hold():
             self.engine.pins.release(pin)
 
     def inspect(self) -> CacheSnapshot:
         """What is cached now, with texts: as a tree, figures, JSON or a picture (see `radixkv.observe.inspect`)."""
         pool = self.engine.pool
-        with self._own_engine():
+        with self._use.hold():
             return take_snapshot(self.engine.cache, self.get_tokenizer().decode, pool.block_nbytes)
 
     def get_tokenizer(self) -> Any:
@@ -293,7 +291,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Drop every cached prefix, pinned ones too; True when nothing is cached any more (no request was running)."""
-        with self._own_engine():
+        with self._use.hold():
             return self.engine.reset_prefix_cache()
 
     def shutdown(self, grace_seconds: float = 30.0) -> None:
@@ -308,7 +306,7 @@ class LLM:
             ValueError: ``grace_seconds`` is not a number of at least 0.
         """
         check_seconds("grace_seconds", grace_seconds)
-        with self._own_engine():
+        with self._use.hold():
             until = time.monotonic() + grace_seconds
             self.engine.shutdown(lambda: until - time.monotonic())
 
@@ -317,21 +315,6 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
-
-    @contextmanager
-    def _own_engine(self) -> Iterator[None]:
-        """Hold the engine: meanwhile no other thread runs it, or gets it through this LLM.
-
-        Raises:
-            RuntimeError: an AsyncLLM runs it, or another process made it.
-        """
-        self.engine.check_process()
-        with self._engine_lock:
-            if self.engine.thread not in (None, threading.current_thread()):
-                raise RuntimeError(
-                    "this LLM was given to an AsyncLLM that runs: use that one, or await its shutdown first"
-                )
-            yield
 
     def _generate(
         self,
@@ -367,16 +350,18 @@ class LLM:
 
     def _run(self, requests: list[Request], use_tqdm: bool | Callable[..., Any]) -> None:
         """Run requests to their end. Whatever is raised here, none of them stays in the engine."""
-        with self._own_engine(), deferred_interrupt() as interrupt:
+        with self._use.hold(), deferred_interrupt() as interrupt:
             try:
                 for request in requests:
                     self.engine.add(request)
                 with _progress_bar(use_tqdm, len(requests)) as bar:
                     while not all(request.finished for request in requests):
                         interrupt.deliver()
+                        self._use.end_abandoned()
                         bar.update(sum(request.finished for request in self.engine.step()))
             finally:
-                self._abort_unfinished(requests)
+                for request in requests:
+                    self._use.end(request)
         for number, request in enumerate(requests):
             if request.failure is not None:
                 request.failure.add_note(f"of {len(requests)} prompts, prompts[{number}]")
@@ -384,11 +369,11 @@ class LLM:
 
     def _stream(self, request: Request, reader: AnswerReader | None = None) -> Iterator[RequestOutput]:
         try:
-            with self._own_engine(), deferred_interrupt():
+            with self._use.hold(), deferred_interrupt():
                 self.engine.add(request)
             finished = False
             while not finished:
-                with self._own_engine():
+                with self._use.hold():
                     # Every step advances all requests: a step of another thread may have finished this one.
                     if not request.finished:
                         with deferred_interrupt():
@@ -402,14 +387,7 @@ class LLM:
                         reader.read(output)
                     yield output
         finally:
-            with self._engine_lock, deferred_interrupt():
-                self._abort_unfinished([request])
-
-    def _abort_unfinished(self, requests: list[Request]) -> None:
-        for request in requests:
-            # Its id alone is not enough: an AsyncLLM that runs the engine by now may have given it to a request of its own.
-            if self.engine.unfinished_request(request.request_id) is request:
-                self.engine.abort(request.request_id)
+            self._use.abandon(request)
 
 
 def _progress_bar(use_tqdm: bool | Callable[..., Any], num_requests: int) -> Any:

@@ -16,6 +16,10 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
+class _WorkerThread(threading.Thread):
+    """A thread of a `Worker`."""
+
+
 class Worker:
     """Runs what it is given, in order, until it is stopped.
 
@@ -26,7 +30,7 @@ class Worker:
 
     def __init__(self, name: str, num_threads: int = 1) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(num_threads)]
+        self._threads = [_WorkerThread(target=self._run, name=name, daemon=True) for _ in range(num_threads)]
         for thread in self._threads:
             thread.start()
 
@@ -51,6 +55,17 @@ class Worker:
                 # Whoever needs its result notices that there is none; the jobs behind it belong to others.
                 _log.exception("a job of %s failed", threading.current_thread().name)
             del job  # releases what it holds while this thread waits for the next one
+
+
+def run_outside_workers(job: Callable[[], None]) -> None:
+    """Run a job that waits for workers: at once, or, where this is a thread of one, in a new thread.
+
+    The garbage collector may call this in any thread, and a worker cannot wait for its own end.
+    """
+    if isinstance(threading.current_thread(), _WorkerThread):
+        threading.Thread(target=job, name="radixkv-closing", daemon=True).start()
+    else:
+        job()
 
 
 class FutureThreads:

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import radixkv.model.frameworks  # noqa: F401 (before all that imports torch)
@@ -50,6 +51,7 @@ from radixkv.scheduling.logit_rows import PROMPT_LOGIT_ROWS
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.request_validation import Capacity
 from radixkv.scheduling.scheduler import Scheduler
+from radixkv.threads import run_outside_workers
 
 # How long closing may take to write what is queued for the tiers.
 _QUEUE_SECONDS = 5.0
@@ -90,7 +92,7 @@ class Engine:
         self._open_cache = open_cache(config, loaded, self.pool, self.prefill_rate)
         # However the engine ends, queued blocks are written, and folders and addresses are released; a medium that hangs
         # does not keep the process alive.
-        weakref.finalize(self, self._open_cache.close, _QUEUE_SECONDS)
+        weakref.finalize(self, run_outside_workers, partial(self._open_cache.close, _QUEUE_SECONDS))
         try:
             self._set_up(loaded, config, clock)
         except BaseException:  # its handler may keep the engine alive, and with it everything that is open
@@ -130,8 +132,6 @@ class Engine:
         self.thread: threading.Thread | None = None
         self._made_by = os.getpid()
         self._in_flight: Batch | None = None
-        self._in_step = False
-        self._aborted_in_step: list[str] = []
         # The most blocks held at once, cached ones included; reset it to 0 before measuring.
         self.peak_held_blocks = 0
         self.num_steps = 0
@@ -185,16 +185,10 @@ class Engine:
         return self._requests.get(request_id)
 
     def abort(self, request_id: str) -> bool:
-        """End a request early and release its blocks; False: there is no such unfinished request.
-
-        At once, or at the end of the step during which this is called.
-        """
+        """End a request early and release its blocks; False: there is no such unfinished request. Not during a step."""
         request = self._requests.get(request_id)
         if request is None:
             return False
-        if self._in_step:
-            self._aborted_in_step.append(request_id)
-            return True
         self._requests.abort(request)
         return True
 
@@ -211,22 +205,21 @@ class Engine:
                 (`Request.failure`), their blocks are released, and all others continue with the next step. If scheduling
                 raised it, no request is at fault, and none has failed.
         """
-        with self._deferring_aborts():
-            in_flight = self._in_flight
-            batch = self._schedule(in_flight)  # if it raises, the batch in flight is processed by the next step
-            self._in_flight = None
-            with self._failing_only(batch, in_flight):
-                stays_in_flight = self._execute(batch, in_flight)
-                touched = self._process_in_flight(in_flight, following=batch)
-                if stays_in_flight:
-                    self._in_flight = batch
-                else:
-                    touched += self._process(batch)
-                    if self._speculator is not None:
-                        self._speculator.learn(batch)
-            if not batch.chunks and in_flight is None and not self._wait_for_loads():
-                touched = self._requests.fail_first_without_room()
-            touched += self._requests.finish_ended_elsewhere()
+        in_flight = self._in_flight
+        batch = self._schedule(in_flight)  # if it raises, the batch in flight is processed by the next step
+        self._in_flight = None
+        with self._failing_only(batch, in_flight):
+            stays_in_flight = self._execute(batch, in_flight)
+            touched = self._process_in_flight(in_flight, following=batch)
+            if stays_in_flight:
+                self._in_flight = batch
+            else:
+                touched += self._process(batch)
+                if self._speculator is not None:
+                    self._speculator.learn(batch)
+        if not batch.chunks and in_flight is None and not self._wait_for_loads():
+            touched = self._requests.fail_first_without_room()
+        touched += self._requests.finish_ended_elsewhere()
         self._open_cache.publish_events()
         return list(dict.fromkeys(touched))
 
@@ -284,17 +277,6 @@ class Engine:
     def _wait_for_loads(self) -> bool:
         """Wait a moment for the tiers' loads; False: nothing is being loaded."""
         return self.tiers is not None and self.tiers.wait()
-
-    @contextmanager
-    def _deferring_aborts(self) -> Iterator[None]:
-        """Defer aborts to the end of the step: the garbage collector may close a stream, and so abort it, at any point."""
-        self._in_step = True
-        try:
-            yield
-        finally:
-            self._in_step = False
-            while self._aborted_in_step:
-                self.abort(self._aborted_in_step.pop())
 
     @contextmanager
     def _failing_only(self, *batches: Batch | None) -> Iterator[None]:

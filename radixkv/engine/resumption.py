@@ -39,7 +39,8 @@ def resume_sequences(request: Request, outputs: Sequence[CompletionOutput], toke
     by_index = {output.index: output for output in outputs}
     for output in outputs:
         _validate(output, request, params, vocab_size)
-    if not any(output.token_ids or output.finish_reason for output in outputs):
+    # Aborted before its first token, it has not begun: its prompt's log-probabilities are due, and samples fork from one.
+    if not any(output.token_ids or output.finish_reason not in (None, "abort") for output in outputs):
         return
     for index in range(params.n):
         request.sequences.append(_resume(request, by_index[index], tokenizer))

@@ -294,29 +294,6 @@ def test_an_engine_of_another_process_is_refused_and_does_not_hang() -> None:
     os.waitpid(child, 0)
 
 
-@pytest.mark.parametrize("method", ["run", "schedule", "process"])
-def test_a_stream_that_the_garbage_collector_ends_within_a_step_is_aborted_after_it(
-    monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    llm = tiny()
-    prompts = shared_prefix_prompts(1, 2)
-    streams = [llm.stream(prompts[0], GREEDY)]
-    next(streams[0])
-    owner = {"run": llm.engine._runner, "schedule": llm.engine.scheduler, "process": llm.engine._output_processor}[
-        method
-    ]
-    whole = getattr(owner, method)
-
-    def collecting(*arguments: Any) -> Any:
-        result = whole(*arguments)
-        streams.clear()
-        return result
-
-    monkeypatch.setattr(owner, method, collecting)
-    assert tokens_of(llm, prompts[1:]) == tokens_of(tiny(), prompts[1:])
-    assert_empty(llm)
-
-
 def test_a_stream_adds_up_to_the_answer() -> None:
     llm = tiny()
     (prompt,) = shared_prefix_prompts(1, 1)

@@ -20,6 +20,7 @@ from radixkv import (
     StructuredOutputsParams,
 )
 from radixkv.engine import resumption
+from radixkv.engine.request_output import request_output
 from radixkv.prompts import Prompt
 
 PROMPT = "The three largest cities of France are"
@@ -223,3 +224,22 @@ def test_a_long_answer_is_not_replayed_on_the_engine_s_thread(monkeypatch: pytes
     assert asyncio.run(main()) == whole.outputs[0].token_ids[5:]
     assert threads
     assert not any("engine" in name for name in threads)
+
+
+def test_what_was_aborted_before_its_first_token_gets_its_prompts_logprobs() -> None:
+    """They used to count as given with a first token that never came."""
+    llm = LLM(build_supported("llama"), block_size=4, num_blocks=100, max_num_batched_tokens=8)
+    params = SamplingParams(max_tokens=5, ignore_eos=True, temperature=0, prompt_logprobs=1, n=1)
+    prompt = list(range(3, 30))
+    request = llm.engine.request_factory.make("aborted", Prompt(prompt), params)
+    llm.engine.add(request)
+    llm.engine.step()
+    llm.engine.abort("aborted")
+    aborted = request_output(request)
+    assert [(output.token_ids, output.finish_reason) for output in aborted.outputs] == [([], "abort")]
+    (resumed,) = llm.generate({"prompt_token_ids": prompt, "resume": aborted.outputs}, params, use_tqdm=False)
+    (fresh,) = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
+    assert resumed.prompt_logprobs is not None
+    assert fresh.prompt_logprobs is not None
+    assert len(resumed.prompt_logprobs) == len(fresh.prompt_logprobs) == len(prompt)
+    assert resumed.outputs[0].token_ids == fresh.outputs[0].token_ids

@@ -1,0 +1,135 @@
+"""Streams and engines that the garbage collector ends: in any thread, at any moment, and without waiting for anything."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.model_zoo import build_supported
+from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
+
+from radixkv import LLM, RequestOutput
+from radixkv.cache.block_table import BlockTable
+
+HANGING = 600.0  # seconds after which something counts as hanging, however busy the machine
+
+
+def tiny(**options: Any) -> LLM:
+    return LLM(build_supported("llama"), **{"block_size": 4, "num_blocks": 400, **options})
+
+
+def begun(llm: LLM) -> Iterator[RequestOutput]:
+    stream = llm.stream(shared_prefix_prompts(1, 1)[0], GREEDY)
+    next(stream)
+    return stream
+
+
+def assert_empty(llm: LLM) -> None:
+    cache = llm.engine.cache
+    cache.check()
+    assert not llm.engine.has_unfinished_requests
+    assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
+
+
+def once(whole: Callable[..., Any], job: Callable[[], object]) -> Callable[..., Any]:
+    """A function that does a job, too, after its first call."""
+    jobs = [job]
+
+    def calling(*arguments: Any) -> Any:
+        result = whole(*arguments)
+        if jobs:
+            jobs.pop()()
+        return result
+
+    return calling
+
+
+@pytest.mark.parametrize("method", ["run", "schedule", "process"])
+def test_a_stream_that_ends_within_a_step_is_aborted_after_it(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    llm = tiny()
+    streams = [begun(llm)]
+    engine = llm.engine
+    owner = {"run": engine._runner, "schedule": engine.scheduler, "process": engine._output_processor}[method]
+    monkeypatch.setattr(owner, method, once(getattr(owner, method), streams.clear))
+    prompts = shared_prefix_prompts(1, 2)[1:]
+    assert tokens_of(llm, prompts) == tokens_of(tiny(), prompts)
+    assert not streams
+    assert_empty(llm)
+
+
+def test_a_stream_that_ends_while_the_cache_is_cleared_leaves_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It used to be aborted in the middle, and changed the set of tables that was just being gone through."""
+    llm = tiny()
+    streams = [begun(llm) for _ in range(3)]
+    monkeypatch.setattr(BlockTable, "detach", once(BlockTable.detach, streams.clear))
+    llm.reset_prefix_cache()
+    assert not streams
+    assert_empty(llm)
+
+
+def test_a_thread_in_which_a_stream_ends_does_not_wait_for_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It used to stop until a whole `generate` of another thread was done; the thread that writes tiers, for ever."""
+    llm = tiny()
+    streams = [begun(llm)]
+    num_unfinished: list[int] = []
+
+    def end_elsewhere() -> None:
+        thread = threading.Thread(target=streams.clear)
+        thread.start()
+        thread.join(HANGING)
+        assert not thread.is_alive()
+        num_unfinished.append(len(llm.engine._requests))
+
+    monkeypatch.setattr(llm.engine._runner, "run", once(llm.engine._runner.run, end_elsewhere))
+    steps = llm.engine.step
+
+    def step() -> Any:
+        num_unfinished.append(len(llm.engine._requests))
+        return steps()
+
+    monkeypatch.setattr(llm.engine, "step", step)
+    tokens_of(llm, shared_prefix_prompts(1, 2)[1:])
+    assert num_unfinished[:3] == [2, 2, 1]  # aborted between two steps, not only at the end
+    assert_empty(llm)
+
+
+def test_streams_that_end_in_many_threads_are_all_aborted() -> None:
+    llm = tiny()
+    (prompt,) = shared_prefix_prompts(1, 1)
+
+    def begin_and_drop(number: int) -> None:
+        stream = llm.stream(prompt, GREEDY)
+        next(stream)
+        if number % 3 == 0:
+            tokens_of(llm, [prompt])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(begin_and_drop, range(24)))
+    assert_empty(llm)
+
+
+def test_an_engine_that_a_tiers_thread_collects_is_closed(tmp_path: Path) -> None:
+    """That thread used to fail to wait for its own end, and the folder stayed locked by this process."""
+    before = set(threading.enumerate())
+    llms = [tiny(disk_cache=tmp_path, disk_cache_size="64MiB")]
+    tokens_of(llms[0], shared_prefix_prompts(1, 2))
+    worker = llms[0].engine.tiers._writer._worker  # type: ignore[union-attr]
+    collected = threading.Event()
+
+    def collect() -> None:
+        llms.clear()
+        gc.collect()
+        collected.set()
+
+    worker.submit(collect)
+    del worker
+    assert collected.wait(HANGING)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(HANGING)
+    with tiny(disk_cache=tmp_path, disk_cache_size="64MiB") as llm:
+        assert llm.engine.tiers is not None
