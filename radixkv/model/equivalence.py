@@ -26,6 +26,9 @@ from radixkv.model.window_mask import make_mask, window_of
 _PROBE_NAME = "radixkv_probe"
 # How large the norm of a token's difference from the original's result may be, relative to the norm of that result.
 TOLERANCES = MappingProxyType({torch.float32: 1e-4, torch.bfloat16: 3e-2})
+# How much larger or smaller a result, or what it adds to its input, may be on average. Rounding has no direction; a factor
+# that the replacement lacks has, even one so near 1 that it is lost in what bfloat16 rounds.
+_MAX_FACTOR = 1.5e-2
 # How large a probe's tokens are. In the small ones a norm's epsilon shows, in the large ones that something is clipped.
 _PROBE_SIZES = (1e-3, 0.1, 1.0, 4.0, 16.0)
 # Random numbers around 0 would hide that a module subtracts their mean.
@@ -95,7 +98,16 @@ def error_in_tolerances(replacement: nn.Module, original: nn.Module, call: Call)
         return math.inf
     difference, length = (y.float().norm(dim=-1) for y in (given.float() - expected.float(), expected))
     error = (difference / (TOLERANCES[given.dtype] * length)).nan_to_num(math.inf).max()
-    return float(error)
+    missed = given.double() - expected.double()
+    factors = [_share(missed, expected.double())]
+    if expected.shape == probe.shape:  # what a layer adds
+        factors.append(_share(missed, expected.double() - probe.double()))
+    return max(float(error), *(factor / _MAX_FACTOR for factor in factors))
+
+
+def _share(part: torch.Tensor, whole: torch.Tensor) -> float:
+    """By which factor of ``whole`` a ``part`` is along it, in size."""
+    return abs(float((part * whole).sum() / (whole * whole).sum()))
 
 
 @contextmanager

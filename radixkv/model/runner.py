@@ -292,15 +292,19 @@ class ModelRunner:
         return NativeCall(self._native_layers[chain[0].layer_idx], self._native, kept)
 
     def _forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, attend: Attend | None
+        self, token_ids: torch.Tensor, positions: torch.Tensor | None, rows: torch.Tensor, attend: Attend | None
     ) -> torch.Tensor:
-        """The logits of ``rows``; without ``attend``, layers must not call the engine's attention function."""
+        """The logits of ``rows``; without ``attend``, layers must not call the engine's attention function.
+
+        Args:
+            positions: of the tokens; None: as the model itself counts those of one sequence.
+        """
         self._attend = attend
         try:
             with set_compiled_attention(self.attend_layer):
                 output = self._model(
                     input_ids=token_ids.unsqueeze(0),
-                    position_ids=positions.unsqueeze(0),
+                    position_ids=None if positions is None else positions.unsqueeze(0),
                     use_cache=False,
                     logits_to_keep=rows,
                 )
@@ -369,6 +373,7 @@ class ModelRunner:
         self._layers = dict(sorted(called.items()))
         self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(self._layers)}
         self._refuse_mixing(name, tokens)
+        self._refuse_other_positions(name, tokens)
         join_layers(chains)
         joined = self._forward(tokens, positions, positions[1:2], attend_nothing)
         if not (torch.equal(joined, logits) and logits.any()):  # something reads the states between layers
@@ -389,6 +394,15 @@ class ModelRunner:
             raise UnsupportedModelError(
                 f"{name}: its layers mix tokens elsewhere than in attention (by a convolution, say), which needs state that "
                 "blocks of keys and values do not hold"
+            )
+
+    def _refuse_other_positions(self, name: str, tokens: torch.Tensor) -> None:
+        """Refuse a model that counts positions from another number than 0, as RoBERTa does from that of padding."""
+        from_zero = torch.arange(len(tokens), device=self._device)
+        ours, its_own = (self._forward(tokens, each, from_zero, attend_itself).float() for each in (from_zero, None))
+        if (ours - its_own).norm() > _ROUNDING * its_own.norm():
+            raise UnsupportedModelError(
+                f"{name}: it counts positions from another number than 0, which a batch of several sequences does not"
             )
 
     @torch.inference_mode()

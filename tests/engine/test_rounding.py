@@ -17,6 +17,8 @@ from radixkv_cpu import library
 pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
 
 LENGTHS = (1, 2, 17, 33, 90, 300)
+# Which compiled code takes.
+EXPERTS = {"num_experts": 16, "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 64}
 
 
 @each_variant
@@ -25,6 +27,10 @@ LENGTHS = (1, 2, 17, 33, 90, 300)
     [
         *product(["llama", "mistral", "qwen3"], [torch.float32, torch.bfloat16], [None]),
         ("llama", torch.bfloat16, "int4"),
+        # Of which torch computed the routers, and the layers that are no `nn.Linear`.
+        ("qwen3_moe", torch.float32, None),
+        ("deepseek_v2", torch.float32, None),
+        ("gpt2", torch.float32, None),
     ],
 )
 def test_answers_do_not_depend_on_what_was_cached(
@@ -42,7 +48,7 @@ def test_answers_do_not_depend_on_what_was_cached(
 
     def engine(**options: Any) -> LLM:
         return LLM(
-            build(name, {**SUPPORTED[name], **WIDE}).to(dtype),
+            build(name, {**SUPPORTED[name], **WIDE, **EXPERTS}).to(dtype),
             block_size=16,
             num_blocks=64,
             quantization=quantization,

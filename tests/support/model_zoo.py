@@ -242,6 +242,8 @@ REFUSED: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 24,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     },
+    # Its positions begin behind that of padding, though `generate` counts them from 0.
+    "roberta": {"is_decoder": True, "pad_token_id": 1},
     "xglm": {"d_model": 32, "attention_heads": 4, "ffn_dim": 48, "num_layers": 2},
     # A convolution over keys, of which the configuration says nothing.
     "zaya": {**_MOE, "num_experts_per_tok": 1},

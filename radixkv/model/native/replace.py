@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from radixkv.model.deferred_weights import DeferredWeights, ProductsOfZeros
 from radixkv.model.equivalence import (
@@ -24,13 +25,15 @@ from radixkv.model.native import attention, experts, mlp
 from radixkv.model.native.attention import NativeSelfAttention
 from radixkv.model.native.embedding import native_embedding
 from radixkv.model.native.experts import native_experts
+from radixkv.model.native.functional_weight import replace_functional_weights
 from radixkv.model.native.layer import native_layers
 from radixkv.model.native.linear import NativeLinear, is_replaceable
 from radixkv.model.native.mlp import native_mlps
 from radixkv.model.native.norm import native_norms
 from radixkv.model.native.weights import AnyQuantiser, BlockKeeper
 from radixkv.model.packed_linear import pack_linears
-from radixkv_cpu import library
+from radixkv.model.shared_input import is_unchanged
+from radixkv_cpu import is_packable, library
 
 # What could stand in for a module, with weights as they are or quantised.
 _Make = Callable[[nn.Module, AnyQuantiser | None], Sequence[nn.Module]]
@@ -77,6 +80,8 @@ def prepare_for_cpu(
             _replace_linears(model, calls, quantiser, weights)
         if deferred is not None:
             deferred.fill(model)
+        if native and library() is not None and model.dtype in TOLERANCES:
+            replace_functional_weights(model)
         pack_linears(model, lambda: compute_a_few_tokens(model))
 
 
@@ -139,9 +144,24 @@ def _replace_linears(
     A module that was called without calling its linear layer reads the weight itself, which a replacement does not have.
     """
     for path, parent, name, child in _children(model):
-        if isinstance(child, nn.Linear) and is_replaceable(child) and (child in calls or parent not in calls):
+        if child not in calls and parent in calls:
+            continue
+        if isinstance(child, nn.Linear) and is_replaceable(child):
             with _named(path), weights.filled(child):
                 setattr(parent, name, NativeLinear(child, quantiser))
+        elif type(child) is Conv1D and is_unchanged(child) and is_packable(child.get_parameter("weight").mT):
+            with _named(path), weights.filled(child):
+                setattr(parent, name, NativeLinear(_as_linear(child), quantiser))
+
+
+def _as_linear(module: Conv1D) -> nn.Linear:
+    """The same product as an `nn.Linear`, which has its weight the other way round."""
+    weight = module.get_parameter("weight")
+    num_inputs, num_features = weight.shape
+    linear = nn.Linear(num_inputs, num_features, device="meta")
+    linear.weight = nn.Parameter(weight.mT.contiguous(), requires_grad=False)
+    linear.bias = module.get_parameter("bias")
+    return linear
 
 
 @contextmanager

@@ -122,6 +122,14 @@ def test_a_large_weight_is_told_from_one_more_in_bfloat16() -> None:
     torch.testing.assert_close(load_model(model).model.model.norm.scale, expected)
 
 
+def test_in_bfloat16_a_factor_near_one_is_not_taken_for_rounding() -> None:
+    """Layers with a factor of 0.975 used to be replaced by layers without one."""
+    options = {**SUPPORTED["granite"], **WIDE}
+    for factor, is_same in ((1.0, True), (0.975, False)):
+        model = build("granite", {**options, "residual_multiplier": factor}).to(torch.bfloat16)
+        assert (counts(load_model(model).model)[0] > 0) == is_same
+
+
 def test_queries_that_are_scaled_at_far_positions() -> None:
     rope = {
         "rope_type": "yarn",
