@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -165,6 +166,26 @@ def test_a_refused_question_shows_the_reason(page: Page) -> None:
     page.one("#send").click()
     failed = page.wait(lambda: page.find(".message.failed"))
     assert "tokens" in failed[0].text
+
+
+@pytest.mark.parametrize(("content", "shown", "kind"), [("42", "42", "message assistant"), ("", "Hm, six", "thoughts")])
+def test_what_a_model_thinks_is_shown_until_its_answer_begins(page: Page, content: str, shown: str, kind: str) -> None:
+    """An answer that was all thoughts used to stay an empty box."""
+    page.log_in(TENANT_A)
+    deltas = [{"role": "assistant", "content": ""}, {"reasoning": "Hm, "}, {"reasoning": "six"}, {"content": content}]
+    events = [{"choices": [{"delta": delta}]} for delta in deltas]
+    events.append({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 9}})
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    page.browser.execute_script(
+        "const [body] = arguments; const real = window.fetch;"
+        "window.fetch = (path, ...rest) => path.endsWith('completions') ? new Response(body) : real(path, ...rest)",
+        body,
+    )
+    page.ask("Six times seven?")
+    box = page.find(".message")[-1]
+    assert box.text == shown
+    assert kind in str(box.get_attribute("class"))
+    assert ("thoughts" in str(box.get_attribute("class"))) == (not content)
 
 
 def test_the_page_of_an_ingress_shows_its_replicas(page: Page) -> None:

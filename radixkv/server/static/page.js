@@ -283,6 +283,8 @@ async function ask(question) {
   addMessage("user", question);
   const box = addMessage("assistant", "");
   const startTime = performance.now();
+  let thoughts = "";
+  let answer = "";
   let firstText = null;
   let usage = null;
   try {
@@ -300,12 +302,16 @@ async function ask(question) {
     if (!response.ok) throw new Error((await response.json()).error.message);
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
-      box.textContent += event.choices[0]?.delta?.content ?? "";
+      const delta = event.choices[0]?.delta ?? {};
+      thoughts += delta.reasoning ?? "";
+      answer += delta.content ?? "";
+      box.textContent = answer || thoughts; // what a model thinks is shown until its answer begins
+      box.classList.toggle("thoughts", !answer);
       if (firstText === null && box.textContent) firstText = performance.now();
       usage = event.usage ?? usage;
       showNewest();
     }
-    messages.push({ role: "assistant", content: box.textContent });
+    messages.push({ role: "assistant", content: answer });
     if (usage !== null) showReuse(usage, (firstText ?? performance.now()) - startTime);
   } catch (error) {
     messages.pop();
