@@ -30,6 +30,22 @@ def check_maker(name: str, make: Any, arguments: str) -> None:
         raise TypeError(f"{name}: expected a class with all methods, got {make.__name__}, which has no {missing}")
 
 
+def check_namespaces(namespaces: Sequence[str]) -> None:
+    """Refuse what names no namespace.
+
+    Raises:
+        TypeError: they are not a sequence of strings.
+        ValueError: there are none.
+    """
+    if isinstance(namespaces, str) or not isinstance(namespaces, Sequence):
+        raise TypeError(f"namespaces: expected a list of strings, got {namespaces!r:.80}")
+    for name in namespaces:
+        if not isinstance(name, str):
+            raise TypeError(f"namespaces: expected strings, got {name!r:.80}")
+    if not namespaces:
+        raise ValueError("namespaces: expected at least one, got none")
+
+
 class Answers:
     """The answers of one adapter, with numpy's numbers accepted too.
 

@@ -180,7 +180,7 @@ class CheckedCache:
         """Look a prompt up; every prefix of what is cached must be cached too."""
         self._describe(f"{_words(prompt)} are looked up{_under(namespace)}")
         known = self._look_up(list(prompt), namespace)
-        for length in {known // 2, max(0, known - 1)}:
+        for length in {known // 2, max(0, known - 1)} - {0}:
             part = self._match(prompt[:length], namespace)
             if part != self._whole(length):
                 self._fail(4, f"{known} tokens are known, but of the first {length} only {part}")
@@ -245,11 +245,14 @@ class CheckedCache:
         if self._answers.length(sequence.handle) != sequence.length:
             counted = self._answers.length(sequence.handle)
             self._fail(3, f"{sequence.name} has computed {sequence.length} tokens, and the cache says {counted}")
-        tags = np.array(sequence._tags, dtype=np.uint64)
-        wrong = self._memory.first_difference(self._answers.blocks(sequence.handle), tags)
+        blocks, size = self._answers.blocks(sequence.handle), self.adapter.block_size
+        if len(blocks) * size < sequence.length:
+            self._fail(3, f"{sequence.name} has {len(blocks)} blocks for {sequence.length} tokens")
+        wrong = self._memory.first_difference(blocks, np.array(sequence._tags, dtype=np.uint64))
         if wrong is not None:
-            block = self._answers.blocks(sequence.handle)[wrong // self.adapter.block_size]
-            self._fail(3, f"{sequence.name} reads at position {wrong}, in block {block}, what is not its own")
+            self._fail(
+                3, f"{sequence.name} reads at position {wrong}, in block {blocks[wrong // size]}, what is not its own"
+            )
 
     def _check_sole_owner(self, sequence: LiveSequence, blocks: Sequence[int], start: int, count: int) -> None:
         size = self.adapter.block_size

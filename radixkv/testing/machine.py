@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from radixkv.cache.arguments import check_count
 from radixkv.testing.adapter import CacheAdapter
-from radixkv.testing.answers import check_maker
+from radixkv.testing.answers import check_maker, check_namespaces
 from radixkv.testing.checked_cache import CheckedCache, LiveSequence
 from radixkv.testing.strategies import PoolShape, pool_shapes, prompts, token_lists
 
@@ -37,10 +37,11 @@ def cache_machine(
         steps: at most, in each run.
 
     Raises:
-        TypeError: ``make_adapter`` cannot be called, or is an abstract class.
-        ValueError: a number is not a whole number of at least 1.
+        TypeError: ``make_adapter`` cannot be called, or is an abstract class; ``namespaces`` are not strings.
+        ValueError: a number is not a whole number of at least 1, or there are no ``namespaces``.
     """
     check_maker("make_adapter", make_adapter, "(num_blocks, block_size)")
+    check_namespaces(namespaces)
     check_count("max_examples", max_examples, 1)
     check_count("steps", steps, 1)
 
@@ -86,10 +87,10 @@ def cache_machine(
             if self.seen:
                 self.cache.match(data.draw(st.sampled_from(self.seen), label="prompt"), namespace)
 
-        @rule(num_tokens=st.integers(1, 96))
-        def squeeze(self, num_tokens: int) -> None:
+        @rule(num_tokens=st.integers(1, 96), namespace=st.sampled_from(list(namespaces)))
+        def squeeze(self, num_tokens: int, namespace: str) -> None:
             """A prompt that shares nothing is computed and aborted, and evicts what is cached."""
-            sequence = self.cache.open([9] * num_tokens)
+            sequence = self.cache.open([9] * num_tokens, namespace)
             if sequence is not None:
                 self.cache.compute(sequence, num_tokens)
                 self.cache.abort(sequence)

@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from radixkv.cache import EvictableLeaf, EvictionPolicy, LearningPolicy
+from radixkv.cache import ClockedPolicy, EvictableLeaf, EvictionPolicy, LearningPolicy
 from radixkv.cache.arguments import check_count
+from radixkv.cache.observer import handlers
 from radixkv.testing.answers import check_maker
 
 
@@ -63,6 +64,9 @@ def policy_machine(
             self.policy = make_policy()
             self.leaves: list[FakeLeaf] = []
             self.clock = 0
+            if isinstance(self.policy, ClockedPolicy):
+                self.policy.use_clock(lambda: self.clock)
+            self.on_remove = handlers([self.policy], "on_remove") if isinstance(self.policy, LearningPolicy) else ()
 
         @rule(
             age=st.integers(0, 5),
@@ -103,8 +107,11 @@ def policy_machine(
             """The next leaf gives up blocks: some, then it stays, or all."""
             leaf = self.policy.next_leaf()
             assert isinstance(leaf, FakeLeaf), f"next_leaf: expected a leaf that was added, got {leaf!r:.80}"
-            if 0 < num_left < leaf.num_blocks:
-                leaf.num_blocks = num_left
+            keep = num_left if num_left < leaf.num_blocks else 0
+            for notify in self.on_remove:
+                notify(leaf, keep, True)
+            if keep:
+                leaf.num_blocks = keep
             else:
                 self.policy.remove(leaf)
                 self.leaves.remove(leaf)

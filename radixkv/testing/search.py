@@ -7,19 +7,18 @@ smaller. It does so without Hypothesis, which takes many times as long to make a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
 from radixkv.cache.arguments import check_count
 from radixkv.testing.adapter import CacheAdapter
-from radixkv.testing.answers import check_maker
+from radixkv.testing.answers import check_maker, check_namespaces
 from radixkv.testing.checked_cache import CheckedCache
 from radixkv.testing.rules import RuleViolation
 from radixkv.testing.workload import Abort, Clear, Close, Compute, Fork, Generate, Open, Step, replay
 
 _KEYS = ("sequence 1", "sequence 2", "sequence 3")
-_NAMESPACES = ("", "tenant")
 _BLOCK_SIZES = (1, 2, 4)
 _MOST_BLOCKS = 8
 _MOST_STEPS = 30
@@ -29,30 +28,45 @@ _NUM_OTHERS = 10  # runs to try after the first that breaks a rule: another one 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Steps, and the pool of the cache that takes them."""
+    """Steps, and the pool of the cache that takes them.
+
+    Attributes:
+        namespace: the one that is the simplest to read about.
+    """
 
     num_blocks: int
     block_size: int
     steps: tuple[Step, ...]
+    namespace: str
+
+
+_BrokenRun = tuple[_Run, RuleViolation]
 
 
 def find_violation(
-    make_adapter: Callable[[int, int], CacheAdapter], *, max_examples: int = 2000
+    make_adapter: Callable[[int, int], CacheAdapter],
+    *,
+    namespaces: Sequence[str] = ("", "tenant"),
+    max_examples: int = 2000,
 ) -> RuleViolation | None:
     """Try random steps on caches of a few blocks until one breaks a rule, then shrink the run.
 
     Args:
         make_adapter: makes an empty cache of ``(num_blocks, block_size)``.
+        namespaces: under which prompts are opened; a shrunk run keeps to the first where it can.
         max_examples: how many random runs to try. They are the same at every call.
 
     Returns:
         The violation after the fewest steps that was found; None if no rule was broken.
 
     Raises:
-        TypeError: ``make_adapter`` makes no adapter, or a method of the adapter returns a wrong type.
-        ValueError: ``max_examples`` is not a whole number of at least 1, or an answer of the adapter is out of range.
+        TypeError: ``make_adapter`` makes no adapter, ``namespaces`` are not strings, or a method of the adapter returns a
+            wrong type.
+        ValueError: ``max_examples`` is not a whole number of at least 1, there are no ``namespaces``, or an answer of the
+            adapter is out of range.
     """
     check_maker("make_adapter", make_adapter, "(num_blocks, block_size)")
+    check_namespaces(namespaces)
     check_count("max_examples", max_examples, 1)
 
     def violation(run: _Run) -> RuleViolation | None:
@@ -62,17 +76,19 @@ def find_violation(
             return found
         return None
 
+    def broken(runs: Iterable[_Run]) -> Iterator[_BrokenRun]:
+        return ((run, found) for run in runs if (found := violation(run)) is not None)
+
     random = Random(0)
-    runs = (_random_run(random) for _ in range(max_examples))
-    first = next((run for run in runs if violation(run)), None)
+    runs = (_random_run(random, namespaces) for _ in range(max_examples))
+    first = next(broken(runs), None)
     if first is None:
         return None
-    others = (run for run in itertools.islice(runs, _NUM_OTHERS) if violation(run))
-    shrunk = [violation(_shortest(run, lambda simpler: violation(simpler) is not None)) for run in (first, *others)]
-    return min(filter(None, shrunk), key=lambda found: len(found.story))
+    others = broken(itertools.islice(runs, _NUM_OTHERS))
+    return min((_shrunk(each, broken) for each in (first, *others)), key=lambda found: len(found.story))
 
 
-def _random_run(random: Random) -> _Run:
+def _random_run(random: Random, namespaces: Sequence[str]) -> _Run:
     """Steps of a few sequences in a pool so small that every call fails sometimes."""
     prompts: list[tuple[int, ...]] = [()]
     live: list[str] = []
@@ -89,7 +105,7 @@ def _random_run(random: Random) -> _Run:
             stem = random.choice(prompts)
             prompt = (*stem[: random.randint(0, len(stem))], *some_tokens(_MOST_TOKENS))[:_MOST_TOKENS]
             prompts.append(prompt)
-            steps.append(Open(key, prompt, random.choice(_NAMESPACES)))
+            steps.append(Open(key, prompt, random.choice(namespaces)))
         live.append(key)
 
     def go_on(key: str) -> None:
@@ -107,21 +123,22 @@ def _random_run(random: Random) -> _Run:
     for _ in range(random.randint(_MOST_STEPS // 3, _MOST_STEPS)):
         key = random.choice(_KEYS)
         if random.random() < 0.05:
-            steps.append(Clear(random.choice(_NAMESPACES)))
+            steps.append(Clear(random.choice(namespaces)))
         elif key in live:
             go_on(key)
         else:
             begin(key)
-    return _Run(random.randint(1, _MOST_BLOCKS), random.choice(_BLOCK_SIZES), tuple(steps))
+    return _Run(random.randint(1, _MOST_BLOCKS), random.choice(_BLOCK_SIZES), tuple(steps), namespaces[0])
 
 
-def _shortest(run: _Run, is_broken: Callable[[_Run], bool]) -> _Run:
-    """Take the first simpler run that still breaks a rule, until there is none."""
-    while True:
-        simpler = next(filter(is_broken, _simpler_runs(run)), None)
-        if simpler is None:
-            return run
-        run = simpler
+def _shrunk(shortest: _BrokenRun, broken: Callable[[Iterable[_Run]], Iterator[_BrokenRun]]) -> RuleViolation:
+    """Take the first simpler run that still breaks a rule, until there is none.
+
+    No run is repeated to see its violation again: a cache that is not deterministic may not break the rule twice.
+    """
+    while (simpler := next(broken(_simpler_runs(shortest[0])), None)) is not None:
+        shortest = simpler
+    return shortest[1]
 
 
 def _simpler_runs(run: _Run) -> Iterator[_Run]:
@@ -138,12 +155,12 @@ def _simpler_runs(run: _Run) -> Iterator[_Run]:
         yield replace(run, num_blocks=num_blocks)
     for block_size in _BLOCK_SIZES[: _BLOCK_SIZES.index(run.block_size)]:
         yield replace(run, block_size=block_size)
-    yield from _if_changed(run, [_under_no_namespace(step) for step in steps])
+    yield from _if_changed(run, [_under(run.namespace, step) for step in steps])
     for position in range(_MOST_TOKENS):
         # In all prompts at once, so that those that begin alike still do.
         yield from _if_changed(run, [_without_token(step, position) for step in steps])
     for index, step in enumerate(steps):
-        for simpler in _simpler_steps(step):
+        for simpler in _simpler_steps(step, run.namespace):
             yield replace(run, steps=(*steps[:index], simpler, *steps[index + 1 :]))
     for first, second in itertools.combinations(range(len(steps)), 2):
         # Two steps that only make sense together, such as the beginning and the end of a sequence.
@@ -179,8 +196,8 @@ def _renamed(step: Step, old: str, new: str) -> Step:
     return step if isinstance(step, Clear) or step.key != old else replace(step, key=new)
 
 
-def _under_no_namespace(step: Step) -> Step:
-    return replace(step, namespace="") if isinstance(step, Open | Clear) else step
+def _under(namespace: str, step: Step) -> Step:
+    return replace(step, namespace=namespace) if isinstance(step, Open | Clear) else step
 
 
 def _without_token(step: Step, position: int) -> Step:
@@ -189,10 +206,10 @@ def _without_token(step: Step, position: int) -> Step:
     return step
 
 
-def _simpler_steps(step: Step) -> Iterator[Step]:
+def _simpler_steps(step: Step, namespace: str) -> Iterator[Step]:
     if isinstance(step, Open):
-        if step.namespace:
-            yield replace(step, namespace="")
+        if step.namespace != namespace:
+            yield replace(step, namespace=namespace)
         yield from (replace(step, prompt=tokens) for tokens in _simpler_tokens(step.prompt))
     elif isinstance(step, Generate):
         yield Abort(step.key)

@@ -29,7 +29,7 @@ def next_tags(tag: int, tokens: Sequence[int]) -> list[int]:
     """The tags of ``tokens`` that follow a position tagged ``tag``."""
     tags = []
     for token in tokens:
-        tag = xxhash.xxh3_64_intdigest(tag.to_bytes(8, "little") + token.to_bytes(4, "little"))
+        tag = xxhash.xxh3_64_intdigest(tag.to_bytes(8, "little") + int(token).to_bytes(4, "little"))
         tags.append(tag)
     return tags
 
@@ -66,7 +66,7 @@ class ShadowMemory:
         self._before[target, :num_tokens] = before
 
     def first_difference(self, blocks: Sequence[int], tags: Tags) -> int | None:
-        """The first position at which a sequence with these blocks does not read its own tag."""
+        """The first position at which a sequence with these blocks, which hold as many tokens, does not read its own tag."""
         num_blocks = -(-len(tags) // self._block_size)
         wrong = self._tags[list(blocks[:num_blocks])].reshape(-1)[: len(tags)] != tags
         return int(wrong.argmax()) if wrong.any() else None

@@ -78,7 +78,7 @@ def parallel_samples(draw: DrawFn, name: str, system: Sequence[int] = (), max_sa
 
 @st.composite
 def beams(draw: DrawFn, name: str, system: Sequence[int] = (), width: int = 3, max_steps: int = 6) -> list[Step]:
-    """A beam search: at some steps a beam is dropped and replaced by a fork of another."""
+    """A beam search: at some steps one of several beams is dropped and replaced by a fork of another."""
     prompt = (*system, *draw(token_lists(8)))
     running = [f"{name}, beam {number + 1}" for number in range(width)]
     steps: list[Step] = [Open(running[0], prompt), *_prefill(running[0], len(prompt), draw(st.integers(1, 16)))]
@@ -86,7 +86,7 @@ def beams(draw: DrawFn, name: str, system: Sequence[int] = (), width: int = 3, m
     next_number = width + 1
     for _ in range(draw(st.integers(1, max_steps))):
         steps += [Generate(key, (draw(st.integers(0, 2)),)) for key in running]
-        if draw(st.booleans()):
+        if width > 1 and draw(st.booleans()):
             steps.append(Abort(running.pop(draw(st.integers(0, width - 1)))))
             heir = f"{name}, beam {next_number}"
             steps.append(Fork(draw(st.sampled_from(running)), heir))

@@ -28,7 +28,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Append ``tokens``, as generated."""
+    """Append ``tokens``, as generated, once what is left of the prompt is computed."""
 
     key: str
     tokens: tuple[int, ...]
@@ -105,4 +105,6 @@ def replay(steps: Sequence[Step], cache: CheckedCache) -> int:
 def _grow(cache: CheckedCache, sequence: LiveSequence, step: Compute | Generate) -> bool:
     if isinstance(step, Compute):
         return cache.compute(sequence, step.count, step.spare)
+    if sequence.num_pending and not cache.compute(sequence, sequence.num_pending):
+        return False
     return cache.generate(sequence, step.tokens)

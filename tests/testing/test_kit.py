@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -354,6 +355,45 @@ def test_the_search_looks_prompts_up_and_asks_the_cache_s_own_check(
     assert violation.story
 
 
+class LosesTheTailOfForks(example.SimpleCache):
+    def fork(self, sequence: example.SimpleSequence) -> example.SimpleSequence:
+        blocks = sequence.blocks[: len(sequence.tokens) // self.block_size]
+        for block in blocks:
+            self.owners[block] += 1
+        return example.SimpleSequence(sequence.namespace, list(sequence.tokens), blocks)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "problem"), [([5], "B has 0 blocks for 1 tokens"), ([5, 6, 7], "B has 1 blocks for 3 tokens")]
+)
+def test_a_sequence_with_too_few_blocks_breaks_rule_3(prompt: list[int], problem: str) -> None:
+    """numpy refused to compare what is in fewer slots; one token, compared with none, passed."""
+    cache = CheckedCache(example.SimpleAdapter(8, 2, LosesTheTailOfForks))
+    sequence = cache.open(prompt)
+    assert sequence is not None
+    cache.compute(sequence, len(prompt))
+    with pytest.raises(RuleViolation) as caught:
+        cache.fork(sequence)
+    assert (caught.value.rule, caught.value.problem) == (3, problem)
+
+
+@settings(max_examples=30, deadline=None)
+@given(strategies.beams("search", width=1))
+def test_a_search_of_one_beam_keeps_it(steps: list[Step]) -> None:
+    """The only beam was dropped, and then there was none to fork."""
+    assert replay(steps, CheckedCache(PrefixCacheAdapter(20, 4))) == 0
+
+
+def test_token_ids_may_be_numpy_s() -> None:
+    """Their tags were computed by a method that only Python's integers have."""
+    cache = CheckedCache(PrefixCacheAdapter(8, 2))
+    sequence = cache.open(np.array([1, 2, 3]))  # type: ignore[arg-type]
+    assert sequence is not None
+    assert cache.compute(sequence, 3)
+    assert cache.generate(sequence, np.array([1, 2]))  # type: ignore[arg-type]
+    cache.finish()
+
+
 @settings(max_examples=100, deadline=None)
 @given(strategies.workloads(), strategies.pool_shapes(max_blocks=40))
 def test_workloads_that_read_like_traffic_keep_the_rules(steps: list[Step], shape: strategies.PoolShape) -> None:
@@ -396,6 +436,18 @@ def test_the_story_is_told() -> None:
         (lambda: policy_machine("x"), "make_policy: expected a class, or a function of no arguments, got 'x'"),  # type: ignore[arg-type]
         (lambda: find_violation(lambda num_blocks, block_size: None), "adapter: expected a CacheAdapter, got None"),  # type: ignore[arg-type,return-value]
         (lambda: find_violation(PrefixCacheAdapter, max_examples=0), "max_examples: expected .* at least 1, got 0"),
+        *(
+            (
+                lambda make=make, given=given: make(PrefixCacheAdapter, namespaces=given),
+                f"namespaces: expected {message}",
+            )
+            for make in (find_violation, cache_machine)
+            for given, message in [
+                ("ab", "a list of strings, got 'ab'"),
+                ([None], "strings, got None"),
+                ([], "at least one, got none"),
+            ]
+        ),
         (lambda: cache_machine(PrefixCacheAdapter, max_examples=0), "max_examples: expected .* at least 1, got 0"),
         (lambda: cache_machine(PrefixCacheAdapter, steps=0), "steps: expected .* at least 1, got 0"),
         (lambda: policy_machine(LRU, max_examples=0), "max_examples: expected .* at least 1, got 0"),

@@ -1,0 +1,96 @@
+"""The search accuses no correct cache, and loses no violation that it has seen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from radixkv.cache import BlockTable
+from radixkv.testing import PrefixCacheAdapter, cache_machine, find_violation
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+import test_an_allocator as example
+
+
+@dataclass
+class Request(example.SimpleSequence):
+    """Knows its whole prompt from the beginning, as in caches that schedule requests."""
+
+    prompt: list[int] = field(default_factory=list)
+
+
+class SchedulesRequests(example.SimpleAdapter):
+    """A correct cache that computes prompts as they were opened."""
+
+    def open(self, prompt: Sequence[int], namespace: str) -> Request:
+        opened = super().open(prompt, namespace)
+        return Request(namespace, opened.tokens, opened.blocks, list(prompt))
+
+    def commit(self, handle: example.SimpleSequence, tokens: Sequence[int]) -> None:
+        assert isinstance(handle, Request)
+        rest = handle.prompt[len(handle.tokens) :][: len(tokens)]
+        assert list(tokens[: len(rest)]) == rest
+        super().commit(handle, tokens)
+
+    def fork(self, handle: example.SimpleSequence) -> Request:
+        forked = super().fork(handle)
+        return Request(forked.namespace, forked.tokens, forked.blocks, list(forked.tokens))
+
+
+def test_a_prompt_is_computed_before_anything_is_generated() -> None:
+    """The search generated in place of what was left of a prompt, and so accused correct caches."""
+    assert find_violation(SchedulesRequests, max_examples=200) is None
+
+
+class BreaksOnce(PrefixCacheAdapter):
+    """The first fork of all fails, and no later one."""
+
+    has_failed = False
+
+    def fork(self, handle: BlockTable) -> BlockTable:
+        if not BreaksOnce.has_failed:
+            BreaksOnce.has_failed = True
+            raise KeyError(handle)
+        return super().fork(handle)
+
+
+def test_a_violation_that_cannot_be_repeated_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search ended with an error of min(): it had repeated the shrunk run for its violation, which did not come again."""
+    monkeypatch.setattr(BreaksOnce, "has_failed", False)
+    violation = find_violation(BreaksOnce)
+    assert violation is not None
+    assert violation.rule == 7
+    assert "forks from" in violation.story[-1]
+
+
+class BreaksAlways(PrefixCacheAdapter):
+    def fork(self, handle: BlockTable) -> BlockTable:
+        raise KeyError(handle)
+
+
+class KnowsItsTenants(PrefixCacheAdapter):
+    """Serves two tenants, and refuses empty prompts."""
+
+    def open(self, prompt: Sequence[int], namespace: str) -> BlockTable | None:
+        assert namespace in ("a", "b")
+        return super().open(prompt, namespace)
+
+    def match(self, prompt: Sequence[int], namespace: str) -> int:
+        assert namespace in ("a", "b")
+        assert len(prompt)
+        return super().match(prompt, namespace)
+
+
+TestACacheOfTwoTenants = cache_machine(KnowsItsTenants, namespaces=("a", "b"), max_examples=25).TestCase
+
+
+def test_only_the_given_namespaces_are_searched() -> None:
+    """Prompts that evict others were opened under the empty namespace, and the empty prompt was looked up."""
+    assert find_violation(KnowsItsTenants, namespaces=["a", "b"], max_examples=200) is None
+    violation = find_violation(BreaksAlways, namespaces=["b", "a"])
+    assert violation is not None
+    assert "under 'b'" in violation.story[0]
