@@ -245,12 +245,13 @@ class RadixTree:
     def publish_partial(self, node: Node, tokens: bytearray, block: int, priority: int, owner: str = "") -> bool:
         """Add a partly filled block below ``node``, which the caller has locked and is about to unlock.
 
-        The caller's ownership of the block and of ``tokens`` passes to the tree. Returns False, and changes nothing,
-        where the tree already holds these tokens.
+        The caller's ownership of the block and of ``tokens`` passes to the tree. Returns False, and takes neither, where the
+        tree already holds these tokens: there its own block has been used once more.
         """
         if node.children is not None:
             following = node.children.at_or_after(tokens)
             if following is not None and following.startswith(tokens):
+                self._use_first_block(node.children[following], priority)
                 return False
             self._drop_partial_prefix(node, tokens)
         self.version += 1
@@ -262,6 +263,20 @@ class RadixTree:
             child.last_use = self._now()
             self._to_idle(child)
         return True
+
+    def _use_first_block(self, child: Node, priority: int) -> None:
+        """Count a use of the first block of a node, whose parent is locked."""
+        if len(child.blocks) > 1:
+            return  # it says nothing about the blocks that follow, and tails are evicted first anyway
+        now, is_idle = self._now(), child.lock_count == 0
+        if is_idle:
+            self._to_in_use(child, now)
+        child.last_use = now
+        child.priority = max(child.priority, priority)
+        if child.uses < child.parent_uses:  # forks end as several sequences, and began as one
+            child.uses += 1
+        if is_idle:
+            self._to_idle(child)
 
     def _extend(
         self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, past_uses: int, owner: str
