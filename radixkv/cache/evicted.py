@@ -1,9 +1,9 @@
 """A memory of evicted prefixes, by their hashes (a ghost list, as in ARC: Megiddo and Modha, FAST 2003).
 
 When blocks are evicted from a node, one record is kept of them: 8 bytes per block for its hash, and about 330 bytes for the
-rest. The oldest records are dropped when more blocks are remembered than allowed. The records explain why a prompt is
-recomputed (`PrefixCache.explain`), preserve a prefix's number of uses across its eviction, and let a policy learn that what
-it evicted was requested again.
+rest. When the first of them are computed anew, the others stay remembered. The oldest records are dropped when more blocks
+are remembered than allowed. The records explain why a prompt is recomputed (`PrefixCache.explain`). For a policy that learns,
+they also preserve a prefix's number of uses across its eviction, and show that what it evicted was requested again.
 """
 
 from __future__ import annotations
@@ -80,6 +80,10 @@ class EvictedPrefixes(TreeObserver):
         """Records."""
         return len(self._records)
 
+    def __contains__(self, block_hash: int) -> bool:
+        """Whether a record begins with this block."""
+        return block_hash in self._records
+
     def on_remove(self, node: Node, start: int, evicted: bool) -> None:
         if not evicted:
             return
@@ -93,11 +97,7 @@ class EvictedPrefixes(TreeObserver):
             node.group,
             self._now(),
         )
-        key = record.hashes[0]
-        if key in self._records:
-            self._drop(key)
-        self._records[key] = record
-        self.num_blocks += len(record.hashes)
+        self._file(record)
         while self.num_blocks > self._max_blocks:
             self.num_blocks -= len(self._records.popitem(last=False)[1].hashes)
 
@@ -120,13 +120,13 @@ class EvictedPrefixes(TreeObserver):
                 return
             num_tokens = min(len(same) * self._block_size, record.num_tokens)
             yield record, num_tokens
-            if num_tokens < record.num_tokens or num_tokens % self._block_size:
+            if num_tokens % self._block_size:
                 return
             before = same[-1]
             offset += num_tokens * TOKEN_BYTES
 
     def recall(self, match: Match, prompt: bytes) -> list[tuple[int, int]]:
-        """The evicted blocks that continue a match and are about to be recomputed; notifies the learner, drops their records.
+        """The evicted blocks that continue a match and are about to be recomputed; notifies the learner, and forgets them.
 
         Only where the match ends with a node's last block: elsewhere other blocks have replaced them in the tree.
 
@@ -144,6 +144,7 @@ class EvictedPrefixes(TreeObserver):
         before = node.block_hashes(self._block_bytes)[-1]
         for record, num_tokens in list(self.follow(before, prompt, match.num_tokens * TOKEN_BYTES, partial=False)):
             self._drop(record.hashes[0])
+            self._file_rest(record, -(-num_tokens // self._block_size))
             stop += num_tokens // self._block_size
             if past and past[-1][1] == record.uses:
                 past.pop()
@@ -166,11 +167,34 @@ class EvictedPrefixes(TreeObserver):
         """The hashes of those of a record's blocks that the prompt shares."""
         stop = offset + record.num_tokens * TOKEN_BYTES
         own = next_hashes(before, prompt[offset:stop], self._block_bytes)
-        recorded = record.hashes.tolist()
-        if own == recorded:
-            return own
-        differ = (index for index, (a, b) in enumerate(zip(own, recorded, strict=False)) if a != b)
-        return own[: next(differ, len(own))]
+        return own[: _num_equal(own, record.hashes.tolist())]
+
+    def _file(self, record: EvictedBlocks) -> None:
+        """Add a record. Of an older one that begins alike, what it has beyond their common blocks is kept."""
+        key = record.hashes[0]
+        older = self._records.get(key)
+        if older is not None:
+            self._drop(key)
+        self._records[key] = record
+        self.num_blocks += len(record.hashes)
+        if older is not None:
+            self._file_rest(older, _num_equal(older.hashes, record.hashes))
+
+    def _file_rest(self, record: EvictedBlocks, start: int) -> None:
+        """Keep the blocks of a dropped record from index ``start`` on, unless there is a record of them."""
+        rest = record.hashes[start:]
+        if rest and rest[0] not in self._records:
+            record.hashes = rest
+            record.num_tokens -= start * self._block_size
+            self._file(record)
 
     def _drop(self, key: int) -> None:
         self.num_blocks -= len(self._records.pop(key).hashes)
+
+
+def _num_equal(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix of two lists of hashes."""
+    if a == b:
+        return len(a)
+    differ = (index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(differ, min(len(a), len(b)))

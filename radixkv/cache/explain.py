@@ -10,7 +10,6 @@ About other namespaces, only the fact that the tokens are cached in one is repor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -130,13 +129,23 @@ def explain(
 
 def _evicted_parts(
     evicted: EvictedPrefixes, match: Match | None, prompt: bytes, namespace: str, block_size: int
-) -> Iterator[tuple[int, int, EvictedBlocks]]:
-    """What was evicted along the prompt, from the last cached block boundary on: start and stop, in tokens."""
-    start = 0 if match is None else match.num_tokens - match.num_partial_tokens
-    before = namespace_hash(namespace) if match is None else match.hash_before(block_size * TOKEN_BYTES)
-    for record, num_tokens in evicted.follow(before, prompt, start * TOKEN_BYTES):
-        yield start, start + num_tokens, record
-        start += num_tokens
+) -> list[tuple[int, int, EvictedBlocks]]:
+    """What was evicted along the prompt and beyond its last cached block boundary: start and stop, in tokens.
+
+    The first part may begin before that boundary: a prefix is evicted whole, and then only its first blocks computed anew.
+    """
+    path = [namespace_hash(namespace)] if match is None else match.path_hashes(block_size * TOKEN_BYTES)
+    num_cached = len(path) - 1
+    for num_before in range(num_cached, -1, -1):
+        if num_before < num_cached and path[num_before + 1] not in evicted:
+            continue
+        parts, stop = [], num_before * block_size
+        for record, num_tokens in evicted.follow(path[num_before], prompt, stop * TOKEN_BYTES):
+            parts.append((stop, stop + num_tokens, record))
+            stop += num_tokens
+        if stop > num_cached * block_size:
+            return parts
+    return []
 
 
 def _num_cached_elsewhere(tree: RadixTree, prompt: bytes, namespace: str) -> int:
@@ -148,6 +157,8 @@ def _divergence(match: Match | None, prompt: bytes, block_size: int) -> Divergen
     if match is None or match.num_tokens * TOKEN_BYTES == len(prompt):
         return None
     node = match.node
+    if node.parent is None and node.children is None:
+        return None  # the namespace's first sequence still runs
     offset = (match.num_node_blocks * block_size + match.num_partial_tokens) * TOKEN_BYTES
     if match.num_node_blocks == node.num_blocks and not match.num_partial_tokens and node.children:
         # The next block shares no token with any child: the child used last stands for all.

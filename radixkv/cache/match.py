@@ -46,17 +46,17 @@ class Match:
             [*(node.block_ids() for node in reversed(before)), last.block_ids(0, self.num_node_blocks)]
         )
 
-    def hash_before(self, block_bytes: int) -> int:
-        """The hash of the prefix's last whole block, or of its namespace.
+    def path_hashes(self, block_bytes: int) -> list[int]:
+        """The hashes of the namespace and of the prefix's whole blocks, from the first on.
 
         Args:
             block_bytes: size of a block's encoded tokens.
         """
-        node, num_blocks = self.node, self.num_node_blocks
-        while not num_blocks and node.parent is not None:
-            node = node.parent
-            num_blocks = len(node.blocks)
-        return node.block_hashes(block_bytes)[max(0, num_blocks - 1)]
+        last, *before = self.node.path()
+        hashes = [value for node in reversed(before) for value in node.block_hashes(block_bytes)]
+        # A root has one hash, and no block.
+        num_hashes = self.num_node_blocks if last.parent is not None else 1
+        return hashes + last.block_hashes(block_bytes)[:num_hashes].tolist()
 
 
 def match_in_first_block(node: Node, prompt: bytes, offset: int, block_bytes: int) -> Match:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from support.cache_driver import leave
 
-from radixkv.cache import InvalidArgumentError, PrefixCache, Reason
+from radixkv.cache import LRU, Adaptive, EvictionPolicy, InvalidArgumentError, PrefixCache, Reason
 
 
 def make_cache(num_blocks: int = 8) -> tuple[PrefixCache, list[float]]:
@@ -30,6 +32,16 @@ def test_nothing_is_known() -> None:
     cache, _ = make_cache()
     assert reasons(cache, [1, 2, 3]) == [(Reason.NEW, 3)]
     assert cache.explain([1]).divergence is None
+
+
+def test_nothing_is_near_while_the_first_sequence_of_a_namespace_runs() -> None:
+    """It was said to diverge at once from a cached prompt of no tokens."""
+    cache, _ = make_cache()
+    table = cache.open([1, 2, 3])
+    assert cache.explain([1, 2, 3]).divergence is None
+    cache.reserve(table, 3)
+    cache.append(table, [1, 2, 3])
+    assert cache.explain([1, 2, 3]).divergence is not None
 
 
 def test_all_but_the_last_token() -> None:
@@ -150,3 +162,45 @@ def test_an_empty_prompt_is_refused() -> None:
 def test_impossible_limits_are_refused(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=name):
         PrefixCache(4, 2, **{name: -1})  # type: ignore[arg-type]
+
+
+SYSTEM, CHAT, OTHER = [1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 50, 60]
+
+
+@pytest.mark.parametrize("policy", [LRU, Adaptive])
+def test_of_an_evicted_prompt_what_is_not_computed_anew_stays_remembered(policy: Callable[[], EvictionPolicy]) -> None:
+    """The rest of a chat became new with the first other chat after the same system prompt: its record was dropped whole."""
+    cache = PrefixCache(8, 2, policy(), remembered_blocks=100)
+    leave(cache, CHAT)
+    press(cache, 8)
+    leave(cache, OTHER)
+    assert reasons(cache, CHAT) == [(Reason.EVICTED, 4)]
+    press(cache, 8)
+    found = cache.explain(CHAT).computed
+    assert [part.reason for part in found] == [Reason.EVICTED] * len(found)
+    assert sum(part.num_tokens for part in found) == len(CHAT)
+    assert cache._evicted is not None
+    assert cache._evicted.num_blocks == 5  # the blocks of both, those in common once
+
+
+@pytest.mark.parametrize("policy", [LRU, Adaptive])
+def test_a_shorter_prompt_that_is_evicted_later_hides_nothing_of_a_longer_one(
+    policy: Callable[[], EvictionPolicy],
+) -> None:
+    cache = PrefixCache(8, 2, policy(), remembered_blocks=100)
+    leave(cache, [*CHAT, 9])
+    press(cache, 8)
+    leave(cache, SYSTEM)
+    press(cache, 8)
+    assert sum(tokens for reason, tokens in reasons(cache, [*CHAT, 9, 10]) if reason is Reason.EVICTED) == 9
+    leave(cache, CHAT)
+    assert reasons(cache, [*CHAT, 9, 10]) == [(Reason.EVICTED, 1), (Reason.NEW, 1)]
+
+
+def test_what_was_evicted_is_found_where_a_prompt_leaves_the_tree_inside_a_node() -> None:
+    cache = PrefixCache(8, 2, Adaptive(), remembered_blocks=100)
+    leave(cache, CHAT)
+    press(cache, 8)
+    leave(cache, OTHER)
+    leave(cache, [*CHAT[:6], 70])
+    assert reasons(cache, CHAT) == [(Reason.EVICTED, 2)]
