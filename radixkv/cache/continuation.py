@@ -1,4 +1,7 @@
-"""How a sequence may go on, according to the radix tree: at each branch, along the child that was used most."""
+"""How a sequence may go on, according to the radix tree: at each branch, along the child that was used most.
+
+A few children are compared, the first in order: a proposal is made at every decoding step, and a branch may have thousands.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def following(node: Node, offset: int, num_tokens: int) -> bytes:
 
 
 def _likeliest_child(node: Node, beginning: bytes) -> Node | None:
-    """The most used child whose tokens begin with ``beginning`` and go on; among equals, the one used last."""
+    """The most used of the first children that begin with ``beginning`` and go on; among equals, the one used last."""
     if node.children is None:
         return None
     children = node.children.starting_with(beginning, _MAX_COMPARED_CHILDREN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,8 @@ class Node:
         group: the eviction policy's own note.
         owner: who computed it: see `owner_limits`.
         hashes: of its first blocks (see `block_hash`), as many as `block_hashes` has computed.
+
+    Copies and pickles of a node have neither parent nor children: the tree's own restore them (`link`).
     """
 
     __slots__ = (
@@ -60,6 +63,14 @@ class Node:
         self.children: Children[Node] | None = None  # None: a leaf, as most nodes are
         self.lock_count = 0
         self.last_use = last_use
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in Node.__slots__ if name not in ("parent", "children")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.parent = self.children = None
+        for name, value in state.items():
+            setattr(self, name, value)
 
     @property
     def num_blocks(self) -> int:
@@ -98,6 +109,17 @@ class Node:
         assert self.hashes is not None
         return self.hashes
 
+    def link(self, child: Node, block_bytes: int) -> None:
+        """Make ``child`` one of this node's children.
+
+        Args:
+            block_bytes: size of a block's encoded tokens.
+        """
+        if self.children is None:
+            self.children = Children()
+        self.children[bytes(child.tokens[:block_bytes])] = child
+        child.parent = self
+
     def split(self, num_blocks: int, block_bytes: int) -> Node:
         """Cut the edge after ``num_blocks``; returns the new upper part. The lower stays the node that others have locked.
 
@@ -115,9 +137,7 @@ class Node:
         self.parent.children[bytes(self.tokens[:block_bytes])] = upper
         del self.tokens[:size]
         del self.blocks[:num_blocks]
-        upper.children = Children()
-        upper.children[bytes(self.tokens[:block_bytes])] = self
-        self.parent = upper
+        upper.link(self, block_bytes)
         self.depth += num_blocks
         return upper
 

@@ -112,7 +112,8 @@ class PrefixCache(CacheControl):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._policies[id(self._tree.policy)] = self._tree.policy
+        policy = self._tree.own_policy
+        self._policies[id(policy)] = policy
 
     def open(
         self,
@@ -212,11 +213,14 @@ class PrefixCache(CacheControl):
         Between block boundaries it costs one comparison per table.
 
         Raises:
-            InvalidArgumentError: a table is given twice, or ``num_tokens`` are not as many whole numbers of at least 0 as
-                there are tables.
+            InvalidArgumentError: an argument is no sequence, a table is given twice, or ``num_tokens`` are not as many whole
+                numbers of at least 0 as there are tables.
             OutOfBlocks: not enough blocks are available for all; nothing is changed.
             ClosedError: a table is closed or of another cache.
         """
+        for name, given in (("tables", tables), ("num_tokens", num_tokens)):
+            if not hasattr(given, "__len__"):
+                raise InvalidArgumentError(f"{name}: expected a sequence, got {given!r:.80}")
         if len(tables) != len(num_tokens):
             raise InvalidArgumentError(f"num_tokens: expected {len(tables)}, one per table, got {len(num_tokens)}")
         distinct = {*tables}

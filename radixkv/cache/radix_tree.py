@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from radixkv.cache.block_pool import BlockIds, BlockPool
-from radixkv.cache.children import Children
 from radixkv.cache.errors import InvalidArgumentError
 from radixkv.cache.eviction import EvictionPolicy, LearningPolicy
 from radixkv.cache.match import Match, match_in_first_block, match_inside
@@ -73,6 +73,24 @@ class RadixTree:
         self.num_evictable_blocks = 0
         self.version = 0
 
+    def __getstate__(self) -> tuple[dict[str, Any], list[Node], list[int]]:
+        """Attributes, then the nodes, and the index of each one's parent: a tree may be deeper than Python's stack."""
+        nodes = list(self.nodes())
+        index_of = {node: index for index, node in enumerate(nodes)}
+        return vars(self), nodes, [-1 if node.parent is None else index_of[node.parent] for node in nodes]
+
+    def __setstate__(self, state: tuple[dict[str, Any], list[Node], list[int]]) -> None:
+        attributes, nodes, parents = state
+        vars(self).update(attributes)
+        for node, parent in zip(nodes, parents, strict=True):
+            if parent >= 0:
+                nodes[parent].link(node, self._block_bytes)
+
+    @property
+    def own_policy(self) -> EvictionPolicy:
+        """The policy that chooses where no owner is beyond its limit."""
+        return self.policy if self._owner_limits is None else self._owner_limits.policy
+
     def nodes(self) -> Iterator[Node]:
         """Every node of every namespace, roots included, parents first."""
         pending: list[Node] = list(self.roots.values())
@@ -83,7 +101,7 @@ class RadixTree:
 
     def limit_owners(self, limits: Mapping[str, int]) -> None:
         """See `PrefixCache.limit_owners`."""
-        own = self.policy if self._owner_limits is None else self._owner_limits.policy
+        own = self.own_policy
         self._owner_limits = OwnerLimits(limits, own, self.nodes()) if limits else None
         self.policy = self._owner_limits or own
         self._notify()
@@ -305,9 +323,7 @@ class RadixTree:
         child = Node(node, tokens, array("i", blocks.tobytes()), node.last_use)
         child.priority = priority
         child.owner = owner
-        if node.children is None:
-            node.children = Children()
-        node.children[bytes(tokens[: self._block_bytes])] = child
+        node.link(child, self._block_bytes)
         self.num_blocks += len(blocks)
         for notify in self._on_insert:
             notify(child, 0)

@@ -12,6 +12,7 @@ import pytest
 from support.cache_driver import compute, leave, leave_unchecked
 
 from radixkv.cache import (
+    LRU,
     POLICIES,
     BlockCopy,
     ClosedError,
@@ -208,6 +209,9 @@ def test_many_tables_are_reserved_all_or_none() -> None:
     for impossible in ([None], [7.5], ["7"], [4.0], [True]):
         with pytest.raises(InvalidArgumentError, match=r"^num_tokens: expected a whole number"):
             cache.reserve_many([stem], impossible)  # type: ignore[arg-type]
+    for arguments, name in (((stem, [5]), "tables"), ((None, None), "tables"), (([stem], 5), "num_tokens")):
+        with pytest.raises(InvalidArgumentError, match=rf"^{name}: expected a sequence, got "):
+            cache.reserve_many(*arguments)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="BlockTable"):
         cache.reserve_many([None], [5])  # type: ignore[list-item]
     with pytest.raises(ClosedError, match="another cache"):
@@ -234,6 +238,29 @@ def test_a_copy_goes_on_as_its_original_does(how: Callable[[Any], Any], policy: 
         with pytest.raises(InvalidArgumentError, match="another cache's"):
             PrefixCache(12, 4, cache._tree.policy)
     assert lives[0] == lives[1]
+
+
+@pytest.mark.parametrize("how", [deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
+@pytest.mark.parametrize("policy", POLICIES.values())
+def test_a_cache_of_any_depth_can_be_copied(how: Callable[[Any], Any], policy: Callable[[], Any]) -> None:
+    """From about a hundred nodes below each other on, copying nodes with their children went deeper than Python's stack."""
+    original = PrefixCache(2000, 1, policy())
+    for depth in range(500):
+        leave_unchecked(original, [0] * depth + [1])
+    copied = how(original)
+    copied.check()
+    assert sorted(copied.block_hashes()) == sorted(original.block_hashes())
+
+
+@pytest.mark.parametrize("how", [deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
+def test_a_copy_s_policy_is_its_own_when_owners_are_limited(how: Callable[[Any], Any]) -> None:
+    """What stands in front of the policy was registered in its place, so that another cache accepted it."""
+    original = PrefixCache(8, 2, LRU())
+    original.limit_owners({"a": 1})
+    copied = how(original)
+    copied.limit_owners({})
+    with pytest.raises(InvalidArgumentError, match="another cache's"):
+        PrefixCache(8, 2, copied._tree.policy)
 
 
 def test_numbers_of_numpy_are_whole_numbers() -> None:

@@ -11,8 +11,8 @@ class EvictableLeaf(Protocol):
 
     Attributes:
         last_use: the cache's clock, in seconds, when a sequence last began or ended here or below.
-        uses: how many sequences began with it, the one that computed it included. A prefix that is recomputed while its
-            eviction is remembered (`EvictedPrefixes`) keeps its count.
+        uses: how many sequences began with it, the one that computed it included. Under a learning policy, a prefix that is
+            recomputed while its eviction is remembered (`EvictedPrefixes`) keeps its count.
         priority: retention priority: the highest that a sequence which used it was opened with. A policy that looks at it
             keeps a HIGHER number LONGER.
         group: a learning policy's own note, which outlives the leaf's eviction.
