@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator
 from typing import Any
 
@@ -14,8 +15,11 @@ _ARGUMENTS = ("arguments", "parameters")
 _OTHER_KEYS = ("id", "type")
 
 
-def json_call(source: AnswerSource) -> Parsing[None]:
+def json_call(source: AnswerSource, beginning: re.Pattern[str] | None = None) -> Parsing[None]:
     """A call ``{"name": ..., "arguments": {...}}``; "parameters" is read as "arguments".
+
+    Args:
+        beginning: what the text must be from the source's mark to the end of the name; None: anything.
 
     Raises:
         MalformedCallError: it is not a call, and nothing was yielded.
@@ -30,7 +34,10 @@ def json_call(source: AnswerSource) -> Parsing[None]:
         yield from expect(source, ":")
         yield from skip_whitespace(source)
         if key == "name" and begun is None:
-            begun = source.begin_call(_loads((yield from _collected(source))))
+            name = _loads((yield from _collected(source)))
+            if beginning is not None and not beginning.fullmatch(source.since_mark()):
+                raise MalformedCallError
+            begun = source.begin_call(name)
             yield begun
             if arguments is not None:
                 yield ToolCallArguments(begun.index, arguments)

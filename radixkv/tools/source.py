@@ -45,6 +45,7 @@ class AnswerSource:
     Attributes:
         rest: the text.
         ended: whether no more follows.
+        num_calls: that have begun.
     """
 
     def __init__(
@@ -53,9 +54,9 @@ class AnswerSource:
         self.tools = tools
         self.rest = ""
         self.ended = False
+        self.calls_required = calls_required
         self.num_calls = 0
         self._new_id = new_id
-        self._calls_required = calls_required
         self._taken: list[str] = []
 
     @property
@@ -64,7 +65,7 @@ class AnswerSource:
 
         Malformed text is found as soon as it is there; only text that more could have completed is held back.
         """
-        return self.ended and (self._calls_required or self.num_calls > 0)
+        return self.ended and (self.calls_required or self.num_calls > 0)
 
     def take(self, length: int) -> str:
         """Remove and return the first characters."""

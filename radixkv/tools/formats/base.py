@@ -94,13 +94,13 @@ class CallFormat(ABC):
         if content is not None:
             return f"{content} | {calls}"
         if not self.trigger:
-            writer.rule("PLAIN", rf"/(.|\n)*/ & ~/{self._beginning_of_call(options)}(.|\n)*/")
+            writer.rule("PLAIN", rf"/(.|\n)*/ & ~/{self.beginning_of_call(options.tools)}(.|\n)*/")
             return f"PLAIN | {calls}"
         return f"{writer.text()} | {writer.text_before(self.trigger)} {first} {following}"
 
     def no_calls(self, writer: GrammarWriter, options: ToolOptions) -> str:
         """A grammar expression for an answer that must not hold calls."""
-        beginning = self._beginning_of_call(options) if not self.trigger else rf"(.|\n)*{_escaped(self.trigger)}"
+        beginning = self.beginning_of_call(options.tools) if not self.trigger else rf"(.|\n)*{_escaped(self.trigger)}"
         return writer.rule("PLAIN", rf"/(.|\n)*/ & ~/{beginning}(.|\n)*/")
 
     def _calls(self, writer: GrammarWriter, options: ToolOptions) -> tuple[str, str]:
@@ -112,8 +112,8 @@ class CallFormat(ABC):
         end = writer.literal(self.end) if self.end else ""
         return (one if self.begin else body), f"{more} {end}"
 
-    def _beginning_of_call(self, options: ToolOptions) -> str:
-        """For a form without a marker: a regular expression for how a call begins."""
+    def beginning_of_call(self, tools: Mapping[str, Tool]) -> str:
+        """For a form without a marker: a regular expression for how a call begins, up to the end of its name."""
         raise NotImplementedError
 
 
@@ -134,10 +134,17 @@ def guarded_call(source: AnswerSource, call: Parsing[None]) -> Parsing[bool]:
     return True
 
 
-def json_body(writer: GrammarWriter, tool: Tool, rule: str, arguments_key: str) -> str:
-    """A grammar expression for ``{"name": NAME, KEY: ARGUMENTS}``."""
-    head = f'{{"name": {json.dumps(tool.name)}, "{arguments_key}": '
-    return f"{writer.literal(head)} {writer.schema(tool, f'{rule}_arguments', tool.parameters)} {writer.literal('}')}"
+def json_body(writer: GrammarWriter, tool: Tool, rule: str, arguments_key: str, before_name: str = "") -> str:
+    """A grammar expression for ``{"name": NAME, KEY: ARGUMENTS}``.
+
+    Args:
+        before_name: members that may stand before the name, as JSON.
+    """
+    # Each whole in one literal: up to the end of the name, any text could follow, and a shorter literal would not end there.
+    name = f'"name": {json.dumps(tool.name)}, "{arguments_key}": '
+    head = " | ".join(writer.literal(f"{{{before}{name}") for before in dict.fromkeys(["", before_name]))
+    arguments = writer.schema(tool, f"{rule}_arguments", tool.parameters)
+    return f"({head}) {arguments} {writer.literal('}')}"
 
 
 def json_text(value: Any) -> str:

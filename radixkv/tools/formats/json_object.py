@@ -6,27 +6,41 @@ For models whose template does not support tools: `radixkv.tools.instructions` d
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from radixkv.tools.definitions import Tool, ToolOptions
+from radixkv.tools.definitions import Tool
 from radixkv.tools.formats.base import CallFormat, guarded_call, json_body, write_json_call
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.json_calls import json_call
 from radixkv.tools.source import AnswerSource, Parsing, skip_whitespace, text_until
 
+# Of JSON, as a regular expression.
+_SPACE = r"[ \t\r\n]*"
+_JSON_TOKEN = re.compile(r'"[^"]*"|[:,]')
+
 
 class JsonObjectFormat(CallFormat):
-    """Bare JSON objects, between which there may be whitespace."""
+    """Bare JSON objects, between which there may be whitespace.
+
+    Attributes:
+        arguments_key: the key of the arguments.
+        before_name: members that may stand before the name, as JSON. No others may: the name tells a call from other JSON.
+    """
 
     arguments_key = "arguments"
+    before_name = ""
 
     def parse(self, source: AnswerSource) -> Parsing[None]:
         source.mark()
+        # Of an answer that may be text, the grammar constrains only what begins like this.
+        beginning = None if source.calls_required else re.compile(self.beginning_of_call(source.tools))
         yield from skip_whitespace(source)
         while source.rest[:1] == "{":
-            if not (yield from guarded_call(source, json_call(source))):
+            if not (yield from guarded_call(source, json_call(source, beginning))):
                 break
+            beginning = None  # only calls follow
             source.mark()
             yield from self._skip_separator(source)
         else:
@@ -41,12 +55,14 @@ class JsonObjectFormat(CallFormat):
         return write_json_call(name, arguments, self.arguments_key)
 
     def call_body(self, writer: GrammarWriter, tool: Tool, rule: str) -> str:
-        return json_body(writer, tool, rule, self.arguments_key)
+        return json_body(writer, tool, rule, self.arguments_key, self.before_name)
 
-    def _beginning_of_call(self, options: ToolOptions) -> str:
-        names = "|".join(_in_regex(json.dumps(name)) for name in options.tools)
-        return rf'[ \t\r\n]*\{{[ \t\r\n]*"name"[ \t\r\n]*:[ \t\r\n]*({names})'
+    def beginning_of_call(self, tools: Mapping[str, Tool]) -> str:
+        names = "|".join(_in_regex(json.dumps(name)) for name in tools)
+        before = "".join(f"{_in_regex(token)}{_SPACE}" for token in _JSON_TOKEN.findall(self.before_name))
+        return rf'({_in_regex(self.lead)})?{_SPACE}\{{{_SPACE}({before})?"name"{_SPACE}:{_SPACE}({names})'
 
 
 def _in_regex(text: str) -> str:
-    return "".join(each if each.isalnum() or each in '_"' else f"\\{each}" for each in text)
+    """A text as part of a regular expression, in Python and in Lark."""
+    return "".join(each if each.isalnum() or each in '_"<>' else f"\\{each}" for each in text)

@@ -14,6 +14,7 @@ class Llama3JsonFormat(JsonObjectFormat):
 
     lead = "<|python_tag|>"
     arguments_key = "parameters"
+    before_name = '"type": "function", '
     separator = "; "
 
     def parse(self, source: AnswerSource) -> Parsing[None]:

@@ -15,7 +15,6 @@ from radixkv.tools.formats.base import CallFormat, guarded_call, json_text
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.source import (
     AnswerSource,
-    MalformedCallError,
     Parsing,
     collect_until,
     expect,
@@ -26,8 +25,8 @@ from radixkv.tools.source import (
 
 _END, _FUNCTION, _FUNCTION_END = "</tool_call>", "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "\n</parameter>"
-# What constrains a string beyond its type. Of such constraints, only enumerations can be enforced on a value's text.
-_STRING_CONSTRAINTS = frozenset(["pattern", "format", "minLength", "maxLength"])
+# What constrains a string beyond its type. Of such constraints, only those that name the values can be enforced on its text.
+_STRING_CONSTRAINTS = frozenset("pattern format minLength maxLength allOf anyOf oneOf not if".split())
 
 
 class Qwen3CoderFormat(CallFormat):
@@ -62,23 +61,29 @@ class Qwen3CoderFormat(CallFormat):
             definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
             whole = {**schema, **definitions} if isinstance(schema, Mapping) else {}
             return f"{writer.schema(tool, rule, whole)} {end}"
-        if "enum" in schema:
-            return f"({' | '.join(writer.literal(value) for value in schema['enum'])}) {end}"
         if tool.strict and _STRING_CONSTRAINTS & set(schema):
             named = ", ".join(sorted(_STRING_CONSTRAINTS & set(schema)))
             raise ValueError(
                 f"tools: {tool.name}: {named} of a string cannot be enforced in this model's form of calls"
             )
+        values = _values(schema)
+        if values is not None:
+            return f"({' | '.join(writer.literal(value) for value in values)}) {end}"
         return writer.text_before(_PARAMETER_END)
 
 
 def _is_string(schema: Any) -> bool:
     if not isinstance(schema, Mapping):
         return False
-    values = schema.get("enum")
+    values = _values(schema)
     if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
         return True
     return schema.get("type") == "string" and values is None
+
+
+def _values(schema: Mapping[str, Any]) -> Any:
+    """The only values that a schema allows, if it names them; else None."""
+    return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 def _call(source: AnswerSource) -> Parsing[None]:
@@ -92,16 +97,16 @@ def _call(source: AnswerSource) -> Parsing[None]:
     yield from skip_whitespace(source)
     while (yield from starts_with(source, _PARAMETER)):
         key, _ = yield from collect_until(source, [">"])
-        yield from starts_with(source, "\n")
-        text, _ = yield from collect_until(source, [_PARAMETER_END.strip()])
-        value = _as_json(text.removesuffix("\n"), properties.get(key))
+        # As in the grammar, the tag alone does not end a value that has lines of its own: it may be part of it.
+        has_lines = yield from starts_with(source, "\n")
+        ends = [_PARAMETER_END] if has_lines else [_PARAMETER_END, _PARAMETER_END.strip()]
+        text, _ = yield from collect_until(source, ends)
+        value = _as_json(text, properties.get(key))
         yield ToolCallArguments(begun.index, f"{separator}{json.dumps(key, ensure_ascii=False)}: {value}")
         separator = ", "
         yield from skip_whitespace(source)
-    if source.ended:  # before the end of the function: its arguments must not look complete
-        raise MalformedCallError
+    yield from expect(source, _FUNCTION_END)  # before it, the arguments must not look complete
     yield ToolCallArguments(begun.index, "{}" if separator == "{" else "}")
-    yield from expect(source, _FUNCTION_END)
     yield from skip_whitespace(source)
     yield from expect(source, _END)
 

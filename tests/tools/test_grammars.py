@@ -1,0 +1,196 @@
+"""The grammar of every form of calls allows valid calls only, and what it allows is read as it was meant."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support.answer_forms import CALLS, FORMS, Grammar, form_of, functions, options, read, written
+from support.chat_templates import TEMPLATES, make_tokenizer
+
+from radixkv.tools.chat_format import CALL_FORMATS, AnswerForm, ChatFormat
+
+
+@pytest.mark.parametrize("markers", [False, True], ids=["spelled", "tokens"])
+@pytest.mark.parametrize("name", FORMS)
+def test_the_grammar_allows_valid_calls_only(name: str, markers: bool) -> None:
+    form, tokenizer = CALL_FORMATS[name], make_tokenizer(TEMPLATES[name], with_markers=markers)
+    end = "<|call|>" if name == "harmony" else ""
+    one = form.write_calls(CALLS[1:]).removesuffix(end)
+    two = form.write_calls(CALLS)
+    wrong_name = one.replace("get_weather", "get_wether")
+    wrong_type = form.write_calls([("get_weather", {"city": "Rome", "days": [3]})]).removesuffix(end)
+    missing = form.write_calls([("get_weather", {"days": 3})]).removesuffix(end)
+
+    required = Grammar(form_of(name, "required", markers=markers), tokenizer)
+    assert required.accepts(one)
+    assert required.accepts(two) == form.parallel
+    assert not any(required.accepts(text) for text in ("", "Text.", wrong_name, wrong_type, missing, f"{one}x"))
+
+    auto = Grammar(form_of(name, markers=markers), tokenizer)
+    assert auto.accepts(one)
+    assert not any(auto.begins(text) for text in (wrong_type, missing))
+    # Without a marker, only the name of a tool tells a call from other JSON.
+    assert auto.begins(wrong_name) == (not form.trigger and name != "harmony")
+    if name != "harmony":
+        assert auto.accepts("Any text: {")
+        assert auto.accepts(written(name))
+        assert auto.accepts('{"colour": "red"}')
+
+    single = Grammar(form_of(name, "required", parallel=False, markers=markers), tokenizer)
+    assert single.accepts(one)
+    assert not single.accepts(two)
+    named = {"type": "function", "function": {"name": "now"}}
+    assert not Grammar(form_of(name, named, markers=markers), tokenizer).begins(one)
+    nothing = Grammar(form_of(name, "none", markers=markers), tokenizer)
+    assert not nothing.begins(one)
+
+
+# Texts that end or begin something in some form.
+SYNTAX = [
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "</function>",
+        "<parameter=text>",
+        "</parameter>",
+        "\n</parameter>",
+        "[TOOL_CALLS]",
+    ),
+    *(
+        "[ARGS]",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<|end|>",
+        "<|call|>",
+        "\n```",
+        *'{}[]"\\\n ;,',
+        "a",
+        "\u00e9",
+    ),
+]
+TEXTS = st.lists(st.sampled_from(SYNTAX), max_size=5).map("".join)
+ARGUMENTS = st.fixed_dictionaries(
+    {"text": TEXTS},
+    optional={
+        "texts": st.lists(TEXTS, max_size=3),
+        "object": st.dictionaries(TEXTS, st.none() | TEXTS, max_size=2),
+        "number": st.floats(-10, 10).map(lambda number: round(number, 2)),
+        "unit": st.sampled_from(["c d", "f"]),
+        "kind": st.just("note"),
+    },
+)
+NOTE: Any = {
+    "type": "function",
+    "function": {
+        "name": "note",
+        "parameters": {
+            "properties": {
+                "text": {"type": "string"},
+                "texts": {"type": "array", "items": {"type": "string"}},
+                "object": {"type": "object"},
+                "number": {"type": "number"},
+                "unit": {"enum": ["c d", "f"]},
+                "kind": {"const": "note"},
+            },
+            "required": ["text"],
+        },
+    },
+}
+
+
+@cache
+def note_grammar(name: str) -> tuple[AnswerForm, Grammar]:
+    tokenizer = make_tokenizer(TEMPLATES[name], with_markers=False)
+    form = ChatFormat.of(tokenizer).answer_form("", options("required", tools=[NOTE]))
+    assert form is not None
+    return form, Grammar(form, tokenizer)
+
+
+@pytest.mark.parametrize("name", FORMS)
+@given(arguments=ARGUMENTS)
+@example(arguments={"text": "<a>\n  <parameter>b</parameter>\n</a>", "texts": ["</parameter>", "c"]})
+@example(arguments={"text": ""})
+@example(arguments={"text": "</parameter>\n"})
+def test_what_the_grammar_allows_is_read_as_it_was_meant(name: str, arguments: dict[str, Any]) -> None:
+    """Qwen3-Coder's values ended at ``</parameter>``, and in the grammar only where it begins a line. So a file with that tag
+    was cut there, and as the arguments were closed at once, the call looked complete."""
+    form, grammar = note_grammar(name)
+    arguments = {key: arguments[key] for key in NOTE["function"]["parameters"]["properties"] if key in arguments}
+    whole = CALL_FORMATS[name].write_calls([("note", arguments)]).removesuffix("<|call|>")
+    if not grammar.accepts(whole):  # only a text that ends a value of Qwen3-Coder's cannot be written
+        assert name == "qwen3_coder"
+        assert "\n</parameter>" in arguments["text"]
+        return
+    answer = read(form, [whole])
+    assert functions(answer) == [("note", arguments)]
+    assert answer.text == ""
+
+
+@pytest.mark.parametrize("markers", [False, True], ids=["spelled", "tokens"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("json", '{"arguments": {"days": [3]}, "name": "get_weather"}'),
+        ("json", '{"id": "1", "name": "get_weather", "arguments": {"days": [3]}}'),
+        ("json", '{"type": "function", "name": "get_weather", "arguments": {"days": [3]}}'),
+        ("json", r'{"name": "get\u005fweather", "arguments": {"days": [3]}}'),
+        ("json", '\n{\t"name" :\n"get_weather", "arguments": {"days": [3]}}'),
+        ("llama3_json", '{"type": "function", "name": "get_weather", "parameters": {"days": [3]}}'),
+        ("llama3_json", '{ "type" : "function","name": "get_weather", "parameters": {"days": [3]}}'),
+        ("llama3_json", '{"parameters": {"days": [3]}, "name": "get_weather"}'),
+        ("llama3_json", '<|python_tag|>{"name": "get_weather", "parameters": {"days": [3]}}'),
+        ("llama3_json", '<|python_tag|>{"parameters": {"days": [3]}, "name": "get_weather"}'),
+    ],
+)
+def test_calls_that_may_be_other_json_are_valid_or_text(name: str, text: str, markers: bool) -> None:
+    """The grammar knew calls only by a name that comes first, and what came in another order was read as a call, too."""
+    form = form_of(name, markers=markers)
+    allowed = Grammar(form, make_tokenizer(TEMPLATES[name], with_markers=markers)).accepts(text)
+    assert not (allowed and form.parse(text).tool_calls)
+
+
+def test_llama_s_type_may_stand_before_the_name() -> None:
+    text = '{"type": "function", "name": "get_weather", "parameters": {"city": "Rome\\nItaly"}}'
+    for choice in ("auto", "required"):
+        form = form_of("llama3_json", choice)
+        assert Grammar(form, make_tokenizer(TEMPLATES["llama3_json"])).accepts(text)
+        assert functions(form.parse(text)) == CALLS[1:]
+
+
+def with_unit(schema: dict[str, Any], *, strict: bool = True) -> AnswerForm:
+    """For a tool whose one argument has this schema, in Qwen3-Coder's form."""
+    parameters = {"properties": {"unit": schema}, "required": ["unit"]}
+    tool = {"type": "function", "function": {"name": "f", "strict": strict, "parameters": parameters}}
+    form = ChatFormat.of(make_tokenizer(TEMPLATES["qwen3_coder"])).answer_form("", options("required", tools=[tool]))
+    assert form is not None
+    return form
+
+
+@pytest.mark.parametrize("schema", [{"const": "c"}, {"type": "string", "const": "c"}], ids=["untyped", "typed"])
+def test_a_string_of_one_value_is_that_value(schema: dict[str, Any]) -> None:
+    """Qwen3-Coder's strings are not JSON, and of those with a ``const`` any was allowed, even by a strict tool."""
+    grammar = Grammar(with_unit(schema), make_tokenizer(TEMPLATES["qwen3_coder"]))
+    write = CALL_FORMATS["qwen3_coder"].write_calls
+    assert grammar.accepts(write([("f", {"unit": "c"})]))
+    assert not grammar.begins(write([("f", {"unit": "f"})]))
+
+
+@pytest.mark.parametrize("keyword", ["not", "anyOf", "allOf", "oneOf", "pattern"])
+def test_a_strict_string_with_constraints_that_its_text_does_not_show_is_refused(keyword: str) -> None:
+    schema = {"type": "string", keyword: [{"maxLength": 3}]}
+    with pytest.raises(ValueError, match=f"tools: f: {keyword} of a string cannot be enforced"):
+        with_unit(schema).frame(content_is_constrained=False)
+    assert with_unit(schema, strict=False).frame(content_is_constrained=False)
+
+
+@pytest.mark.parametrize("markers", [False, True], ids=["spelled", "tokens"])
+def test_content_and_calls_are_alternatives(markers: bool) -> None:
+    tokenizer = make_tokenizer(TEMPLATES["hermes"], with_markers=markers)
+    grammar = Grammar(form_of("hermes", markers=markers), tokenizer, 'start: "yes" | "no"')
+    assert grammar.accepts("yes")
+    assert grammar.accepts(CALL_FORMATS["hermes"].write_calls(CALLS))
+    assert not grammar.begins("maybe")
