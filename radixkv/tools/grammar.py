@@ -20,6 +20,8 @@ _JSON_OPTIONS = MappingProxyType({"whitespace_pattern": " ?"})
 _COMBINING = frozenset(
     "$ref allOf anyOf oneOf not if patternProperties dependentSchemas propertyNames unevaluatedProperties".split()
 )
+# With these beside them, a reference or alternatives are still all that a schema says.
+_ANNOTATIONS = frozenset("title description default examples deprecated $comment $defs definitions".split())
 
 
 @dataclass(frozen=True)
@@ -106,13 +108,26 @@ def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema, closed to properties that it does not name, unless it says that there may be others.
 
     Whatever the result allows, the original allows, too. Functions do not take unknown arguments, and small models write them
-    without end.
+    without end. Open stay objects whose ``required`` names other properties; parts that combine schemas; and, where any part
+    does, those under ``$defs``. References and ``anyOf`` that stand alone do not combine.
     """
+    closed = _closed_object(schema)
+    for key in ("$defs", "definitions"):
+        definitions = schema.get(key)
+        if isinstance(definitions, Mapping) and not _combines(schema):
+            closed[key] = {name: _closed_part(part) for name, part in definitions.items()}
+    return closed
+
+
+def _closed_object(schema: Mapping[str, Any]) -> dict[str, Any]:
     closed = dict(schema)
     properties = closed.get("properties")
     if isinstance(properties, Mapping):
         closed["properties"] = {name: _closed_part(part) for name, part in properties.items()}
-        if not _COMBINING & set(closed):
+        required = closed.get("required")
+        names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+        # Closed, an object could not have a required property that it does not name.
+        if not _COMBINING & set(closed) and names <= set(properties):
             closed.setdefault("additionalProperties", False)
     if "items" in closed:
         closed["items"] = _closed_part(closed["items"])
@@ -120,4 +135,21 @@ def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _closed_part(schema: Any) -> Any:
-    return closed_schema(schema) if isinstance(schema, Mapping) and not _COMBINING & set(schema) else schema
+    if not isinstance(schema, Mapping):
+        return schema
+    if not _COMBINING & set(schema):
+        return _closed_object(schema)
+    alternatives = schema.get("anyOf")
+    if isinstance(alternatives, list) and set(schema) <= {"anyOf", *_ANNOTATIONS}:
+        return {**schema, "anyOf": [_closed_part(each) for each in alternatives]}
+    return schema
+
+
+def _combines(schema: Any) -> bool:
+    """Whether a part of a schema combines others, so that one that is closed there would forbid what another names."""
+    if isinstance(schema, list):
+        return any(map(_combines, schema))
+    if not isinstance(schema, Mapping):
+        return False
+    stands_alone = any(set(schema) <= {keyword, *_ANNOTATIONS} for keyword in ("$ref", "anyOf"))
+    return bool(_COMBINING & set(schema) and not stands_alone) or any(map(_combines, schema.values()))
