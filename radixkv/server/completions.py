@@ -174,7 +174,7 @@ class _CompletionResponseWriter:
         outputs = await generation.collect()
         choices = [
             await self._choice(ChoiceDelta(index, index // self._body.num_choices, output), generation)
-            for index, output in enumerate(outputs)
+            for index, output in outputs.items()
         ]
         explanations = generation.explanations
         return Completion(**self._head, choices=choices, usage=self._usage(generation), cache_explanations=explanations)

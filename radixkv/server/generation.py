@@ -68,6 +68,7 @@ class Generation:
         self._num_cached_tokens = [0] * len(prompts)
         self._loaded_of_each: list[dict[str, int]] = [{} for _ in prompts]
         self._num_completion_tokens = 0
+        self._num_expected = [num_choices] * len(prompts)
         self._metrics: list[RequestMetrics | None] = [None] * len(prompts)
         self._finished: set[int] = set()  # choices
         # By prompt; set when the prompt's first delta arrives.
@@ -129,7 +130,7 @@ class Generation:
     @property
     def complete(self) -> bool:
         """Whether every choice came to its own end."""
-        return len(self._finished) == self._num_choices * len(self.prompts)
+        return len(self._finished) == sum(self._num_expected)
 
     @property
     def usage(self) -> Usage:
@@ -178,7 +179,10 @@ class Generation:
                     self._metrics[prompt] = delta.metrics
                     if isinstance(delta, RequestOutput):
                         self.prompt_logprobs[prompt] = delta.prompt_logprobs
-                    for output in self._outputs(delta):
+                    outputs = self._outputs(delta)
+                    if outputs and not isinstance(delta, RequestOutput):
+                        self._num_expected[prompt] = len(outputs)  # a search may find fewer than were asked for
+                    for output in outputs:
                         choice = prompt * self._num_choices + output.index
                         if output.finish_reason == "abort":
                             raise DrainingError("the server is shutting down; the answer is incomplete")
@@ -191,13 +195,13 @@ class Generation:
         finally:
             self.close()
 
-    async def collect(self) -> list[CompletionOutput]:
-        """All choices, complete."""
+    async def collect(self) -> dict[int, CompletionOutput]:
+        """All choices, complete, by their index, which is that of `ChoiceDelta`."""
         choices: dict[int, CompletionOutput] = {}
         async with aclosing(aiter(self)) as deltas:
             async for delta in deltas:
                 extend_choice(choices, delta.choice, delta.output)
-        return [choices[choice] for choice in sorted(choices)]
+        return dict(sorted(choices.items()))
 
     def _outputs(self, delta: OutputDelta) -> list[CompletionOutput]:
         if isinstance(delta, RequestOutput):

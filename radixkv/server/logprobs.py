@@ -158,9 +158,12 @@ def encode_completion_logprobs(
             likeliest.append("null")
         else:
             chosen.append(_number(logprobs[token_id].logprob))
-            # Several tokens can have the same text. The chosen one is always among them, as with OpenAI.
-            shown = dict(_likeliest(logprobs, num_top)) | {token_id: logprobs[token_id]}
-            top = {texts.quoted(top_id): _number(top.logprob) for top_id, top in shown.items()}
+            # Several tokens can have the same text: the chosen one counts, which is always among them, as with OpenAI, else
+            # the likeliest.
+            top: dict[str, str] = {}
+            for top_id, entry in _likeliest(logprobs, num_top):
+                top.setdefault(texts.quoted(top_id), _number(entry.logprob))
+            top[tokens[-1]] = chosen[-1]
             likeliest.append(f"{{{','.join([f'{text}:{logprob}' for text, logprob in top.items()])}}}")
         length.add(token_id)
     encoded = (

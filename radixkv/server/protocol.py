@@ -227,7 +227,7 @@ class GenerationRequest(StructuredRequest):
         fields: dict[str, Any] = {**defaults, **given, "max_tokens": max_tokens}
         return SamplingParams(
             **fields,
-            seed=None if self.seed is None else self.seed % _NUM_SEEDS,
+            seed=None if self.seed in (None, -1) else self.seed % _NUM_SEEDS,
             logit_bias=None if self.logit_bias is None else _parse_logit_bias(self.logit_bias),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,

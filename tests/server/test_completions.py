@@ -119,6 +119,13 @@ def test_a_token_that_is_part_of_a_character_is_shown_by_its_bytes(client: opena
     assert "".join(shown).replace("\\x", "") in "20" + "\N{SLICE OF PIZZA}".encode().hex()
 
 
+def test_the_seed_minus_one_is_another_one_each_time(client: openai.OpenAI) -> None:
+    """It was a seed like any other, unlike in vLLM and in `SamplingParams`."""
+    assert len({complete(client, seed=-1, temperature=1.5, max_tokens=12).choices[0].text for _ in range(4)}) > 1
+    again = {complete(client, seed=-2, temperature=1.5, max_tokens=12).choices[0].text for _ in range(2)}
+    assert len(again) == 1
+
+
 def test_logit_bias_and_penalties(client: openai.OpenAI, http: httpx.Client) -> None:
     (seven,) = http.post("/tokenize", json={"prompt": " seven"}).json()["tokens"]
     assert complete(client, logit_bias={str(seven): 100}).choices[0].text == " seven" * 6

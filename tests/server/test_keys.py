@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
@@ -275,6 +276,35 @@ def test_a_beam_search_that_is_ended_early_is_charged_what_it_might_have_taken(l
             loaded, prompts, params, 1, [Mock()], [Mock()], Mock(), Reservation(None, bucket, 103), "id"
         ).close()  # fmt: skip
         assert bucket.level == left
+
+
+def test_a_beam_search_that_finds_fewer_than_were_asked_for_is_complete(llm: LLM) -> None:
+    """It counted as ended early: what it had reserved was not given back, and the next prompt's beams took its indexes."""
+    lines: list[str] = []
+    search = {"use_beam_search": True, "n": 4, "max_tokens": 50, "structured_outputs": {"choice": ["a", "b"]}}
+
+    async def main() -> None:
+        tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
+        async with (
+            AsyncLLM(llm, tenants=tenants.shares) as engine,
+            make_client(
+                engine,
+                tenants=tenants,
+                rate_limits=RateLimits(lambda: 0.0),
+                app_options={"access_log": lines.append},
+            ) as client,
+        ):
+            body = {"prompt": ["The sky is", "One"], "echo": True, **search}
+            answer = (await client.post("/v1/completions", json=body, headers=bearer("a"))).json()
+            assert [(choice["index"], choice["text"][:-1]) for choice in answer["choices"]] == [
+                *((0, "The sky is"), (1, "The sky is"), (4, "One"), (5, "One"))
+            ]
+            after = await client.get("/v1/models", headers=bearer("a"))
+            left = int(after.headers["x-ratelimit-remaining-tokens"])
+            assert left == 5000 - answer["usage"]["total_tokens"]
+
+    asyncio.run(main())
+    assert json.loads(lines[0])["complete"] is True
 
 
 def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:

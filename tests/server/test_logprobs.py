@@ -10,6 +10,7 @@ import math
 import random
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -106,6 +107,23 @@ def test_completion_logprobs_are_what_pydantic_writes(default_tokenizer: Any) ->
     response = Completion(id="x", created=1, model="m", choices=choices)
     assert json.loads(encode(response)) == json.loads(response.model_dump_json())
     assert json.loads(encode(response))["choices"][0]["logprobs"]["tokens"] == shown
+
+
+def test_of_tokens_with_one_text_the_chosen_one_counts_else_the_likeliest() -> None:
+    """The one that came last did, so that a chosen token's log-probability could be another's, a thousand times lower."""
+    names = {1: "A", 2: "A", 3: "B", 4: "B"}
+    texts = Mock(
+        quoted=lambda token_id: json.dumps(names[token_id]),
+        bytes_of=lambda token_id: list(names[token_id].encode()),
+        is_left_out=lambda token_id: False,
+    )
+    likeliest = [Logprob(-0.1, 1, None), Logprob(-2.5, 2, None), Logprob(-9.0, 3, None), Logprob(-9.5, 4, None)]
+    by_id = dict(zip((1, 3, 2, 4), likeliest, strict=True))
+    for chosen, top in ((1, {"A": -0.1, "B": -2.5}), (2, {"A": -9.0, "B": -2.5}), (4, {"A": -0.1, "B": -9.5})):
+        entries = [(chosen, {chosen: by_id[chosen], **by_id})]
+        encoded = json.loads(encode_completion_logprobs(entries, 4, TextLength(texts), texts).encoded)
+        assert encoded["token_logprobs"] == [by_id[chosen].logprob]
+        assert encoded["top_logprobs"] == [top]
 
 
 def test_special_tokens_that_are_left_out_have_no_length(llm: LLM) -> None:
