@@ -144,6 +144,8 @@ def render_chat(
         )
     except TemplateError as error:
         raise ValueError(f"messages: the chat template refuses them: {error}") from error
+    except TypeError as error:
+        raise ValueError(f"messages, tools, chat_template_kwargs: the chat template refuses them: {error}") from error
     except RecursionError as error:
         raise ValueError("messages, tools: expected fewer lists and objects within each other") from error
     except ValueError as error:

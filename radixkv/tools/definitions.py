@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from radixkv.tools.events import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 ToolMode = Literal["none", "auto", "required"]
+
+# Of the parameters' schema: what each is, for Python and for errors.
+_OPTIONAL: Mapping[str, tuple[type, str]] = MappingProxyType(
+    {"properties": (Mapping, "an object"), "required": (list, "a list")}
+)
 
 
 @dataclass(frozen=True)
@@ -129,10 +135,12 @@ def _as_tool(definition: Any) -> Tool:
         raise ValueError(f"tools: expected a function with a name, got {function!r:.80}")
     if not isinstance(parameters, Mapping | None):
         raise ValueError(f"tools: expected the parameters of {name!r:.80} to be a JSON schema, got {parameters!r:.80}")
-    schema = {"type": "object", "properties": {}, **(parameters or {})}
+    # Null, which some clients send for what they leave out, says nothing.
+    given = {key: value for key, value in (parameters or {}).items() if key not in _OPTIONAL or value is not None}
+    schema = {"type": "object", "properties": {}, **given}
     if schema["type"] != "object":
         raise ValueError(f"tools: expected the parameters of {name!r:.80} to be an object, got {schema['type']!r:.80}")
-    for key, kind, what in (("properties", Mapping, "an object"), ("required", list, "a list")):
+    for key, (kind, what) in _OPTIONAL.items():
         if key in schema and not isinstance(schema[key], kind):
             raise ValueError(
                 f"tools: expected {key} of the parameters of {name!r:.80} to be {what}, got {schema[key]!r:.80}"

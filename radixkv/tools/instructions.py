@@ -8,7 +8,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixkv.tools.formats.base import CallFormat
+from radixkv.tools.formats.base import CallFormat, as_object
 
 # Without it, small models repeat the call.
 _AFTER_RESULTS = "Now answer my question in one sentence, or call the next function."
@@ -50,10 +50,6 @@ def _as_plain(message: Mapping[str, Any], form: CallFormat) -> Mapping[str, Any]
     if not calls:
         return message
     functions = [call["function"] for call in calls]
-    written = form.write_calls([(function["name"], _as_object(function["arguments"])) for function in functions])
+    written = form.write_calls([(function["name"], as_object(function["arguments"])) for function in functions])
     text = message["content"]
     return {"role": "assistant", "content": f"{text}\n{written}" if text else written}
-
-
-def _as_object(arguments: Any) -> Mapping[str, Any]:
-    return arguments if isinstance(arguments, Mapping) else {"arguments": arguments}

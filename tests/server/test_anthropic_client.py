@@ -116,6 +116,25 @@ def test_anthropic_s_client_reads_names_of_requests_and_of_models(llm: LLM) -> N
     with_anthropic_s_client(llm, scenario, other_names=("other",), started=1_700_000_000)
 
 
+def test_without_tokens_to_generate_only_the_prompt_is_cached(llm: LLM) -> None:
+    """``max_tokens`` 0, which the client documents for that, was refused."""
+
+    async def scenario(client: Any) -> None:
+        text = {"type": "text", "text": "Be brief. " * 40, "cache_control": {"type": "ephemeral"}}
+        options: Any = {"model": "model", "messages": [QUESTION], "max_tokens": 0}
+        whole = await client.messages.create(**options, system=[text])
+        assert whole.usage.cache_creation_input_tokens > 0
+        async with client.messages.stream(**options, system=[text]) as stream:
+            kinds = [event.type async for event in stream]
+            streamed = await stream.get_final_message()
+        assert kinds == ["message_start", "message_delta", "message_stop"]
+        assert streamed.usage.input_tokens == 1  # all but the last is cached
+        for message in (whole, streamed):
+            assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "max_tokens", 0)
+
+    with_anthropic_s_client(llm, scenario)
+
+
 def test_a_request_that_took_longer_than_it_may_is_not_sent_again(llm: LLM) -> None:
     """Clients retry a 504 twice by themselves, and each retry used to take as long."""
     import anthropic

@@ -120,7 +120,7 @@ class CountTokensRequest(StrictModel):
 class MessagesRequest(CountTokensRequest):
     """A conversation to be continued by the assistant."""
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[int, Field(ge=0)]  # 0: only cache the prompt
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stream: bool | None = None
     temperature: float | None = None

@@ -39,7 +39,7 @@ def message_routes(service: Service) -> APIRouter:
             chat, breakpoints = as_chat_request(body)
         message_id = new_id("msg", "_")
         events = await start_chat(service, translate(chat, FIELD_NAMES), tenant, message_id, breakpoints)
-        writer = MessageWriter(message_id, service.model_name)
+        writer = MessageWriter(message_id, service.model_name, caches_only=body.max_tokens == 0)
         return await respond(request, events, writer, bool(body.stream), named_events)
 
     @router.post("/count_tokens")

@@ -27,7 +27,6 @@ SECONDS = MappingProxyType({"5m": 300.0, "1h": 3600.0})
 _SAME_MEANING = MappingProxyType(
     {
         "model": "model",
-        "max_completion_tokens": "max_tokens",
         "stop": "stop_sequences",
         "stream": "stream",
         "temperature": "temperature",
@@ -64,6 +63,8 @@ def as_chat_request(body: CountTokensRequest) -> tuple[dict[str, Any], list[Brea
         for chat_name, name in _SAME_MEANING.items():
             if getattr(body, name) is not None:
                 chat[chat_name] = getattr(body, name)
+        # The engine always generates a token; the writer leaves it out.
+        chat["max_completion_tokens"] = max(1, body.max_tokens)
     if messages[-1]["role"] == "assistant":
         if "tool_calls" in messages[-1] or messages[-1]["content"] is None:
             raise ValueError("messages: the last one is the assistant's and ends in no text that could be continued")

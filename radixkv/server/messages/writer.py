@@ -16,11 +16,16 @@ from radixkv.server.messages.translation import SECONDS
 
 
 class MessageWriter:
-    """Writes the answer to one request."""
+    """Writes the answer to one request.
 
-    def __init__(self, message_id: str, model_name: str) -> None:
+    Args:
+        caches_only: leave out what was generated: the request only wants its prompt to be cached.
+    """
+
+    def __init__(self, message_id: str, model_name: str, *, caches_only: bool) -> None:
         self._id = message_id
         self._model_name = model_name
+        self._caches_only = caches_only
 
     async def full_response(self, events: ChatEvents) -> MessageObject:
         """The whole message."""
@@ -30,7 +35,7 @@ class MessageWriter:
             async for event in stream:
                 if isinstance(event, MessageDelta):
                     stop = event.delta
-        if not content.blocks and not events.calls_required:
+        if not content.blocks and not events.calls_required and not self._caches_only:
             content.blocks.append(TextContent(text=""))
         return self._message(content, stop.stop_reason, stop.stop_sequence, self._usage(events))
 
@@ -54,13 +59,16 @@ class MessageWriter:
                     yield MessageStart(message=self._message(MessageContent(), None, None, self._usage(events)))
                     yield Ping()
                 last = part
+                if self._caches_only:
+                    continue
                 for piece in part.pieces:
                     for event in content.add(piece):
                         yield event
         for event in content.end():
             yield event
         assert last is not None
-        yield MessageDelta(delta=_stop(last), usage=self._usage(events))
+        cut = StopDelta(stop_reason="max_tokens", stop_sequence=None)
+        yield MessageDelta(delta=cut if self._caches_only else _stop(last), usage=self._usage(events))
         yield MessageStop()
 
     def _message(
@@ -87,7 +95,7 @@ class MessageWriter:
             cache_creation=CacheCreation(
                 ephemeral_5m_input_tokens=created_for_minutes, ephemeral_1h_input_tokens=created_for_hour
             ),
-            output_tokens=usage.completion_tokens,
+            output_tokens=0 if self._caches_only else usage.completion_tokens,
         )
 
 

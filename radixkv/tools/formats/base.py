@@ -147,6 +147,11 @@ def json_body(writer: GrammarWriter, tool: Tool, rule: str, arguments_key: str, 
     return f"({head}) {arguments} {writer.literal('}')}"
 
 
+def as_object(arguments: Any) -> Mapping[str, Any]:
+    """The arguments of an earlier call; what the model wrote that is no object is then one of them."""
+    return arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
+
+
 def json_text(value: Any) -> str:
     """A value as JSON text."""
     return json.dumps(value, ensure_ascii=False)

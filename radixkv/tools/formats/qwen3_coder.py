@@ -11,7 +11,7 @@ from typing import Any
 
 from radixkv.tools.definitions import Tool
 from radixkv.tools.events import ToolCallArguments
-from radixkv.tools.formats.base import CallFormat, guarded_call, json_text
+from radixkv.tools.formats.base import CallFormat, as_object, guarded_call, json_text
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.source import (
     AnswerSource,
@@ -33,6 +33,15 @@ class Qwen3CoderFormat(CallFormat):
     """An element for each call, and in it one for each argument."""
 
     call_begin = "<tool_call>"
+
+    def as_template_message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The template writes each argument of a call, so it needs an object of them."""
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        functions = [{**call["function"], "arguments": as_object(call["function"]["arguments"])} for call in calls]
+        written = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+        return {**message, "tool_calls": written}
 
     def parse(self, source: AnswerSource) -> Parsing[None]:
         while (yield from text_until(source, [self.call_begin])):

@@ -1,0 +1,64 @@
+"""Tools and earlier calls that are unusual, but that clients send and models write."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.chat_templates import make_tokenizer
+
+from radixkv.model.text_interface import TextInterface
+from radixkv.prompts import as_template_message, render_chat
+from radixkv.tools.chat_format import ChatFormat
+from radixkv.tools.definitions import as_tool_options
+
+# In the manner of Qwen3-Coder's.
+WRITES_EACH_ARGUMENT = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call><function={{ call.function.name }}>"
+    "{% for key, value in call.function.arguments | items %}<parameter={{ key }}>{{ value }}</parameter>{% endfor %}"
+    "</function></tool_call>{% endfor %}|{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% if effort %}{{ 'Effort: ' + effort }}{% endif %}"
+)
+
+
+def interface(template: str) -> TextInterface:
+    tokenizer = make_tokenizer(template)
+    return TextInterface(tokenizer, "model", 1000, len(tokenizer), frozenset(), ChatFormat.of(tokenizer), {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        ('{"a": 1, "b": "x"}', "<parameter=a>1</parameter><parameter=b>x</parameter>"),
+        ('{"a": 1, "b', '<parameter=arguments>{"a": 1, "b</parameter>'),
+        ("[1]", "<parameter=arguments>[1]</parameter>"),
+    ],
+)
+def test_arguments_that_are_no_object_are_written_as_one(arguments: str, written: str) -> None:
+    """A call that was cut in its arguments, sent back, made Qwen3-Coder's template fail, and the conversation with it."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "Go."},
+        as_template_message({"role": "assistant", "content": None, "tool_calls": [call]}),
+    ]
+    text = render_chat(messages, interface(WRITES_EACH_ARGUMENT))
+    assert f"<function=f>{written}</function>" in text
+
+
+def test_what_a_template_cannot_compute_with_is_named() -> None:
+    """The error was jinja's alone, and named no argument."""
+    expected = "messages, tools, chat_template_kwargs: the chat template refuses them: can only concatenate str"
+    with pytest.raises(ValueError, match=expected):
+        render_chat(
+            [{"role": "user", "content": "Go."}], interface(WRITES_EACH_ARGUMENT), chat_template_kwargs={"effort": 3}
+        )
+
+
+def test_null_says_nothing_about_a_tool_s_parameters() -> None:
+    """Anthropic's client has optional properties, and sends null for them; the request was refused."""
+    parameters: dict[str, Any] = {"type": "object", "properties": None, "required": None}
+    options = as_tool_options([{"type": "function", "function": {"name": "f", "parameters": parameters}}], None, None)
+    assert options is not None
+    assert json.dumps(options.tools["f"].parameters) == '{"type": "object", "properties": {}}'
