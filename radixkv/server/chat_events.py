@@ -87,8 +87,10 @@ async def start_chat(
 
     Raises:
         ApiError: a value is impossible: 400, with the name of the field.
+        RequestTimeoutError: it took longer than the first time limit.
         Exception: what `AsyncLLM.submit` raises.
     """
+    deadlines = service.deadlines(body)
     with client_errors(body.request_field_names):
         if body.top_logprobs and not body.logprobs:
             raise ValueError("top_logprobs: only for logprobs=true")
@@ -98,7 +100,8 @@ async def start_chat(
         if body.prediction is not None:
             service.check_length("prediction", body.prediction.text)
         breakpoints = body.breakpoints if breakpoints is None else breakpoints
-        prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages, tools), tenant=tenant.name)
+        async with deadlines.before_admission():
+            prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages, tools), tenant=tenant.name)
         prompt = service.with_cache_options(prompt, body, tenant)
         if body.prompt_cache_options is not None and not body.prompt_cache_options.allows(breakpoints):
             prompt = replace(prompt, read_cache=False, write_cache=False)
@@ -111,7 +114,7 @@ async def start_chat(
         top_logprobs = body.top_logprobs or 0 if body.logprobs else None
         params = body.params(max_tokens, top_logprobs, body.prompt_logprobs, remaining, defaults)
         check_response_size(body, [prompt], params, remaining)
-        generation = await Generation.start(service, tenant, [prompt], params, body, request_id)
+        generation = await Generation.start(service, tenant, [prompt], params, body, request_id, deadlines)
         keeper = PrefixKeeper(service.llm, tenant.name, body, breakpoints, prompt)
         return ChatEvents(generation, prompt.answer_form, keeper)
 

@@ -105,6 +105,7 @@ def completion_routes(service: Service) -> APIRouter:
     async def complete(body: CompletionRequest, request: Request, tenant: CurrentTenant) -> Response:
         """Complete prompts."""
         service.check_model(body.model)
+        deadlines = service.deadlines(body)
         with client_errors(body.request_field_names):
             if body.best_of not in (None, body.num_choices):
                 raise ValueError(f"best_of: expected n={body.num_choices}, got {body.best_of}: more are not supported")
@@ -116,10 +117,11 @@ def completion_routes(service: Service) -> APIRouter:
                     service.check_num_tokens("prompt", len(prompt))
             add_special_tokens = body.add_special_tokens is not False
             prompts: list[Prompt] = []
-            for some in _turns(sent):
-                encode = partial(as_prompts, some, add_special_tokens=add_special_tokens)
-                # Each turn holds queue slots for all prompts, and no other request takes them between two turns.
-                prompts += await service.llm.run_tokenizer(encode, tenant=tenant.name, num_prompts=len(sent))
+            async with deadlines.before_admission():
+                for some in _turns(sent):
+                    encode = partial(as_prompts, some, add_special_tokens=add_special_tokens)
+                    # Each turn holds queue slots for all prompts, and no other request takes them between two turns.
+                    prompts += await service.llm.run_tokenizer(encode, tenant=tenant.name, num_prompts=len(sent))
             prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
             max_model_len = service.llm.loaded.max_model_len
             max_tokens = body.max_tokens
@@ -140,7 +142,7 @@ def completion_routes(service: Service) -> APIRouter:
             check_response_size(body, prompts, params, remaining, num_copies=body.num_choices, repeating=repeating)
             request_id = new_id("cmpl")
             writer = _CompletionResponseWriter(body, request_id, service, prompts, score_only, tenant)
-            generation = await Generation.start(service, tenant, prompts, params, body, request_id)
+            generation = await Generation.start(service, tenant, prompts, params, body, request_id, deadlines)
         return await respond(request, generation, writer, bool(body.stream))
 
     return router

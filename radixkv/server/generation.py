@@ -84,15 +84,18 @@ class Generation:
         params: SamplingParams | BeamSearchParams,
         body: GenerationRequest,
         request_id: str,
+        deadlines: Deadlines,
     ) -> Generation:
         """Submit all prompts, or none, on behalf of the tenant.
+
+        Args:
+            deadlines: of the request, since its arrival.
 
         Raises:
             RequestTimeoutError: it took longer than the first time limit.
             ValueError, ApiError: the tenant's limits do not allow it, see `RateLimits`.
             Exception: what `AsyncLLM.submit` raises.
         """
-        deadlines = Deadlines(service.llm, service.time_limits.at_most(body.timeout))
         timers = [RequestTimer(service.metrics, body.num_choices) for _ in prompts]
         try:
             async with deadlines.before_admission():

@@ -21,7 +21,7 @@ from radixkv.server.rate_limits import RateLimits
 from radixkv.server.responses.store import ResponseStore
 from radixkv.server.served import ServedModel
 from radixkv.server.tenants import Tenant, Tenants
-from radixkv.server.time_limits import TimeLimits
+from radixkv.server.time_limits import Deadlines, TimeLimits
 from radixkv.server.token_text import TokenTexts
 from radixkv.tools.definitions import ToolOptions
 
@@ -128,6 +128,10 @@ class Service:
         max_model_len = self.llm.loaded.max_model_len
         if count > max_model_len:
             raise PromptTooLongError(f"{name}: {count} {what} cannot fit into the model's {max_model_len} tokens")
+
+    def deadlines(self, request: GenerationRequest) -> Deadlines:
+        """Those of a request that arrives now."""
+        return Deadlines(self.llm, self.time_limits.at_most(request.timeout))
 
     def with_cache_options(self, prompt: Prompt, request: GenerationRequest, tenant: Tenant) -> Prompt:
         """The prompt in the tenant's namespace, with the request's cache options."""

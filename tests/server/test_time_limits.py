@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -47,6 +48,31 @@ def test_in_the_queue(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = f"the request waited in the queue for {SOON} seconds, which is the limit"
     assert errors(llm, TimeLimits(queue=SOON, first_token=2 * SOON, total=900)) == [expected] * 2
     assert errors(llm, TimeLimits(queue=SOON), prompt=[[7], [8]], streams=(False,)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [("/v1/completions", BODY), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})],
+)
+def test_in_the_queue_to_be_tokenized(llm: LLM, path: str, fields: dict[str, Any]) -> None:
+    """The limits began after it, and others' long texts could keep a request there for as long as they took."""
+    go = threading.Event()
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine, time_limits=TimeLimits(queue=SOON)) as client:
+            others = asyncio.create_task(engine.run_tokenizer(lambda _: go.wait(), tenant=None))
+            await asyncio.sleep(0)  # theirs is the first
+            try:
+                response = await asyncio.wait_for(client.post(path, json=fields), 60)
+            finally:
+                go.set()
+            await others
+            assert response.status_code == 504
+            expected = f"the request waited in the queue for {SOON} seconds, which is the limit"
+            assert response.json()["error"]["message"] == expected
+            assert engine.num_unfinished == 0
+
+    asyncio.run(main())
 
 
 def test_until_the_first_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
