@@ -31,7 +31,7 @@ The functions take contiguous torch tensors in float32 or bfloat16 on the CPU, w
 torch's threads. They raise RuntimeError where no variant runs on this machine: ask `library` first. None computes gradients.
 """
 
-from radixkv_cpu.attention import PagedAttention, RowKind
+from radixkv_cpu.attention import MAX_DECODING_ROWS, PagedAttention, RowKind
 from radixkv_cpu.blocks import Blocks, BlockWeight
 from radixkv_cpu.draw import Truncation, draw_tokens
 from radixkv_cpu.elementwise import rms_norm, rope_, write_cache
@@ -47,6 +47,7 @@ from radixkv_cpu.rows import BlockParts
 
 __all__ = [
     "ACTIVATIONS",
+    "MAX_DECODING_ROWS",
     "QUANTIZATIONS",
     "VARIANTS",
     "BlockParts",

@@ -31,13 +31,18 @@ _UNSIGNED: Mapping[np.dtype[Any], np.dtype[Any]] = MappingProxyType(
 )
 
 
+# Most rows of a decoding range, `kMostDrafted` of ``src/attention.cpp``.
+MAX_DECODING_ROWS = 32
+
+
 class RowKind(IntEnum):
     """Whose rows read a range of keys. Rows of one sequence are computed as if each were the only one, to the last bit.
 
     Attributes:
         SHARED: rows of several sequences.
         PROMPT: rows of one sequence's prompt, any number of them.
-        DECODING: one sequence's last known token and the drafts behind it, up to 32 rows in all.
+        DECODING: one sequence's last known token and the drafts behind it: at most `MAX_DECODING_ROWS` rows. A longer draft
+            is several ranges.
     """
 
     SHARED = 0

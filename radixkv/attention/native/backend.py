@@ -12,7 +12,7 @@ from radixkv.attention.options import AttentionOptions
 from radixkv.attention.plan import AttentionPlan, KeyRanges
 from radixkv.attention.query_batch import Ints, concatenated_ranges
 from radixkv.memory import KVPool
-from radixkv_cpu import PagedAttention, RowKind, library, write_cache
+from radixkv_cpu import MAX_DECODING_ROWS, PagedAttention, RowKind, library, write_cache
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -88,29 +88,33 @@ class NativeAttention:
 
 
 def _by_kind(ranges: KeyRanges) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:
-    """A batch's ranges, split so that each has rows of one kind.
+    """A batch's ranges, split so that each has rows of one kind, and no more of them than are computed alike.
 
-    So a prompt's last token is computed apart from the others, as it is when the others are cached: the answer is the same
-    either way.
+    So a prompt's last token is computed apart from the others, as it is when the others are cached, and a token behind a long
+    draft as it is without one: the answer is the same either way.
     """
     row_ranges = np.stack((ranges.row_start, ranges.row_stop))
     key_ranges = np.stack((ranges.key_start, ranges.key_stop))
     num_decoding, num_rows = ranges.num_decoding, ranges.row_stop - ranges.row_start
     kinds = np.where(num_decoding > 0, _DECODING, _PROMPT)
     kinds[: ranges.num_shared] = _SHARED
-    (split,) = ((num_decoding > 0) & (num_decoding < num_rows)).nonzero()
+    (split,) = ((num_decoding > 0) & (num_decoding < num_rows) | (num_decoding > MAX_DECODING_ROWS)).nonzero()
     if not len(split):
         return row_ranges, ranges.table, key_ranges, kinds
-    decoding_rows, decoding_keys = row_ranges[:, split], key_ranges[:, split]
+    num_pieces = -(-num_decoding[split] // MAX_DECODING_ROWS)
+    pieces = split.repeat(num_pieces)
+    starts = ranges.row_stop[pieces] - num_decoding[pieces]
+    starts += MAX_DECODING_ROWS * concatenated_ranges(np.zeros_like(num_pieces), num_pieces)
+    decoding_rows = np.stack((starts, np.minimum(starts + MAX_DECODING_ROWS, ranges.row_stop[pieces])))
+    decoding_keys = key_ranges[:, pieces]
     for columns in (row_ranges, key_ranges):
-        columns[1, split] -= num_decoding[split]
-    decoding_rows[0] = row_ranges[1, split]
+        columns[1, split] -= num_decoding[split]  # what is left is the prompt's: no rows where all of them decode
     kinds[split] = _PROMPT
     return (
         np.concatenate((row_ranges, decoding_rows), axis=1),
-        np.concatenate((ranges.table, ranges.table[split])),
+        np.concatenate((ranges.table, ranges.table[pieces])),
         np.concatenate((key_ranges, decoding_keys), axis=1),
-        np.concatenate((kinds, np.full(len(split), _DECODING))),
+        np.concatenate((kinds, np.full(len(pieces), _DECODING))),
     )
 
 

@@ -104,11 +104,16 @@ def test_layers_of_any_layout_give_what_torch_gives(variant: str, dtype: torch.d
 
 @each_variant
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("num_prompt", "num_drafts"), [(1, 7), (2, 16), (9, 5), (40, 16), (250, 3)])
+@pytest.mark.parametrize(
+    ("num_prompt", "num_drafts"), [(1, 7), (2, 16), (9, 5), (40, 16), (250, 3), (1, 32), (9, 40), (2, 100)]
+)
 def test_no_bit_depends_on_how_a_prompt_is_cut_nor_on_drafts(
     variant: str, dtype: torch.dtype, num_prompt: int, num_drafts: int
 ) -> None:
-    """Few rows and many pass keys in ways that add in different orders; drafts also stand in a prompt's last chunk."""
+    """Few rows and many pass keys in ways that add in different orders; drafts also stand in a prompt's last chunk.
+
+    Drafts of 32 tokens and more used to be computed as prompts are, which changed answers.
+    """
     torch.manual_seed(0)
     shape, context = LayerShape(3, 64, 64), 200
     rows = num_prompt + num_drafts
