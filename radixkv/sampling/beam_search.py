@@ -122,7 +122,7 @@ class BeamSearch:
             finish = self._finish_of(history, stop_string)
             if self._grammars:
                 grammar = self._advanced_grammar(candidate)
-                finish = ("stop", None) if finish is None and grammar.complete else finish
+                finish = ("stop", None) if finish in (None, ("length", None)) and grammar.complete else finish
                 grammars += [grammar] if finish is None else []
             if self._texts and finish is None:
                 texts.append(text)

@@ -49,7 +49,7 @@ def prepare_schema(schema: Any) -> Any:
         num_properties += len(names) + len(_names(part, "patternProperties"))
         if num_properties > _MAX_PROPERTIES:
             raise ValueError(f"expected at most {_MAX_PROPERTIES} properties in all, there are more up to {path}")
-        if part.get("format") in _ANNOTATION_FORMATS and isinstance(part["format"], str):
+        if isinstance(part.get("format"), str) and part["format"] in _ANNOTATION_FORMATS:
             del part["format"]
         if part.get("uniqueItems") is False:
             del part["uniqueItems"]

@@ -82,6 +82,20 @@ def test_every_sample_and_every_beam_satisfies_the_grammar(llm: LLM, spec: dict[
         assert all(math.isfinite(entry.logprob) for step in beam.logprobs for entry in step.values())
 
 
+def test_what_its_last_token_completes_has_stopped_and_is_not_cut_off(llm: LLM) -> None:
+    """Beams that ended so used to report that they had reached their length."""
+    spec = StructuredOutputsParams(regex="[a-c]{3}")
+    sampling = SamplingParams(temperature=0, structured_outputs=spec)
+    (sample,) = llm.generate(PROMPT, sampling, use_tqdm=False)[0].outputs
+    length = len(sample.token_ids)
+    sampling = SamplingParams(temperature=0, max_tokens=length, structured_outputs=spec)
+    (sample,) = llm.generate(PROMPT, sampling, use_tqdm=False)[0].outputs
+    assert sample.finish_reason == "stop"
+    (beam,) = llm.beam_search(PROMPT, BeamSearchParams(1, length, structured_outputs=spec))[0].sequences
+    assert beam.text == PROMPT + sample.text
+    assert beam.finish_reason == "stop"
+
+
 def test_what_is_likely_next_is_forced_text_and_what_followed_the_same_token_before(llm: LLM) -> None:
     tokenizer = llm.get_tokenizer()
     ids = tokenizer('{"name": "Ann", "age": 31, "tags": []}', add_special_tokens=False).input_ids
@@ -294,6 +308,7 @@ def test_preemption_keeps_the_grammar() -> None:
         ({"choice": ["x" * 100] * 90}, "at most 8192"),
         ({"json": {"$ref": "#"}}, "json cannot be followed: no answer satisfies it, or none that ends"),
         ({"json": {"type": "nonsense"}}, "Invalid type"),
+        ({"json": {"type": "string", "format": ["x"]}}, "json cannot be followed: Expected string for 'format'"),
         ({"json": "{"}, "json cannot be read"),
         ({"json": "[]"}, "expected a JSON schema"),
         ({"json": '{"type":"array","items":' * 300 + "{}" + "}" * 300}, "recursion"),
@@ -316,6 +331,15 @@ def test_preemption_keeps_the_grammar() -> None:
         (
             {"structural_tag": {"triggers": ["<"], "structures": [{"begin": "<", "schema": {"not": {}}, "end": ""}]}},
             "#/not: this cannot be enforced",
+        ),
+        (
+            {
+                "structural_tag": {
+                    "triggers": ["<"],
+                    "structures": [{"begin": "<", "schema": {"format": {}}, "end": ""}],
+                }
+            },
+            "Expected string for 'format'",
         ),
         ({"choice": []}, "choice must be"),
         ({"choice": "yes"}, "choice must be"),
