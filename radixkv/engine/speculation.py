@@ -11,9 +11,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
+from typing import NamedTuple
 
 from radixkv.drafting import Draft, DraftContext, Drafter
 from radixkv.drafting.acceptance import AcceptanceRates
@@ -50,12 +52,12 @@ class _Candidate:
     rate: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A sequence that drafters were asked about, and its length before the step."""
+class _Pending(NamedTuple):
+    """A sequence that drafters were asked about, its length before the step, and what they proposed, by source."""
 
     sequence: TokenSequence
     num_tokens: int
+    proposed: Mapping[str, Draft]
 
 
 class Speculator:
@@ -96,23 +98,29 @@ class Speculator:
         self._times = StepTimes()
         self._warned: set[str] = set()
         self._pending: list[_Pending] = []
+        self._pending_in_flight: list[_Pending] = []  # of the batch before, if it is in flight
         self._sources: dict[TokenSequence, str] = {}  # of the drafts that are verified
         self._started = 0.0
         self._landed: float | None = None
         self._num_unasked = 0
         self._num_steps = 0
+        # Rows of the last batch that drafts were made for, if they got none beside them: nor will they beside more.
+        self._declined_rows = math.inf
         self.counts: dict[str, DraftCounts] = {}
 
     def wants_tokens(self, batch: Batch) -> bool:
         """Whether the tokens of a batch in flight should be fetched before the next step, because drafts may follow them.
 
-        True while the latest drafts seem good, and now and then otherwise: drafters see no token that is in flight.
+        True while the latest drafts seem good, unless such were not worth their rows, and now and then otherwise: drafters
+        see no token that is in flight.
         """
         if not batch.sampled:
             return False  # only prompts: nothing is drafted behind them
         self._num_unasked += 1
         if self._num_unasked >= _ASKED_EVERY:
             return True
+        if len(batch.sampled) >= self._declined_rows:
+            return False
         for row in batch.sampled:
             drafts = row.sequence.drafts
             if drafts is not None and any(
@@ -125,14 +133,14 @@ class Speculator:
     def draft(self, batch: Batch) -> None:
         """Give the batch the drafts that are worth verifying, with writable slots for them."""
         self._num_steps += 1
-        self._pending = []
+        self._pending_in_flight, self._pending = self._pending, []
         self._sources = {}
         candidates: list[_Candidate] = []
         asks_all = len(batch.chunks) < _MANY_SEQUENCES or self._num_unasked >= _ASKED_EVERY
         for group, sequence, _, completes in batch.chunks:
             drafts = sequence.drafts
             if drafts is not None and not asks_all and self._num_steps % _interval(drafts):
-                drafts.proposed.clear()  # however good: it is out of date, and no step should wait for what follows it
+                drafts.proposed = {}  # however good: it is out of date, and no step should wait for what follows it
                 continue
             request = group.request
             state = sequence.sampling
@@ -142,41 +150,29 @@ class Speculator:
                 continue  # its samples are about to fork, or its rows are the prompt's
             if state.grammar is not None and state.grammar.budget.in_debt:
                 continue
-            self._num_unasked = 0
             most = min(self._max_tokens, request.max_new_tokens - len(state.output_token_ids) - 1)
             drafts = self._drafts_of(sequence)
-            drafts.proposed.clear()
+            drafts.proposed = {}
             if most > 0:
                 candidate = self._best(sequence, drafts, most)
                 if candidate is not None:
                     candidates.append(candidate)
-            self._pending.append(_Pending(sequence, len(sequence.token_ids)))
+            self._pending.append(_Pending(sequence, len(sequence.token_ids), drafts.proposed))
+        if self._pending and not any(chunk.sequence.num_placeholders for chunk in batch.chunks):
+            self._num_unasked = 0  # not when prompts alone were asked about, behind which others' tokens are in flight
         if candidates:
             self._choose(batch, candidates)
         self._started = self._clock()
 
     def learn(self, batch: Batch) -> None:
         """Learn from the batch that `draft` was called with, now that it is processed."""
-        for pending in self._pending:
-            sequence, drafts = pending.sequence, pending.sequence.drafts
-            if drafts is None:
-                continue
-            tokens = sequence.token_ids[pending.num_tokens : sequence.num_known_tokens]
-            for source, draft in drafts.proposed.items():
-                self._rates.learn(source, draft, tokens, drafts.rates)
-            right = any(list(draft.token_ids[:1]) == tokens[:1] for draft in drafts.proposed.values())
-            wrong = max(drafts.num_wrong - 2, 0) if right else drafts.num_wrong + 1
-            drafts.num_wrong = min(wrong, _MAX_WRONG + _MOST_SKIPPED)
-            verified = batch.drafts.get(sequence)
-            if verified is not None:
-                # The last token was drawn behind the accepted ones.
-                self._count(sequence, self._sources[sequence], len(verified), max(len(tokens) - 1, 0))
+        self._compare(self._pending, batch)
         if batch.chunks and not batch.beam_steps and all(chunk.num_tokens == 1 for chunk in batch.chunks):
             self._times.observe(batch.num_tokens, self._clock() - self._started, drafting=bool(batch.drafts))
         self._pending = []
 
     def landed(self, batch: Batch | None, following: Batch) -> None:
-        """Learn how long a batch took that was launched ahead and is processed now: the time since the one before it was.
+        """Learn from a batch that was launched ahead and is processed now; it took the time since the one before it was.
 
         Args:
             batch: without drafts; None: nothing was in flight, so the time until now was idle.
@@ -186,9 +182,31 @@ class Speculator:
         if batch is None:
             self._landed = None
             return
+        if following.chunks:
+            self._compare(self._pending_in_flight, batch)
+        else:
+            self._compare(self._pending, batch)
+            self._pending = []
         if self._landed is not None and all(chunk.num_tokens == 1 for chunk in batch.chunks):
             self._times.observe(batch.num_tokens, now - self._landed, drafting=False)
         self._landed = now if following.chunks else None
+
+    def _compare(self, pending: Sequence[_Pending], batch: Batch) -> None:
+        """Learn from the tokens of a processed batch how good the drafts for it were, verified or not."""
+        for sequence, num_tokens, proposed in pending:
+            drafts = sequence.drafts
+            if drafts is None:
+                continue
+            tokens = sequence.token_ids[num_tokens : sequence.num_known_tokens]
+            for source, draft in proposed.items():
+                self._rates.learn(source, draft, tokens, drafts.rates)
+            right = any(list(draft.token_ids[:1]) == tokens[:1] for draft in proposed.values())
+            wrong = max(drafts.num_wrong - 2, 0) if right else drafts.num_wrong + 1
+            drafts.num_wrong = min(wrong, _MAX_WRONG + _MOST_SKIPPED)
+            verified = batch.drafts.get(sequence)
+            if verified is not None:
+                # The last token was drawn behind the accepted ones.
+                self._count(sequence, self._sources[sequence], len(verified), max(len(tokens) - 1, 0))
 
     def _best(self, sequence: TokenSequence, drafts: SequenceDrafts, most: int) -> _Candidate | None:
         """Ask every drafter, and return the draft with the most tokens that can be expected to be right."""
@@ -274,6 +292,7 @@ class Speculator:
             if length > 0:
                 batch.drafts[sequence] = candidate.token_ids[:length]
                 self._sources[sequence] = candidate.source
+        self._declined_rows = math.inf if batch.drafts else num_rows
 
     def _count(self, sequence: TokenSequence, source: str, num_drafted: int, num_accepted: int) -> None:
         for counts in (self.counts, sequence.request.metrics.drafts):
