@@ -5,6 +5,7 @@
     RadixTree ── on_insert, on_remove, on_clear ──> EventRecorder      the events of `PrefixCache(events=...)`
               ── on_remove, on_clear ─────────────> EvictedPrefixes    the memory of evicted prefixes
               ── on_insert, on_split, ... ────────> TreeIndex          where what was said before is found (`drafting`)
+              ── on_clear ────────────────────────> NamespaceFollowers which token followed which (`drafting`)
               ── on_idle, on_reuse ───────────────> LearningPolicy     a policy that learns reuse times
               ── on_remove, on_clear ─────────────> Adaptive           which compares itself with LRU
 """

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 if TYPE_CHECKING:
     from radixkv.cache import BlockTable
     from radixkv.drafting.document import Document
+    from radixkv.drafting.followers import Followers
 
 
 class Grammar(Protocol):
@@ -40,29 +41,36 @@ NO_DRAFT = Draft(())
 class DraftContext:
     """A sequence as drafters see it.
 
-    They only read it, except ``own``, ``predicted``, ``answered`` and ``num_noted``: notes of the built-in drafters.
+    They only read it, except ``own``, ``predicted``, ``answered``, ``followers`` and ``num_noted``: notes of the built-in
+    drafters.
 
     Attributes:
         token_ids: prompt and answer so far; grows in place.
         num_prompt_tokens: how many of them are the prompt.
         namespace: only what was cached under it may be looked at: the timing of a draft would reveal another tenant's text.
+        read_cache: whether the request reads the cache; if not, what other requests said may not be looked at.
+        write_cache: whether it writes the cache; if not, what it says may not be kept for others.
         prediction: what the client expects of the answer, as token ids.
         grammar: constrains the answer, in the state after the last token; None: unconstrained.
         table: the sequence's blocks.
         own, predicted, answered: prompt and answer, the prediction, and another answer to the same prompt, as documents in
             which token runs are found.
+        followers: which tokens followed which in its answer, unless that is noted for the whole namespace.
         num_noted: how many of its tokens the grammar's drafter has looked at.
     """
 
     token_ids: list[int]
     num_prompt_tokens: int
     namespace: str = ""
+    read_cache: bool = True
+    write_cache: bool = True
     prediction: Sequence[int] = ()
     grammar: Grammar | None = None
     table: BlockTable | None = None
     own: Document | None = None
     predicted: Document | None = None
     answered: Document | None = None
+    followers: Followers | None = None
     num_noted: int = 0
 
 

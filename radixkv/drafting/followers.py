@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
+
+from radixkv.cache.node import Node
+from radixkv.cache.observer import TreeObserver
 
 # How many different followers of a token are kept, and of how many tokens.
 _MOST = 4
 _MOST_TOKENS = 4096
+# Most namespaces of which followers are kept.
+_MAX_NAMESPACES = 32
 
 
 class Followers:
-    """Which tokens followed each token in the answers of one namespace.
+    """Which tokens followed each token in some answers.
 
     Attributes:
         by_token: for each token, those that followed it, the most recent first.
@@ -35,3 +41,24 @@ class Followers:
             self.by_token[before] = [token, *known[: _MOST - 1]]
         while len(self.by_token) > _MOST_TOKENS:
             del self.by_token[next(iter(self.by_token))]
+
+
+class NamespaceFollowers(TreeObserver):
+    """The followers in the answers of each namespace, forgotten when that is cleared; an observer of the cache."""
+
+    def __init__(self) -> None:
+        self._by_namespace: OrderedDict[str, Followers] = OrderedDict()
+
+    def of(self, namespace: str) -> Followers:
+        """Those of a namespace. Of the namespaces used longest ago, they are forgotten."""
+        followers = self._by_namespace.setdefault(namespace, Followers())
+        self._by_namespace.move_to_end(namespace)
+        if len(self._by_namespace) > _MAX_NAMESPACES:
+            self._by_namespace.popitem(last=False)
+        return followers
+
+    def on_clear(self, namespace: str | None, nodes: Sequence[Node]) -> None:
+        """Forget those of a namespace and of all derived from it, which the tree may no longer know, or everything."""
+        for name in list(self._by_namespace):
+            if namespace is None or name == namespace or name.startswith(f"{namespace}/"):
+                del self._by_namespace[name]

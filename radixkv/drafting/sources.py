@@ -2,48 +2,48 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from radixkv.cache import PrefixCache
 from radixkv.drafting.document import Document
 from radixkv.drafting.drafter import NO_DRAFT, Draft, DraftContext, Drafter
-from radixkv.drafting.followers import Followers
+from radixkv.drafting.followers import Followers, NamespaceFollowers
 from radixkv.drafting.tree_index import TreeIndex
 
 # A sequence with more blocks of its own, which the tree does not have, is on no path of the tree.
 _MAX_OWN_BLOCKS = 2
 # How many tokens of an answer to the same prompt are looked at.
 _MAX_ANSWER = 1024
-# Most namespaces of which it is remembered which tokens followed which in answers under grammars.
-_MAX_NAMESPACES = 32
 
 
 class GrammarDrafter(Drafter):
     """What a grammar forces: the keys of an object, the rest of an enumerated string.
 
     The text is forced, but its tokens not quite: a model may spell it with others. And between forced texts there are small
-    choices, such as whether a space follows a colon: there, the guess is what earlier answers of this namespace did.
+    choices, such as whether a space follows a colon: there, the guess is what earlier answers of this namespace did; for a
+    request that does not both read and write the cache, what its own answer did.
+
+    Args:
+        followers: one of the observers of the cache, so that they are cleared with it.
     """
 
     source = "grammar"
 
-    def __init__(self) -> None:
-        self._followers: OrderedDict[str, Followers] = OrderedDict()
+    def __init__(self, followers: NamespaceFollowers) -> None:
+        self._followers = followers
 
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
         if context.grammar is None:
             return NO_DRAFT
-        followers, sequence = self._followers_in(context.namespace), context.token_ids
+        followers, sequence = self._followers_in(context), context.token_ids
         followers.note(sequence, max(context.num_noted, context.num_prompt_tokens, 1))
         context.num_noted = len(sequence)
         return Draft(context.grammar.likely_tokens(sequence[-1], followers.by_token, max_tokens))
 
-    def _followers_in(self, namespace: str) -> Followers:
-        followers = self._followers.setdefault(namespace, Followers())
-        self._followers.move_to_end(namespace)
-        if len(self._followers) > _MAX_NAMESPACES:
-            self._followers.popitem(last=False)
-        return followers
+    def _followers_in(self, context: DraftContext) -> Followers:
+        if context.read_cache and context.write_cache:
+            return self._followers.of(context.namespace)
+        if context.followers is None:
+            context.followers = Followers()
+        return context.followers
 
 
 class PrefixDrafter(Drafter):
@@ -60,7 +60,7 @@ class PrefixDrafter(Drafter):
 
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
         table = context.table
-        if table is None or len(table.own_block_ids) > _MAX_OWN_BLOCKS:
+        if table is None or not context.read_cache or len(table.own_block_ids) > _MAX_OWN_BLOCKS:
             return NO_DRAFT
         return Draft(self._cache.continuation(table, context.token_ids, max_tokens))
 
@@ -81,7 +81,8 @@ class AnswerDrafter(Drafter):
 
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
         if context.answered is None:
-            if context.table is None or len(context.token_ids) != context.num_prompt_tokens:
+            begins = len(context.token_ids) == context.num_prompt_tokens
+            if context.table is None or not context.read_cache or not begins:
                 return NO_DRAFT
             answer = self._cache.continuation(context.table, context.token_ids, _MAX_ANSWER)
             if not answer:
@@ -105,7 +106,7 @@ class TreeDrafter(Drafter):
         self._index = index
 
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
-        found = self._index.find(context.token_ids, context.namespace)
+        found = self._index.find(context.token_ids, context.namespace) if context.read_cache else None
         if found is None:
             return NO_DRAFT
         return Draft(self._cache.following(found.node, found.offset, max_tokens), found.length)
@@ -139,11 +140,13 @@ def drafters(cache: PrefixCache, index: TreeIndex) -> list[Drafter]:
     """One of each.
 
     Args:
-        cache: whose tree they draft from.
+        cache: whose tree they draft from; from now on it has an observer of theirs.
         index: one of its observers.
     """
+    followers = NamespaceFollowers()
+    cache.add_observer(followers)
     return [
-        GrammarDrafter(),
+        GrammarDrafter(followers),
         PrefixDrafter(cache),
         PredictionDrafter(),
         AnswerDrafter(cache),

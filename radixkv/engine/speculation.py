@@ -255,6 +255,8 @@ class Speculator:
                 sequence.token_ids,
                 request.num_prompt_tokens,
                 request.namespace,
+                request.read_cache,
+                request.write_cache,
                 prediction=request.prediction,
                 grammar=None if sequence.sampling is None else sequence.sampling.grammar,
             )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pytest
 from support.cache_driver import leave
 
 from radixkv.cache import PrefixCache
 from radixkv.drafting import DraftContext
-from radixkv.drafting.followers import Followers
-from radixkv.drafting.sources import AnswerDrafter, GrammarDrafter
+from radixkv.drafting.followers import Followers, NamespaceFollowers
+from radixkv.drafting.sources import AnswerDrafter, GrammarDrafter, PrefixDrafter, TreeDrafter, drafters
+from radixkv.drafting.tree_index import TreeIndex
 
 PROMPT = list(range(1, 9))
 
@@ -44,7 +46,7 @@ class Following:
 
 
 def test_what_structures_repeat_is_remembered_within_a_namespace() -> None:
-    drafter = GrammarDrafter()
+    drafter = GrammarDrafter(NamespaceFollowers())
 
     def guess(tokens: list[int], namespace: str) -> list[int]:
         return list(drafter.draft(DraftContext(tokens, 1, namespace, grammar=Following()), 4).token_ids)
@@ -53,6 +55,53 @@ def test_what_structures_repeat_is_remembered_within_a_namespace() -> None:
     assert guess([5, 6], "ann") == [7]
     assert guess([5, 6], "ben") == []
     assert guess([6, 9, 6], "ben") == [9]  # 6 is the prompt's, and 9 follows it as the answer's first token
+
+
+@pytest.mark.parametrize("private", [{"write_cache": False}, {"read_cache": False}])
+def test_what_a_request_that_leaves_the_cache_alone_repeats_is_remembered_for_itself(private: dict[str, bool]) -> None:
+    """Its tokens used to be guesses for all others of the namespace, whatever its switches."""
+    drafter = GrammarDrafter(NamespaceFollowers())
+
+    def guess(tokens: list[int], **switches: bool) -> list[int]:
+        return list(drafter.draft(DraftContext(tokens, 1, **switches, grammar=Following()), 4).token_ids)
+
+    assert guess([5, 6, 7, 8, 6], **private) == [7]
+    assert guess([5, 6]) == []
+    assert guess([5, 6, 9, 6]) == [9]
+    assert guess([5, 6], **private) == []
+
+
+@pytest.mark.parametrize("cleared", ["ann", None])
+def test_what_structures_repeat_is_forgotten_with_the_cache(cleared: str | None) -> None:
+    """It used to survive, though nothing that was said may. The tree need not know the namespaces any more."""
+    followers = NamespaceFollowers()
+    cache = PrefixCache(64, 4, observers=[followers])
+    for namespace in ("ann", "ann/her salt", "anna"):
+        followers.of(namespace).note([5, 6], 1)
+    cache.clear(cleared)
+    assert not followers.of("ann").by_token
+    assert not followers.of("ann/her salt").by_token
+    assert bool(followers.of("anna").by_token) == (cleared is not None)
+
+
+def test_an_engines_grammar_drafter_forgets_with_the_cache() -> None:
+    cache, index = PrefixCache(64, 4), TreeIndex(64, 4)
+    (drafter,) = [each for each in drafters(cache, index) if isinstance(each, GrammarDrafter)]
+    drafter.draft(DraftContext([5, 6, 7, 6], 1, grammar=Following()), 4)
+    assert drafter.draft(DraftContext([5, 6], 1, grammar=Following()), 4).token_ids == [7]
+    cache.clear()
+    assert drafter.draft(DraftContext([5, 6], 1, grammar=Following()), 4).token_ids == []
+
+
+def test_the_tree_is_not_drafted_from_for_a_request_that_does_not_read_the_cache() -> None:
+    index = TreeIndex(64, 4)
+    cache = PrefixCache(64, 4, observers=[index])
+    leave(cache, [*PROMPT, *range(100, 140)])
+    for drafter in (PrefixDrafter(cache), AnswerDrafter(cache), TreeDrafter(cache, index)):
+        for reads in (True, False):
+            tokens = list(PROMPT)
+            context = DraftContext(tokens, len(PROMPT), read_cache=reads, table=cache.open(tokens))
+            assert bool(drafter.draft(context, 4).token_ids) == reads
 
 
 def test_followers_are_bounded_and_the_last_comes_first() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from support.model_zoo import VOCAB_SIZE, build_supported
 from radixkv import LLM, SamplingParams, StructuredOutputsParams
 from radixkv.cache import EventLog
 from radixkv.cache.event_recorder import EventRecorder
+from radixkv.drafting import Draft, DraftContext, Drafter
+from radixkv.drafting.followers import NamespaceFollowers
 from radixkv.drafting.sources import GrammarDrafter, PrefixDrafter, SuffixDrafter
 from radixkv.prompts import Prompt
 from radixkv.sampling.grammar_budget import GrammarBudget
@@ -189,6 +192,37 @@ def test_what_was_said_before_is_drafted_from_the_tree() -> None:
     assert "prefix" not in stranger.metrics.drafts
 
 
+def test_a_request_that_does_not_read_the_cache_gets_no_drafts_from_it() -> None:
+    """It used to, and so showed by its time what is cached."""
+    llm = drafting(num_blocks=200)
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=48, ignore_eos=True)
+
+    def sources(cache: dict[str, bool]) -> set[str]:
+        (output,) = llm.generate({"prompt_token_ids": [4, 5, 6], "cache": cache}, params, use_tqdm=False)
+        return {"prefix", "answer", "tree"} & set(output.metrics.drafts)
+
+    assert not sources({})
+    assert not sources({"read": False})
+    assert sources({})
+
+
+@pytest.mark.parametrize("switches", list(itertools.product([True, False], repeat=2)))
+def test_drafters_learn_whether_a_request_reads_and_writes_the_cache(switches: tuple[bool, bool]) -> None:
+    class Noting(Drafter):
+        source = "noting"
+
+        def draft(self, context: DraftContext, max_tokens: int) -> Draft:
+            assert (context.read_cache, context.write_cache) == switches
+            return Draft([3])
+
+    llm = drafting()
+    assert llm.engine._speculator is not None
+    llm.engine._speculator._drafters = [Noting()]
+    cache = dict(zip(("read", "write"), switches, strict=True))
+    (output,) = llm.generate({"prompt_token_ids": [4, 5, 6], "cache": cache}, use_tqdm=False)
+    assert "noting" in output.metrics.drafts
+
+
 def test_a_rejected_draft_leaves_no_trace() -> None:
     """Events, counters, blocks and the tree are, after every step, those of the same sequence without drafts."""
     histories = []
@@ -282,7 +316,9 @@ def test_what_takes_text_holds_inside_a_draft(llm: LLM, monkeypatch: pytest.Monk
     prompt_ids = llm.get_tokenizer()(prompt).input_ids
     # It goes on behind the ends of answers, and so do its drafts.
     oracle.sequences = [[*prompt_ids, *sample[1], 260, 261] for samples in expected for sample in samples]
-    drafts = speculator(llm, [oracle, GrammarDrafter(), PrefixDrafter(llm.engine.cache), SuffixDrafter()])
+    drafts = speculator(
+        llm, [oracle, GrammarDrafter(NamespaceFollowers()), PrefixDrafter(llm.engine.cache), SuffixDrafter()]
+    )
     monkeypatch.setattr(llm.engine, "_speculator", drafts)
     assert run() == expected
     assert drafts.counts["oracle"].accepted > 20
@@ -297,7 +333,7 @@ def test_a_grammar_that_owes_processor_time_gets_no_drafts(llm: LLM, monkeypatch
         "required": ["first_name"],
     }
     params = SamplingParams(temperature=0.0, max_tokens=16, structured_outputs=StructuredOutputsParams(json=schema))
-    drafts = speculator(llm, [GrammarDrafter()])
+    drafts = speculator(llm, [GrammarDrafter(NamespaceFollowers())])
     monkeypatch.setattr(llm.engine, "_speculator", drafts)
 
     def answer() -> list[int]:
