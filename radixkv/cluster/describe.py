@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
-from pathlib import Path
 from typing import Any
 
-import transformers
 import xxhash
 
 from radixkv import __version__
 from radixkv.async_llm import AsyncLLM
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.engine.engine import Engine
-from radixkv.model.fingerprint import files_digest, tensors_digest
+from radixkv.model.fingerprint import ModelFiles
+from radixkv.model.loader import LoadedModel
 from radixkv.model.native import weights_of
 from radixkv.model.tokenizer import tokenizer_digest
 from radixkv_cpu import BlockWeight, QuantisedWeight
+
+_log = logging.getLogger(__name__)
 
 
 async def describe(llm: AsyncLLM, started: float) -> ReplicaDescription:
@@ -31,14 +33,14 @@ async def describe(llm: AsyncLLM, started: float) -> ReplicaDescription:
     """
     capacity, of_engine = await llm.call(_describe_engine)
     loaded = llm.loaded
-    digest = await llm.run_tokenizer(lambda loaded: _weights_digest(loaded.model), tenant=None)
+    weights = await llm.run_tokenizer(_weights_name, tenant=None)
     tokenizer = await llm.run_tokenizer(lambda loaded: tokenizer_digest(loaded.tokenizer), tenant=None)
     template = getattr(loaded.tokenizer, "chat_template", None)
     identity = {
         "version": __version__,
         "tokenizer": tokenizer,
         "model": loaded.name,
-        "weights": digest,
+        "weights": weights,
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "model_length": loaded.model_length,
         "rope_factors": loaded.rope_factors or "",
@@ -69,10 +71,14 @@ def _describe_engine(engine: Engine) -> tuple[dict[str, int], dict[str, Any]]:
     return capacity, options
 
 
-def _weights_digest(model: transformers.PreTrainedModel) -> str:
-    """A name of the weights: the digest of their files, the model's revision on the hub, or the tensors' digest."""
-    path = model.config.name_or_path
-    if path and Path(path).is_dir():
-        return files_digest(Path(path))
-    revision = getattr(model.config, "_commit_hash", None)
-    return str(revision) if revision else tensors_digest(model)
+def _weights_name(loaded: LoadedModel) -> str:
+    """A name of the weights as they were loaded: of their files, or of their tensors before compiled code repacked them."""
+    origin = loaded.origin
+    name = origin.digest() if isinstance(origin, ModelFiles) else origin or loaded.fingerprint
+    if name is None:
+        _log.warning(
+            "%s: its weights were changed since, and cannot be named: no other replica goes on with its answers",
+            loaded.name,
+        )
+        return secrets.token_hex(16)
+    return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,22 +69,52 @@ def _is_repacked(model: transformers.PreTrainedModel) -> bool:
     return bool(weights_of(model)) or any(isinstance(module, PackedLinear) for module in model.modules())
 
 
-def files_digest(folder: Path) -> str:
-    """Names a model by the bytes of the files it is loaded from: its weights and its configuration.
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The files that a model is loaded from, by which it can be named later: only then are they read.
 
-    Args:
+    Attributes:
         folder: of the model.
-
-    Raises:
-        OSError: a file cannot be read.
+        state: size and time of the last change of each file, by its name.
     """
-    digest = xxhash.xxh3_128()
-    for path in sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".json")):
-        digest.update(path.name.encode())
-        with path.open("rb") as file:
-            while part := file.read(1 << 24):
-                digest.update(part)
-    return digest.hexdigest()
+
+    folder: Path
+    state: dict[str, tuple[int, int]]
+
+    @classmethod
+    def of(cls, folder: Path) -> ModelFiles:
+        """The files as they are now.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        return cls(folder, _state_of(folder))
+
+    def digest(self) -> str | None:
+        """Names the model by the bytes of its weights and its configuration; None: they have been changed since.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        digest = xxhash.xxh3_128()
+        try:
+            for path in _files_of(self.folder):
+                digest.update(path.name.encode())
+                with path.open("rb") as file:
+                    while part := file.read(1 << 24):
+                        digest.update(part)
+            return digest.hexdigest() if _state_of(self.folder) == self.state else None
+        except FileNotFoundError:
+            return None
+
+
+def _files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".json"))
+
+
+def _state_of(folder: Path) -> dict[str, tuple[int, int]]:
+    states = ((path.name, path.stat()) for path in _files_of(folder))
+    return {name: (state.st_size, state.st_mtime_ns) for name, state in states}
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.dynamic_rotation import stop_changes
 from radixkv.model.equivalence import TOLERANCES
-from radixkv.model.fingerprint import model_fingerprint, remember_fingerprint
+from radixkv.model.fingerprint import ModelFiles, model_fingerprint, remember_fingerprint
 from radixkv.model.generation_config import read_generation_config, sampling_defaults_of
 from radixkv.model.gguf_conversion import ProgressCallback
 from radixkv.model.heap import trim_heap
@@ -55,7 +56,9 @@ class LoadedModel(TextInterface):
     Attributes:
         model_length: tokens of a sequence that the model, or its user, allows. Once an engine runs it, ``max_model_len`` is
             less where the engine's pool has no room for so many.
-        fingerprint: of its weights, their quantisation and its configuration; None where it was not asked for.
+        fingerprint: of its weights, their quantisation and its configuration; None where it was not asked for, and the model
+            has an origin or cannot be named any more.
+        origin: the files, or the revision on the hub, that it was loaded from; None: it was given in memory.
         rope_factors: by which its rotary embeddings of type longrope rotate, see `choose_factors`; ``max_model_len`` decides.
     """
 
@@ -64,6 +67,7 @@ class LoadedModel(TextInterface):
     device: torch.device
     model_length: int
     fingerprint: str | None = None
+    origin: ModelFiles | str | None = None
     rope_factors: str | None = None
 
 
@@ -81,7 +85,7 @@ def load_model(
         model: hub id, folder, GGUF file or loaded model; None: the default model.
         config: how to load it; None: `ModelConfig`'s defaults.
         native: on a CPU, let compiled code stand in for the model's modules; torch's compiler cannot trace it.
-        fingerprint: read all weights once more, to name them.
+        fingerprint: read all weights once more, to name them. Those of a model in memory are always read.
         progress: called with a message before a slow operation; by default prints it to standard error.
 
     Raises:
@@ -89,14 +93,14 @@ def load_model(
         UnsupportedModelError: the model cannot run over KV cache blocks.
         ValueError: ``dtype``, ``device``, ``max_model_len``, ``quantization`` or ``chat_template`` is impossible for this
             model and machine; ``generation_config`` is not there, or nothing can be sampled with it; or the model's weights
-            cannot be named, see `model_fingerprint`.
+            are to be named and cannot be, see `model_fingerprint`.
     """
     config = config or ModelConfig()
     generation_config = read_generation_config(config.generation_config)
     target_device = _resolve_device(config.device)
     torch_dtype = _resolve_dtype(config.dtype, target_device, native)
     max_model_len = config.max_model_len
-    panel_cache = deferred = None
+    panel_cache = deferred = origin = None
     if isinstance(model, transformers.PreTrainedModel):
         name = model.config.name_or_path or type(model).__name__
         if config.dtype != "auto" and torch_dtype != model.dtype:
@@ -114,7 +118,9 @@ def load_model(
         may_defer = native and library() is not None and torch_dtype in TOLERANCES
         tokenizer = chosen_tokenizer(config, partial(_read_own_tokenizer, folder, name))
         with silence_transformers(), load_errors(name):
-            model, deferred = read_checkpoint(folder, torch_dtype, target_device, may_defer)
+            origin = ModelFiles.of(Path(folder)) if Path(folder).is_dir() else None
+            read, deferred = read_checkpoint(folder, torch_dtype, target_device, may_defer)
+        model, origin = read, origin or getattr(read.config, "_commit_hash", None)
     assert isinstance(model, transformers.PreTrainedModel)
     model.eval()
     check_supported(model, name)
@@ -126,7 +132,12 @@ def load_model(
     stop_changes(model)
     generation_config = generation_config or model.generation_config
     sampling_defaults = sampling_defaults_of(generation_config, config, name)
-    named = None if not fingerprint else model_fingerprint(model, config.quantization, deferred)
+    named = None
+    if fingerprint:
+        named = model_fingerprint(model, config.quantization, deferred)
+    elif origin is None:  # nothing else will tell which weights it has, once compiled code has repacked them
+        with suppress(ValueError):  # they were repacked already, by an engine that could not name them either
+            named = model_fingerprint(model, config.quantization, deferred)
     if model.device.type == "cpu":
         _prepare_on_cpu(model, name, config, native, panel_cache, deferred)
     else:
@@ -147,6 +158,7 @@ def load_model(
         chat_format=chat_format_of(tokenizer, config),
         sampling_defaults=sampling_defaults,
         fingerprint=named,
+        origin=origin,
         rope_factors=rope_factors,
     )
 

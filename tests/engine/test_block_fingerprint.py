@@ -100,8 +100,9 @@ def test_what_was_repacked_has_its_name_until_the_rest_of_it_is_changed(tmp_path
     _change_a_weight(model)
     with pytest.raises(ValueError, match="model: its weights cannot be named, because they were changed after an LLM"):
         LLM(model, **options)
-    untiered = build_shallow("llama")
-    LLM(untiered, block_size=4, num_blocks=80)
+    LLM(model, block_size=4, num_blocks=80)  # which needs no name
+    build_shallow("llama").save_pretrained(tmp_path / "folder")
+    untiered = LLM(tmp_path / "folder", block_size=4, num_blocks=80).engine.loaded.model
     with pytest.raises(
         ValueError, match="model: its weights cannot be named, because an LLM without tiers has repacked"
     ):
