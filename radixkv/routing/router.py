@@ -228,8 +228,8 @@ class Router:
     def holder(self, block_hashes: Sequence[int]) -> str | None:
         """The replica that holds, or will hold, most of a prefix; None: no replica holds any of it.
 
-        Among several that hold equally much of it, the choice is always the same for one prefix and differs between
-        prefixes, which spreads them: "rendezvous hashing" (Thaler and Ravishankar 1998).
+        One that holds it goes before others that only will. Among several of these, the choice is always the same for one
+        prefix and differs between prefixes, which spreads them: "rendezvous hashing" (Thaler and Ravishankar 1998).
 
         Args:
             block_hashes: from `prompt_hashes`.
@@ -240,7 +240,11 @@ class Router:
         if depth == 0:
             return None
         last = block_hashes[depth - 1]
-        return max((name for name in depths if depths[name] == depth), key=lambda name: next_hash(last, name.encode()))
+        holding = self._held.replicas(last)
+        return max(
+            (name for name in depths if depths[name] == depth),
+            key=lambda name: (holding >> self._replicas[name].number & 1, next_hash(last, name.encode())),
+        )
 
     def choose(
         self, block_hashes: Sequence[int], num_prompt_tokens: int, excluded: Collection[str] = ()

@@ -65,6 +65,15 @@ def test_the_holder_of_a_prefix_has_most_of_it(router: Router) -> None:
     assert router.holder([]) is None
 
 
+def test_a_replica_that_holds_a_prefix_goes_before_one_that_will(router: Router) -> None:
+    """Half of the prefixes were pinned where a request for them waited, or had been refused, and nothing was held."""
+    prefixes = [[first, first + 1] for first in range(0, 40, 2)]
+    router.update("a", stored(*range(40)))
+    for prefix in prefixes:
+        assert router.choose([*prefix, 99], 3 * BLOCK, excluded={"a", "c"}) is not None
+    assert {router.holder(prefix) for prefix in prefixes} == {"a"}
+
+
 def test_prefixes_that_all_replicas_hold_have_holders_among_all_of_them(router: Router) -> None:
     """The first replica got all pins, beyond the bound of each tenant there."""
     prefixes = [[first, first + 1] for first in range(0, 200, 2)]
