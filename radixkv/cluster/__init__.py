@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from radixkv.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from radixkv.cluster.cluster_llm import ClusterLLM, text_interface
+    from radixkv.cluster.cluster_llm import ClusterLLM
     from radixkv.cluster.description import ReplicaDescription
     from radixkv.cluster.generations import MismatchError
     from radixkv.cluster.ingress import Ingress, create_ingress
     from radixkv.cluster.replica_routes import replica_app
     from radixkv.cluster.replica_set import ReplicaSet
+    from radixkv.cluster.replica_text import text_interface
     from radixkv.cluster.streams import ReplicaStreams
 
 __all__ = [
@@ -41,6 +42,6 @@ __getattr__ = lazy_names(
         "ReplicaStreams": "streams",
         "create_ingress": "ingress",
         "replica_app": "replica_routes",
-        "text_interface": "cluster_llm",
+        "text_interface": "replica_text",
     },
 )

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from radixkv.cluster.counters import stats_of
-from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.replica_insight import explain_by_replicas
 from radixkv.cluster.replica_set import ReplicaSet
+from radixkv.cluster.replica_text import with_template_of
 from radixkv.cluster.wire import encode_selection
 from radixkv.config import ModelConfig
 from radixkv.engine.clearing import Cleared, NamespaceSelection
 from radixkv.engine.stats import GAUGES, BatchSize, EngineStats
 from radixkv.errors import DrainingError, EngineDeadError, ReplicasLostError, RequestTooLargeError
-from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.text_interface import TextInterface
-from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, load_tokenizer
+from radixkv.model.tokenizer import chat_format_of
 from radixkv.observe.explain import PromptExplanation
 from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.sampling.structured_output import GrammarCompiler
-from radixkv.sampling_defaults import as_sampling_defaults, log_defaults
+from radixkv.sampling_defaults import as_sampling_defaults
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request_validation import check_prompt_length
 from radixkv.scheduling.tenant_share import TenantShare
@@ -35,40 +32,6 @@ from radixkv.serving.request_intake import RequestIntake
 from radixkv.serving.request_stream import RequestStream
 
 _T = TypeVar("_T")
-
-
-def text_interface(
-    replicas: ReplicaSet, model: str | Path | None = None, config: ModelConfig | None = None
-) -> TextInterface:
-    """How the model of the replicas reads and writes text; its tokenizer is loaded here.
-
-    Args:
-        replicas: with at least one that was reached.
-        model: hub id, folder or GGUF file of the tokenizer; None: what the replicas call their model.
-        config: how to read its answers (``chat_template``, ``tool_call_parser``, ``reasoning_parser``); None: `ModelConfig`'s
-            defaults. A ``tokenizer`` in it takes the place of the model's.
-
-    Raises:
-        ModelLoadError: there is no tokenizer.
-        RuntimeError: no replica was reached yet.
-    """
-    newest = replicas.generations.newest
-    if newest is None:
-        raise RuntimeError("there was no replica yet: call add first")
-    identity, config = newest.identity, config or ModelConfig()
-    name = identity["model"] if model is None else model
-    tokenizer = chosen_tokenizer(config, lambda: load_tokenizer(None if name == DEFAULT_MODEL_NAME else name))
-    sampling_defaults = as_sampling_defaults(identity["sampling_defaults"])
-    log_defaults(identity["model"], sampling_defaults)
-    return TextInterface(
-        tokenizer=tokenizer,
-        name=identity["model"],
-        max_model_len=replicas.generations.max_model_len,
-        vocab_size=identity["vocab_size"],
-        eos_token_ids=frozenset(identity["eos_token_ids"]),
-        chat_format=chat_format_of(tokenizer, config),
-        sampling_defaults=sampling_defaults,
-    )
 
 
 class _RemoteEngine:
@@ -113,8 +76,6 @@ class ClusterLLM:
         self._loaded = loaded
         self._loaded_as_of = -1
         self._model_config = model_config or ModelConfig()
-        assert replicas.generations.newest is not None
-        self._template_digest = replicas.generations.newest.identity["chat_template"]
         self.replicas = replicas
         self.on_step: Callable[[EngineStats], None] | None = None  # nothing steps here
         self._engine = _RemoteEngine(loaded, replicas)
@@ -128,13 +89,22 @@ class ClusterLLM:
         self._idle.set()
 
     @property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles the grammars of requests here; each replica compiles them again."""
+        return self._engine.grammars
+
+    @property
     def loaded(self) -> TextInterface:
         """How the newest generation reads and writes text, with the length of sequences that fit on every replica."""
         generations = self.replicas.generations
         if self._loaded_as_of != generations.num_changes:
             newest = generations.newest
             assert newest is not None
-            self._follow_template(newest)
+            # Prompts that are written already keep their form of answer.
+            tokenizer = with_template_of(newest, self._loaded.tokenizer, self._model_config)
+            if tokenizer is not self._loaded.tokenizer:
+                chat_format = chat_format_of(tokenizer, self._model_config)
+                self._loaded = replace(self._loaded, tokenizer=tokenizer, chat_format=chat_format)
             self._loaded = replace(
                 self._loaded,
                 name=newest.identity["model"],
@@ -144,15 +114,6 @@ class ClusterLLM:
             )
             self._loaded_as_of = generations.num_changes
         return self._loaded
-
-    def _follow_template(self, newest: ReplicaDescription) -> None:
-        """Write conversations as the newest generation does. Prompts that are written already keep their form of answer."""
-        digest, config = newest.identity["chat_template"], self._model_config
-        if digest != self._template_digest and config.chat_template is None and self._loaded.tokenizer is not None:
-            tokenizer = copy.copy(self._loaded.tokenizer)  # with the same vocabulary
-            tokenizer.chat_template = newest.chat_template
-            self._loaded = replace(self._loaded, tokenizer=tokenizer, chat_format=chat_format_of(tokenizer, config))
-        self._template_digest = digest
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -248,6 +209,7 @@ class ClusterLLM:
         Raises:
             ReplicasLostError: some are down, or did not confirm it; the message names them. The others have cleared theirs.
         """
+        self.replicas.streams.stop_caching(selection)
         # A replica that leaves writes what it holds into its tiers, which others may share, when it ends.
         answers = await self.replicas.ask_all("POST", "/clear", encode_selection(selection), leaving=True)
         confirmed = {name: answer for name, answer in answers.items() if answer is not None and answer.is_success}
@@ -355,7 +317,9 @@ class ClusterLLM:
         most = max_model_len - num_prompt_tokens
         if params.max_tokens is not None and params.max_tokens <= most:
             return params
-        return replace(params, max_tokens=most)
+        if isinstance(params, BeamSearchParams):
+            return replace(params, max_tokens=most)
+        return replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
 
     async def _answer(
         self,

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from radixkv.cluster.cluster_llm import ClusterLLM, text_interface
+from radixkv.cluster.cluster_llm import ClusterLLM
 from radixkv.cluster.cluster_routes import cluster_routes
 from radixkv.cluster.replica_insight import ReplicaPins
 from radixkv.cluster.replica_metrics import ReplicaCollector
 from radixkv.cluster.replica_set import ReplicaSet
+from radixkv.cluster.replica_text import text_interface
 from radixkv.config import ModelConfig
 from radixkv.server.assembly import assemble_app, assemble_service
 from radixkv.server.config import ServerConfig

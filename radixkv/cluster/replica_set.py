@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -319,6 +320,8 @@ class ReplicaSet:
                 client = self._connect(member.url)
             if old is not None and old.instance != description.instance:
                 member.sent_shares = None  # an earlier process confirmed them, perhaps without ever being up
+            if old is not None and old.generation == description.generation:
+                description = replace(description, started=old.started)  # its generation is no newer by its restart
             member.description = description
             if member.client is not client:
                 await self._tenants.send(member, client)

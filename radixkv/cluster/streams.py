@@ -20,9 +20,10 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import httpx
 
@@ -33,6 +34,7 @@ from radixkv.cluster.attempt import MovedError, Ticket, Trial
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.received import Received
 from radixkv.cluster.wire import decode_beams, decode_delta, encode_accepted, encode_request, encode_sender
+from radixkv.engine.clearing import NamespaceSelection
 from radixkv.engine.resumable import check_resumable
 from radixkv.outputs import BeamSearchOutput, RequestMetrics, RequestOutput
 from radixkv.prompts import Prompt, with_answer_form
@@ -63,6 +65,13 @@ def _has_tokens(piece: RequestOutput | BeamSearchOutput) -> bool:
     if isinstance(piece, BeamSearchOutput):
         return bool(piece.sequences)
     return any(output.token_ids for output in piece.outputs)
+
+
+@dataclass(eq=False)
+class _SentPrompt:
+    """A prompt as the next attempt sends it."""
+
+    prompt: Prompt
 
 
 class ReplicaStreams:
@@ -113,6 +122,7 @@ class ReplicaStreams:
         self._tickets: dict[httpx.AsyncClient, set[Ticket]] = {}
         self._trials: dict[httpx.AsyncClient, asyncio.Lock] = {}
         self._arrival = asyncio.Event()
+        self._sent: WeakSet[_SentPrompt] = WeakSet()  # their requests own them
 
     async def generate(
         self,
@@ -153,10 +163,11 @@ class ReplicaStreams:
         known = RequestOutput(request_id, prompt.text, list(prompt.token_ids), None, [], False, 0, metrics)
         received = Received(params.n, prompt.resume, params.max_tokens, metrics)
         checks = AnswerChecks(known.prompt_token_ids, params, self._vocab_size)
+        sent = self._sent_prompt(prompt)
 
         def body() -> bytes:
             received.begin_attempt()
-            return encode_request(replace(prompt, resume=received.outputs), params, priority, tenant)
+            return encode_request(replace(sent.prompt, resume=received.outputs), params, priority, tenant)
 
         def read(line: Mapping[str, Any]) -> RequestOutput:
             return received.add(checks.checked(decode_delta(line, known)))
@@ -200,15 +211,18 @@ class ReplicaStreams:
         """
         params = with_answer_form(params, prompt.answer_form)
         metrics = RequestMetrics(arrival_time=time.monotonic())
-        body = encode_request(prompt, params, priority, tenant)
         checks = AnswerChecks(list(prompt.token_ids), params, self._vocab_size)
+        sent = self._sent_prompt(prompt)
+
+        def body() -> bytes:
+            return encode_request(sent.prompt, params, priority, tenant)
 
         def read(line: Mapping[str, Any]) -> BeamSearchOutput:
             if not line["finished"]:
                 return BeamSearchOutput([], len(prompt.token_ids), 0, metrics)  # see `encode_begun`
             return checks.checked_beams(decode_beams(line, metrics))
 
-        async with aclosing(self._pieces(request_id, prompt, params, lambda: body, read, on_accepted)) as results:
+        async with aclosing(self._pieces(request_id, prompt, params, body, read, on_accepted)) as results:
             async for result in results:
                 if metrics.first_token_time is None:
                     metrics.first_token_time = time.monotonic()
@@ -240,6 +254,12 @@ class ReplicaStreams:
         for ticket in self._tickets.get(client, ()):
             ticket.abandon()
 
+    def stop_caching(self, selection: NamespaceSelection) -> None:
+        """Prompts of these namespaces that run now are not cached by the replicas on which they go on."""
+        for sent in self._sent:
+            if sent.prompt.namespace in selection:
+                sent.prompt = replace(sent.prompt, write_cache=False)
+
     def num_streams(self, replica: str) -> int:
         """How many streams are on the replica that has this name now."""
         client = self._clients.get(replica)
@@ -248,6 +268,11 @@ class ReplicaStreams:
     def num_on(self, client: httpx.AsyncClient) -> int:
         """How many streams are on a replica, even if it was removed and another one has its name."""
         return len(self._tickets.get(client, ()))
+
+    def _sent_prompt(self, prompt: Prompt) -> _SentPrompt:
+        sent = _SentPrompt(prompt)
+        self._sent.add(sent)
+        return sent
 
     async def _pieces(
         self,
@@ -285,11 +310,13 @@ class ReplicaStreams:
                                 on_accepted = None
                             continue
                         piece = _piece(read, line, placement.replica)
-                        if _has_tokens(piece):
+                        has_tokens = _has_tokens(piece)
+                        if has_tokens or isinstance(piece, BeamSearchOutput):  # whose first line says that it has begun
                             self._router.prefilled(placement)
+                            trial.end()
+                        if has_tokens:
                             ticket.begin()
                             losses.progress(generation)
-                            trial.end()
                         yield piece
             except RefusedError as error:
                 losses.note_refusal(placement.replica, client, error)

@@ -16,13 +16,15 @@ from support.held_steps import HeldSteps
 from support.pretended_replicas import CAPACITY, IDENTITY
 from support.pretended_replicas import Cluster as PretendedCluster
 from support.pretended_replicas import llm_of as pretended_llm
-from support.replica_servers import LocalReplica, ingress_client, local_replicas, tiny_llm
+from support.replica_servers import LocalReplica, ingress_client, local_replicas, tiny_llm, tiny_model
+from tokenizers import normalizers
 
-from radixkv import AsyncLLM, BeamSearchParams, SamplingParams
-from radixkv.cluster import ClusterLLM, MismatchError, ReplicaDescription, ReplicaSet
+from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
+from radixkv.cluster import ClusterLLM, MismatchError, ReplicaDescription, ReplicaSet, replica_set, text_interface
 from radixkv.cluster.attempt import MovedError, Ticket
 from radixkv.cluster.generations import Generations
-from radixkv.errors import PromptTooLongError, ReplicasLostError, RequestTooLargeError
+from radixkv.config import ModelConfig
+from radixkv.errors import ModelLoadError, PromptTooLongError, ReplicasLostError, RequestTooLargeError
 from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import tokenizer_digest
 from radixkv.outputs import CompletionOutput
@@ -300,6 +302,38 @@ def test_defaults_and_length_follow_the_new_generation_and_administrators_see_it
     asyncio.run(main())
 
 
+def test_a_replica_of_the_old_generation_that_is_started_again_does_not_make_it_the_newest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When the last old replica crashed during an update, template, defaults and end tokens were the old ones again."""
+    monkeypatch.setattr(replica_set, "_SECONDS_BETWEEN_ATTEMPTS", 0.0)
+
+    async def main() -> None:
+        cluster, started = PretendedCluster(), {"old": 1.0, "new": 2.0}
+
+        async def describe(request: httpx.Request) -> httpx.Response:
+            name = request.url.host
+            each = described(started[name], weights=name)
+            return httpx.Response(200, json=each.as_json())
+
+        cluster.answers["/description"] = describe
+        replicas = cluster.replicas()
+        for name in started:
+            await replicas.add(name, f"http://{name}")
+        generations = replicas.generations
+        before, num_changes = generations.newest, generations.num_changes
+        started["old"] = 3.0
+        cluster.hung.add("http://old")
+        await until(lambda: generations.num_changes > num_changes)
+        cluster.hung.clear()
+        await until(lambda: set(replicas.available) == {"old", "new"})
+        assert {each.instance for each in generations._up.values()} == {"3.0", "2.0"}
+        assert generations.newest is before
+        await replicas.close()
+
+    asyncio.run(main())
+
+
 def test_a_smaller_pool_is_of_the_same_generation_and_shortens_what_is_asked_for() -> None:
     async def main() -> None:
         cluster = PretendedCluster()
@@ -315,6 +349,8 @@ def test_a_smaller_pool_is_of_the_same_generation_and_shortens_what_is_asked_for
         for params in (long, SamplingParams(max_tokens=None), BeamSearchParams(2, 61)):
             assert llm._bounded(params, Prompt([1])).max_tokens == 59
         assert llm._bounded(SAMPLED, Prompt([1] * 59)).max_tokens == 1
+        at_least = SamplingParams(max_tokens=90, min_tokens=70)  # which one server answers as far as there is room, too
+        assert llm._bounded(at_least, Prompt([1] * 10)).min_tokens == 50
         with pytest.raises(PromptTooLongError, match="60 tokens; a sequence has at most 60"):
             await llm.submit([Prompt([1] * 60)], SAMPLED)
         assert llm.num_unfinished == 0
@@ -453,10 +489,61 @@ def test_conversations_are_written_by_the_chat_template_of_the_new_generation(
                 assert await prompt(own) == before
                 info = await client.get("/tokenizer_info")
                 assert info.json()["chat_template"] == template
+                async with ingress_client(replicas, default_tokenizer) as later:
+                    assert await prompt(later) == await prompt(client)
                 steps.allow_all()
                 assert await begun == expected
                 await replicas.remove("new")
             assert await prompt(client) == before
+
+    asyncio.run(main())
+
+
+def test_an_ingress_writes_conversations_as_its_replicas_do_unless_it_is_told_how(
+    tmp_path: Path, default_tokenizer: Any
+) -> None:
+    """One that was started after an update, or before replicas with a template of their own, used the model's: conversations
+    were written in two ways, and found nothing cached by the other.
+    """
+    template = "{% for message in messages %}<{{ message.role }}> {{ message.content }}{% endfor %}"
+
+    async def main() -> None:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer, chat_template=template)) as (replicas, _):
+            for given, expected in ((None, template), ("{{ messages }}", "{{ messages }}")):
+                config = ModelConfig(tokenizer=default_tokenizer, chat_template=given)
+                loaded = text_interface(replicas, config=config)
+                assert loaded.tokenizer.chat_template == expected
+                llm = ClusterLLM(loaded, replicas, model_config=config)
+                assert llm.loaded.tokenizer.chat_template == expected
+
+    asyncio.run(main())
+
+
+def test_another_tokenizer_than_the_replicas_is_refused(tmp_path: Path, default_tokenizer: Any) -> None:
+    """An ingress with another version of the model's files sent wrong tokens, and answered."""
+    other = copy.deepcopy(default_tokenizer)
+    other.backend_tokenizer.normalizer = normalizers.Lowercase()
+
+    async def main() -> None:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, _):
+            with pytest.raises(
+                ModelLoadError, match=r"^tokenizer: .*: expected the tokenizer of the replicas' LlamaFor"
+            ):
+                text_interface(replicas, config=ModelConfig(tokenizer=other))
+            other.save_pretrained(tmp_path / "other")
+            with pytest.raises(
+                ModelLoadError, match=rf"^model: {tmp_path}/other: expected the tokenizer of the replicas' "
+            ):
+                text_interface(replicas, tmp_path / "other")
+
+    asyncio.run(main())
+
+
+def test_replicas_without_a_tokenizer_take_any(tmp_path: Path, default_tokenizer: Any) -> None:
+    async def main() -> None:
+        async with local_replicas(tmp_path, LLM(tiny_model(50), num_blocks=20, block_size=16)) as (replicas, _):
+            loaded = text_interface(replicas, config=ModelConfig(tokenizer=default_tokenizer))
+            assert loaded.tokenizer.chat_template == default_tokenizer.chat_template
 
     asyncio.run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -23,9 +24,10 @@ from support.pretended_replicas import (
     until,
 )
 
-from radixkv import SamplingParams
+from radixkv import BeamSearchParams, SamplingParams
 from radixkv.cluster import ReplicaSet, ReplicaStreams
 from radixkv.cluster.losses import Losses, RefusedError
+from radixkv.cluster.wire import encode_begun
 from radixkv.engine.clearing import Cleared, NamespaceSelection
 from radixkv.errors import DrainingError, QueueFullError, ReplicasLostError, RequestTooLargeError
 from radixkv.prompts import Prompt
@@ -144,6 +146,46 @@ def test_a_replica_that_has_left_the_list_is_cleared_while_it_finishes_its_strea
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("cleared", "cached"), [("secret", False), ("other", True)])
+@pytest.mark.parametrize("params", [GREEDY, BeamSearchParams(2, 10)])
+def test_a_prompt_that_was_cleared_is_not_cached_again_where_it_goes_on(
+    cleared: str, cached: bool, params: SamplingParams | BeamSearchParams
+) -> None:
+    """A tenant's prompt was back in a cache, and in tiers, after the tenant had been cleared."""
+
+    async def main() -> None:
+        cluster, sent, dies = Cluster(), list[bool](), asyncio.Event()
+
+        async def answer() -> AsyncIterator[bytes]:
+            if len(sent) == 1:
+                await dies.wait()
+                raise httpx.ReadError("planted")
+            await asyncio.Event().wait()
+            yield b""
+
+        async def generate(request: httpx.Request) -> httpx.Response:
+            sent.append(json.loads(await request.aread())["write_cache"])
+            return httpx.Response(200, stream=Body(answer))
+
+        async def health(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200)
+
+        cluster.answers |= {"/generate": generate, "/health": health}
+        replicas = cluster.replicas()
+        for name in "ab":
+            await replicas.add(name, f"http://{name}")
+        llm = llm_of(replicas)
+        await llm.submit([Prompt([1, 2, 3], namespace="secret/salt")], params)
+        await llm.clear(NamespaceSelection(cleared))
+        dies.set()
+        await until(lambda: len(sent) == 2)
+        assert sent == [True, cached]
+        await llm.shutdown()
+        await replicas.close()
+
+    asyncio.run(main())
+
+
 def test_what_was_begun_waits_for_a_replica_with_room() -> None:
     async def main() -> None:
         num_refusals = 0
@@ -223,6 +265,54 @@ def test_a_cancelled_waiter_ends_nobody_else_s_trial() -> None:
         assert [await tasks[0], await tasks[2]] == [[1], [1]]
         assert not streams._tickets
         assert not streams._trials
+
+    asyncio.run(main())
+
+
+def test_a_search_that_has_begun_is_computed_no_longer_and_ends_its_trial() -> None:
+    """Until its end, the router counted its prompt as not computed, and requests that were suspected with it waited."""
+
+    async def main() -> None:
+        died, begun = asyncio.Event(), list[str]()
+
+        async def until_it_dies() -> AsyncIterator[bytes]:
+            await died.wait()
+            raise httpx.ReadError("planted")
+            yield b""
+
+        async def dying(request: httpx.Request) -> httpx.Response:
+            return (
+                httpx.Response(503)
+                if request.url.path == "/health"
+                else httpx.Response(200, stream=Body(until_it_dies))
+            )
+
+        async def handler(request: httpx.Request) -> httpx.Response:
+            is_search = json.loads(await request.aread())["use_beam_search"]
+
+            async def body() -> AsyncIterator[bytes]:
+                begun.append("search" if is_search else "stream")
+                yield encode_begun() if is_search else line(1, "length")
+                await asyncio.Event().wait()
+
+            return httpx.Response(200, stream=Body(body))
+
+        router = Router(16)
+        router.add("a")
+        streams = ReplicaStreams(router, {"a": client_of(dying), "b": client_of(handler)}, SECRET)
+        search = asyncio.ensure_future(streams.beam_search(Prompt([1, 2]), BeamSearchParams(2, 9), "search"))
+        await until(lambda: streams.num_streams("a") == 1)
+        stream = asyncio.ensure_future(tokens(streams))
+        await until(lambda: streams.num_streams("a") == 2)
+        router.add("b")
+        router.remove("a")
+        died.set()
+        async with asyncio.timeout(HANGING):
+            assert await stream == [1]
+        assert begun == ["search", "stream"]
+        state = router._replicas["b"]
+        assert (len(state.waiting), len(state.decoding)) == (0, 1)
+        search.cancel()
 
     asyncio.run(main())
 

@@ -12,6 +12,7 @@ import httpx
 from radixkv import SamplingParams
 from radixkv.cluster import ClusterLLM, ReplicaSet, ReplicaStreams
 from radixkv.cluster.records import Kind, encode_load, encode_record
+from radixkv.engine.clearing import Cleared
 from radixkv.engine.stats import GAUGES
 from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Prompt
@@ -136,7 +137,7 @@ class Cluster:
             if request.url.path == "/clear" and url == "http://broken":
                 return httpx.Response(500)
             if request.url.path == "/clear":
-                return httpx.Response(200, json={"namespaces": 1, "prefixes": 0, "blocks": 0})
+                return httpx.Response(200, json=Cleared(1, 0, 0, 0)._asdict())
             await asyncio.Event().wait()
             raise AssertionError
 
