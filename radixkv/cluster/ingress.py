@@ -18,6 +18,7 @@ from radixkv.cluster.replica_text import text_interface
 from radixkv.config import ModelConfig
 from radixkv.server.assembly import assemble_app, assemble_service
 from radixkv.server.config import ServerConfig
+from radixkv.server.pauses import prepare_grammars
 from radixkv.server.pins import pin_routes
 from radixkv.server.run import make_tenants
 from radixkv.server.service import Service
@@ -94,6 +95,7 @@ def create_ingress(
         max_seqs_per_request=config.max_seqs_per_request,
         tenants=tenants.shares,
     )
+    prepare_grammars(llm.grammars)
     service = assemble_service(llm, config, tenants, drain or llm.start_draining, obstacle=replicas.obstacle)
     service.metrics.registry.register(ReplicaCollector(replicas))
     routes = [cluster_routes(service, llm), pin_routes(service, ReplicaPins(replicas))]

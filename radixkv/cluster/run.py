@@ -57,9 +57,11 @@ def run_replica(model: str | None, options: LLMOptions, listen: str, secret: str
         from radixkv.async_llm import AsyncLLM
         from radixkv.cluster.replica_routes import replica_app
         from radixkv.llm import LLM
+        from radixkv.server.pauses import avoid_pauses
         from radixkv.server.watchdog import watch_engine
 
-        llm = AsyncLLM(LLM(model, **options), max_queue=config.max_queue)
+        engine = LLM(model, **options)
+        llm = AsyncLLM(engine, max_queue=config.max_queue)
 
         def make_app(drain: Callable[[], None]) -> tuple[str, ASGIApp]:
             return f"a replica of {llm.loaded.name}", replica_app(llm, secret, drain=drain)
@@ -68,6 +70,7 @@ def run_replica(model: str | None, options: LLMOptions, listen: str, secret: str
             reload_signal.call(None)
             return await serve(llm, config, listener, make_app, watch=partial(watch_engine, llm, config.step_timeout))
 
+        avoid_pauses(engine.engine.grammars)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             status = runner.run(main())
     if llm.abandoned:

@@ -60,9 +60,11 @@ class Engine:
         from radixkv.async_llm import AsyncLLM
         from radixkv.cluster import replica_app
         from radixkv.llm import LLM
+        from radixkv.server.pauses import avoid_pauses
         from radixkv.server.watchdog import watch_engine
 
         llm = LLM(server.model, **options)
+        avoid_pauses(llm.engine.grammars)
         max_seqs = server.max_seqs_per_request or max(1, llm.engine.max_num_seqs // 2)
         self._llm: AsyncLLM = AsyncLLM(llm, max_queue=server.max_queue, max_seqs_per_request=max_seqs)
         self._registry = registry

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
     from starlette.types import ASGIApp
 
-    from radixkv.llm import LLM
     from radixkv.server.served import ServedModel
 
 _log = logging.getLogger(__name__)
@@ -70,6 +68,7 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
         from radixkv.async_llm import AsyncLLM
         from radixkv.llm import LLM
         from radixkv.server.assembly import assemble_app, assemble_service
+        from radixkv.server.pauses import avoid_pauses
         from radixkv.server.watchdog import watch_engine
 
         model = LLM(config.model, **options)
@@ -91,23 +90,12 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
             reload_signal.call(None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, llm))
             return await serve(llm, config, listener, make_app, metrics_listener, watch=watch)
 
-        _avoid_pauses(model)
+        avoid_pauses(model.engine.grammars)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             status = runner.run(main())
     if llm.abandoned:
         leave_at_once(status)
     return status
-
-
-def _avoid_pauses(model: LLM) -> None:
-    """Do in advance what would otherwise stop all threads while the server runs."""
-    try:
-        model.engine.grammars.prepare()
-    except Exception as error:  # a tokenizer may raise anything; all other requests are served
-        _log.warning("requests with structured output or tools that must be called will fail: %s", error)
-    # Half a million objects stay alive: each garbage collection took 0.3 s to look through them.
-    gc.collect()
-    gc.freeze()
 
 
 def leave_at_once(status: int) -> NoReturn:

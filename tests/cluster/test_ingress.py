@@ -18,7 +18,7 @@ from support.replica_servers import SECRET, ingress_client, local_replicas, tiny
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from radixkv.cache import InvariantViolation
-from radixkv.cluster import ReplicaSet, create_ingress, replica_set
+from radixkv.cluster import ClusterLLM, ReplicaSet, create_ingress, replica_set, text_interface
 from radixkv.config import ModelConfig
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.observe.inspect.replica_snapshots import read_snapshots
@@ -357,15 +357,16 @@ def test_conversations_find_as_much_cached_as_on_one_server(default_tokenizer: A
                 await others.add(str(number), server.url)
             model_config = ModelConfig(tokenizer=default_tokenizer)
             first, second = (
-                create_ingress(ServerConfig(), each, model_config=model_config) for each in (replicas, others)
+                ClusterLLM(text_interface(each, config=model_config), each, model_config=model_config)
+                for each in (replicas, others)
             )
-            for ingresses in ((first.llm,), (first.llm, second.llm)):
-                await first.llm.clear(NamespaceSelection())
+            for ingresses in ((first,), (first, second)):
+                await first.clear(NamespaceSelection())
                 texts, found = await all_talks(*ingresses)
                 assert texts == expected
                 assert found >= 0.95 * most, len(ingresses)
-            await first.llm.shutdown()
-            await second.llm.shutdown()
+            await first.shutdown()
+            await second.shutdown()
             await others.close()
 
     asyncio.run(main())

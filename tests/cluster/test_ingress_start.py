@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from pathlib import Path
@@ -12,11 +13,14 @@ from typing import Any
 import httpx
 import pytest
 from support.pretended_replicas import SECRET, Cluster
+from support.replica_servers import local_replicas, tiny_llm
 
-from radixkv.cluster import ReplicaSet, membership, replica_set
+from radixkv import AsyncLLM
+from radixkv.cluster import ReplicaSet, create_ingress, membership, replica_set
 from radixkv.cluster import run as cluster_run
 from radixkv.cluster.wire import encode_shares
 from radixkv.config import ModelConfig
+from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.server.config import ServerConfig
 from radixkv.server.keys import hash_of
 from radixkv.server.tenants import Tenants
@@ -90,3 +94,33 @@ def test_files_are_read_again_while_an_ingress_waits_for_its_first_replica(
     available, tenants = started(monkeypatch, ServerConfig(port=0, keys_file=keys), file)
     assert available == ["a"]
     assert tenants.by_api_key("bob")
+
+
+@pytest.mark.parametrize("kind", ["ingress", "replica"])
+def test_the_first_grammar_finds_its_vocabulary_ready(
+    kind: str, default_tokenizer: Any, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stopped all streams of an ingress, and then of each replica, for a second."""
+    frozen: list[bool] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+
+    async def ingress() -> GrammarCompiler:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, _):
+            model_config = ModelConfig(tokenizer=default_tokenizer)
+            return create_ingress(ServerConfig(), replicas, model_config=model_config).llm.grammars
+
+    def replica() -> GrammarCompiler:
+        found: list[GrammarCompiler] = []
+
+        async def serve(llm: AsyncLLM, *_: Any, **__: Any) -> int:
+            found.extend([await llm.call(lambda engine: engine.grammars)] * len(frozen))
+            await llm.shutdown()
+            return 0
+
+        monkeypatch.setattr(cluster_run, "serve", serve)
+        model, socket = str(tiny_model_folder), f"unix:{tmp_path}/replica"
+        assert cluster_run.run_replica(model, {"num_blocks": 20}, socket, SECRET, ServerConfig()) == 0
+        return found[0]
+
+    grammars = asyncio.run(ingress()) if kind == "ingress" else replica()
+    assert grammars._tokenizer is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import fastapi
@@ -16,7 +15,7 @@ from support.in_process_server import serve
 from radixkv import LLM
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_params import StructuredOutputsParams
-from radixkv.server.run import _avoid_pauses
+from radixkv.server.pauses import avoid_pauses
 
 
 def test_the_description_of_the_api_is_written_once_and_elsewhere(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,8 +47,7 @@ def test_the_first_grammar_finds_its_vocabulary_ready(
     frozen: list[bool] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
     grammars = GrammarCompiler(llm.engine.loaded)
-    model: Any = SimpleNamespace(engine=SimpleNamespace(grammars=grammars))
-    _avoid_pauses(model)
+    avoid_pauses(grammars)
     assert frozen == [True]
 
     def fail() -> Any:
@@ -60,6 +58,6 @@ def test_the_first_grammar_finds_its_vocabulary_ready(
     assert not caplog.records
 
     grammars._tokenizer = None
-    _avoid_pauses(model)
+    avoid_pauses(grammars)
     assert "planted" in caplog.text
     assert frozen == [True, True]
