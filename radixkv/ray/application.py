@@ -14,6 +14,7 @@ from radixkv.ray.memory import replica_memory
 from radixkv.ray.options import ApplicationOptions
 from radixkv.ray.registry import Registry
 from radixkv.ray.scaling import LoadPolicy
+from radixkv.server.run import namespaces_secret
 
 # How often Serve asks each process for its health; one that was killed is missed and replaced after about as long.
 _HEALTH_CHECK_SECONDS = 2.0
@@ -33,6 +34,9 @@ def build(options: ApplicationOptions) -> Application:
 
     Args:
         options: of everything.
+
+    Raises:
+        OSError, ValueError: see `namespaces_secret`.
     """
     server, placement = options.server, options.placement
     lifecycle: dict[str, Any] = {
@@ -75,7 +79,7 @@ def build(options: ApplicationOptions) -> Application:
     names = ("chat_template", "tool_call_parser", "reasoning_parser")
     values: dict[str, Any] = {name: value for name, value in options.llm.items() if name in names}
     reading = ModelConfig(**values)
-    return ingress.bind(registry, engines, server, reading)
+    return ingress.bind(registry, engines, server, reading, namespaces_secret(options.llm))
 
 
 def _number_of_engines(options: ApplicationOptions) -> dict[str, Any]:

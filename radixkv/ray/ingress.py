@@ -35,10 +35,16 @@ class _Front:
         engines: the handle of the `Engine`, which Serve starts because it is an argument.
         server: the server's options.
         model: options of which some say how answers are read.
+        namespaces: the secret of the tenants' namespaces; None: one that all ingresses have until the application ends.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, registry: DeploymentHandle, engines: DeploymentHandle, server: ServerConfig, model: ModelConfig
+        self,
+        registry: DeploymentHandle,
+        engines: DeploymentHandle,
+        server: ServerConfig,
+        model: ModelConfig,
+        namespaces: bytes | None,
     ) -> None:
         forgo_torch()  # this process is an ingress and nothing else
         # Imported only here: the process that describes the application needs none of it.
@@ -49,7 +55,7 @@ class _Front:
         from radixkv.server.run import make_observers, make_tenants
 
         secret = await shared_secret(registry)
-        self._tenants = make_tenants(server, tenant_names_key(secret))
+        self._tenants = make_tenants(server, namespaces or tenant_names_key(secret))
         write_log, tracer = make_observers(server)
         replicas = ReplicaSet(secret)
         await replicas.set_tenants(self._tenants.shares)  # there is no replica yet: each gets them before it is up
@@ -74,12 +80,14 @@ class _Front:
 
         Raises:
             RuntimeError: there are replicas, but none like those that it began with; or it no longer follows the registry or
-                the file of keys.
+                the file of keys; or it was drained, and has answered everything.
         """
         if any(task.done() for task in self._tasks):
             raise RuntimeError("the ingress follows the registry, or the file of keys, no more")
         if self._membership.is_outdated:
             raise RuntimeError("the replicas run something else now than when this ingress began")
+        if self._llm.draining and not self._llm.num_unfinished:
+            raise RuntimeError("the ingress was drained, and has answered everything")
 
     async def _end(self) -> None:
         await self._llm.shutdown()
@@ -92,12 +100,17 @@ class Ingress(_Front):
     """It listens on host and port of the server's options; several may listen on the same port of a machine."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, registry: DeploymentHandle, engines: DeploymentHandle, server: ServerConfig, model: ModelConfig
+        self,
+        registry: DeploymentHandle,
+        engines: DeploymentHandle,
+        server: ServerConfig,
+        model: ModelConfig,
+        namespaces: bytes | None,
     ) -> None:
         from radixkv.server.handover import Handover
         from radixkv.server.run import listener_for, uvicorn_config
 
-        await super().__init__(registry, engines, server, model)
+        await super().__init__(registry, engines, server, model, namespaces)
         self._listening = ExitStack()
         self._listener = self._listening.enter_context(listener_for(server, self._tenants, shared=True))
         self._handover = Handover(self._app)
