@@ -12,7 +12,7 @@ from radixkv import __version__
 from radixkv.async_llm import AsyncLLM
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.engine.engine import Engine
-from radixkv.model.fingerprint import ModelFiles
+from radixkv.model.fingerprint import ModelFiles, tensors_digest
 from radixkv.model.loader import LoadedModel
 from radixkv.model.native import weights_of
 from radixkv.model.tokenizer import tokenizer_digest
@@ -75,6 +75,8 @@ def _weights_name(loaded: LoadedModel) -> str:
     """A name of the weights as they were loaded: of their files, or of their tensors before compiled code repacked them."""
     origin = loaded.origin
     name = origin.digest() if isinstance(origin, ModelFiles) else origin or loaded.fingerprint
+    if origin is None and name is None and loaded.device.type != "cpu":
+        name = tensors_digest(loaded.model)  # where nothing repacks them, they can be named at any time
     if name is None:
         _log.warning(
             "%s: its weights were changed since, and cannot be named: no other replica goes on with its answers",

@@ -85,7 +85,7 @@ def load_model(
         model: hub id, folder, GGUF file or loaded model; None: the default model.
         config: how to load it; None: `ModelConfig`'s defaults.
         native: on a CPU, let compiled code stand in for the model's modules; torch's compiler cannot trace it.
-        fingerprint: read all weights once more, to name them. Those of a model in memory are always read.
+        fingerprint: read all weights once more, to name them. Those of a model in a CPU's memory are always read.
         progress: called with a message before a slow operation; by default prints it to standard error.
 
     Raises:
@@ -135,7 +135,7 @@ def load_model(
     named = None
     if fingerprint:
         named = model_fingerprint(model, config.quantization, deferred)
-    elif origin is None:  # nothing else will tell which weights it has, once compiled code has repacked them
+    elif origin is None and model.device.type == "cpu":  # once compiled code has repacked them, nothing else tells them
         with suppress(ValueError):  # they were repacked already, by an engine that could not name them either
             named = model_fingerprint(model, config.quantization, deferred)
     if model.device.type == "cpu":

@@ -77,6 +77,18 @@ def comparable(response: httpx.Response) -> tuple[int, Any]:
     return response.status_code, without_ids(response.json())
 
 
+async def counted(client: httpx.AsyncClient) -> list[str]:
+    """What the metrics say about requests that ended."""
+    names = (
+        "request_success_total",
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "e2e_request_latency_seconds_count",
+    )
+    lines = (await client.get("/metrics")).text.splitlines()
+    return sorted(line for line in lines if line.startswith(tuple(f"radixkv:{name}" for name in names)))
+
+
 def test_it_answers_as_one_engine_does(default_tokenizer: Any, tmp_path: Path) -> None:
     async def main() -> None:
         alone = AsyncLLM(tiny_llm(default_tokenizer), max_seqs_per_request=32)
@@ -92,6 +104,7 @@ def test_it_answers_as_one_engine_does(default_tokenizer: Any, tmp_path: Path) -
                 assert comparable(await several.post(path, json=body)) == expected, name
             assert (await several.get("/ready")).status_code == 200
             assert (await several.get("/live")).json()["tokens"]["computed"] > 0
+            assert await counted(several) == await counted(one)
         await alone.shutdown()
 
     asyncio.run(main())

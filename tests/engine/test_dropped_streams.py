@@ -106,7 +106,7 @@ def test_streams_that_end_in_many_threads_are_all_aborted() -> None:
         stream = llm.stream(prompt, GREEDY)
         next(stream)
         if number % 3 == 0:
-            tokens_of(llm, [prompt])
+            llm.generate(prompt, GREEDY, use_tqdm=False)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(begin_and_drop, range(24)))

@@ -180,7 +180,7 @@ class TieredMachine(cache_machine(TieredAdapter, max_examples=12, steps=20)):  #
     def come_back(self, prompt: list[int], namespace: str, meanwhile: str) -> None:
         """A prompt is computed, evicted as far as others allow, loaded, and used again."""
         self._run(prompt, namespace)
-        self.squeeze(max(1, self.cache.adapter.num_blocks * self.cache.adapter.block_size // 2))
+        self.squeeze(max(1, self.cache.adapter.num_blocks * self.cache.adapter.block_size // 2), namespace)
         self.cache.adapter.load([*prompt, 1], namespace, meanwhile)
         if meanwhile == "clear":
             self.cache.clear(namespace)

@@ -10,10 +10,10 @@ def write_whole(path: Path, text: str) -> None:
 
     A link keeps leading to its file, and a device or a pipe is written to.
     """
-    path = path.resolve()
     if path.exists() and not path.is_file():
         path.write_text(text)
         return
+    path = path.resolve()
     new = path.with_name(path.name + ".new")
     new.write_text(text)
     new.replace(path)
