@@ -16,8 +16,16 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class _WorkerThread(threading.Thread):
-    """A thread of a `Worker`."""
+class WorkerThread(threading.Thread):
+    """A daemon thread that works in the background, and for whose end others wait.
+
+    Args:
+        target: runs in it.
+        name: of the thread.
+    """
+
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        super().__init__(target=target, name=name, daemon=True)
 
 
 class Worker:
@@ -30,7 +38,7 @@ class Worker:
 
     def __init__(self, name: str, num_threads: int = 1) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._threads = [_WorkerThread(target=self._run, name=name, daemon=True) for _ in range(num_threads)]
+        self._threads = [WorkerThread(self._run, name) for _ in range(num_threads)]
         for thread in self._threads:
             thread.start()
 
@@ -58,12 +66,13 @@ class Worker:
 
 
 def run_outside_workers(job: Callable[[], None]) -> None:
-    """Run a job that waits for workers: at once, or, where this is a thread of one, in a new thread.
+    """Run a job that waits for workers: at once, or, where this is a `WorkerThread`, in a new thread.
 
-    The garbage collector may call this in any thread, and a worker cannot wait for its own end.
+    The garbage collector may call this in any thread, and a worker cannot wait for its own end. The new thread is no daemon:
+    the process ends after the job.
     """
-    if isinstance(threading.current_thread(), _WorkerThread):
-        threading.Thread(target=job, name="radixkv-closing", daemon=True).start()
+    if isinstance(threading.current_thread(), WorkerThread):
+        threading.Thread(target=job, name="radixkv-closing").start()
     else:
         job()
 

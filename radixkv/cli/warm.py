@@ -41,12 +41,13 @@ def warm(
     given = LLMOptions(**options)  # type: ignore[typeddict-item]
     if given.get("disk_cache") is None and given.get("shared_cache") is None:
         raise ValueError("disk_cache: expected a folder, or a shared_cache, in which to store what is computed")
-    if given.get("disk_cache_read_only") and given.get("shared_cache") is None:
-        raise ValueError("disk_cache_read_only: expected false, or a shared_cache, to store what is computed")
+    if given.get("disk_cache_read_only"):
+        raise ValueError("disk_cache_read_only: expected false, to store what is computed")
     from radixkv.llm import LLM
     from radixkv.server.run import namespaces_secret
 
     tenant = tenant_of(api_key, keys_file, namespaces_secret(given))
+    given["host_cache_size"] = None  # what is there alone is lost when this process ends
     with LLM(model, **given) as llm:
         prompts = read_prompts(llm, file, tenant)
         num_tokens = warm_prompts(llm, prompts)

@@ -74,9 +74,12 @@ def _describe_engine(engine: Engine) -> tuple[dict[str, int], dict[str, Any]]:
 def _weights_name(loaded: LoadedModel) -> str:
     """A name of the weights as they were loaded: of their files, or of their tensors before compiled code repacked them."""
     origin = loaded.origin
-    name = origin.digest() if isinstance(origin, ModelFiles) else origin or loaded.fingerprint
-    if origin is None and name is None and loaded.device.type != "cpu":
-        name = tensors_digest(loaded.model)  # where nothing repacks them, they can be named at any time
+    if isinstance(origin, ModelFiles):
+        name = origin.digest()
+    elif origin is not None or loaded.device.type == "cpu":
+        name = origin or loaded.fingerprint
+    else:
+        name = tensors_digest(loaded.model)  # nothing repacks them
     if name is None:
         _log.warning(
             "%s: its weights were changed since, and cannot be named: no other replica goes on with its answers",

@@ -9,6 +9,11 @@ from typing import Any
 import torch
 import transformers
 
+# The engine's attention function, the one by which modules are compared, and the one that notes what layers pass.
+ATTENTION_NAME = "radixkv"
+PROBE_NAME = "radixkv_probe"
+NOTING_NAME = "radixkv_noting"
+OWN_NAMES = frozenset({ATTENTION_NAME, PROBE_NAME, NOTING_NAME})
 # Arguments of an attention function that describe a layer, besides what changes with every batch.
 OPTIONS = ("scaling", "softcap", "sliding_window", "s_aux")
 

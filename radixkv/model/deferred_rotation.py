@@ -14,6 +14,7 @@ import transformers
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from radixkv.model.attention_function import OWN_NAMES
 from radixkv.model.equivalence import Call, error_in_tolerances, probe_attention, record_calls
 from radixkv.model.replace_modules import replace_modules
 
@@ -63,9 +64,13 @@ class DeferredRotation(nn.Module):
         self,
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        *_: Any,
-        **__: Any,
-    ) -> tuple[torch.Tensor, None]:
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, Any]:
+        if self.config._attn_implementation not in OWN_NAMES:
+            # No engine runs the model: it may have padding, or a cache of its own.
+            own: tuple[torch.Tensor, Any] = self.original(hidden_states, position_embeddings, *args, **kwargs)
+            return own
         query, key, value = (
             projection(hidden_states).unflatten(-1, (-1, self.head_dim))
             for projection in (self.q_proj, self.k_proj, self.v_proj)

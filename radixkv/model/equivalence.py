@@ -18,12 +18,11 @@ import transformers
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from radixkv.model.attention_function import OPTIONS, attention_by
+from radixkv.model.attention_function import OPTIONS, PROBE_NAME, attention_by
 from radixkv.model.layer_probe import see_itself
 from radixkv.model.shared_input import is_unchanged
 from radixkv.model.window_mask import make_mask, window_of
 
-_PROBE_NAME = "radixkv_probe"
 # How large the norm of a token's difference from the original's result may be, relative to the norm of that result.
 TOLERANCES = MappingProxyType({torch.float32: 1e-4, torch.bfloat16: 3e-2})
 # How much larger or smaller a result, or what it adds to its input, may be on average. Rounding has no direction; a factor
@@ -131,9 +130,9 @@ def probe_attention(model: transformers.PreTrainedModel, options: dict[int, dict
         options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
         return see_itself(query, key, value), None
 
-    AttentionInterface.register(_PROBE_NAME, probe)
-    with attention_by(model, _PROBE_NAME):
+    AttentionInterface.register(PROBE_NAME, probe)
+    with attention_by(model, PROBE_NAME):
         yield
 
 
-AttentionMaskInterface.register(_PROBE_NAME, make_mask)
+AttentionMaskInterface.register(PROBE_NAME, make_mask)

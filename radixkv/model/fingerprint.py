@@ -109,7 +109,10 @@ class ModelFiles:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".json"))
+    """Those that say what is computed; links that lead nowhere, as to weights in another format, do not."""
+    return sorted(
+        path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".json") and path.is_file()
+    )
 
 
 def _state_of(folder: Path) -> dict[str, tuple[int, int]]:

@@ -14,10 +14,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from radixkv.attention import AttentionOptions
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import LayerShape
-from radixkv.model.attention_function import attention_by, layer_options
+from radixkv.model.attention_function import NOTING_NAME, attention_by, layer_options
 from radixkv.model.window_mask import is_of_model, make_mask, window_of
-
-_NOTING_NAME = "radixkv_noting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class LayerProbe:
         for module in modules:
             module.radixkv_probe = self
         try:
-            with attention_by(model, _NOTING_NAME):
+            with attention_by(model, NOTING_NAME):
                 yield
         finally:
             for module in modules:
@@ -145,5 +143,5 @@ def _note(
     return probe.note(module, query, key, value, attention_mask, given), None
 
 
-AttentionInterface.register(_NOTING_NAME, _note)
-AttentionMaskInterface.register(_NOTING_NAME, make_mask)
+AttentionInterface.register(NOTING_NAME, _note)
+AttentionMaskInterface.register(NOTING_NAME, make_mask)

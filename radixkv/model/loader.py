@@ -19,7 +19,7 @@ from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.dynamic_rotation import stop_changes
-from radixkv.model.equivalence import TOLERANCES
+from radixkv.model.equivalence import TOLERANCES, probe_attention
 from radixkv.model.fingerprint import ModelFiles, model_fingerprint, remember_fingerprint
 from radixkv.model.generation_config import read_generation_config, sampling_defaults_of
 from radixkv.model.gguf_conversion import ProgressCallback
@@ -220,7 +220,10 @@ def _prepare_on_gpu(model: transformers.PreTrainedModel, name: str, config: Mode
 
 
 def _compute_two_tokens(model: transformers.PreTrainedModel) -> None:
-    model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device), use_cache=False)
+    with probe_attention(
+        model, {}
+    ):  # another LLM may have left it with an attention that only its runner can carry out
+        model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device), use_cache=False)
 
 
 def _quantiser(

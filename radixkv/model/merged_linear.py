@@ -39,7 +39,7 @@ class MergedLinear(nn.Linear):
 
 
 class _MergedProduct(FusedProduct):
-    """One product with the weights of several linears, which become views of its own."""
+    """One product with the weights and biases of several linears, which become views of its own."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         sizes = [linear.out_features for linear in linears]
@@ -48,6 +48,10 @@ class _MergedProduct(FusedProduct):
         self._bias = concatenated_bias(linears)
         for linear, part in zip(linears, self._weight.split(sizes), strict=True):
             linear.weight.data = part
+        if self._bias is not None:
+            for linear, part in zip(linears, self._bias.split(sizes), strict=True):
+                if linear.bias is not None:
+                    linear.bias.data = part
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self._weight, self._bias)

@@ -26,7 +26,7 @@ from radixkv.cache import BlockCopy
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
 from radixkv.memory.upload import to_device
-from radixkv.model.attention_function import layer_options
+from radixkv.model.attention_function import ATTENTION_NAME, layer_options
 from radixkv.model.compiled_layers import (
     Attend,
     compile_layers,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from radixkv.attention.triton.padded_decode import PaddedDecode
     from radixkv.model.decode_graphs import DecodeGraphs
 
-ATTENTION_NAME = "radixkv"
 # By how much rounding may change one token's logits, relative to their norm, if other rows are computed beside it.
 _ROUNDING = 0.05
 
@@ -69,10 +68,6 @@ class ModelRunner:
         self._dtype = loaded.dtype
         self._device = loaded.device
         self._max_model_len = loaded.max_model_len
-        # Triton launches on the current device, whatever device its tensors are on.
-        self._on_device: AbstractContextManager[Any] = (
-            torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
-        )
         self._backend: AttentionBackend | None = None
         self._graphs: DecodeGraphs | None = None
         self._can_capture = True
@@ -94,9 +89,9 @@ class ModelRunner:
         used = self._model.config._attn_implementation
         if used != ATTENTION_NAME:
             raise UnsupportedModelError(f"{loaded.name}: the model keeps its own attention ({used!r})")
-        self._with_layer_idx: list[Any] = [each for each in self._model.modules() if hasattr(each, "layer_idx")]
-        for module in self._with_layer_idx:
-            module.radixkv_runner = self
+        # On the model, which is never replaced, for this runner; on its layers for what they call.
+        for module in [self._model, *(each for each in self._model.modules() if hasattr(each, "layer_idx"))]:
+            vars(module)["radixkv_runner"] = self
         uncompile_layers(self._model)
         set_rotate_first(self._model, True)
         self._probe(loaded.name, loaded.vocab_size)
@@ -124,7 +119,8 @@ class ModelRunner:
             RuntimeError: on a GPU, a kernel that the layers need does not run, or gives wrong results.
         """
         first = next(iter(self._layers.values()))
-        self._backend = make_backend(backend, pool, self._dtype, first.num_query_heads, limits)
+        with self._on_device():  # for which its tiles are chosen
+            self._backend = make_backend(backend, pool, self._dtype, first.num_query_heads, limits)
         self._graphs = None
         set_rotate_first(self._model, isinstance(self._backend, HostBackend))
         is_native = isinstance(self._backend, NativeBackend)
@@ -163,7 +159,7 @@ class ModelRunner:
             LayerKernels(layer.shape, layer.num_query_heads, layer.options, rotary_dims.get(index))
             for index, layer in self._layers.items()
         ]
-        with self._on_device:
+        with self._on_device():
             check_kernels(layers, block_size, self._dtype, cache_dtype, self._device, self._vocab_size)
         self._checked.add((block_size, cache_dtype))
 
@@ -171,7 +167,7 @@ class ModelRunner:
     def capture_graphs(self) -> None:
         """Capture the CUDA graphs that decoding will run in, if it uses any."""
         if self._graphs is not None:
-            with self._on_device:
+            with self._on_device():
                 self._graphs.capture()
 
     @torch.inference_mode()
@@ -188,7 +184,7 @@ class ModelRunner:
         if graphs is None:
             return 0
         largest, others = graphs.kinds[:2], graphs.kinds[2:4]
-        with self._on_device:
+        with self._on_device():
             graphs.capture(largest)
             with_largest = free_memory()
             if graphs.num_captured:
@@ -206,7 +202,7 @@ class ModelRunner:
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
         """Carry out the cache's queued copies, in order."""
         assert self._backend is not None, "use_pool comes first"
-        with self._on_device:
+        with self._on_device():
             self._backend.copy_blocks(copies)
 
     @torch.inference_mode()
@@ -219,12 +215,17 @@ class ModelRunner:
         Returns:
             float32 logits ``[rows, vocabulary]``: ``num_logits`` rows per sequence, in the order of the input.
         """
-        with self._on_device:
+        with self._on_device():
             return self._run(model_input, device_tokens)
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        """Triton launches on the current device, whatever device its tensors are on."""
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def _run(self, model_input: ModelInput, device_tokens: torch.Tensor | None) -> torch.Tensor:
         assert self._backend is not None, "use_pool comes first"
-        if self._with_layer_idx and self._with_layer_idx[0].radixkv_runner is not self:
+        owner: object = vars(self._model).get("radixkv_runner")
+        if owner is not self:
             raise RuntimeError("model: it was given to another LLM since, which runs it now; make this one anew")
         num_new, num_logits = model_input.queries.num_new, model_input.num_logits
         batch = self._backend.prepare(model_input.queries)

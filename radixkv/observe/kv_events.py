@@ -25,6 +25,7 @@ import msgspec
 import zmq
 
 from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, CacheEvent
+from radixkv.threads import WorkerThread
 
 _TOPIC = b"kv-events"
 _DATA_PARALLEL_RANK = 0
@@ -69,7 +70,7 @@ class ZmqEventPublisher:
                 f"kv_events_endpoint: expected an address to listen on, such as tcp://*:5557, got {given} ({error})"
             ) from error
         self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="kv-events", daemon=True)
+        self._thread = WorkerThread(self._serve, "kv-events")
         self._thread.start()
 
     def publish(self, events: Iterable[CacheEvent]) -> None:

@@ -66,11 +66,13 @@ class ExclusiveUse:
 
     def _end_abandoned_if_idle(self) -> None:
         # Whoever uses the engine looks once more after giving back the lock, so nothing that is noted meanwhile stays.
-        while self._abandoned and not self._in_use and self._lock.acquire(blocking=False):
-            try:
-                self._in_use = True
-                with deferred_interrupt():
+        while self._abandoned and not self._in_use:
+            with deferred_interrupt():  # raised between taking the lock and what follows, Ctrl-C would leave it taken
+                if not self._lock.acquire(blocking=False):
+                    return
+                try:
+                    self._in_use = True
                     self.end_abandoned()
-            finally:
-                self._in_use = False
-                self._lock.release()
+                finally:
+                    self._in_use = False
+                    self._lock.release()

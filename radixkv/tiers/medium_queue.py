@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from radixkv.threads import WorkerThread
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.tier import BlockBytes
 
@@ -63,7 +64,7 @@ class MediumQueue:
         self._num_put = self._num_done = 0
         self._closing = self._broken = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = WorkerThread(self._run, name)
         self._thread.start()
 
     def put(self, keys: Sequence[BlockKey], blocks: BlockBytes, rows: Sequence[int], *, lent: bool = False) -> int:

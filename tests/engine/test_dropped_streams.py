@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,9 @@ from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
 
 from radixkv import LLM, RequestOutput
 from radixkv.cache.block_table import BlockTable
+from radixkv.engine.kv_tiers import KVTiers
+from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.store_writer import StoreWriter
 
 HANGING = 600.0  # seconds after which something counts as hanging, however busy the machine
 
@@ -34,6 +38,13 @@ def assert_empty(llm: LLM) -> None:
     cache.check()
     assert not llm.engine.has_unfinished_requests
     assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
+
+
+def disk_of(tiers: KVTiers) -> StoreWriter:
+    (tier,) = tiers._stack._tiers
+    assert isinstance(tier, DiskTier)
+    assert tier._writer is not None
+    return tier._writer
 
 
 def once(whole: Callable[..., Any], job: Callable[[], object]) -> Callable[..., Any]:
@@ -113,12 +124,11 @@ def test_streams_that_end_in_many_threads_are_all_aborted() -> None:
     assert_empty(llm)
 
 
-def test_an_engine_that_a_tiers_thread_collects_is_closed(tmp_path: Path) -> None:
-    """That thread used to fail to wait for its own end, and the folder stayed locked by this process."""
+@pytest.mark.parametrize("thread", ["radixkv-tier-writer", "disk-tier"])
+def test_an_engine_that_a_tiers_thread_collects_is_closed(tmp_path: Path, thread: str) -> None:
+    """That thread used to wait for its own end: in vain, and with the folder locked by this process, and blocks lost."""
     before = set(threading.enumerate())
-    llms = [tiny(disk_cache=tmp_path, disk_cache_size="64MiB")]
-    tokens_of(llms[0], shared_prefix_prompts(1, 2))
-    worker = llms[0].engine.tiers._writer._worker  # type: ignore[union-attr]
+    llms = [tiny(disk_cache=tmp_path, disk_cache_size="64MiB", cache_write_policy="write-through")]
     collected = threading.Event()
 
     def collect() -> None:
@@ -126,10 +136,42 @@ def test_an_engine_that_a_tiers_thread_collects_is_closed(tmp_path: Path) -> Non
         gc.collect()
         collected.set()
 
-    worker.submit(collect)
-    del worker
+    tiers = llms[0].engine.tiers
+    assert tiers is not None
+    submit = tiers._writer._worker.submit if thread == "radixkv-tier-writer" else disk_of(tiers)._writer.call
+    tokens_of(llms[0], shared_prefix_prompts(1, 2))
+    submit(collect)
+    del tiers, submit
     assert collected.wait(HANGING)
-    for thread in set(threading.enumerate()) - before:
-        thread.join(HANGING)
+    for each in set(threading.enumerate()) - before:
+        each.join(HANGING)
     with tiny(disk_cache=tmp_path, disk_cache_size="64MiB") as llm:
-        assert llm.engine.tiers is not None
+        (output,) = llm.generate(shared_prefix_prompts(1, 1)[0], GREEDY, use_tqdm=False)
+        assert output.num_cached_tokens > 4
+
+
+class Interrupted:
+    """A lock during whose acquisition Ctrl-C is pressed."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+
+    def acquire(self, blocking: bool = True) -> bool:
+        acquired: bool = self._lock.acquire(blocking=blocking)
+        signal.raise_signal(signal.SIGINT)
+        return acquired
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def test_ctrl_c_while_a_stream_ends_leaves_the_engine_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It used to come between taking the lock and all that gives it back: other threads waited for ever."""
+    llm = tiny()
+    stream = begun(llm)
+    monkeypatch.setattr(llm._use, "_lock", Interrupted(lock := llm._use._lock))
+    with pytest.raises(KeyboardInterrupt):
+        stream.close()  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lock.acquire, blocking=False).result()
+    assert_empty(llm)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -375,12 +376,24 @@ def test_graphs_that_cannot_be_captured_are_tried_once(caplog: pytest.LogCapture
 
 
 def test_on_a_gpu_every_kernel_is_checked_when_the_pool_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before any request, and once for each kind of pool."""
+    """Before any request, and once for each kind of pool; the backend is made for this GPU, too, if another is current."""
     checked: list[tuple[object, ...]] = []
+    current: list[str] = []
+
+    @contextmanager
+    def on_device() -> Iterator[None]:
+        current.append("ours")
+        yield
+        current.pop()
+
+    def make_backend(*args: object) -> None:
+        assert current == ["ours"]
+
     monkeypatch.setattr(start_check, "check_kernels", lambda layers, *rest: checked.append(rest))
-    monkeypatch.setattr(runner_module, "make_backend", lambda *args: None)
+    monkeypatch.setattr(runner_module, "make_backend", make_backend)
     runner = ModelRunner(load_model(build_supported("llama"), native=False))
     runner._device = torch.device("cuda")
+    monkeypatch.setattr(runner, "_on_device", on_device)
     for dtype in (torch.float32, torch.float32, torch.bfloat16):
         runner.use_pool(KVPool(runner.layer_shapes, 1, 16, dtype), "triton", BatchLimits(4, 64), enforce_eager=True)
     assert checked == [

@@ -57,6 +57,13 @@ def test_a_folder_without_a_tokenizer_serves_token_ids(tmp_path: Path) -> None:
         llm.generate("text", use_tqdm=False)
 
 
+def test_a_link_that_leads_nowhere_is_no_part_of_a_model(tmp_path: Path) -> None:
+    """A folder whose weights are there in another format, too, but for the file that a link leads to, was refused."""
+    build_supported("llama").save_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").symlink_to(tmp_path / "gone")
+    assert load_model(tmp_path).origin is not None
+
+
 def test_a_folder_whose_tokenizer_lacks_its_vocabulary_serves_token_ids(tmp_path: Path) -> None:
     """transformers then raises a TypeError from its own code."""
     build("ctrl", {"n_embd": 32, "dff": 48, "n_head": 4, "n_layer": 2}).save_pretrained(tmp_path)

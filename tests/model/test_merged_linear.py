@@ -77,3 +77,11 @@ def test_a_model_on_a_gpu_is_merged_when_it_is_loaded(wanted: bool, monkeypatch:
     other = build_supported("llama")
     load_model(other)
     assert not merged_names(other)
+
+
+def test_weights_and_biases_that_are_changed_in_place_count() -> None:
+    """The product used to keep the biases that it was made with."""
+    model, other = build_supported("qwen2"), build_supported("qwen2", seed=1)
+    assert merge_linears(model, lambda: logits(model)) > 0
+    model.load_state_dict(other.state_dict())
+    torch.testing.assert_close(logits(model), logits(other), rtol=1e-4, atol=1e-4)
