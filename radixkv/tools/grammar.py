@@ -108,10 +108,11 @@ def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema, closed to properties that it does not name, unless it says that there may be others.
 
     Whatever the result allows, the original allows, too. Functions do not take unknown arguments, and small models write them
-    without end. Open stay objects whose ``required`` names other properties; parts that combine schemas; and, where any part
-    does, those under ``$defs``. References and ``anyOf`` that stand alone do not combine.
+    without end. Open stay objects that need properties beyond those (``required``, ``minProperties``); parts that combine
+    schemas; and, where any part does, those under ``$defs``. References and ``anyOf`` that stand alone do not combine.
     """
-    closed = _closed_object(schema)
+    part = _closed_part(schema)
+    closed = dict(_closed_object(schema) if part is schema else part)
     for key in ("$defs", "definitions"):
         definitions = schema.get(key)
         if isinstance(definitions, Mapping) and not _combines(schema):
@@ -124,14 +125,19 @@ def _closed_object(schema: Mapping[str, Any]) -> dict[str, Any]:
     properties = closed.get("properties")
     if isinstance(properties, Mapping):
         closed["properties"] = {name: _closed_part(part) for name, part in properties.items()}
-        required = closed.get("required")
-        names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
-        # Closed, an object could not have a required property that it does not name.
-        if not _COMBINING & set(closed) and names <= set(properties):
+        # Closed, an object could not have what it needs beyond the properties that it names.
+        if not _COMBINING & set(closed) and not _needs_others(closed, properties):
             closed.setdefault("additionalProperties", False)
     if "items" in closed:
         closed["items"] = _closed_part(closed["items"])
     return closed
+
+
+def _needs_others(schema: Mapping[str, Any], properties: Mapping[str, Any]) -> bool:
+    required, least = schema.get("required"), schema.get("minProperties")
+    if isinstance(required, list) and any(isinstance(name, str) and name not in properties for name in required):
+        return True
+    return isinstance(least, int | float) and least > len(properties)
 
 
 def _closed_part(schema: Any) -> Any:

@@ -34,9 +34,10 @@ def test_objects_behind_references_are_closed(part: dict[str, Any]) -> None:
 
 def test_objects_among_alternatives_are_closed() -> None:
     part = {"anyOf": [OPEN, {"type": "null"}], "title": "X"}
-    assert closed_schema({"properties": {"x": part}})["properties"] == {
-        "x": {**part, "anyOf": [CLOSED, {"type": "null"}]}
-    }
+    closed = {**part, "anyOf": [CLOSED, {"type": "null"}]}
+    assert closed_schema({"properties": {"x": part}})["properties"] == {"x": closed}
+    assert closed_schema(part) == closed
+    assert closed_schema({**part, "$defs": {"A": OPEN}}) == {**closed, "$defs": {"A": CLOSED}}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,8 @@ def test_what_is_combined_stays_open(part: dict[str, Any]) -> None:
 
 def test_an_object_that_requires_more_than_it_names_stays_open() -> None:
     """It was closed, and its tool refused: no object could have what it required."""
-    schema = {**OPEN, "required": ["a", "x"]}
-    assert closed_schema(schema) == schema
-    assert closed_schema({"properties": {"o": schema}})["properties"]["o"] == schema
-    assert closed_schema({**OPEN, "required": ["a"]})["additionalProperties"] is False
+    for needed in ({"required": ["a", "x"]}, {"minProperties": 2}):
+        schema = {**OPEN, **needed}
+        assert closed_schema(schema) == schema
+        assert closed_schema({"properties": {"o": schema}})["properties"]["o"] == schema
+    assert closed_schema({**OPEN, "required": ["a"], "minProperties": 1})["additionalProperties"] is False

@@ -161,9 +161,13 @@ def test_llama_s_type_may_stand_before_the_name() -> None:
         assert functions(form.parse(text)) == CALLS[1:]
 
 
-def with_unit(schema: dict[str, Any], *, strict: bool = True) -> AnswerForm:
-    """For a tool whose one argument has this schema, in Qwen3-Coder's form."""
-    parameters = {"properties": {"unit": schema}, "required": ["unit"]}
+def with_unit(schema: dict[str, Any], *others: str, strict: bool = True) -> AnswerForm:
+    """For a tool whose one argument has this schema, in Qwen3-Coder's form.
+
+    Args:
+        others: required arguments that are not described.
+    """
+    parameters = {"properties": {"unit": schema}, "required": ["unit", *others]}
     tool = {"type": "function", "function": {"name": "f", "strict": strict, "parameters": parameters}}
     form = ChatFormat.of(make_tokenizer(TEMPLATES["qwen3_coder"])).answer_form("", options("required", tools=[tool]))
     assert form is not None
@@ -185,6 +189,21 @@ def test_a_strict_string_with_constraints_that_its_text_does_not_show_is_refused
     with pytest.raises(ValueError, match=f"tools: f: {keyword} of a string cannot be enforced"):
         with_unit(schema).frame(content_is_constrained=False)
     assert with_unit(schema, strict=False).frame(content_is_constrained=False)
+
+
+def test_of_a_strict_strings_values_those_of_its_length_may_be_written() -> None:
+    grammar = Grammar(with_unit({"enum": ["c", "celsius"], "minLength": 2}), make_tokenizer(TEMPLATES["qwen3_coder"]))
+    write = CALL_FORMATS["qwen3_coder"].write_calls
+    assert grammar.accepts(write([("f", {"unit": "celsius"})]))
+    assert not grammar.accepts(write([("f", {"unit": "c"})]))
+
+
+def test_an_argument_that_is_required_and_not_described_is_written() -> None:
+    """No call of Qwen3-Coder's form could have it."""
+    grammar = Grammar(with_unit({"type": "integer"}, "place"), make_tokenizer(TEMPLATES["qwen3_coder"]))
+    write = CALL_FORMATS["qwen3_coder"].write_calls
+    assert grammar.accepts(write([("f", {"unit": 3, "place": "Rome"})]))
+    assert not grammar.accepts(write([("f", {"unit": 3})]))
 
 
 @pytest.mark.parametrize("markers", [False, True], ids=["spelled", "tokens"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from radixkv.tools.definitions import Tool
@@ -25,8 +26,11 @@ from radixkv.tools.source import (
 
 _END, _FUNCTION, _FUNCTION_END = "</tool_call>", "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "\n</parameter>"
-# What constrains a string beyond its type. Of such constraints, only those that name the values can be enforced on its text.
+# Of a required argument that a schema does not describe; it is read as text.
+_ANY_STRING = MappingProxyType({"type": "string"})
+# What constrains a string beyond its type, and cannot be enforced on its text; its length only where its values are named.
 _STRING_CONSTRAINTS = frozenset("pattern format minLength maxLength allOf anyOf oneOf not if".split())
+_LENGTHS = frozenset({"minLength", "maxLength"})
 
 
 class Qwen3CoderFormat(CallFormat):
@@ -55,8 +59,10 @@ class Qwen3CoderFormat(CallFormat):
 
     def call_body(self, writer: GrammarWriter, tool: Tool, rule: str) -> str:
         required = tool.parameters.get("required", ())
+        undescribed = [key for key in required if isinstance(key, str) and key not in tool.parameters["properties"]]
+        properties = {**tool.parameters["properties"], **dict.fromkeys(undescribed, _ANY_STRING)}
         parts = [writer.literal(f"\n{_FUNCTION}{tool.name}>\n")]
-        for index, (key, schema) in enumerate(tool.parameters["properties"].items()):
+        for index, (key, schema) in enumerate(properties.items()):
             value = self._value(writer, tool, schema, f"{rule}_{index}")
             begin, newline = writer.literal(f"{_PARAMETER}{key}>\n"), writer.literal("\n")
             part = f"{begin} {value} {newline}"
@@ -70,13 +76,15 @@ class Qwen3CoderFormat(CallFormat):
             definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
             whole = {**schema, **definitions} if isinstance(schema, Mapping) else {}
             return f"{writer.schema(tool, rule, whole)} {end}"
-        if tool.strict and _STRING_CONSTRAINTS & set(schema):
-            named = ", ".join(sorted(_STRING_CONSTRAINTS & set(schema)))
+        values = _values(schema)
+        constraints = _STRING_CONSTRAINTS & set(schema) - (_LENGTHS if values is not None else frozenset())
+        if tool.strict and constraints:
+            named = ", ".join(sorted(constraints))
             raise ValueError(
                 f"tools: {tool.name}: {named} of a string cannot be enforced in this model's form of calls"
             )
-        values = _values(schema)
         if values is not None:
+            values = [value for value in values if _has_length(value, schema)] or values
             return f"({' | '.join(writer.literal(value) for value in values)}) {end}"
         return writer.text_before(_PARAMETER_END)
 
@@ -88,6 +96,13 @@ def _is_string(schema: Any) -> bool:
     if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
         return True
     return schema.get("type") == "string" and values is None
+
+
+def _has_length(value: str, schema: Mapping[str, Any]) -> bool:
+    least, most = schema.get("minLength"), schema.get("maxLength")
+    return not (
+        (isinstance(least, int | float) and len(value) < least) or (isinstance(most, int | float) and len(value) > most)
+    )
 
 
 def _values(schema: Mapping[str, Any]) -> Any:
