@@ -3,11 +3,12 @@
 ::
 
     evicted (`on_remove`) ──────────────────────┐
-    reused, or published under write-through ───┴─> send_down(): before anything overwrites the pool, the bytes are read in
+    reused, or published under write-through ───┤
+    pinned ─────────────────────────────────────┴─> send_down(): before anything overwrites the pool, the bytes are read in
                                                     one pass and queued; a thread writes them
 
 Eviction only lists the blocks: their bytes stay in place until the next step writes into the pool, and `send_down` runs
-before that.
+before that. Blocks that are not evicted wait until the queue has room for them.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ _log = logging.getLogger(__name__)
 _BLOCKS_PER_STEP = 32
 # How long to wait for space in the queue before the time left is checked again.
 _MAX_WAIT_SECONDS = 1.0
+# Prefixes that may wait, a long one of which takes half a MiB.
+_MAX_WANTED = 1024
 
 # Blocks of a prefix, and where in the pool they are.
 _Part = tuple[PrefixBlocks, NDArray[np.int32]]
@@ -101,7 +104,8 @@ class BlockMoves(TreeObserver):
         self._takes_partly_filled = writer.takes_partly_filled
         self._stopped = False
         self._evicted: list[_Evicted] = []
-        self._wanted: deque[_Wanted] = deque()
+        # Pinned prefixes first; those beyond the limit go down when they are evicted.
+        self._wanted: deque[_Wanted] = deque(maxlen=_MAX_WANTED)
 
     # -- called by the tree --------------------------------------------------------------------------------------
 
@@ -124,7 +128,8 @@ class BlockMoves(TreeObserver):
         else:
             group = namespace_group(namespace)
             self._evicted = [each for each in self._evicted if namespace_group(each.part.namespace) != group]
-            self._wanted = deque(each for each in self._wanted if namespace_group(each.namespace) != group)
+            kept = [each for each in self._wanted if namespace_group(each.namespace) != group]
+            self._wanted = deque(kept, _MAX_WANTED)
         self._on_clear(namespace)
 
     # -- called by the engine ------------------------------------------------------------------------------------
@@ -140,13 +145,13 @@ class BlockMoves(TreeObserver):
             self._want(table.node, behind if self._parts_inside(table.node, behind) else b"")
 
     def want_prefix(self, tokens: bytes, namespace: str) -> None:
-        """Send down what is cached of a prefix, whatever the policy.
+        """Send down what is cached of a prefix, whatever the policy, before all prefixes that wait.
 
         Args:
             tokens: of whole blocks, encoded.
             namespace: of the prefix.
         """
-        self._wanted.append(_Wanted(namespace, tokens, self._prefix_hashes(namespace, tokens), 0))
+        self._wanted.appendleft(_Wanted(namespace, tokens, self._prefix_hashes(namespace, tokens), 0))
 
     def note_loaded(self, namespace: str, tokens: bytes, first: int) -> None:
         """The blocks of a prefix from index ``first`` on were loaded, so tiers have them."""
@@ -158,19 +163,24 @@ class BlockMoves(TreeObserver):
         self._evicted.clear()
         self._wanted.clear()
 
-    def send_down(self, cache: PrefixCache) -> None:
-        """Read the bytes of evicted blocks, which nothing may have overwritten yet, and of some others that go down."""
+    def send_down(self, cache: PrefixCache, timeout: float = 0.0) -> None:
+        """Read the bytes of evicted blocks, which nothing may have overwritten yet, and of some others that go down.
+
+        Args:
+            cache: of the blocks.
+            timeout: seconds to wait for the writer to have room for others.
+        """
         parts = []
         for evicted in self._evicted:
             part, hashes = evicted.part, evicted.hashes
             # The first ones: blocks of a prefix behind a gap cannot be found.
-            count = self._writer.reserve_some(part.num_blocks)
+            count = self._writer.reserve_or_drop(part.num_blocks)
             self._known.discard(hashes[count:])
             if count:
                 parts.append((replace(part, stop=part.start + count), evicted.block_ids[:count]))
         self._evicted.clear()
         if self._wanted:
-            parts += self._take_wanted(cache, _BLOCKS_PER_STEP, 0.0)
+            parts += self._take_wanted(cache, timeout)
         self._send(parts, cache.copy_targets)
 
     @property
@@ -186,7 +196,7 @@ class BlockMoves(TreeObserver):
     def write_wanted(self, cache: PrefixCache, seconds_left: Callable[[], float]) -> None:
         """Send down all wanted prefixes, while there is time left."""
         while self._wanted and (left := seconds_left()) > 0:
-            self._send(self._take_wanted(cache, _BLOCKS_PER_STEP, min(left, _MAX_WAIT_SECONDS)), cache.copy_targets)
+            self._send(self._take_wanted(cache, min(left, _MAX_WAIT_SECONDS)), cache.copy_targets)
 
     def write_hot(self, cache: PrefixCache, seconds_left: Callable[[], float]) -> None:
         """Send everything in the tree down while there is time left, most recently used first."""
@@ -244,30 +254,37 @@ class BlockMoves(TreeObserver):
             behind = b""
         if behind:
             hashes.append(next_hash(hashes[-1], behind))
-        if not all(block_hash in self._known for block_hash in hashes):
+        if len(self._wanted) < _MAX_WANTED and not all(block_hash in self._known for block_hash in hashes):
             tokens = self._path_tokens(node, self._num_whole(node)) + behind
             self._wanted.append(_Wanted(node.namespace, tokens, hashes, 0))
 
-    def _take_wanted(self, cache: PrefixCache, count: int, timeout: float) -> list[_Part]:
-        """Up to ``count`` blocks of wanted prefixes that are still in the tree."""
+    def _take_wanted(self, cache: PrefixCache, timeout: float) -> list[_Part]:
+        """Some blocks of wanted prefixes that are still in the tree, with room in the writer's queue.
+
+        Args:
+            cache: of the blocks.
+            timeout: seconds to wait for such room.
+        """
         taken: list[_Part] = []
-        while self._wanted and count > 0:
+        room = self._writer.reserve(_BLOCKS_PER_STEP, timeout)
+        while self._wanted and room:
             wanted = self._wanted[0]
             ids = cache.cached_blocks(decode(wanted.tokens), wanted.namespace)
             hashes, start = wanted.hashes, wanted.start
             while start < len(ids) and hashes[start] in self._known:
                 start += 1
             stop = start
-            while stop < min(len(ids), start + count) and hashes[stop] not in self._known:
+            while stop < min(len(ids), start + room) and hashes[stop] not in self._known:
                 stop += 1
-            if start == stop or not self._writer.reserve(stop - start, timeout):
+            if start == stop:
                 self._wanted.popleft()
                 continue
             part = PrefixBlocks(wanted.namespace, wanted.tokens[: stop * self._block_bytes], start, stop)
             taken.append((part, ids[start:stop]))
             self._known.add(hashes[start:stop])
-            count -= stop - start
+            room -= stop - start
             wanted.start = stop
+        self._writer.give_back(room)
         return taken
 
     def _send(self, parts: list[_Part], copy_targets: set[int]) -> None:

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 _MAX_QUEUED_BYTES = 256 << 20
 MANY_BLOCKS = 1 << 20
 """Capacity of tiers whose size is not known here."""
-# How long an engine that can only wait for loads waits before it looks for new requests.
+# How long an engine that can only wait for tiers waits before it looks for new requests.
 _IDLE_SECONDS = 0.01
 # At most this much of the time for closing is reserved for the tiers themselves, so that a hanging write cannot use it up.
 _CLOSE_SECONDS = 2.0
@@ -202,13 +202,16 @@ class KVTiers:
         deadline = time.monotonic() + timeout
         self._moves.send_down(self._cache)
         self._moves.write_wanted(self._cache, lambda: deadline - time.monotonic())
-        return self._writer.flush(max(0.0, deadline - time.monotonic()))
+        return self._writer.flush(max(0.0, deadline - time.monotonic())) and not self._moves.has_wanted
 
     def send_some(self) -> bool:
-        """Send some of the blocks that are due to go down without being evicted; False: there are none. Not during a step."""
+        """Send some of the blocks that are due to go down without being evicted; False: there are none. Not during a step.
+
+        It waits a moment if they cannot be queued yet.
+        """
         if self._closed or not self._moves.has_wanted:
             return False
-        self._moves.send_down(self._cache)
+        self._moves.send_down(self._cache, _IDLE_SECONDS)
         return True
 
     def write_hot(self, seconds_left: Callable[[], float]) -> None:

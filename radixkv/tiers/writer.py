@@ -88,37 +88,38 @@ class BlockWriter:
         """Whether any tier keeps partly filled blocks."""
         return self._stack.keeps_partly_filled
 
-    def reserve(self, num_blocks: int, timeout: float = 0.0) -> bool:
-        """Take room in the queue for `put`; if there is none, the blocks are counted as dropped.
+    def reserve(self, num_blocks: int, timeout: float = 0.0) -> int:
+        """Take room in the queue for `put`.
 
         Args:
             num_blocks: to be put.
-            timeout: seconds to wait for room.
+            timeout: seconds to wait until there is room for any.
+
+        Returns:
+            For how many of the blocks there is room.
         """
         with self._changed:
-            # An empty queue accepts even more blocks than it holds.
-            if not self._changed.wait_for(
-                lambda: self._num_queued == 0 or self._num_queued + num_blocks <= self._max_blocks, timeout
-            ):
-                self.num_dropped += num_blocks
-                return False
-            self._num_queued += num_blocks
-            return True
-
-    def reserve_some(self, num_blocks: int) -> int:
-        """`reserve` for as many blocks as there is room for now; the others are counted as dropped."""
-        with self._changed:
+            self._changed.wait_for(lambda: self._num_queued < self._max_blocks, timeout)
             count = min(num_blocks, max(0, self._max_blocks - self._num_queued))
             self._num_queued += count
-            self.num_dropped += num_blocks - count
             return count
 
-    def drop(self, num_blocks: int) -> None:
-        """Give back room that was reserved for blocks that are not put after all; they count as dropped."""
+    def reserve_or_drop(self, num_blocks: int) -> int:
+        """`reserve` for blocks that cannot wait; those without room are counted as dropped."""
+        count = self.reserve(num_blocks)
+        self.num_dropped += num_blocks - count
+        return count
+
+    def give_back(self, num_blocks: int) -> None:
+        """Give back room that was reserved and is not used."""
         with self._changed:
             self._num_queued -= num_blocks
-            self.num_dropped += num_blocks
             self._changed.notify_all()
+
+    def drop(self, num_blocks: int) -> None:
+        """`give_back` the room of blocks that are not put after all; they are counted as dropped."""
+        self.give_back(num_blocks)
+        self.num_dropped += num_blocks
 
     def put(
         self, parts: list[PrefixBlocks], fetch: Callable[[], BlockBytes], release: Callable[[], None] = lambda: None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from support.model_zoo import build_shallow
 from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, evict_all, free_blocks, make
 
 from radixkv import LLM
-from radixkv.engine import open_tiers
+from radixkv.cache.tokens import encode
+from radixkv.engine import block_moves, open_tiers
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.errors import StoreInUseError
 from radixkv.prompts import Prompt
@@ -407,6 +409,82 @@ def test_more_than_the_queue_holds_goes_down_as_far_as_it_does() -> None:
     answers(llm, PROMPTS[:1])  # what was dropped is not taken for written
     evict_all(llm)
     assert len(tier.blocks) == 10
+
+
+class SlowlyWritten(DictTier):
+    """Writes nothing until it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_put = threading.Event()
+
+    def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
+        assert self.may_put.wait(600)
+        super().put_many(keys, blocks)
+
+
+def make_with_short_queue(tier: SlowlyWritten, policy: str) -> LLM:
+    """An engine that queues five blocks at most."""
+    llm = make(tiers=[tier], cache_write_policy=policy)
+    llm.engine.tiers._writer._max_blocks = 5
+    return llm
+
+
+def pin(llm: LLM, tokens: list[int]) -> None:
+    """Pin a prompt as if a disk would remember it."""
+    pinned = llm.pin({"prompt_token_ids": tokens})
+    llm.engine.tiers.send_prefix(encode(tokens[: pinned.num_tokens]), "")
+
+
+def test_what_is_written_at_the_end_waits_for_room_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefixes for which the queue had no room within a second were given up, although there was time."""
+    monkeypatch.setattr(block_moves, "_MAX_WAIT_SECONDS", 0.0)
+    tier = SlowlyWritten()
+    llm = make_with_short_queue(tier, "write-back")
+    answers(llm)
+    num_calls = itertools.count()
+
+    def seconds_left() -> float:
+        if next(num_calls) == 50:
+            tier.may_put.set()
+        return 60.0
+
+    tiers = llm.engine.tiers
+    tiers.write_hot(seconds_left)
+    assert tiers.flush(60.0)
+    assert len(tier.blocks) == 16
+    assert tiers.totals.dropped_blocks == 0
+
+
+@pytest.mark.parametrize("in_idle_time", [True, False])
+def test_what_is_pinned_waits_for_room_in_the_queue(in_idle_time: bool) -> None:
+    """A prefix that was pinned while the queue was full did not go down until it was evicted, so a crash lost it."""
+    tier = SlowlyWritten()
+    llm = make_with_short_queue(tier, "write-back")
+    for first in range(3, 6):
+        pin(llm, [first, *STEM[:40]])
+    assert not llm.engine.tiers.flush(0.0)
+    tier.may_put.set()
+    while in_idle_time and llm.engine.write_behind():
+        pass
+    assert llm.engine.tiers.flush(60.0)
+    assert len(tier.blocks) == 30
+    assert llm.engine.tiers.totals.dropped_blocks == 0
+
+
+def test_few_prefixes_wait_for_the_queue_and_pinned_ones_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_moves, "_MAX_WANTED", 2)
+    tier = SlowlyWritten()
+    llm = make_with_short_queue(tier, "write-through")
+    for first in range(3, 7):
+        answers(llm, [{"prompt_token_ids": [first, *STEM[:40]]}])
+    pin(llm, [9, *STEM[:40]])
+    tier.may_put.set()
+    assert llm.engine.tiers.flush(60.0)
+    llm.engine.tiers.close(HANGING)
+    prompts: list[Any] = [{"prompt_token_ids": [first, *STEM[:40]]} for first in (6, 9)]
+    outputs = make(tiers=[tier]).generate(prompts, GREEDY, use_tqdm=False)
+    assert [output.num_cached_tokens for output in outputs] == [0, 40]
 
 
 def test_a_pool_that_cannot_be_read_loses_blocks_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
