@@ -132,12 +132,12 @@ class NamedPins:
             stored.remove(pin.name) for pin in stored.waiting() if pin.name == name and not pin.by_tenant
         )
 
-    def restore(self, request: Request, keep: Callable[[str, str, NDArray[np.int32], float], object]) -> None:
+    def restore(self, request: Request, keep: Callable[[str, str, NDArray[np.int32], float], int]) -> None:
         """A request has used its prompt: put pins from before a restart into force whose prefixes the prompt begins with.
 
         Args:
             request: it has been answered.
-            keep: `TenantPins.keep`, which holds a tenant's pins to the tenant's limits.
+            keep: `TenantPins.keep`, which holds a tenant's pins to the tenant's limits; returns 0 if there is no room.
         """
         stored = self._stored
         if stored is None or self._tiers is None or not stored.waiting():
@@ -152,9 +152,9 @@ class NamedPins:
                 if ttl is not None and ttl <= 0:
                     continue
                 if waiting.by_tenant:
-                    stored.remove(waiting.name)
-                    if ttl is not None:
-                        keep(namespace_group(request.namespace), request.namespace, tokens, ttl)
+                    # What is kept is stored under a new name; without room, this one stays stored, and is tried again.
+                    if ttl is None or keep(namespace_group(request.namespace), request.namespace, tokens, ttl):
+                        stored.remove(waiting.name)
                 else:
                     self._restore(stored, waiting, tokens, request.namespace, ttl)
 

@@ -116,9 +116,11 @@ class StoredPins:
             for name, pin in reversed(pins.items()):  # the last first
                 if name in self._changes:
                     continue
-                if pin is not None and pin.by_tenant:
-                    num_of_group[pin.group] += 1
-                if pin is None or _is_over(pin, now) or num_of_group[pin.group] > _MAX_OF_TENANT:
+                if pin is None or _is_over(pin, now):
+                    self._changes[name] = None
+                    continue
+                num_of_group[pin.group] += pin.by_tenant
+                if pin.by_tenant and num_of_group[pin.group] > _MAX_OF_TENANT:
                     self._changes[name] = None
                 else:
                     found[name] = pin

@@ -99,6 +99,22 @@ def test_a_tenants_pins_come_back_within_its_bounds(open_llm: Any) -> None:
         llm.engine.cache.check()
 
 
+def test_a_tenants_pin_for_which_there_is_no_room_waits_until_there_is(open_llm: Any) -> None:
+    """It was forgotten, on the disk too, if others' pins filled the cache when its prefix was used."""
+    with open_llm() as llm:
+        use(llm)
+        assert llm.engine.tenant_pins.keep("ann", "ann", TOKENS, 3600.0) > 0
+    with open_llm() as llm:
+        others = llm.pin({"prompt_token_ids": [3 + n % 90 for n in range(160)]})
+        assert others.num_tokens == 160  # as much as may be pinned
+        use(llm)
+        assert llm.pins() == [others]
+        llm.unpin(others)
+        use(llm)
+        assert [pin.namespace for pin in llm.pins()] == ["ann"]
+        assert llm.engine.pins._stored.waiting() == []
+
+
 @pytest.mark.parametrize("other", [{"block_size": 8}, {"name": "qwen2"}, {"kv_cache_dtype": "fp8"}])
 def test_another_format_has_pins_of_its_own(open_llm: Any, other: dict[str, Any]) -> None:
     with open_llm() as llm:

@@ -98,6 +98,24 @@ def test_of_what_one_tenant_had_pinned_the_latest_come_back(open_tier: OpenTier)
     assert sorted(waiting) == sorted([*(f"{number}" for number in range(6, 70)), "of another"])
 
 
+def test_a_tenants_limit_counts_only_its_own_pins_that_last(open_tier: OpenTier) -> None:
+    """The administrator's pin for a tenant was deleted once the tenant had 64 of its own, expired ones included."""
+    tier = open_tier()
+    tier.pins.add(pin("administrator's", expires_at=None))
+    tier.pins.add(pin("first", by_tenant=True))
+    for number in range(63):
+        tier.pins.add(pin(f"{number}", by_tenant=True))
+    tier.pins.add(pin("over", expires_at=1.0, by_tenant=True))
+    tier.close()
+    tier = open_tier()
+    waiting = [each.name for each in tier.pins.waiting()]
+    assert waiting == ["administrator's", "first", *(f"{number}" for number in range(63))]
+    tier.pins.add(pin("latest", by_tenant=True))
+    tier.close()
+    waiting = [each.name for each in open_tier().pins.waiting()]
+    assert waiting == ["administrator's", *(f"{number}" for number in range(63)), "latest"]
+
+
 def test_rows_that_make_no_sense_are_no_pins(open_tier: OpenTier, tmp_path: Path) -> None:
     tier = open_tier()
     tier.pins.add(pin("sound"))
