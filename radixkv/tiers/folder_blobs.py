@@ -5,6 +5,7 @@ Each file is written once, by one process, under a temporary name, and renamed w
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -67,10 +68,10 @@ class FolderBlobs:
         # The first of a prefix last, so that it is not the first to be removed.
         missing = [name for name in reversed([*blobs]) if not self._in_use(name)]
         for name in missing:
-            self._write(self._path(name), blobs[name])
+            self._write_or_make_room(self._path(name), blobs[name])
             self._until_look -= len(blobs[name])
         if self._until_look < 0:
-            self._hold_capacity()
+            self._cut_down_to(self._capacity)
             self._until_look = self._capacity // LOOKS_PER_CAPACITY
         return len(missing)
 
@@ -117,6 +118,16 @@ class FolderBlobs:
             os.close(file)
         return bytes(memoryview(blob)[:length]), status.st_mtime < time.time() - TOUCH_SECONDS
 
+    def _write_or_make_room(self, path: Path, blob: bytes) -> None:
+        try:
+            self._write(path, blob)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # What processes write between two looks fills a disk that is hardly larger than the capacity.
+            self._cut_down_to(self._capacity - self._capacity // LOOKS_PER_CAPACITY)
+            self._write(path, blob)
+
     def _write(self, path: Path, blob: bytes) -> None:
         try:
             self._write_once(path, blob)
@@ -129,7 +140,7 @@ class FolderBlobs:
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             if os.pwritev(file, [memoryview(blob)], 0) != len(blob):
-                raise OSError(f"{draft}: not everything was written")
+                raise OSError(errno.ENOSPC, "not everything was written", str(draft))
             _touch(file)
             os.replace(draft, path)
         except BaseException:
@@ -145,7 +156,8 @@ class FolderBlobs:
                 self._make_folder(path.parent)
             path.mkdir(mode=0o700, exist_ok=True)
 
-    def _hold_capacity(self) -> None:
+    def _cut_down_to(self, num_bytes: int) -> None:
+        """Remove the least recently used files beyond ``num_bytes`` in all."""
         for unfinished in self._root.glob(".cleared-*"):  # by a process that was killed
             shutil.rmtree(unfinished, ignore_errors=True)
         files = []
@@ -157,7 +169,7 @@ class FolderBlobs:
                 except FileNotFoundError:
                     continue  # another process removed it
                 files.append((status.st_mtime, status.st_size, path))
-        excess = sum(size for _, size, _ in files) - self._capacity
+        excess = sum(size for _, size, _ in files) - num_bytes
         for _, size, path in sorted(files):
             if excess <= 0:
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -363,6 +364,47 @@ def test_a_folder_is_held_to_its_capacity(tmp_path: Path) -> None:
     assert not tier.stats.errors
     assert sum(path.is_file() for path in tmp_path.rglob("*")) <= 6
     tier.close()
+
+
+@pytest.mark.parametrize("short_writes", [False, True])
+def test_a_folder_on_a_disk_with_no_room_beyond_its_capacity_is_cut_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_writes: bool
+) -> None:
+    """Once the disk was full, each write failed before the folder was measured, even after a restart."""
+    capacity = 100_000
+    disk_bytes = capacity + 6_000  # less than four processes write between their looks
+
+    def write(file: int, buffers: list[memoryview], offset: int) -> int:
+        left = disk_bytes - sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+        if len(buffers[0]) > left:
+            if not short_writes:
+                raise OSError(errno.ENOSPC, "no space left")
+            return os.pwritev(file, [buffers[0][:left]], offset)
+        return os.pwritev(file, buffers, offset)
+
+    disk = FaultyOs()
+    monkeypatch.setattr(folder_blobs, "os", disk)
+    monkeypatch.setattr(disk, "pwritev", write)
+    stores = [FolderBlobs(tmp_path, capacity_bytes=capacity) for _ in range(4)]
+    for number in range(400):
+        name = f"prefix/{number}"
+        assert stores[number % 4].write({name: bytes(1000)}) == 1
+        assert stores[0].count_present([name]) == 1
+    stores.append(FolderBlobs(tmp_path, capacity_bytes=capacity))
+    assert stores[-1].write({"prefix/new": bytes(1000)}) == 1
+    for store in stores:
+        store.close()
+
+
+def test_a_folder_whose_disk_others_fill_loses_nothing(tmp_path: Path) -> None:
+    store = FolderBlobs(tmp_path, capacity_bytes=10_000)
+    store.write({f"prefix/{number}": bytes(1000) for number in range(9)})
+    with mock.patch.object(folder_blobs, "os", FaultyOs()) as disk:
+        disk.fault = "full"
+        with pytest.raises(OSError, match="no space left"):
+            store.write({"prefix/new": bytes(1000)})
+    assert store.count_present([f"prefix/{number}" for number in range(9)]) == 9
+    store.close()
 
 
 def test_known_blocks_of_a_prefix_do_not_make_room_for_the_rest_of_it(tmp_path: Path) -> None:
