@@ -95,6 +95,7 @@ class SharedTier:
         # Any thread reads this; each change replaces it, under the lock.
         self._uncleared: frozenset[str] = frozenset()
         self._clearing = threading.Lock()
+        self._will_clear_again = False  # whether the writer's thread has been asked to
         self._closed = False
         self._writer = MediumQueue("shared-tier", block_format.block_bytes, queue_bytes, self._write)
 
@@ -133,7 +134,7 @@ class SharedTier:
         """Forget one namespace, or everything of this format.
 
         From now on, nothing of it is found here, nor by others once the store has cleared it. A store that is gone is cleared
-        when it is back, if this process still runs then.
+        when it is back and this process uses it again or closes the tier.
         """
         if self._closed:
             return
@@ -148,6 +149,7 @@ class SharedTier:
         if not self._closed:
             self._closed = True
             self._writer.close()
+            self._try_to_clear_store()
             self._store.close()
 
     def _name(self, key: BlockKey) -> str:
@@ -158,7 +160,18 @@ class SharedTier:
         if self._closed or not self._reads.ready:
             return False
         uncleared = self._uncleared
-        return not uncleared or uncleared.isdisjoint((self._codec.name, f"{self._codec.name}/{key.namespace.hex()}"))
+        if not uncleared:
+            return True
+        self._clear_again()
+        return uncleared.isdisjoint((self._codec.name, f"{self._codec.name}/{key.namespace.hex()}"))
+
+    def _clear_again(self) -> None:
+        """Have the writer's thread clear what the store could not clear, once it may be tried again."""
+        with self._clearing:
+            if self._will_clear_again or not self._writes.ready:
+                return
+            self._will_clear_again = True
+        self._writer.call(self._clear_uncleared)
 
     def _ask(self, question: Callable[[Sequence[str]], int | None], keys: Sequence[BlockKey]) -> int | None:
         """What the store answers; None: nothing can be read now."""
@@ -221,11 +234,18 @@ class SharedTier:
     def _clear(self, path: str) -> None:
         # Once more: a batch that was being written when the path was cleared may have put something back.
         self._note_uncleared(path)
+        self._clear_uncleared()
+
+    def _clear_uncleared(self) -> None:
+        self._will_clear_again = False
         if self._writes.ready:
-            try:
-                self._clear_store()
-            except OSError as error:
-                self._failed(self._writes, error)
+            self._try_to_clear_store()
+
+    def _try_to_clear_store(self) -> None:
+        try:
+            self._clear_store()
+        except OSError as error:
+            self._failed(self._writes, error)
 
     def _clear_store(self) -> None:
         for path in self._uncleared:

@@ -149,13 +149,13 @@ class FailingStore:
 
     def __init__(self, store: BlobStore) -> None:
         self.store = store
-        self.failing = self.is_full = False
+        self.failing = self.is_full = self.clears_nothing = False
         self.num_calls = 0
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> Any:
             self.num_calls += 1
-            if self.failing:
+            if self.failing or (self.clears_nothing and name == "clear"):
                 raise OSError("gone")
             if self.is_full and name == "write" and self.store.count_present([*arguments[0]]) < len(arguments[0]):
                 raise OSError("full")
@@ -220,7 +220,9 @@ def test_a_store_that_refuses_writes_is_still_read(failing: FailingStore, caplog
     tier.close()
 
 
-def test_a_store_that_was_gone_is_cleared_when_it_is_back(failing: FailingStore) -> None:
+@pytest.mark.parametrize("next_use", ["write", "read it", "read another's", "close"])
+def test_a_store_that_was_gone_is_cleared_when_it_is_back(failing: FailingStore, tmp_path: Path, next_use: str) -> None:
+    """It was only cleared if something was written then; a process that found all it needed left what others could find."""
     clock = FakeClock()
     tier = SharedTier(failing, FORMAT, clock=clock)
     put(tier)
@@ -228,13 +230,39 @@ def test_a_store_that_was_gone_is_cleared_when_it_is_back(failing: FailingStore)
     tier.clear(KEYS[0].namespace)
     assert tier.flush(600)
     failing.failing = False
+    names = [tier._name(key) for key in KEYS]
+    assert failing.count_present(names) == 6
     clock.now += 60
-    assert tier.contains_prefix(KEYS) == 0  # it still has them
-    assert failing.count_present([tier._name(key) for key in KEYS]) == 6
-    put(tier, prefix_keys("bob", 1), BLOCKS[:1])
-    assert failing.count_present([tier._name(key) for key in KEYS]) == 0
+    if next_use == "write":
+        put(tier, prefix_keys("bob", 1), BLOCKS[:1])
+    elif next_use == "close":
+        tier.close()
+        assert FolderBlobs(tmp_path, capacity_bytes=1 << 20).count_present(names) == 0
+        return
+    else:
+        for _ in range(2):
+            assert tier.contains_prefix(KEYS if next_use == "read it" else prefix_keys("bob", 1)) == 0
+        assert tier.flush(600)
+    assert failing.count_present(names) == 0
     put(tier)
     assert np.array_equal(get(tier, KEYS), BLOCKS)
+    tier.close()
+
+
+def test_a_store_that_stays_gone_is_not_asked_to_clear_at_each_read(failing: FailingStore) -> None:
+    clock = FakeClock()
+    tier = SharedTier(failing, FORMAT, clock=clock)
+    put(tier)
+    failing.clears_nothing = True
+    tier.clear(KEYS[0].namespace)
+    assert tier.flush(600)
+    for _ in range(3):
+        clock.now += 60
+        failing.num_calls = 0
+        for _ in range(10):
+            tier.contains_prefix(prefix_keys("bob", 1))
+            assert tier.flush(600)
+        assert failing.num_calls == 11  # one to clear
     tier.close()
 
 
