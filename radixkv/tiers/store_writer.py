@@ -143,6 +143,7 @@ class StoreWriter:
         with self._index_lock:
             if self._opened is not None:
                 try:
+                    self._clear_index(self._opened)
                     self._commit(self._opened, [])
                     self.pins.commit(self._opened.index)
                 except MediumErrors as error:
@@ -238,6 +239,8 @@ class StoreWriter:
                     buffers += [header.ljust(self._slot_bytes - len(body), b"\0"), body]
                 opened.files.write(slots[part.start], buffers)
             with self._index_lock:
+                # What is cleared from here on is deleted again by the thread that clears, once this lock is free.
+                self._clear_index(opened)
                 now = time.time()
                 blocks = {p: IndexedBlock(slot, p.key.digest, p.key.namespace, now) for p, slot in placed}
                 wanted = [block for pending, block in blocks.items() if not pending.cancelled]
@@ -268,7 +271,7 @@ class StoreWriter:
         return opened
 
     def _commit(self, opened: OpenStore, blocks: Sequence[IndexedBlock]) -> None:
-        self._clear_index(opened)
+        """Write blocks and what else has changed into the index, after `_clear_index`. The caller holds `_index_lock`."""
         used, gone = self.table.take_changes()
         self._free += gone
         self._stale.update(gone)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import random
 import socket
+import threading
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,9 @@ from radixkv.errors import StoreInUseError
 from radixkv.tiers import slot_files
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.maintenance import Verification, verify
+from radixkv.tiers.open_store import OpenStore
 from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
+from radixkv.tiers.store_writer import StoreWriter
 
 
 def test_blocks_are_there_after_a_restart(open_tier: OpenTier) -> None:
@@ -124,6 +129,32 @@ def test_a_block_that_is_cleared_while_it_waits_or_is_written_is_not_found_later
     assert tier.stats.written_blocks == 0
     tier.close()
     assert open_tier().contains_prefix(KEYS) == 0
+
+
+def test_what_is_cleared_while_its_row_is_written_is_not_in_the_index(
+    open_tier: OpenTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index had been cleared already, and then got the row, although whoever cleared was told that all was gone."""
+    tier = open_tier()
+    clears: list[threading.Thread] = []
+    commit = StoreWriter._commit
+
+    def clear_and_commit(writer: StoreWriter, opened: OpenStore, blocks: Sequence[IndexedBlock]) -> None:
+        if blocks and not clears:
+            clears.append(threading.Thread(target=tier.clear, args=(KEYS[0].namespace,)))
+            clears[0].start()
+            while not writer._uncleared:
+                time.sleep(0.001)
+        commit(writer, opened, blocks)
+
+    monkeypatch.setattr(StoreWriter, "_commit", clear_and_commit)
+    put(tier, KEYS[:1], BLOCKS[:1])
+    clears[0].join()
+    assert tier.contains_prefix(KEYS[:1]) == 0
+    tier.close()
+    index = index_of(tmp_path)
+    assert index.all() == []
+    index.close()
 
 
 @pytest.mark.parametrize("full", [False, True])
