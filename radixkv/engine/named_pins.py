@@ -48,12 +48,14 @@ class _Named:
     """What is known of a pin beyond the `Pin` itself.
 
     Attributes:
-        tokens: of a pin that was restored, encoded; empty for any other.
+        stored: what a disk remembers of it; None: no disk does.
+        restored: whether it is from before a restart.
     """
 
     name: str
     by_tenant: bool
-    tokens: bytes = b""
+    stored: StoredPin | None = None
+    restored: bool = False
 
 
 class NamedPins:
@@ -86,20 +88,37 @@ class NamedPins:
             return pin
         self._forget_released()
         name = secrets.token_hex(8)
-        self._named[pin] = _Named(name, by_tenant)
-        stored = self._stored
+        stored, remembered = self._stored, None
         if stored is not None and self._tiers is not None:
             kept = encode(tokens)[: pin.num_tokens * TOKEN_BYTES]
             group, digest = self._tiers.names_of(namespace)
             self._replace(stored, digest, namespace, kept, by_tenant)
-            stored.add(StoredPin(name, group, digest, kept, None if ttl is None else time.time() + ttl, by_tenant))
+            expires_at = None if ttl is None else time.time() + ttl
+            remembered = StoredPin(name, group, digest, kept, expires_at, by_tenant)
+            stored.add(remembered)
             self._tiers.send_prefix(kept, namespace)
+        self._named[pin] = _Named(name, by_tenant, remembered)
         return pin
 
     def release(self, pin: Pin) -> None:
         """`PrefixCache.release`, for good."""
         self.cache.release(pin)
         self._forget_released()
+
+    def store_again(self, cleared: str) -> None:
+        """Remember the pins that are still in force in the group of a namespace that was cleared: a disk forgets the group's.
+
+        Args:
+            cleared: the namespace.
+        """
+        stored = self._stored
+        if stored is None or self._tiers is None:
+            return
+        self._forget_released()
+        for pin, named in self._named.items():
+            if named.stored is not None and namespace_group(pin.namespace) == namespace_group(cleared):
+                stored.add(named.stored)
+                self._tiers.send_prefix(named.stored.tokens, pin.namespace)
 
     def listed(self) -> list[ListedPin]:
         """The pins that no tenant asked for, including those from before a restart that are not in force yet."""
@@ -172,12 +191,13 @@ class NamedPins:
         except PinQuotaExceeded:
             return  # other pins fill the quota: this one stays stored, and is tried again
         stored.comes_into_force(waiting.name)
-        self._named[pin] = _Named(waiting.name, by_tenant=False, tokens=waiting.tokens)
+        self._named[pin] = _Named(waiting.name, by_tenant=False, stored=waiting, restored=True)
 
     def _replace(self, stored: StoredPins, digest: bytes, namespace: str, tokens: bytes, by_tenant: bool) -> None:
         """Drop older pins of the same prefix: a program that pins it at each start must not accumulate pins."""
         for pin, named in list(self._named.items()):
-            if named.tokens == tokens and named.by_tenant == by_tenant and pin.namespace == namespace:
+            is_same = named.stored is not None and named.stored.tokens == tokens and pin.namespace == namespace
+            if named.restored and is_same and named.by_tenant == by_tenant:
                 self.release(pin)
         for waiting in stored.waiting(digest):
             if waiting.tokens == tokens and waiting.by_tenant == by_tenant:

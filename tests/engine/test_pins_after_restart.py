@@ -11,6 +11,7 @@ from support.cache_driver import leave
 from support.tiered_llm import PROMPTS, answers, evict_all, make
 
 from radixkv import LLM
+from radixkv.engine.clearing import NamespaceSelection
 
 pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
 
@@ -140,3 +141,31 @@ def test_what_is_cleared_is_not_pinned_after_a_restart(open_llm: Any) -> None:
         llm.reset_prefix_cache()
     with open_llm() as llm:
         assert llm.engine.pins.listed() == []
+
+
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_a_pin_that_was_not_cleared_itself_outlives_the_clearing_of_another_salt(
+    open_llm: Any, is_restored: bool
+) -> None:
+    """Below the pool, all of a tenant's salts are cleared together, and the pins of all were forgotten for good."""
+    with open_llm() as llm:
+        for salt in ("ann", "ann/x", "ann/y", "ben"):
+            llm.pin(PROMPTS[0], ttl=3600, cache_salt=salt)
+        if not is_restored:
+            llm.engine.clear(NamespaceSelection("ann/x"))
+            killed = llm.engine.tiers
+            assert killed.flush(60.0)
+            killed.close(HANGING)  # without writing what is cached
+    if is_restored:
+        with open_llm() as llm:
+            for salt in ("ann", "ann/x", "ann/y", "ben"):
+                use(llm, salt)
+            llm.engine.clear(NamespaceSelection("ann/x"))
+    with open_llm() as llm:
+        assert [pin.num_tokens for pin in llm.engine.pins.listed()] == [NUM_WHOLE] * 3
+        assert all(pin.expires_in is not None for pin in llm.engine.pins.listed())
+        assert [use(llm, salt) for salt in ("ann/x", "ann", "ann/y")] == [0, NUM_WHOLE, NUM_WHOLE]
+        assert sorted(pin.namespace for pin in llm.pins()) == ["ann", "ann/y"]
+        llm.engine.clear(NamespaceSelection("ann"))
+    with open_llm() as llm:
+        assert len(llm.engine.pins.listed()) == 1  # ben's
