@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -130,12 +131,18 @@ def warm_prompts(llm: LLM, prompts: list[Prompt]) -> int:
     given: list[Any] = [
         {"prompt_token_ids": list(prompt.token_ids), "cache_salt": prompt.namespace} for prompt in prompts
     ]
-    llm.generate(given, params, use_tqdm=False)
-    tiers = llm.engine.tiers
+    tiers, cache = llm.engine.tiers, llm.engine.cache
     assert tiers is not None
     until = time.monotonic() + _STORE_SECONDS
-    tiers.write_hot(lambda: until - time.monotonic())
-    tiers.flush(until - time.monotonic())
+    # What is evicted is stored only as far as a queue has room for it. So each batch is stored before the next evicts it.
+    most = cache.num_blocks * cache.block_size // 2
+    while given:
+        num_tokens = itertools.accumulate(len(each["prompt_token_ids"]) for each in given)
+        count = max(1, sum(total <= most for total in num_tokens))
+        llm.generate(given[:count], params, use_tqdm=False)
+        tiers.write_hot(lambda: until - time.monotonic())
+        tiers.flush(until - time.monotonic())
+        del given[:count]
     return sum(len(prompt.token_ids) for prompt in prompts)
 
 

@@ -14,7 +14,6 @@ before that. Blocks that are not evicted wait until the queue has room for them.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +28,7 @@ from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
 from radixkv.cache.tokens import TOKEN_BYTES, decode
 from radixkv.config import CacheWritePolicy
+from radixkv.engine.wanted_prefixes import WantedPrefix, WantedPrefixes
 from radixkv.tiers.block_key import is_filled_enough
 from radixkv.tiers.known_blocks import KnownBlocks
 from radixkv.tiers.pool_rows import PoolRows
@@ -42,8 +42,10 @@ _log = logging.getLogger(__name__)
 _BLOCKS_PER_STEP = 32
 # How long to wait for space in the queue before the time left is checked again.
 _MAX_WAIT_SECONDS = 1.0
-# Prefixes that may wait, a long one of which takes half a MiB.
-_MAX_WANTED = 1024
+# How many wanted prefixes are looked at per step, and how much of the writer's queue their blocks may fill while the engine
+# computes: evicted blocks, which cannot wait, have the rest.
+_PREFIXES_PER_STEP = 8
+_SHARE_DURING_STEPS = 0.5
 
 # Blocks of a prefix, and where in the pool they are.
 _Part = tuple[PrefixBlocks, NDArray[np.int32]]
@@ -56,22 +58,6 @@ class _Evicted:
     part: PrefixBlocks
     block_ids: NDArray[np.int32]
     hashes: Sequence[int]
-
-
-@dataclass(slots=True)
-class _Wanted:
-    """A prefix to be sent down: all its blocks that are still in the tree and not known to be below.
-
-    Attributes:
-        tokens: of its blocks, the last of which may be partly filled, encoded.
-        hashes: of each block.
-        start: the blocks before this index are done.
-    """
-
-    namespace: str
-    tokens: bytes
-    hashes: Sequence[int]
-    start: int
 
 
 class BlockMoves(TreeObserver):
@@ -104,8 +90,7 @@ class BlockMoves(TreeObserver):
         self._takes_partly_filled = writer.takes_partly_filled
         self._stopped = False
         self._evicted: list[_Evicted] = []
-        # Pinned prefixes first; those beyond the limit go down when they are evicted.
-        self._wanted: deque[_Wanted] = deque(maxlen=_MAX_WANTED)
+        self._wanted = WantedPrefixes()
 
     # -- called by the tree --------------------------------------------------------------------------------------
 
@@ -128,8 +113,7 @@ class BlockMoves(TreeObserver):
         else:
             group = namespace_group(namespace)
             self._evicted = [each for each in self._evicted if namespace_group(each.part.namespace) != group]
-            kept = [each for each in self._wanted if namespace_group(each.namespace) != group]
-            self._wanted = deque(kept, _MAX_WANTED)
+            self._wanted.forget(lambda each: namespace_group(each) == group)
         self._on_clear(namespace)
 
     # -- called by the engine ------------------------------------------------------------------------------------
@@ -151,7 +135,8 @@ class BlockMoves(TreeObserver):
             tokens: of whole blocks, encoded.
             namespace: of the prefix.
         """
-        self._wanted.appendleft(_Wanted(namespace, tokens, self._prefix_hashes(namespace, tokens), 0))
+        if tokens:
+            self._wanted.add_first(WantedPrefix(namespace, tokens, self._prefix_hashes(namespace, tokens)))
 
     def note_loaded(self, namespace: str, tokens: bytes, first: int) -> None:
         """The blocks of a prefix from index ``first`` on were loaded, so tiers have them."""
@@ -168,7 +153,7 @@ class BlockMoves(TreeObserver):
 
         Args:
             cache: of the blocks.
-            timeout: seconds to wait for the writer to have room for others.
+            timeout: seconds to wait for the writer to have room for others; 0: the engine computes, and does not wait.
         """
         parts = []
         for evicted in self._evicted:
@@ -180,7 +165,7 @@ class BlockMoves(TreeObserver):
                 parts.append((replace(part, stop=part.start + count), evicted.block_ids[:count]))
         self._evicted.clear()
         if self._wanted:
-            parts += self._take_wanted(cache, timeout)
+            parts += self._take_wanted(cache, timeout, 1.0 if timeout else _SHARE_DURING_STEPS)
         self._send(parts, cache.copy_targets)
 
     @property
@@ -191,12 +176,12 @@ class BlockMoves(TreeObserver):
     @property
     def has_wanted(self) -> bool:
         """Whether blocks that are not evicted are still to be sent."""
-        return bool(self._wanted)
+        return len(self._wanted) > 0
 
     def write_wanted(self, cache: PrefixCache, seconds_left: Callable[[], float]) -> None:
         """Send down all wanted prefixes, while there is time left."""
         while self._wanted and (left := seconds_left()) > 0:
-            self._send(self._take_wanted(cache, min(left, _MAX_WAIT_SECONDS)), cache.copy_targets)
+            self._send(self._take_wanted(cache, min(left, _MAX_WAIT_SECONDS), 1.0), cache.copy_targets)
 
     def write_hot(self, cache: PrefixCache, seconds_left: Callable[[], float]) -> None:
         """Send everything in the tree down while there is time left, most recently used first."""
@@ -223,7 +208,9 @@ class BlockMoves(TreeObserver):
             num_whole = len(tokens) // self._block_bytes
             if not self._is_worth_its_room(len(tokens) % self._block_bytes, num_whole):
                 tokens = tokens[: num_whole * self._block_bytes]
-            self._wanted.append(_Wanted(namespace, tokens, self._prefix_hashes(namespace, tokens), 0))
+            if not tokens:
+                continue
+            self._wanted.add(WantedPrefix(namespace, tokens, self._prefix_hashes(namespace, tokens)))
             self.write_wanted(cache, seconds_left)
             if self._wanted:
                 return
@@ -254,21 +241,24 @@ class BlockMoves(TreeObserver):
             behind = b""
         if behind:
             hashes.append(next_hash(hashes[-1], behind))
-        if len(self._wanted) < _MAX_WANTED and not all(block_hash in self._known for block_hash in hashes):
+        if not all(block_hash in self._known for block_hash in hashes):
             tokens = self._path_tokens(node, self._num_whole(node)) + behind
-            self._wanted.append(_Wanted(node.namespace, tokens, hashes, 0))
+            self._wanted.add(WantedPrefix(node.namespace, tokens, hashes))
 
-    def _take_wanted(self, cache: PrefixCache, timeout: float) -> list[_Part]:
+    def _take_wanted(self, cache: PrefixCache, timeout: float, share: float) -> list[_Part]:
         """Some blocks of wanted prefixes that are still in the tree, with room in the writer's queue.
 
         Args:
             cache: of the blocks.
             timeout: seconds to wait for such room.
+            share: of the queue that may be full.
         """
         taken: list[_Part] = []
-        room = self._writer.reserve(_BLOCKS_PER_STEP, timeout)
-        while self._wanted and room:
-            wanted = self._wanted[0]
+        room = self._writer.reserve(_BLOCKS_PER_STEP, timeout, share)
+        num_looked_at = 0
+        while self._wanted and room and num_looked_at < _PREFIXES_PER_STEP:
+            num_looked_at += 1
+            wanted = self._wanted.first()
             ids = cache.cached_blocks(decode(wanted.tokens), wanted.namespace)
             hashes, start = wanted.hashes, wanted.start
             while start < len(ids) and hashes[start] in self._known:
@@ -277,7 +267,7 @@ class BlockMoves(TreeObserver):
             while stop < min(len(ids), start + room) and hashes[stop] not in self._known:
                 stop += 1
             if start == stop:
-                self._wanted.popleft()
+                self._wanted.remove_first()
                 continue
             part = PrefixBlocks(wanted.namespace, wanted.tokens[: stop * self._block_bytes], start, stop)
             taken.append((part, ids[start:stop]))

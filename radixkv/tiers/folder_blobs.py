@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -124,8 +124,12 @@ class FolderBlobs:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # What processes write between two looks fills a disk that is hardly larger than the capacity.
-            self._cut_down_to(self._capacity - self._capacity // LOOKS_PER_CAPACITY)
+            # What processes write between two looks fills a disk that is hardly larger than the capacity; and what is here
+            # fills one that is smaller.
+            most = self._capacity
+            if error.errno == errno.EDQUOT or 2 * self._held() >= shutil.disk_usage(self._root).used:
+                most = min(most, self._held())
+            self._cut_down_to(most - most // LOOKS_PER_CAPACITY)
             self._write(path, blob)
 
     def _write(self, path: Path, blob: bytes) -> None:
@@ -160,7 +164,20 @@ class FolderBlobs:
         """Remove the least recently used files beyond ``num_bytes`` in all."""
         for unfinished in self._root.glob(".cleared-*"):  # by a process that was killed
             shutil.rmtree(unfinished, ignore_errors=True)
-        files = []
+        files = sorted(self._files())
+        excess = sum(size for _, size, _ in files) - num_bytes
+        for _, size, path in files:
+            if excess <= 0:
+                return
+            Path(path).unlink(missing_ok=True)
+            excess -= size
+
+    def _held(self) -> int:
+        """Bytes of all files."""
+        return sum(size for _, size, _ in self._files())
+
+    def _files(self) -> Iterator[tuple[float, int, str]]:
+        """When each file was used last, its size and its path."""
         for folder, _, names in os.walk(self._root):
             for name in names:
                 path = os.path.join(folder, name)
@@ -168,13 +185,7 @@ class FolderBlobs:
                     status = os.stat(path)
                 except FileNotFoundError:
                     continue  # another process removed it
-                files.append((status.st_mtime, status.st_size, path))
-        excess = sum(size for _, size, _ in files) - num_bytes
-        for _, size, path in sorted(files):
-            if excess <= 0:
-                return
-            Path(path).unlink(missing_ok=True)
-            excess -= size
+                yield status.st_mtime, status.st_size, path
 
 
 def _touch(file: int | Path) -> None:

@@ -166,8 +166,9 @@ class StoreWriter:
                 self._opened, self._free = opened, free
                 self._stale.clear()
                 self._uncleared -= cleared
-                for namespace in self._uncleared:  # those cleared meanwhile
-                    self._forget(namespace)
+                for namespace in self._uncleared:  # cleared meanwhile; pins and blocks put since then are newer
+                    slots = self.table.clear(namespace)
+                    self._writer.call(self._release(namespace, slots))
         return opened
 
     def _give_up(self) -> None:
@@ -184,8 +185,7 @@ class StoreWriter:
         self._uncleared |= {namespace}
         slots = self.table.clear(namespace)
         self.pins.clear(namespace)
-        release = self._release_all if namespace is None else partial(self._erase, self._files, slots)
-        self._writer.cancel(namespace, release)
+        self._writer.cancel(namespace, self._release(namespace, slots))
 
     def _clear(self, done: threading.Event) -> None:
         try:
@@ -329,6 +329,10 @@ class StoreWriter:
         else:
             slots, self._free = self._free, []
             self._erase(self._opened.files, slots)
+
+    def _release(self, namespace: bytes | None, slots: list[int]) -> Callable[[], None]:
+        """What erases the slots of a namespace, or of all, in the writer's thread."""
+        return self._release_all if namespace is None else partial(self._erase, self._files, slots)
 
     def _release_all(self) -> None:
         opened = self._opened

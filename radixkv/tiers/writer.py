@@ -88,19 +88,21 @@ class BlockWriter:
         """Whether any tier keeps partly filled blocks."""
         return self._stack.keeps_partly_filled
 
-    def reserve(self, num_blocks: int, timeout: float = 0.0) -> int:
+    def reserve(self, num_blocks: int, timeout: float = 0.0, share: float = 1.0) -> int:
         """Take room in the queue for `put`.
 
         Args:
             num_blocks: to be put.
             timeout: seconds to wait until there is room for any.
+            share: of the queue that may be full.
 
         Returns:
             For how many of the blocks there is room.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._num_queued < self._max_blocks, timeout)
-            count = min(num_blocks, max(0, self._max_blocks - self._num_queued))
+            most = max(1, int(share * self._max_blocks))
+            self._changed.wait_for(lambda: self._num_queued < most, timeout)
+            count = min(num_blocks, max(0, most - self._num_queued))
             self._num_queued += count
             return count
 

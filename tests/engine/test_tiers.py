@@ -20,7 +20,7 @@ from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, evict_all, free_b
 
 from radixkv import LLM
 from radixkv.cache.tokens import encode
-from radixkv.engine import block_moves, open_tiers
+from radixkv.engine import block_moves, open_tiers, wanted_prefixes
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.errors import StoreInUseError
 from radixkv.prompts import Prompt
@@ -472,8 +472,32 @@ def test_what_is_pinned_waits_for_room_in_the_queue(in_idle_time: bool) -> None:
     assert llm.engine.tiers.totals.dropped_blocks == 0
 
 
+def test_a_prefix_waits_for_the_queue_once_however_often_it_is_used() -> None:
+    """Each use used to make it wait once more, with all its tokens: a long system prompt took a gigabyte."""
+    tier = SlowlyWritten()
+    llm = make_with_short_queue(tier, "write-through")
+    num_waiting = []
+    for first in (3, 4, 4, 4, 4):
+        answers(llm, [{"prompt_token_ids": [first, *STEM[:40]]}])
+        num_waiting.append(len(llm.engine.tiers._moves._wanted))
+    assert 0 < num_waiting[2] == num_waiting[4]
+    tier.may_put.set()
+    assert llm.engine.tiers.flush(60.0)
+
+
+def test_blocks_that_can_wait_leave_room_for_evicted_ones() -> None:
+    tier = SlowlyWritten()
+    llm = make_with_short_queue(tier, "write-through")
+    for first in range(3, 7):
+        answers(llm, [{"prompt_token_ids": [first, *STEM[:40]]}])
+    writer = llm.engine.tiers._writer
+    assert writer.num_queued <= writer._max_blocks // 2
+    tier.may_put.set()
+    assert llm.engine.tiers.flush(60.0)
+
+
 def test_few_prefixes_wait_for_the_queue_and_pinned_ones_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_moves, "_MAX_WANTED", 2)
+    monkeypatch.setattr(wanted_prefixes, "_MAX_BLOCKS", 20)  # two of these prefixes
     tier = SlowlyWritten()
     llm = make_with_short_queue(tier, "write-through")
     for first in range(3, 7):

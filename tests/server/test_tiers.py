@@ -18,7 +18,9 @@ from radixkv import LLM, AsyncLLM
 from radixkv.cli.main import app
 from radixkv.cli.warm import count_lacking, read_prompts, tenant_of, warm_prompts
 from radixkv.config import LLMOptions
+from radixkv.engine import kv_tiers
 from radixkv.model.tokenizer import load_tokenizer
+from radixkv.prompts import Prompt
 from radixkv.server.keys import hash_of, read_keys_file
 from radixkv.server.run import namespaces_secret
 from radixkv.server.tenants import Tenants
@@ -149,6 +151,17 @@ def test_what_could_not_be_stored_is_not_said_to_be(tmp_path: Path, tiny_model_f
         assert said in str(result.exception)
     result = CliRunner().invoke(app, command)
     assert (result.exit_code, result.output.endswith("tokens are stored\n")) == (0, True)
+
+
+def test_more_is_warmed_than_the_pool_and_the_queue_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one prompt evicted of another was dropped where the queue had no room for it."""
+    monkeypatch.setattr(kv_tiers, "_MAX_QUEUED_BYTES", 20_000)
+    namespace = Tenants(secret=bytes(32)).anonymous_tenant().namespace()
+    with make(tmp_path) as llm:
+        num_tokens = llm.engine.cache.num_blocks * llm.engine.cache.block_size // 3
+        prompts = [Prompt([first, *range(10, 10 + num_tokens)], namespace=namespace) for first in range(3, 10)]
+        assert warm_prompts(llm, prompts) == 7 * (num_tokens + 1)
+        assert count_lacking(llm, prompts) == 0
 
 
 def test_a_shared_server_needs_a_secret(tmp_path: Path) -> None:

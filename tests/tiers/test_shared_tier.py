@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -432,6 +434,27 @@ def test_a_folder_whose_disk_others_fill_loses_nothing(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="no space left"):
             store.write({"prefix/new": bytes(1000)})
     assert store.count_present([f"prefix/{number}" for number in range(9)]) == 9
+    store.close()
+
+
+def test_a_folder_makes_room_on_a_disk_that_is_smaller_than_its_capacity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to stay full for good: it held less than its capacity, so nothing was removed."""
+    store = FolderBlobs(tmp_path, capacity_bytes=1_000_000)
+    used = lambda: sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())  # noqa: E731
+    write_once = FolderBlobs._write_once
+
+    def write(self: FolderBlobs, path: Path, blob: bytes) -> None:
+        if used() + len(blob) > 20_000:
+            raise OSError(errno.ENOSPC, "no space left")
+        write_once(self, path, blob)
+
+    monkeypatch.setattr(FolderBlobs, "_write_once", write)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(used=used() + 5_000))
+    for number in range(60):
+        store.write({f"prefix/{number}": bytes(1000)})
+    assert store.count_present([f"prefix/{number}" for number in range(59, 44, -1)]) == 15
     store.close()
 
 
