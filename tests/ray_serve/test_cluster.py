@@ -68,34 +68,29 @@ def deploy(model: Path) -> Iterator[Callable[..., str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with pytest.MonkeyPatch.context() as patch:
-        environment: dict[str, str] = {}
-        local._set_environment(environment)
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        from ray import serve  # it reads the environment
+    from ray import serve
 
-        from radixkv.ray.application import build
+    from radixkv.ray.application import build
 
-        def run(**options: Any) -> str:
-            arguments = {
-                "model": str(model),
-                "served_model_name": ["tiny"],
-                "port": port,
-                "dtype": "float32",
-                "num_blocks": 1000,
-                "num_cpus": 1,
-                "grace_seconds": 20.0,
-                **options,
-            }
-            described = replace(ApplicationOptions.of(arguments), replica_host="127.0.0.1")
-            serve.run(build(described), name="radixkv", route_prefix=None)
-            return f"http://127.0.0.1:{port}"
+    def run(**options: Any) -> str:
+        arguments = {
+            "model": str(model),
+            "served_model_name": ["tiny"],
+            "port": port,
+            "dtype": "float32",
+            "num_blocks": 1000,
+            "num_cpus": 1,
+            "grace_seconds": 20.0,
+            **options,
+        }
+        described = replace(ApplicationOptions.of(arguments), replica_host="127.0.0.1")
+        serve.run(build(described), name="radixkv", route_prefix=None)
+        return f"http://127.0.0.1:{port}"
 
-        with local._ray(replace_placement()):
-            serve.start(proxy_location="Disabled")
-            yield run
-            serve.shutdown()
+    with local._ray(replace_placement()):
+        serve.start(proxy_location="Disabled")
+        yield run
+        serve.shutdown()
 
 
 def replace_placement() -> Any:
