@@ -126,9 +126,9 @@ class FolderBlobs:
                 raise
             # What processes write between two looks fills a disk that is hardly larger than the capacity; and what is here
             # fills one that is smaller.
-            most = self._capacity
-            if error.errno == errno.EDQUOT or 2 * self._held() >= shutil.disk_usage(self._root).used:
-                most = min(most, self._held())
+            most, held = self._capacity, sum(size for _, size, _ in self._files())
+            if error.errno == errno.EDQUOT or 2 * held >= shutil.disk_usage(self._root).used:
+                most = min(most, held)
             self._cut_down_to(most - most // LOOKS_PER_CAPACITY)
             self._write(path, blob)
 
@@ -171,10 +171,6 @@ class FolderBlobs:
                 return
             Path(path).unlink(missing_ok=True)
             excess -= size
-
-    def _held(self) -> int:
-        """Bytes of all files."""
-        return sum(size for _, size, _ in self._files())
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
         """When each file was used last, its size and its path."""
