@@ -220,9 +220,8 @@ def _prepare_on_gpu(model: transformers.PreTrainedModel, name: str, config: Mode
 
 
 def _compute_two_tokens(model: transformers.PreTrainedModel) -> None:
-    with probe_attention(
-        model, {}
-    ):  # another LLM may have left it with an attention that only its runner can carry out
+    # Another LLM may have left it with an attention that only its runner can carry out.
+    with probe_attention(model, {}):
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device), use_cache=False)
 
 

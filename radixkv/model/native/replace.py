@@ -60,8 +60,9 @@ def prepare_for_cpu(
         return [NativeSelfAttention(module, given, quantiser)] if given is not None and is_known else []
 
     options: dict[Any, dict[str, Any]] = {}
+    is_compiled = native and library() is not None and model.dtype in TOLERANCES
     with torch.inference_mode(), probe_attention(model, options):
-        if native and library() is not None and model.dtype in TOLERANCES:
+        if is_compiled:
             weights = deferred or MappedWeights(model)
             # What modules are called with does not depend on weights.
             with ProductsOfZeros():
@@ -80,7 +81,7 @@ def prepare_for_cpu(
             _replace_linears(model, calls, quantiser, weights)
         if deferred is not None:
             deferred.fill(model)
-        if native and library() is not None and model.dtype in TOLERANCES:
+        if is_compiled:
             replace_functional_weights(model)
         pack_linears(model, lambda: compute_a_few_tokens(model))
 
