@@ -49,16 +49,16 @@ def end_to_end() -> str:
     return table(("workload", "generate", "RadixKV", "times faster", "equal answers"), rows)
 
 
-def against_vllm(precision: str) -> str:
-    """One table for both processors."""
-    documents = [results(f"against-vllm-{precision}{processor}") for processor in ("", "-amd")]
-    names = [row["name"] for row in documents[0]["rows"]]
+def against_vllm(**documents: str) -> str:
+    """One table of several results, each under a name of its own."""
+    found = {heading: results(f"against-vllm-{name}") for heading, name in documents.items()}
+    names = [row["name"] for row in next(iter(found.values()))["rows"]]
     rows = [
         (
             name,
             *(
                 figure
-                for document in documents
+                for document in found.values()
                 for row in document["rows"]
                 if row["name"] == name
                 for figure in (
@@ -70,21 +70,22 @@ def against_vllm(precision: str) -> str:
         )
         for name in names
     ]
-    ready = [(document["ready"]["ours"], document["ready"]["theirs"]) for document in documents]
+    ready = [(document["ready"]["ours"], document["ready"]["theirs"]) for document in found.values()]
     figures = (figure for ours, theirs in ready for figure in (f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}"))
     rows.append(("process start to first answer", *figures))
-    return table(
-        ("workload", "Intel: RadixKV", "vLLM", "ratio", "AMD: RadixKV", "vLLM", "ratio"),
-        rows,
-    )
+    return table(("workload", *(word for name in found for word in (f"{name}: RadixKV", "vLLM", "ratio"))), rows)
 
 
 def bfloat16_against_vllm() -> str:
-    return against_vllm("bf16")
+    return against_vllm(Intel="bf16", AMD="bf16-amd")
 
 
 def float32_against_vllm() -> str:
-    return against_vllm("f32")
+    return against_vllm(Intel="f32", AMD="f32-amd")
+
+
+def against_vllm_on_zen_4() -> str:
+    return against_vllm(bfloat16="bf16-zen4", float32="f32-zen4")
 
 
 def float32_against_vllm_without_amx() -> str:
@@ -97,6 +98,12 @@ def requests_against_vllm() -> str:
 
 def requests_against_vllm_on_intel() -> str:
     return against_vllm_on_one_processor("against-vllm-requests", "requests on the Intel Xeon, bfloat16", "{:.2f}")
+
+
+def requests_against_vllm_on_zen_4() -> str:
+    return against_vllm_on_one_processor(
+        "against-vllm-requests-zen4", "requests on the EPYC (Zen 4), bfloat16", "{:.2f}"
+    )
 
 
 def experts_against_vllm() -> str:
@@ -446,9 +453,11 @@ def reserved_memory() -> str:
         (README, bfloat16_against_vllm),
         (CPU, bfloat16_against_vllm),
         (CPU, float32_against_vllm),
+        (CPU, against_vllm_on_zen_4),
         (CPU, float32_against_vllm_without_amx),
         (CPU, requests_against_vllm),
         (CPU, requests_against_vllm_on_intel),
+        (CPU, requests_against_vllm_on_zen_4),
         (CPU, experts_against_vllm),
         (CPU, steps_against_vllm),
         (CPU, steps_against_vllm_on_intel),
