@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -19,8 +18,6 @@ from support.model_zoo import build_shallow
 from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, evict_all, free_blocks, make
 
 from radixkv import LLM
-from radixkv.cache.tokens import encode
-from radixkv.engine import block_moves, open_tiers, wanted_prefixes
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.errors import StoreInUseError
 from radixkv.prompts import Prompt
@@ -397,120 +394,6 @@ def test_a_prefix_whose_tail_was_loaded_is_written_whole() -> None:
     assert output.metrics.loaded_tokens == {"dict": 40}
 
 
-def test_more_than_the_queue_holds_goes_down_as_far_as_it_does() -> None:
-    tier = DictTier()
-    llm = make(tiers=[tier], cache_write_policy="write-back")
-    answers(llm, PROMPTS[:1])
-    writer = llm.engine.tiers._writer
-    writer._max_blocks = 5
-    evict_all(llm)
-    assert len(tier.blocks) == 5
-    assert writer.num_dropped == 7
-    answers(llm, PROMPTS[:1])  # what was dropped is not taken for written
-    evict_all(llm)
-    assert len(tier.blocks) == 10
-
-
-class SlowlyWritten(DictTier):
-    """Writes nothing until it may."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_put = threading.Event()
-
-    def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
-        assert self.may_put.wait(600)
-        super().put_many(keys, blocks)
-
-
-def make_with_short_queue(tier: SlowlyWritten, policy: str) -> LLM:
-    """An engine that queues five blocks at most."""
-    llm = make(tiers=[tier], cache_write_policy=policy)
-    llm.engine.tiers._writer._max_blocks = 5
-    return llm
-
-
-def pin(llm: LLM, tokens: list[int]) -> None:
-    """Pin a prompt as if a disk would remember it."""
-    pinned = llm.pin({"prompt_token_ids": tokens})
-    llm.engine.tiers.send_prefix(encode(tokens[: pinned.num_tokens]), "")
-
-
-def test_what_is_written_at_the_end_waits_for_room_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefixes for which the queue had no room within a second were given up, although there was time."""
-    monkeypatch.setattr(block_moves, "_MAX_WAIT_SECONDS", 0.0)
-    tier = SlowlyWritten()
-    llm = make_with_short_queue(tier, "write-back")
-    answers(llm)
-    num_calls = itertools.count()
-
-    def seconds_left() -> float:
-        if next(num_calls) == 50:
-            tier.may_put.set()
-        return 60.0
-
-    tiers = llm.engine.tiers
-    tiers.write_hot(seconds_left)
-    assert tiers.flush(60.0)
-    assert len(tier.blocks) == 16
-    assert tiers.totals.dropped_blocks == 0
-
-
-@pytest.mark.parametrize("in_idle_time", [True, False])
-def test_what_is_pinned_waits_for_room_in_the_queue(in_idle_time: bool) -> None:
-    """A prefix that was pinned while the queue was full did not go down until it was evicted, so a crash lost it."""
-    tier = SlowlyWritten()
-    llm = make_with_short_queue(tier, "write-back")
-    for first in range(3, 6):
-        pin(llm, [first, *STEM[:40]])
-    assert not llm.engine.tiers.flush(0.0)
-    tier.may_put.set()
-    while in_idle_time and llm.engine.write_behind():
-        pass
-    assert llm.engine.tiers.flush(60.0)
-    assert len(tier.blocks) == 30
-    assert llm.engine.tiers.totals.dropped_blocks == 0
-
-
-def test_a_prefix_waits_for_the_queue_once_however_often_it_is_used() -> None:
-    """Each use used to make it wait once more, with all its tokens: a long system prompt took a gigabyte."""
-    tier = SlowlyWritten()
-    llm = make_with_short_queue(tier, "write-through")
-    num_waiting = []
-    for first in (3, 4, 4, 4, 4):
-        answers(llm, [{"prompt_token_ids": [first, *STEM[:40]]}])
-        num_waiting.append(len(llm.engine.tiers._moves._wanted))
-    assert 0 < num_waiting[2] == num_waiting[4]
-    tier.may_put.set()
-    assert llm.engine.tiers.flush(60.0)
-
-
-def test_blocks_that_can_wait_leave_room_for_evicted_ones() -> None:
-    tier = SlowlyWritten()
-    llm = make_with_short_queue(tier, "write-through")
-    for first in range(3, 7):
-        answers(llm, [{"prompt_token_ids": [first, *STEM[:40]]}])
-    writer = llm.engine.tiers._writer
-    assert writer.num_queued <= writer._max_blocks // 2
-    tier.may_put.set()
-    assert llm.engine.tiers.flush(60.0)
-
-
-def test_few_prefixes_wait_for_the_queue_and_pinned_ones_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wanted_prefixes, "_MAX_BLOCKS", 20)  # two of these prefixes
-    tier = SlowlyWritten()
-    llm = make_with_short_queue(tier, "write-through")
-    for first in range(3, 7):
-        answers(llm, [{"prompt_token_ids": [first, *STEM[:40]]}])
-    pin(llm, [9, *STEM[:40]])
-    tier.may_put.set()
-    assert llm.engine.tiers.flush(60.0)
-    llm.engine.tiers.close(HANGING)
-    prompts: list[Any] = [{"prompt_token_ids": [first, *STEM[:40]]} for first in (6, 9)]
-    outputs = make(tiers=[tier]).generate(prompts, GREEDY, use_tqdm=False)
-    assert [output.num_cached_tokens for output in outputs] == [0, 40]
-
-
 def test_a_pool_that_cannot_be_read_loses_blocks_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     tier = DictTier()
     llm = make(tiers=[tier], cache_write_policy="write-back")
@@ -524,74 +407,3 @@ def test_a_pool_that_cannot_be_read_loses_blocks_and_no_request(monkeypatch: pyt
     assert not tier.blocks
     evict_all(llm)
     assert tier.blocks  # there is room in the queue again
-
-
-def test_an_engine_that_cannot_be_made_leaves_the_folder_free(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="record_trace: expected a file that can be written"):
-        make(disk_cache=str(tmp_path / "blocks"), record_trace=str(tmp_path / "none" / "trace"))
-    gc.collect()
-    llm = make(disk_cache=str(tmp_path / "blocks"))
-    llm.shutdown()
-
-
-def test_a_folder_that_is_only_read_gets_no_secret_and_one_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "blocks"
-    make(disk_cache=str(folder), disk_cache_read_only=True).shutdown()
-    assert not (folder / "namespaces.secret").exists()
-    (tmp_path / "file").write_text("in the way")
-    llm = make(disk_cache=str(tmp_path / "file" / "blocks"))
-    assert answers(llm)
-    llm.shutdown()
-
-
-def test_a_shared_server_needs_a_secret_that_others_have() -> None:
-    with pytest.raises(ValueError, match="cache_secret_file: expected a file where shared_cache is a server"):
-        make(shared_cache="redis://localhost:1/0")
-
-
-@pytest.mark.parametrize(
-    ("options", "package", "message"),
-    [
-        ({"shared_cache": "redis://localhost:1/0"}, "redis", r"shared_cache: redis is not .* 'radixkv\[redis\]'"),
-        ({"disk_cache": "blocks"}, "cryptography", r"store_key_file: cryptography .* 'radixkv\[encryption\]'"),
-    ],
-)
-def test_a_missing_package_is_named_with_its_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], package: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RADIXKV_STORE_KEY", "0" * 64)
-    monkeypatch.setattr(open_tiers, "find_spec", lambda name: None if name == package else object())
-    with pytest.raises(ImportError, match=message):
-        make(**options)
-
-
-def test_what_is_no_tier_or_too_small_for_one_is_refused_by_its_option(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"^tiers: expected objects with all that radixkv.tiers.tier.Tier has, got 5$"):
-        make(tiers=[5])
-    for options in ({"host_cache_size": 9}, {"disk_cache": tmp_path, "disk_cache_size": 9}):
-        with pytest.raises(ValueError, match=rf"^{[*options][-1]}: expected at least the \d+ bytes .* takes, got 9$"):
-            make(**options)
-
-
-@pytest.mark.parametrize("size", ["900000GiB", 1 << 50])
-def test_more_host_memory_than_there_is_is_refused_by_its_option(size: str | int) -> None:
-    with pytest.raises(
-        MemoryError, match=rf"^host_cache_size: expected as much as there is memory for, got '?{size}'?$"
-    ):
-        make(host_cache_size=size)
-
-
-@pytest.mark.parametrize("name", ["store_key_file", "cache_secret_file"])
-def test_a_file_that_cannot_be_read_is_named_with_its_option(tmp_path: Path, name: str) -> None:
-    message = rf"^{name}: expected a file that can be read, got {tmp_path}/none \(No such file or directory\)$"
-    with pytest.raises(OSError, match=message):
-        make(disk_cache=str(tmp_path / "disk"), **{name: str(tmp_path / "none")})
-
-
-@pytest.mark.parametrize("name", ["disk_cache", "shared_cache"])
-def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path, name: str) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    with pytest.raises(ValueError, match=f"{name}: expected a folder, got the file {file}"):
-        make(**{name: str(file)})

@@ -1,0 +1,82 @@
+"""Options of tiers that cannot be fulfilled are refused, by their names."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+from support.tiered_llm import answers, make
+
+from radixkv.engine import open_tiers
+
+
+def test_an_engine_that_cannot_be_made_leaves_the_folder_free(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="record_trace: expected a file that can be written"):
+        make(disk_cache=str(tmp_path / "blocks"), record_trace=str(tmp_path / "none" / "trace"))
+    gc.collect()
+    llm = make(disk_cache=str(tmp_path / "blocks"))
+    llm.shutdown()
+
+
+def test_a_folder_that_is_only_read_gets_no_secret_and_one_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "blocks"
+    make(disk_cache=str(folder), disk_cache_read_only=True).shutdown()
+    assert not (folder / "namespaces.secret").exists()
+    (tmp_path / "file").write_text("in the way")
+    llm = make(disk_cache=str(tmp_path / "file" / "blocks"))
+    assert answers(llm)
+    llm.shutdown()
+
+
+def test_a_shared_server_needs_a_secret_that_others_have() -> None:
+    with pytest.raises(ValueError, match="cache_secret_file: expected a file where shared_cache is a server"):
+        make(shared_cache="redis://localhost:1/0")
+
+
+@pytest.mark.parametrize(
+    ("options", "package", "message"),
+    [
+        ({"shared_cache": "redis://localhost:1/0"}, "redis", r"shared_cache: redis is not .* 'radixkv\[redis\]'"),
+        ({"disk_cache": "blocks"}, "cryptography", r"store_key_file: cryptography .* 'radixkv\[encryption\]'"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], package: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RADIXKV_STORE_KEY", "0" * 64)
+    monkeypatch.setattr(open_tiers, "find_spec", lambda name: None if name == package else object())
+    with pytest.raises(ImportError, match=message):
+        make(**options)
+
+
+def test_what_is_no_tier_or_too_small_for_one_is_refused_by_its_option(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"^tiers: expected objects with all that radixkv.tiers.tier.Tier has, got 5$"):
+        make(tiers=[5])
+    for options in ({"host_cache_size": 9}, {"disk_cache": tmp_path, "disk_cache_size": 9}):
+        with pytest.raises(ValueError, match=rf"^{[*options][-1]}: expected at least the \d+ bytes .* takes, got 9$"):
+            make(**options)
+
+
+@pytest.mark.parametrize("size", ["900000GiB", 1 << 50])
+def test_more_host_memory_than_there_is_is_refused_by_its_option(size: str | int) -> None:
+    with pytest.raises(
+        MemoryError, match=rf"^host_cache_size: expected as much as there is memory for, got '?{size}'?$"
+    ):
+        make(host_cache_size=size)
+
+
+@pytest.mark.parametrize("name", ["store_key_file", "cache_secret_file"])
+def test_a_file_that_cannot_be_read_is_named_with_its_option(tmp_path: Path, name: str) -> None:
+    message = rf"^{name}: expected a file that can be read, got {tmp_path}/none \(No such file or directory\)$"
+    with pytest.raises(OSError, match=message):
+        make(disk_cache=str(tmp_path / "disk"), **{name: str(tmp_path / "none")})
+
+
+@pytest.mark.parametrize("name", ["disk_cache", "shared_cache"])
+def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ValueError, match=f"{name}: expected a folder, got the file {file}"):
+        make(**{name: str(file)})
