@@ -45,6 +45,8 @@ class FolderBlobs:
         check_count("capacity_bytes", capacity_bytes, 1)
         self.description = str(root)
         self._root = root / "files"  # a disk tier may have the same root
+        self._device: int | None = None  # on which the files were last there
+        self._check_mounted()
         self._capacity = capacity_bytes
         self._until_look = 0
         self._threads = FutureThreads("folder-blobs", NUM_THREADS)
@@ -65,6 +67,7 @@ class FolderBlobs:
         return [blob for blob, _ in found]
 
     def write(self, blobs: Mapping[str, bytes]) -> int:
+        self._check_mounted()
         # The first of a prefix last, so that it is not the first to be removed.
         missing = [name for name in reversed([*blobs]) if not self._in_use(name)]
         for name in missing:
@@ -80,6 +83,7 @@ class FolderBlobs:
             self._path(name).unlink(missing_ok=True)
 
     def clear(self, path: str) -> None:
+        self._check_mounted()
         folder = self._root / path
         # A rename clears it for all readers at once, however long removing takes.
         doomed = self._root / f".cleared-{uuid.uuid4().hex}"
@@ -95,6 +99,18 @@ class FolderBlobs:
     def _path(self, name: str) -> Path:
         folder, _, block = name.rpartition("/")
         return self._root / folder / block[:2] / block
+
+    def _check_mounted(self) -> None:
+        """Raise OSError if the files are not there, and would be made on another disk than they were on.
+
+        Then what was mounted is gone for now, with all that is to be cleared. It would hide what is written in its place.
+        """
+        existing = next(path for path in (self._root, *self._root.parents) if path.exists())
+        device = existing.stat().st_dev
+        if existing == self._root:
+            self._device = device
+        elif self._device not in (None, device):
+            raise OSError(errno.ESTALE, "what was mounted is gone", str(self._root.parent))
 
     def _in_use(self, name: str) -> bool:
         """Whether a blob is there; if so, mark it as used, so that it is not removed for the rest of its prefix."""
@@ -159,6 +175,8 @@ class FolderBlobs:
             if path != self._root.parent:
                 self._make_folder(path.parent)
             path.mkdir(mode=0o700, exist_ok=True)
+            if path == self._root:
+                self._device = path.stat().st_dev
 
     def _cut_down_to(self, num_bytes: int) -> None:
         """Remove the least recently used files beyond ``num_bytes`` in all."""

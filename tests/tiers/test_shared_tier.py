@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -347,6 +348,31 @@ def test_what_another_machine_clears_while_it_is_written_is_no_failure(tmp_path:
     assert other.read(["prefix/block"]) == [b"bytes"]
     for each in (store, other):
         each.close()
+
+
+def test_a_folder_whose_mount_is_gone_is_neither_cleared_nor_made_anew(tmp_path: Path) -> None:
+    """It counted as cleared, and what had been in it was found once it was mounted again."""
+    point = tmp_path / "point"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as mounted:
+        assert os.stat(mounted).st_dev != os.stat(tmp_path).st_dev
+        point.symlink_to(mounted)
+        store = FolderBlobs(point, capacity_bytes=1 << 20)
+        store.write({"prefix/block": b"bytes"})
+        point.unlink()
+        point.mkdir()
+        assert store.read(["prefix/block"]) == [None]
+        for act in (lambda: store.clear("prefix"), lambda: store.write({"prefix/other": b"bytes"})):
+            with pytest.raises(OSError, match="what was mounted is gone"):
+                act()
+        assert not [*point.iterdir()]
+        point.rmdir()
+        point.symlink_to(mounted)
+        assert store.read(["prefix/block"]) == [b"bytes"]
+        store.clear("prefix")
+        assert store.read(["prefix/block"]) == [None]
+        shutil.rmtree(point / "files")
+        store.write({"prefix/other": b"bytes"})  # emptied, but mounted
+        store.close()
 
 
 def test_what_a_folder_fails_with_reaches_the_reader(tmp_path: Path) -> None:
