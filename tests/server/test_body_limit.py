@@ -119,6 +119,7 @@ def test_json_of_a_million_parts_is_not_read(llm: LLM) -> None:
         {**body, "metadata": {"a": ['"'] * 100_001}},
         {**body, "metadata": {f"{i}": 1 for i in range(100_001)}},
     ]
+    numbers = {**body, "metadata": {"a": [1] * 1_000_001}}
     # All of it is text, and none of it counts as a part.
     text = {**body, "user": '[{"a": [1, "\\""]}]' * 20_000}
 
@@ -130,7 +131,12 @@ def test_json_of_a_million_parts_is_not_read(llm: LLM) -> None:
             assert response.status_code == 400, response.text
             if content.startswith(b"{"):
                 assert "at most 100,000 strings, lists and objects" in response.json()["error"]["message"]
-        assert (await client.post("/v1/completions", json=text)).status_code == 200
+        for path in ("/v1/completions", "/v1/responses"):
+            response = await client.post(path, json=numbers)
+            assert response.status_code == 400
+            assert "at most 1,000,000 values" in response.json()["error"]["message"]
+        for sent in (text, {**body, "user": "," * 2_000_000}):
+            assert (await client.post("/v1/completions", json=sent)).status_code == 200
         for sent, status in ((body, 200), (text, 400)):
             encoded = json.dumps(sent).encode("utf-16")
             response = await client.post(
