@@ -11,6 +11,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from radixkv.server.errors import ApiError
 from radixkv.server.open_connections import OpenConnections
+from radixkv.server.request_log import ANSWER_HEADERS
+from radixkv.server.request_parser import BodyParser, OneProtocolParser
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
@@ -48,6 +50,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(**options)
+        self.parser = OneProtocolParser(self, self._read_body)
         self._limits = limits
         self._receiving: TimerHandle | None = None
         self._sending: TimerHandle | None = None
@@ -90,13 +93,32 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._drops_input:
+        if self._drops_input or self.parser.should_upgrade():  # the second has a body nevertheless
             return
         super().on_message_complete()
         self._overhead = 0
         self._end_receiving()
         if not self.cycle.response_complete:
             self._limits.open_connections.busy(self)
+
+    def _should_upgrade(self) -> bool:
+        return False
+
+    def _read_body(self, data: bytes) -> None:
+        """Read the body of a request that asks for another protocol. It is the last one on its connection."""
+        if self._drops_input:
+            return
+        self.cycle.keep_alive = False
+        self.parser = BodyParser(self.on_body, self._on_last_message_complete)
+        self.parser.begin(self.headers)
+        self.parser.feed_data(data)
+
+    def _on_last_message_complete(self) -> None:
+        self.on_message_complete()
+        self._drops_input = True
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ApiError(HTTPStatus.BAD_REQUEST, "the request is not HTTP/1.1"))
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -130,7 +152,9 @@ class LimitedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is None or not cycle.response_started or (cycle.response_complete and not cycle.more_body):
             body = error.body.model_dump_json().encode()
-            head = f"HTTP/1.1 {error.status.value} {error.status.phrase}\r\nContent-Type: application/json\r\n"
+            named = {} if cycle is None or cycle.response_complete else cycle.scope["state"]
+            ids = "".join(f"{header}: {named['request_id']}\r\n" for header in ANSWER_HEADERS if "request_id" in named)
+            head = f"HTTP/1.1 {error.status.value} {error.status.phrase}\r\nContent-Type: application/json\r\n{ids}"
             head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             self.transport.write(head.encode() + body)
         self.transport.close()

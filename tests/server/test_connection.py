@@ -100,6 +100,7 @@ class Connection:
         self.protocol.connection_made(self.transport)  # type: ignore[arg-type]
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["request_id"] = "named"
         while scope["path"] != "/refused":
             message = await receive()
             self.received.append(message.get("body", b""))
@@ -185,6 +186,44 @@ def test_a_request_that_comes_before_an_answer_ends_is_dropped_with_the_connecti
         gone.may_answer.set()
         await gone.settle()
         assert gone.transport.written == b""
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("upgrade", ["h2c", "websocket"])
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_a_request_that_asks_for_another_protocol_is_answered_in_this_one(upgrade: str, step: int) -> None:
+    """Its body was dropped, with advice to install a WebSocket library: Java's client could not talk to the server."""
+    head = HEAD[:-2] + f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {upgrade}\r\n\r\n".encode()
+    chunked = head.replace(b"Content-Length: 9", b"Transfer-Encoding: chunked")
+    bodiless = head.replace(b"Content-Length: 9\r\n", b"").replace(b"POST", b"GET")
+
+    async def main() -> None:
+        for sent, body in (
+            (head + b"123456789" + HEAD, b"123456789"),
+            (chunked + b"5\r\nabcde\r\n4\r\nfghi\r\n0\r\n\r\n", b"abcdefghi"),
+            (bodiless, b""),
+        ):
+            connection = Connection()
+            for start in range(0, len(sent), step):
+                await connection.send(sent[start : start + step])
+            assert b"".join(connection.received) == body
+            assert not connection.loop.expire(60)
+            connection.may_answer.set()
+            await connection.settle()
+            assert connection.transport.written.count(b"HTTP/1.1 200 ") == 1
+            assert connection.transport.written.endswith(b"ok")
+            assert connection.transport.closed
+
+    asyncio.run(main())
+
+
+def test_what_is_no_request_is_a_400_in_the_usual_form() -> None:
+    async def main() -> None:
+        for sent in (b"\x16\x03\x01\x02\x00\x01", HEAD.replace(b": 9", b": x"), b"GARBAGE\r\n\r\n"):
+            connection = Connection()
+            await connection.send(sent)
+            connection.assert_refused(400)
 
     asyncio.run(main())
 

@@ -1,0 +1,51 @@
+"""A parser of requests for a server that switches to no other protocol."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from types import SimpleNamespace
+
+from httptools import HttpParserUpgrade, HttpRequestParser
+
+
+class OneProtocolParser(HttpRequestParser):
+    """httptools' parser, except that it goes on behind the headers of a request that asks for another protocol.
+
+    There, httptools takes the request for ended, because what follows is of that protocol. But a server that does not know it
+    ignores an `Upgrade` (RFC 9110, 7.8), and the request has its body nevertheless: Java's client asks for HTTP/2 with every
+    request that it does not send over TLS.
+
+    Args:
+        protocol: what httptools calls.
+        read_body: called with what came behind such headers; it must give the protocol another parser.
+    """
+
+    def __init__(self, protocol: object, read_body: Callable[[bytes], None]) -> None:
+        super().__init__(protocol)
+        # As uvicorn does: what comes behind a request that closes its connection is no error.
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._read_body = read_body
+
+    def feed_data(self, data: bytes | bytearray | memoryview[int] | array[int]) -> None:
+        try:
+            super().feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._read_body(bytes(memoryview(data)[upgrade.args[0] :]))
+
+
+class BodyParser(HttpRequestParser):
+    """Parses the body of a request whose headers another parser has read.
+
+    Args:
+        on_body: called with each part.
+        on_message_complete: called at the end.
+    """
+
+    def __init__(self, on_body: Callable[[bytes], None], on_message_complete: Callable[[], None]) -> None:
+        super().__init__(SimpleNamespace(on_body=on_body, on_message_complete=on_message_complete))
+
+    def begin(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Learn from a request's headers, whose names are in lower case, where its body ends."""
+        framing = [b"%b: %b\r\n" % each for each in headers if each[0] in (b"content-length", b"transfer-encoding")]
+        self.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
