@@ -14,7 +14,7 @@ class Cleared(NamedTuple):
     Attributes:
         namespaces: how many were cleared.
         freed_blocks: blocks that have no owner any more.
-        blocks_in_use: blocks that live sequences use.
+        blocks_in_use: blocks that live sequences use, or that are pinned.
         cached_blocks: blocks that are still cached.
     """
 

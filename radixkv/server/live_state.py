@@ -42,7 +42,7 @@ _REFRESH_SECONDS = 0.5
 
 
 class Blocks(BaseModel):
-    """The cache's blocks by state: those in use belong to live sequences, cached ones may be evicted."""
+    """The cache's blocks by state: those in use are live sequences' or pinned, cached ones may be evicted."""
 
     total: int
     in_use: int

@@ -122,7 +122,7 @@ class EngineCollector(Collector):
         for name, documentation, value in [
             ("num_requests_running", "Requests with at least one running sequence.", stats.num_running),
             ("num_requests_waiting", "Requests waiting to be scheduled.", stats.num_waiting),
-            ("kv_cache_usage_perc", "Blocks in use by running requests, 1 being all.", in_use / stats.num_blocks),
+            ("kv_cache_usage_perc", "Blocks in use by requests or pinned, 1 being all.", in_use / stats.num_blocks),
             ("draining", "1 while new requests are refused.", int(self._llm.draining)),
         ]:
             yield GaugeMetricFamily(_PREFIX + name, documentation, value)
