@@ -6,7 +6,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
+from pydantic_core import PydanticCustomError
 
 from radixkv.cache import InvariantViolation
 from radixkv.engine.clearing import NamespaceSelection
@@ -23,12 +24,21 @@ if TYPE_CHECKING:
 class ClearRequest(StrictModel):
     """What to clear: everything; with ``api_key`` all of that tenant; with ``cache_salt`` too only that salt's prefixes.
 
+    ``key_name`` selects a tenant by the name of its key in the file of keys, from which the key may have been removed.
+
     In tiers below the pool, a tenant's salts are always cleared together. Where no API keys are configured, ``cache_salt``
     alone selects the prefixes of that salt.
     """
 
     api_key: str | None = None
+    key_name: str | None = None
     cache_salt: str | None = None
+
+    @model_validator(mode="after")
+    def _one_tenant(self) -> ClearRequest:
+        if self.api_key is not None and self.key_name is not None:
+            raise PydanticCustomError("two_tenants", "api_key: expected nothing beside key_name")
+        return self
 
 
 class ClearResponse(BaseModel):
@@ -104,7 +114,8 @@ async def check_cache(llm: AsyncLLM) -> CheckResponse:
 
 def selection_of(body: ClearRequest, tenants: Tenants) -> NamespaceSelection:
     """The namespaces that a request to clear selects."""
-    if body.api_key is None and body.cache_salt is None:
+    if body.api_key is None and body.key_name is None and body.cache_salt is None:
         return NamespaceSelection()
-    tenant = tenants.selected_by_admin(body.api_key)
+    name = body.key_name
+    tenant = tenants.selected_by_admin(body.api_key) if name is None else tenants.by_key_name(name)
     return NamespaceSelection(tenant.namespace(body.cache_salt), derived=body.cache_salt is None)

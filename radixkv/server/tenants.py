@@ -97,10 +97,7 @@ class Tenants:
         for name, key in keys.items():
             if key.sha256 in self._given_hashes:
                 raise ValueError(f"keys.{name}: given as an API, admin or metrics key, too: all keys must differ")
-        self._by_hash = {
-            key.sha256: Tenant(_keyed_hash(self._secret, "keys file", name), self._secret, name, key)
-            for name, key in keys.items()
-        }
+        self._by_hash = {key.sha256: self._named(name, key) for name, key in keys.items()}
 
     @property
     def shares(self) -> dict[str, TenantShare]:
@@ -172,6 +169,18 @@ class Tenants:
             raise ApiError(HTTPStatus.NOT_FOUND, "api_key: no such key is configured", param="api_key")
         return self._tenant(api_key)
 
+    def by_key_name(self, name: str) -> Tenant:
+        """The tenant whose key has this name in the file, or had it before the key was removed.
+
+        Raises:
+            ApiError: 400, there is no file.
+        """
+        if not self._has_file:
+            raise ApiError(
+                HTTPStatus.BAD_REQUEST, "key_name: expected nothing without a file of keys", param="key_name"
+            )
+        return self._named(name, None)
+
     def selected_by_admin(self, api_key: str | None) -> Tenant:
         """The tenant that an administrator's request selects.
 
@@ -187,6 +196,9 @@ class Tenants:
                 param="api_key",
             )
         return self.anonymous_tenant()
+
+    def _named(self, name: str, key: Key | None) -> Tenant:
+        return Tenant(_keyed_hash(self._secret, "keys file", name), self._secret, name, key)
 
     def _tenant(self, api_key: str) -> Tenant:
         name = _keyed_hash(self._secret, "", api_key)

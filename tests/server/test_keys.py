@@ -380,6 +380,35 @@ def test_a_default_number_of_tokens_stays_within_a_keys_limit(llm: LLM, monkeypa
     asyncio.run(main())
 
 
+def test_what_a_removed_key_has_cached_is_cleared_by_its_name(llm: LLM) -> None:
+    """It could only be cleared with everybody's, and was left to whoever got the name next."""
+
+    async def main() -> None:
+        tenants = Tenants(admin_key="admin", keys={"ann": entry("a"), "bob": entry("b")})
+        prompt = {"prompt": "Of all that was said that day, nothing was remembered.", "max_tokens": 1}
+        async with AsyncLLM(llm, tenants=tenants.shares) as engine, make_client(engine, tenants=tenants) as client:
+
+            async def num_cached(key: str) -> int:
+                answer = await client.post("/v1/completions", json=prompt, headers=bearer(key))
+                return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+            async def clear(**body: str) -> httpx.Response:
+                return await client.post("/admin/clear_cache", json=body, headers=bearer("admin"))
+
+            assert [await num_cached(key) > 0 for key in "aabb"] == [False, True, False, True]
+            tenants.replace_keys({"bob": entry("b")})
+            assert (await clear(api_key="ann")).status_code == 404
+            assert (await clear(key_name="ann")).json()["namespaces"] == 1
+            tenants.replace_keys({"ann": entry("c"), "bob": entry("b")})
+            assert await num_cached("c") == 0
+            assert await num_cached("b") > 0
+            assert (await clear(key_name="ann", api_key="bob")).status_code == 400
+        async with AsyncLLM(llm) as engine, make_client(engine, tenants=Tenants(["a"], "admin")) as client:
+            assert (await clear(key_name="ann")).json()["error"]["param"] == "key_name"
+
+    asyncio.run(main())
+
+
 def test_explanations_are_bounded_and_cost_nobody_who_is_refused_a_step(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
