@@ -210,7 +210,9 @@ class CheckedCache:
         for sequence in self.live.values():
             self._check_reads(sequence)
         self._check_namespaces(holders)
-        self._check_kept_once(cached)
+        full = self._memory.full_block_tags(cached)
+        self._check_prefixes_cached(cached, ends={*self._root_tags.values(), *full.values()})
+        self._check_kept_once(full)
         try:
             self.adapter.check()
         except Exception as error:
@@ -269,11 +271,16 @@ class CheckedCache:
             if len({sequence.namespace for sequence in sequences}) > 1:
                 self._fail(8, f"block {block} is used by {_these(sequences)}, who have different namespaces")
 
-    def _check_kept_once(self, cached: list[int]) -> None:
+    def _check_prefixes_cached(self, cached: list[int], ends: set[int]) -> None:
+        for block, before in self._memory.tags_before(cached).items():
+            if before not in ends:
+                self._fail(4, f"block {block} is cached, and the block before it is not")
+
+    def _check_kept_once(self, full: dict[int, int]) -> None:
         if not self.adapter.deduplicates:
             return
         block_of: dict[int, int] = {}
-        for block, tag in self._memory.full_block_tags(cached).items():
+        for block, tag in full.items():
             if tag in block_of:
                 self._fail(11, f"blocks {block_of[tag]} and {block} are both cached and hold the same tokens")
             block_of[tag] = block

@@ -1,7 +1,7 @@
 """The rules that a cache of shared blocks must keep, and the report of a broken one.
 
 A broken rule 9 is reported as rule 3 or 4, because that is the effect of a collision. To provoke one, test the cache with a
-hash of a few bits.
+hash of a few bits. A cache that evicts a block before those that follow it breaks rule 4: no prompt finds them any more.
 """
 
 from __future__ import annotations

@@ -77,3 +77,9 @@ class ShadowMemory:
         joined = (self._before[ids][:, 1:] == self._tags[ids][:, :-1]).all(axis=1)
         full = ids[joined & (self._tags[ids] != _NEVER_WRITTEN).all(axis=1)]
         return dict(zip(full.tolist(), self._tags[full, -1].tolist(), strict=True))
+
+    def tags_before(self, blocks: Sequence[int]) -> dict[int, int]:
+        """Those of ``blocks`` in which something was written, with the tag before their first slot."""
+        ids = np.array(list(blocks), dtype=np.int64)
+        written = ids[self._tags[ids, 0] != _NEVER_WRITTEN]
+        return dict(zip(written.tolist(), self._before[written, 0].tolist(), strict=True))
