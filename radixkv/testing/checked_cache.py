@@ -162,16 +162,27 @@ class CheckedCache:
         self._done()
 
     def abort(self, sequence: LiveSequence) -> None:
-        """End a sequence without caching more of it."""
+        """End a sequence; no more of it may be cached then than before."""
         self._describe(f"{sequence.name} is aborted")
+        tokens, namespace = sequence.tokens[: sequence.length], sequence.namespace
+        before = self._match(tokens, namespace) if tokens else 0
         self._end(sequence)
         self._call(self.adapter.abort, sequence.handle)
+        after = self._match(tokens, namespace) if tokens else 0
+        if after > before:
+            self._fail(
+                4, f"{sequence.name} was aborted, and {after} of its tokens are known, where {before} were before"
+            )
         self._done()
 
     def clear(self, namespace: str = "") -> None:
-        """Drop what is cached under a namespace."""
+        """Drop what is cached under a namespace; nothing of it may be cached then."""
         self._describe(f"what is known{_under(namespace)} is cleared")
         self._call(self.adapter.clear, namespace)
+        befores, root = self._memory.tags_before(self._answers.cached_blocks()), self._root_tag(namespace)
+        left = [block for block, before in befores.items() if before == root]
+        if left:
+            self._fail(4, f"blocks {_ids(left)} are still cached{_under(namespace)}")
         for sequence in self.live.values():
             sequence._outlived_clear |= sequence.namespace == namespace
         self._done()
