@@ -1,15 +1,17 @@
-"""Checks of what an adapter's methods return: an impossible answer is a mistake in the adapter, not a broken rule."""
+"""Calls of an adapter's methods: an impossible answer is a mistake of the adapter, an exception one of its cache."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from radixkv.cache.arguments import is_whole
 from radixkv.testing.adapter import BlockCopy, CacheAdapter
+
+Result = TypeVar("Result")
 
 
 def check_maker(name: str, make: Any, arguments: str) -> None:
@@ -47,52 +49,84 @@ def check_namespaces(namespaces: Sequence[str]) -> None:
 
 
 class Answers:
-    """The answers of one adapter, with numpy's numbers accepted too.
+    """Calls one adapter, and checks what it answers; numpy's numbers are accepted too.
+
+    Args:
+        adapter: the cache under test.
+        raised: what to do with an exception that a method of the adapter raises.
 
     Raises:
         TypeError: it is no `CacheAdapter`, or an answer has a wrong type; the message names the method and the right type.
         ValueError: likewise, where an answer is out of range.
     """
 
-    def __init__(self, adapter: CacheAdapter) -> None:
+    def __init__(self, adapter: CacheAdapter, raised: Callable[[Exception], NoReturn]) -> None:
         if not isinstance(adapter, CacheAdapter):
             raise TypeError(f"adapter: expected a CacheAdapter, got {adapter!r:.80}")
         self._adapter = adapter
+        self._raised = raised
 
-    def length(self, handle: Any) -> int:
-        return self.whole("length", self._adapter.length(handle))
+    def match(self, prompt: Sequence[int], namespace: str) -> int:
+        return self._whole("match", self._call(self._adapter.match, prompt, namespace))
 
-    def blocks(self, handle: Any) -> list[int]:
-        return self._block_ids("blocks", self._adapter.blocks(handle))
+    def open(self, prompt: Sequence[int], namespace: str) -> Any | None:
+        return self._call(self._adapter.open, prompt, namespace)
 
-    def free_blocks(self) -> list[int]:
-        return self._block_ids("free_blocks", self._adapter.free_blocks())
-
-    def cached_blocks(self) -> list[int]:
-        return self._block_ids("cached_blocks", self._adapter.cached_blocks())
+    def reserve(self, handle: Any, num_tokens: int) -> bool:
+        answer = self._call(self._adapter.reserve, handle, num_tokens)
+        if not isinstance(answer, bool | np.bool_):
+            self._refuse("reserve", "True or False", answer)
+        return bool(answer)
 
     def take_copies(self) -> list[BlockCopy]:
         method = "take_copies"
-        copies = self._listed(method, self._adapter.take_copies(), "BlockCopy objects")
+        copies = self._listed(method, self._call(self._adapter.take_copies), "BlockCopy objects")
         for copy in copies:
             if not isinstance(copy, BlockCopy):
                 self._refuse(method, "BlockCopy objects", copy)
             self._block_ids(method, (copy.source, copy.target))
-            if not 0 <= self.whole(method, copy.num_tokens) <= self._adapter.block_size:
+            if not 0 <= self._whole(method, copy.num_tokens) <= self._adapter.block_size:
                 self._refuse(method, f"copies of at most {self._adapter.block_size} tokens", copy, ValueError)
         return copies
 
+    def commit(self, handle: Any, tokens: Sequence[int]) -> None:
+        self._call(self._adapter.commit, handle, tokens)
+
+    def fork(self, handle: Any) -> Any:
+        return self._call(self._adapter.fork, handle)
+
+    def close(self, handle: Any) -> None:
+        self._call(self._adapter.close, handle)
+
+    def abort(self, handle: Any) -> None:
+        self._call(self._adapter.abort, handle)
+
+    def clear(self, namespace: str) -> None:
+        self._call(self._adapter.clear, namespace)
+
+    def length(self, handle: Any) -> int:
+        return self._whole("length", self._call(self._adapter.length, handle))
+
+    def blocks(self, handle: Any) -> list[int]:
+        return self._block_ids("blocks", self._call(self._adapter.blocks, handle))
+
+    def free_blocks(self) -> list[int]:
+        return self._block_ids("free_blocks", self._call(self._adapter.free_blocks))
+
+    def cached_blocks(self) -> list[int]:
+        return self._block_ids("cached_blocks", self._call(self._adapter.cached_blocks))
+
     def ref_counts(self) -> list[int] | None:
-        answer = self._adapter.ref_counts()
+        answer = self._call(self._adapter.ref_counts)
         if answer is None:
             return None
-        counts = [self.whole("ref_counts", count) for count in self._listed("ref_counts", answer, "numbers or None")]
+        counts = [self._whole("ref_counts", count) for count in self._listed("ref_counts", answer, "numbers or None")]
         if len(counts) != self._adapter.num_blocks:
             self._refuse("ref_counts", f"{self._adapter.num_blocks} numbers, one per block", counts, ValueError)
         return counts
 
     def known_sequences(self, namespace: str) -> list[Sequence[int]] | None:
-        answer, of = self._adapter.known_sequences(namespace), "sequences of tokens or None"
+        answer, of = self._call(self._adapter.known_sequences, namespace), "sequences of tokens or None"
         if answer is None:
             return None
         sequences = self._listed("known_sequences", answer, of)
@@ -101,17 +135,16 @@ class Answers:
                 self._refuse("known_sequences", of, sequence)
         return sequences
 
-    def whole(self, method: str, answer: Any) -> int:
-        """The answer of a method that counts, or one of its numbers."""
+    def _call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            self._raised(error)
+
+    def _whole(self, method: str, answer: Any) -> int:
         if not is_whole(answer):
             self._refuse(method, "a whole number", answer)
         return int(answer)
-
-    def truth(self, method: str, answer: Any) -> bool:
-        """The answer of a method that says whether it succeeded."""
-        if not isinstance(answer, bool | np.bool_):
-            self._refuse(method, "True or False", answer)
-        return bool(answer)
 
     def _block_ids(self, method: str, answer: Any) -> list[int]:
         blocks = self._listed(method, answer, "block ids")
@@ -125,7 +158,7 @@ class Answers:
     def _listed(self, method: str, answer: Any, of: str) -> list[Any]:
         if not isinstance(answer, Iterable):
             self._refuse(method, of, answer)
-        return list(answer)
+        return self._call(list, answer)  # a method may be a generator, which only runs now
 
     def _refuse(self, method: str, expected: str, answer: Any, error: type[Exception] = TypeError) -> NoReturn:
         raise error(f"{type(self._adapter).__name__}.{method}: expected {expected}, got {answer!r:.80}")

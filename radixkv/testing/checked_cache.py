@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -17,8 +17,6 @@ from radixkv.testing.adapter import CacheAdapter
 from radixkv.testing.answers import Answers
 from radixkv.testing.rules import RuleViolation
 from radixkv.testing.shadow_memory import ShadowMemory, namespace_tag, next_tags
-
-Result = TypeVar("Result")
 
 
 class LiveSequence:
@@ -60,7 +58,7 @@ class CheckedCache:
 
     def __init__(self, adapter: CacheAdapter, *, always: bool = True, keep_story: bool = True) -> None:
         self.adapter = adapter
-        self._answers = Answers(adapter)
+        self._answers = Answers(adapter, self._raised)
         self.live: dict[str, LiveSequence] = {}
         self.num_steps = 0
         self._memory = ShadowMemory(adapter.num_blocks, adapter.block_size)
@@ -80,7 +78,7 @@ class CheckedCache:
         prompt = list(prompt)
         expected = self._look_up(prompt[:-1], namespace)
         before = self._state()
-        handle = self._call(self.adapter.open, prompt, namespace)
+        handle = self._answers.open(prompt, namespace)
         if handle is None:
             self._describe("refused", joined=True)
             self._check_refusal(before, len(prompt), others=list(self.live.values()))
@@ -105,7 +103,7 @@ class CheckedCache:
         total = sequence.length + len(tokens) + spare
         self._describe(f"{sequence.name} computes {_words(tokens)}" + (f" with room for {spare} more" if spare else ""))
         before = self._state()
-        if not self._answers.truth("reserve", self._call(self.adapter.reserve, sequence.handle, total)):
+        if not self._answers.reserve(sequence.handle, total):
             self._describe("refused", joined=True)
             self._check_refusal(before, total, others=[other for other in self.live.values() if other is not sequence])
             return False
@@ -121,7 +119,7 @@ class CheckedCache:
             self._memory.write(blocks, sequence.length, last_tag, tags)
             sequence._tags += tags
             sequence.length += len(tokens)
-            self._call(self.adapter.commit, sequence.handle, tokens)
+            self._answers.commit(sequence.handle, tokens)
         self._check_reads(sequence)
         self._done()
         return True
@@ -135,7 +133,7 @@ class CheckedCache:
         """A second sequence that goes on from where this one is."""
         name = next(self._names)
         self._describe(f"{name} forks from {sequence.name} at {sequence.length} tokens")
-        handle = self._call(self.adapter.fork, sequence.handle)
+        handle = self._answers.fork(sequence.handle)
         child = LiveSequence(name, sequence.namespace, sequence.tokens[: sequence.length], handle)
         child.length, child._tags = sequence.length, list(sequence._tags)
         child._outlived_clear = sequence._outlived_clear
@@ -151,10 +149,10 @@ class CheckedCache:
         """End a sequence; its whole blocks must be cached then, unless the cache promises less."""
         self._describe(f"{sequence.name} closes")
         self._end(sequence)
-        self._call(self.adapter.close, sequence.handle)
+        self._answers.close(sequence.handle)
         whole = sequence.length // self.adapter.block_size * self.adapter.block_size
         if self.adapter.keeps_closed and not sequence._outlived_clear and whole:
-            known = self._match(sequence.tokens[:whole], sequence.namespace)
+            known = self._answers.match(sequence.tokens[:whole], sequence.namespace)
             if known < whole:
                 self._fail(
                     4, f"{sequence.name} has just closed with {whole} tokens in whole blocks, and {known} are known"
@@ -165,10 +163,10 @@ class CheckedCache:
         """End a sequence; no more of it may be cached then than before."""
         self._describe(f"{sequence.name} is aborted")
         tokens, namespace = sequence.tokens[: sequence.length], sequence.namespace
-        before = self._match(tokens, namespace) if tokens else 0
+        before = self._answers.match(tokens, namespace) if tokens else 0
         self._end(sequence)
-        self._call(self.adapter.abort, sequence.handle)
-        after = self._match(tokens, namespace) if tokens else 0
+        self._answers.abort(sequence.handle)
+        after = self._answers.match(tokens, namespace) if tokens else 0
         if after > before:
             self._fail(
                 4, f"{sequence.name} was aborted, and {after} of its tokens are known, where {before} were before"
@@ -178,7 +176,7 @@ class CheckedCache:
     def clear(self, namespace: str = "") -> None:
         """Drop what is cached under a namespace; nothing of it may be cached then."""
         self._describe(f"what is known{_under(namespace)} is cleared")
-        self._call(self.adapter.clear, namespace)
+        self._answers.clear(namespace)
         befores, root = self._memory.tags_before(self._answers.cached_blocks()), self._root_tag(namespace)
         left = [block for block, before in befores.items() if before == root]
         if left:
@@ -192,7 +190,7 @@ class CheckedCache:
         self._describe(f"{_words(prompt)} are looked up{_under(namespace)}")
         known = self._look_up(list(prompt), namespace)
         for length in {known // 2, max(0, known - 1)} - {0}:
-            part = self._match(prompt[:length], namespace)
+            part = self._answers.match(prompt[:length], namespace)
             if part != self._whole(length):
                 self._fail(4, f"{known} tokens are known, but of the first {length} only {part}")
         self._done()
@@ -322,7 +320,7 @@ class CheckedCache:
         if not prompt:
             return 0
         before = self._state()
-        matched = self._match(prompt, namespace)
+        matched = self._answers.match(prompt, namespace)
         if self._state() != before:
             self._fail(7, "looking a prompt up changed the cache")
         sequences = self._answers.known_sequences(namespace)
@@ -331,9 +329,6 @@ class CheckedCache:
             if matched != known:
                 self._fail(4, f"of {_words(prompt)} {known} are known, and match says {matched}")
         return matched
-
-    def _match(self, prompt: Sequence[int], namespace: str) -> int:
-        return self._answers.whole("match", self._call(self.adapter.match, prompt, namespace))
 
     def _whole(self, length: int) -> int:
         return length if self.adapter.matches_tokens else length - length % self.adapter.block_size
@@ -345,12 +340,9 @@ class CheckedCache:
             self._describe(f"block {copy.source} is copied to {copy.target}", joined=True)
             self._memory.copy(copy.source, copy.target, copy.num_tokens)
 
-    def _call(self, method: Callable[..., Result], *arguments: Any) -> Result:
-        try:
-            return method(*arguments)
-        except Exception as error:
-            self._broken = True
-            raise RuleViolation(7, f"the cache raised {error!r}", self._story) from error
+    def _raised(self, error: Exception) -> NoReturn:
+        self._broken = True
+        raise RuleViolation(7, f"the cache raised {error!r}", self._story) from error
 
     def _end(self, sequence: LiveSequence) -> None:
         sequence.closed = True

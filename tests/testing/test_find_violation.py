@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,3 +94,30 @@ def test_only_the_given_namespaces_are_searched() -> None:
     violation = find_violation(BreaksAlways, namespaces=["b", "a"])
     assert violation is not None
     assert "under 'b'" in violation.story[0]
+
+
+QUERIES = ["length", "blocks", "free_blocks", "cached_blocks", "ref_counts", "known_sequences", "take_copies"]
+
+
+@pytest.mark.parametrize("method", QUERIES)
+def test_a_query_that_raises_breaks_a_rule(method: str) -> None:
+    """Its exception ended the search without a story."""
+
+    def fail(*_: object) -> None:
+        raise KeyError(method)
+
+    violation = find_violation(type("Fails", (PrefixCacheAdapter,), {method: fail}), max_examples=50)
+    assert violation is not None
+    assert (violation.rule, violation.problem) == (7, f"the cache raised KeyError({method!r})")
+
+
+class RaisesLate(PrefixCacheAdapter):
+    def cached_blocks(self) -> Iterator[int]:  # type: ignore[override]
+        yield from super().cached_blocks()
+        raise KeyError("cached")
+
+
+def test_a_generator_that_raises_breaks_a_rule() -> None:
+    violation = find_violation(RaisesLate, max_examples=50)
+    assert violation is not None
+    assert (violation.rule, violation.problem) == (7, "the cache raised KeyError('cached')")
