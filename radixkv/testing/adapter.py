@@ -53,8 +53,8 @@ class CacheAdapter(abc.ABC):
         """The next tokens' keys and values are written."""
 
     @abc.abstractmethod
-    def fork(self, handle: Any) -> Any:
-        """One more sequence that goes on from where this one is."""
+    def fork(self, handle: Any) -> Any | None:
+        """One more sequence that goes on from where this one is; None where it takes blocks and there are not enough."""
 
     @abc.abstractmethod
     def close(self, handle: Any) -> None:

@@ -92,7 +92,7 @@ class Answers:
     def commit(self, handle: Any, tokens: Sequence[int]) -> None:
         self._call(self._adapter.commit, handle, tokens)
 
-    def fork(self, handle: Any) -> Any:
+    def fork(self, handle: Any) -> Any | None:
         return self._call(self._adapter.fork, handle)
 
     def close(self, handle: Any) -> None:

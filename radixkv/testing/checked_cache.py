@@ -129,11 +129,16 @@ class CheckedCache:
         sequence.tokens = sequence.tokens[: sequence.length] + list(tokens)
         return self.compute(sequence, len(tokens))
 
-    def fork(self, sequence: LiveSequence) -> LiveSequence:
-        """A second sequence that goes on from where this one is."""
+    def fork(self, sequence: LiveSequence) -> LiveSequence | None:
+        """A second sequence that goes on from where this one is; None where the cache has not enough blocks."""
         name = next(self._names)
         self._describe(f"{name} forks from {sequence.name} at {sequence.length} tokens")
+        before = self._state()
         handle = self._answers.fork(sequence.handle)
+        if handle is None:
+            self._describe("refused", joined=True)
+            self._check_refusal(before, sequence.length, others=list(self.live.values()))
+            return None
         child = LiveSequence(name, sequence.namespace, sequence.tokens[: sequence.length], handle)
         child.length, child._tags = sequence.length, list(sequence._tags)
         child._outlived_clear = sequence._outlived_clear

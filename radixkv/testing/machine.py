@@ -70,7 +70,8 @@ def cache_machine(
 
         @rule(target=live, sequence=live)
         def fork(self, sequence: LiveSequence) -> Any:
-            return multiple() if sequence.closed else self.cache.fork(sequence)
+            child = None if sequence.closed else self.cache.fork(sequence)
+            return multiple() if child is None else child
 
         @rule(sequence=consumes(live))
         def close(self, sequence: LiveSequence) -> None:

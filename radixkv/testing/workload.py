@@ -89,8 +89,13 @@ def replay(steps: Sequence[Step], cache: CheckedCache) -> int:
         if sequence is None:
             continue
         if isinstance(step, Fork):
-            if step.child not in sequences:
-                sequences[step.child] = cache.fork(sequence)
+            if step.child in sequences:
+                continue
+            child = cache.fork(sequence)
+            if child is None:
+                num_refused += 1
+            else:
+                sequences[step.child] = child
         elif isinstance(step, Close):
             cache.close(sequences.pop(step.key))
         elif isinstance(step, Abort):

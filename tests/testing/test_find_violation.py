@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,35 @@ class SchedulesRequests(example.SimpleAdapter):
 def test_a_prompt_is_computed_before_anything_is_generated() -> None:
     """The search generated in place of what was left of a prompt, and so accused correct caches."""
     assert find_violation(SchedulesRequests, max_examples=200) is None
+
+
+class CopiesWhenForked(example.SimpleAdapter):
+    """A correct cache: a fork has a partly filled block of its own from the beginning."""
+
+    def fork(self, handle: example.SimpleSequence) -> example.SimpleSequence | None:  # type: ignore[override]
+        child = self.cache.fork(handle)
+        if self.cache.reserve(child, len(child.tokens)):
+            return child
+        self.cache.abort(child)
+        return None
+
+
+class RefusesForksLate(CopiesWhenForked):
+    """Keeps what it took for a fork that it refuses."""
+
+    def fork(self, handle: example.SimpleSequence) -> example.SimpleSequence | None:
+        child = self.cache.fork(handle)
+        return child if self.cache.reserve(child, len(child.tokens)) else None
+
+
+def test_a_fork_may_take_blocks_and_be_refused() -> None:
+    """There was no way to say that blocks are missing: to raise broke a rule, and so did the fork None."""
+    assert find_violation(CopiesWhenForked, max_examples=300) is None
+    cache_machine(CopiesWhenForked, max_examples=25).TestCase().runTest()
+    violation = find_violation(RefusesForksLate)
+    assert violation is not None
+    assert violation.rule in (1, 7)
+    assert re.fullmatch(r"B forks from A at \d+ tokens: refused", violation.story[-1])
 
 
 class BreaksOnce(PrefixCacheAdapter):

@@ -299,6 +299,7 @@ def drive(cache: CheckedCache) -> None:
     cache.close(computed([1, 2, 3, 4, 5, 6]))
     third = computed([1, 2, 3, 9])
     child = cache.fork(third)
+    assert child is not None
     cache.generate(third, [5])
     cache.generate(child, [6, 7, 8])
     cache.match([1, 2, 3, 4, 5])
