@@ -102,6 +102,27 @@ def policy_machine(
                 self.policy.on_reuse(leaf.group, leaf.num_blocks, leaf.last_use, self.clock, False)
 
         @precondition(lambda self: self.leaves)
+        @rule(data=st.data())
+        def split(self, data: st.DataObject) -> None:
+            """A sequence uses the first blocks of a leaf, which become its parent; the leaf keeps the others."""
+            leaf = data.draw(st.sampled_from(self.leaves))
+            if leaf.num_blocks == 1:
+                return
+            num_used = data.draw(st.integers(1, leaf.num_blocks - 1))
+            self.clock += 1
+            leaf.num_blocks -= num_used
+            leaf.depth += num_used
+            leaf.parent_uses = leaf.uses + 1
+            if isinstance(self.policy, LearningPolicy):
+                self.policy.on_reuse(leaf.group, num_used, leaf.last_use, self.clock, False)
+
+        @precondition(lambda self: self.leaves)
+        @rule(data=st.data())
+        def use_parent(self, data: st.DataObject) -> None:
+            self.clock += 1
+            data.draw(st.sampled_from(self.leaves)).parent_uses += 1
+
+        @precondition(lambda self: self.leaves)
         @rule(num_left=st.integers(0, 8))
         def evict(self, num_left: int) -> None:
             """The next leaf gives up blocks: some, then it stays, or all."""

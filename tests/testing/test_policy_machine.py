@@ -46,6 +46,49 @@ class CountsIdleBlocks(LRU):
         return leaves
 
 
+class FindsAgainByKey:
+    """Keeps leaves under a key that it computes anew to remove them."""
+
+    attribute = "uses"
+
+    def __init__(self) -> None:
+        self._leaves: dict[tuple[int, float, int], EvictableLeaf] = {}
+
+    def _key(self, leaf: EvictableLeaf) -> tuple[int, float, int]:
+        return getattr(leaf, self.attribute), leaf.last_use, id(leaf)
+
+    def add(self, leaf: EvictableLeaf) -> None:
+        self._leaves[self._key(leaf)] = leaf
+
+    def remove(self, leaf: EvictableLeaf) -> None:
+        del self._leaves[self._key(leaf)]
+
+    def next_leaf(self) -> EvictableLeaf:
+        return self._leaves[min(self._leaves)]
+
+    def leaves(self) -> Collection[EvictableLeaf]:
+        return self._leaves.values()
+
+
+class ByDepth(FindsAgainByKey):
+    attribute = "depth"
+
+
+class ByUsesOfParent(FindsAgainByKey):
+    attribute = "parent_uses"
+
+
+@pytest.mark.parametrize("policy", [ByDepth, ByUsesOfParent])
+def test_a_policy_that_takes_for_fixed_what_changes_is_found(policy: Callable[[], EvictionPolicy]) -> None:
+    """In the machine, nothing of a leaf in the index changed but its number of blocks; in a cache, these failed."""
+    with pytest.raises(KeyError):
+        policy_machine(policy, max_examples=100).TestCase().runTest()
+
+
+def test_a_policy_may_rely_on_what_does_not_change() -> None:
+    policy_machine(FindsAgainByKey, max_examples=30).TestCase().runTest()
+
+
 @pytest.mark.parametrize("policy", [Clocked, CountsIdleBlocks])
 def test_a_policy_gets_its_clock_and_is_told_of_evictions(policy: Callable[[], EvictionPolicy]) -> None:
     """The machine broke the contract that it tests: it gave no clock, and evicted leaves unseen by what learns from them."""
