@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +41,15 @@ def test_hits_are_counted_by_blocks() -> None:
     assert hit_rate(trace, 100, LRU()) == (2 + 3) / 11
     # Five blocks: the scan of the third request evicts 3, the oldest leaf.
     assert hit_rate(trace, 5, LRU()) == (2 + 2) / 11
+
+
+def test_requests_of_one_instant_are_used_one_after_another() -> None:
+    """Which of them counted as the least recently used depended on the order in which leaves were indexed."""
+    prompts = [[1, 2], [1, 0], [0], [2, 1, 1], [1, 1]]
+    apart = trace_of(*prompts)
+    at_once = Trace([replace(request, time=0.0) for request in apart.requests], 16)
+    assert list(replay(at_once, 4, LRU())) == list(replay(apart, 4, LRU())) == [0, 1, 0, 0, 0]
+    assert all(sum(replay(at_once, 4, make())) <= 5 for make in POLICIES.values())
 
 
 def test_the_bound_knows_the_future() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -27,7 +28,7 @@ class Replay:
 
     def serve(self, request: TracedRequest) -> int:
         """How many of its blocks hit. A request larger than the cache leaves nothing cached: an engine would refuse it."""
-        self._now = request.time
+        self._now = max(request.time, math.nextafter(self._now, math.inf))  # what was used later must be younger
         # As in the engine: a request's lowest priority is the most urgent, and the cache keeps the highest longest.
         table = self.cache.open(np.concatenate([request.prompt, LAST_TOKEN]), priority=-request.priority)
         num_hits = table.num_cached_tokens
