@@ -169,3 +169,12 @@ def test_a_pin_that_was_not_cleared_itself_outlives_the_clearing_of_another_salt
         llm.engine.clear(NamespaceSelection("ann"))
     with open_llm() as llm:
         assert len(llm.engine.pins.listed()) == 1  # ben's
+
+
+def test_a_second_pin_of_one_prefix_leaves_the_first(open_llm: Any) -> None:
+    """Only one from before a restart is replaced: in one program, each is released by whoever asked for it."""
+    with open_llm() as llm:
+        first, second = (llm.pin(PROMPTS[0], cache_salt="ann") for _ in range(2))
+        assert set(llm.pins()) == {first, second}
+        llm.unpin(second)
+        assert llm.pins() == [first]

@@ -52,6 +52,14 @@ def test_what_was_loaded_is_in_the_nearer_tiers_too() -> None:
     assert counted.seconds == 18 + counted.loaded["near"] * 0.25 + counted.loaded["far"] * 0.5
 
 
+def test_what_was_loaded_for_a_refused_request_is_in_the_nearer_tiers() -> None:
+    """The pool never holds it, and so does not evict it into them."""
+    near, far = TierSpec("near", 6, 0.25), TierSpec("far", 100, 0.5)
+    too_large = range(8)
+    counted = run(trace(range(6), range(10, 16), range(20, 26), too_large, range(6)), 6, near, far)
+    assert counted.loaded == {"near": 6, "far": 6}
+
+
 def test_a_tier_that_is_slower_than_computing_brings_nothing() -> None:
     again = trace(range(6), range(10, 16), range(6))
     slow = run(again, 6, TierSpec("slow", 100, 1.0))

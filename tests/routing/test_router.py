@@ -170,6 +170,14 @@ def test_unknown_prompts_are_spread_also_when_nobody_has_anything_to_do(router: 
     assert sorted(chosen) == sorted("abc" * 3)
 
 
+def test_what_other_routers_decode_counts_beside_ones_own(router: Router) -> None:
+    own = send(router, 1)
+    router.prefilled(own)
+    for name in router.replicas:
+        router.report(name, 0, 0, num_decoding=1 if name == own.replica else 9)
+    assert send(router, 2).replica == own.replica
+
+
 def test_decoding_sequences_count_until_they_end(router: Router) -> None:
     first = send(router, 1, 2, 3)
     router.prefilled(first)

@@ -142,6 +142,14 @@ def test_a_stop_string_truncates_the_text_and_is_never_streamed(
     assert detokenizer.text == streamed == text[: end if include else end - len(first)]
 
 
+@pytest.mark.parametrize("stop", [["world", "wor", "ld"], ["ld", "wor", "world"]])
+def test_of_stop_strings_in_one_token_the_one_that_ends_first_counts(default_tokenizer: Any, stop: list[str]) -> None:
+    detokenizer = IncrementalDetokenizer(default_tokenizer, stop=stop)
+    hello, world = default_tokenizer("Hello world", add_special_tokens=False)["input_ids"]
+    assert [detokenizer.append([hello]), detokenizer.append([world])] == [None, "wor"]
+    assert detokenizer.text == "Hello "
+
+
 @pytest.mark.parametrize("other", [[], ["Z" * 20]])
 def test_a_stop_string_that_was_text_before_min_tokens_stays_text(default_tokenizer: Any, other: list[str]) -> None:
     """Also beside other stop strings: with a longer one, the end of the earlier text used to be searched for all of them."""

@@ -51,6 +51,6 @@ def test_growth_is_bounded_by_what_each_group_may_still_generate() -> None:
     assert DecodeGrowth([group], 4, 32).num_blocks == -(-(6 + 6 - 1) // 4) - 2
     sequence.num_computed = 5
     assert DecodeGrowth([group], 4, 32).num_blocks == -(-(6 + 4 - 1) // 4) - 2
-    request.max_new_tokens = 2
+    request.max_new_tokens = 3  # two of them are computed, and fit into the second block
     assert DecodeGrowth([group], 4, 32).num_blocks == 0
     assert DecodeGrowth([group, group], 4, 32).num_seqs == 2

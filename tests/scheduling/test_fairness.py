@@ -347,3 +347,11 @@ def test_an_impossible_weight_is_refused(weight: Any) -> None:
 def test_an_impossible_number_of_sequences_is_refused(count: Any) -> None:
     with pytest.raises(ValueError, match="max_num_seqs: expected a whole number of at least 1"):
         TenantShare(max_num_seqs=count)
+
+
+@pytest.mark.parametrize("waiting", [{"a": 1, "b": 1, "new": 1}, {"new": 1, "b": 1, "a": 1}])
+def test_among_equal_tenants_the_one_served_longest_ago_goes_first(waiting: dict[str, int]) -> None:
+    shares = FairShares()
+    for tenant, generated in (("b", 1), ("a", 1), ("b", -1), ("a", -1)):
+        shares.charge(tenant, generated=generated)
+    assert shares.in_turn(waiting) == ["new", "b", "a"]

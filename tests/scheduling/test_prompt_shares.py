@@ -8,6 +8,8 @@ from collections import Counter
 from support.scheduler_driver import SchedulerDriver
 
 from radixkv.scheduling.batch import ScheduledChunk
+from radixkv.scheduling.fair_shares import FairShares
+from radixkv.scheduling.prompt_shares import bound_prompts
 from radixkv.scheduling.tenant_share import TenantShare
 
 
@@ -43,3 +45,15 @@ def test_who_wants_more_than_its_part_hardly_lengthens_the_steps_of_others() -> 
     assert counts["heavy"] <= 8
     assert prompt_tokens(driver.step()).total() > 30  # the whole budget, where nobody waits for it
     driver.run()
+
+
+def test_single_tokens_are_not_left_to_later_steps() -> None:
+    """Each sample of a group computes the last token of its prompt in the same step, or none does."""
+    driver = SchedulerDriver(max_num_seqs=8, budget=32)
+    chunks = []
+    for tenant, num_tokens in (("greedy", 6), ("greedy", 1), ("greedy", 1), ("modest", 4)):
+        request = driver.add(range(num_tokens), tenant=tenant)
+        (group,) = driver.scheduler.groups_of(request)
+        chunks.append(ScheduledChunk(group, group.sequences[0], num_tokens, completes=True))
+    bounded = bound_prompts(chunks, ["greedy"], FairShares(), min_tokens=1)
+    assert [chunk.num_tokens for chunk in bounded] == [2, 1, 1, 4]

@@ -521,3 +521,25 @@ def test_what_an_aborted_prompt_did_not_compute_is_not_charged() -> None:
     assert 0 < computed < 16
     driver.abort(long)
     assert driver.scheduler.shares.counter("a") <= COMPUTED_TOKEN_COST * (computed + 1)
+
+
+def test_nothing_waits_for_a_prefix_that_will_not_be_cached() -> None:
+    driver = SchedulerDriver(budget=32)
+    text = list(range(40))
+    driver.add(text, write_cache=False)
+    driver.step()
+    second = driver.add(text)
+    driver.step()
+    assert second in driver.admitted
+
+
+def test_what_a_group_lost_is_the_most_that_it_had_computed() -> None:
+    """A group that gave way twice must make up for what it lost the first time, too, before it gives way again."""
+    driver = SchedulerDriver(budget=16)
+    (group,) = driver.scheduler.groups_of(driver.add(range(40)))
+    for num_steps in (2, 1):
+        driver.cache.clear()
+        for _ in range(num_steps):
+            driver.step()
+        driver.scheduler._preempt(group)
+        assert group.num_computed_before == 32

@@ -82,6 +82,7 @@ class SchedulerDriver:
         ends_after: int | None = None,
         prompt_logprobs: int | None = None,
         read_cache: bool = True,
+        write_cache: bool = True,
     ) -> Request:
         """Queue a request whose answers end after ``ends_after`` tokens, which the scheduler does not know."""
         request = Request(
@@ -94,6 +95,7 @@ class SchedulerDriver:
             end_token_ids=frozenset(),
             namespace=namespace,
             read_cache=read_cache,
+            write_cache=write_cache,
             priority=priority,
             tenant=tenant,
         )

@@ -67,3 +67,23 @@ def test_an_answer_may_be_any_whole_number_of_blocks(answer: Any) -> None:
     found = stack.read(Span(0, 0, 3), KEYS, np.zeros((3, 8), np.uint8))
     assert found == answer
     assert type(found) is int
+
+
+class LateTier(DictTier):
+    """Never has all that was put."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+
+    def flush(self, timeout: float) -> bool:
+        self.waits.append(timeout)
+        return False
+
+
+def test_a_tier_that_is_late_is_waited_for_once() -> None:
+    late = LateTier()
+    stack = TierStack([DictTier(), late])
+    assert not stack.flush(5.0)
+    assert not stack.flush(5.0)
+    assert late.waits == [5.0, 0.0]
