@@ -59,7 +59,7 @@ def read_checkpoint(
         OSError, ValueError, KeyError: as transformers raises them.
     """
     path = Path(folder)
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     quantisation = quantisation_of(config, path)
     if quantisation is not None and not path.is_dir():
         path = Path(huggingface_hub.snapshot_download(folder, allow_patterns=["*.json", "*.safetensors"]))

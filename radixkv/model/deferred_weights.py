@@ -277,7 +277,9 @@ def build_without_weights(config: Any, dtype: torch.dtype) -> transformers.PreTr
     rotary embeddings, whatever a model's type; everything else is then converted to ``dtype``.
     """
     with init_empty_weights(include_buffers=False), no_init_weights():
-        model: transformers.PreTrainedModel = model_class(config).from_config(config, dtype=torch.float32)
+        model: transformers.PreTrainedModel = model_class(config).from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
     saved = model.state_dict(keep_vars=True).values()
     for tensor in [*model.parameters(), *(each for each in saved if not isinstance(each, nn.Parameter))]:
         if tensor.is_floating_point():

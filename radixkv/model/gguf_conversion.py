@@ -175,7 +175,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     from radixkv.model.whole_weights import load_whole
 
     config = describe(gguf).config
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     model: Any = load_whole(str(gguf.parent), torch.float32, config, gguf_file=gguf.name)
     # The weights are no longer quantized; transformers refuses to save a model with these two set.
     del model.config.quantization_config

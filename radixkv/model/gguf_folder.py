@@ -60,7 +60,8 @@ def write_folder(path: Path, folder: Path) -> None:
     described.config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
+    tokenizer.save_pretrained(folder)
 
 
 def _row_order(processor: Any, tensor: Any) -> NDArray[np.int64] | None:

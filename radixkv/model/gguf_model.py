@@ -55,7 +55,7 @@ def describe(path: Path) -> GgufModel:
     """
     reader = gguf.GGUFReader(path)
     _check_whole(reader)
-    config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
     fields = Fields(reader)
     apply_fields(fields, config)
     apply_scaling(reader, fields, config)

@@ -53,10 +53,17 @@ def load_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError) as error:
+        if needs_code(error):
+            raise ModelLoadError(f"{name}: it needs code that comes with it, which is never run here") from error
         raise ModelLoadError(f"{name}: could not be loaded ({str(error).splitlines()[0]}); {_EXPECTED}") from error
     except ImportError as error:
         reason = " ".join(str(error).split())
         raise ModelLoadError(f"{name}: could not be loaded, for a package is missing: {reason}") from error
+
+
+def needs_code(error: Exception) -> bool:
+    """Whether transformers refused to run code that comes with a model. Unless told not to, it asks on standard input."""
+    return "trust_remote_code" in str(error)
 
 
 def print_progress(message: str) -> None:

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
-from radixkv.model.source import load_errors, print_progress, resolve_folder
+from radixkv.model.source import load_errors, needs_code, print_progress, resolve_folder
 from radixkv.model.text_interface import TextInterface
 from radixkv.text_files import read_utf8
 from radixkv.tools.chat_format import ChatFormat
@@ -55,9 +55,13 @@ def read_tokenizer(folder: str) -> Any:
         OSError, ValueError: the model on the hub has none, or it cannot be read.
     """
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, TypeError):  # the last where a vocabulary that is a file of its own is not there
-        if not Path(folder).is_dir():
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+    ) as error:  # the last where a vocabulary that is a file of its own is not there
+        if not Path(folder).is_dir() or needs_code(error):
             raise
         return None  # without a tokenizer, the model serves token ids
 

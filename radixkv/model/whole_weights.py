@@ -44,7 +44,13 @@ def load_whole(
         OSError, ValueError, KeyError: as transformers raises them.
     """
     model, info = model_class(config).from_pretrained(
-        folder, dtype=dtype, output_loading_info=True, gguf_file=gguf_file, config=config, ignore_mismatched_sizes=True
+        folder,
+        dtype=dtype,
+        output_loading_info=True,
+        gguf_file=gguf_file,
+        config=config,
+        ignore_mismatched_sizes=True,
+        trust_remote_code=False,
     )
     source = folder if gguf_file is None else str(Path(folder) / gguf_file)
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])

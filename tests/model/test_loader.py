@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import shutil
 import sys
 from collections import namedtuple
@@ -75,6 +77,29 @@ def test_a_package_that_a_tokenizer_needs_is_named(tmp_path: Path, monkeypatch: 
     build_supported("biogpt").save_pretrained(tmp_path)
     with pytest.raises(ModelLoadError, match=rf"^{tmp_path}: could not be loaded, .* package .* install sacremoses"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("of", ["config", "tokenizer", "model"])
+def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str) -> None:
+    """transformers asked on standard input whether to run it: a program's next line was the answer, and was gone."""
+    build_supported("llama").save_pretrained(tmp_path)
+    (tmp_path / "code.py").write_text("raise SystemExit('run')\n")
+    if of == "tokenizer":
+        added = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["code.Own", None]}}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(added))
+    else:
+        path = tmp_path / "config.json"
+        named = {"AutoConfig": "code.OwnConfig"} if of == "config" else {"AutoModelForCausalLM": "code.Own"}
+        added = {"auto_map": named} | ({"model_type": "own"} if of == "config" else {})
+        path.write_text(json.dumps(json.loads(path.read_text()) | added))
+    answers = io.StringIO("y\n" * 9)
+    monkeypatch.setattr(sys, "stdin", answers)
+    if of == "model":  # transformers has a class of its own for these
+        assert load_model(tmp_path).tokenizer is None
+    else:
+        with pytest.raises(ModelLoadError, match=rf"^{tmp_path}: it needs code .* never run here$"):
+            load_model(tmp_path)
+    assert answers.tell() == 0
 
 
 def test_a_folder_of_a_model_that_sees_images_gives_its_texts(tmp_path: Path) -> None:
