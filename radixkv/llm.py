@@ -183,14 +183,15 @@ class LLM:
         Raises:
             TypeError, ValueError: what `chat` raises, or a prompt comes with options that only conversations have.
         """
+        params = self._sampling_params(sampling_params)
         options = as_tool_options(tools, tool_choice, parallel_tool_calls)
         if is_prompt(prompt):
             if options is not None or chat_template_kwargs is not None:
                 raise ValueError("tools and chat_template_kwargs: expected a conversation, got a prompt")
             single = as_single_prompt(prompt, self.engine.loaded)
-            return self._stream(self._make_request(single, self._or_defaults(sampling_params)))
+            return self._stream(self._make_request(single, params))
         single = as_single_prompt(prompt, self.engine.loaded, tools=options, chat_template_kwargs=chat_template_kwargs)
-        return self.stream_prompt(single, self._or_defaults(sampling_params))
+        return self.stream_prompt(single, params)
 
     def stream_prompt(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[RequestOutput]:
         """Answer a conversation that has been tokenized already; otherwise like `stream`.
@@ -199,7 +200,7 @@ class LLM:
             prompt: tokenized.
             sampling_params: how to choose tokens.
         """
-        return self._stream(self._make_request(prompt, sampling_params), AnswerReader(prompt))
+        return self._stream(self._make_request(prompt, self._sampling_params(sampling_params)), AnswerReader(prompt))
 
     @takes_vllm_options(CALLS)
     def beam_search(
@@ -325,7 +326,7 @@ class LLM:
     ) -> list[RequestOutput]:
         priority = 0 if priority is None else priority
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            sampling_params = [self._or_defaults(sampling_params) for _ in prompts]
+            sampling_params = [sampling_params] * len(prompts)  # type: ignore[list-item]  # None stands for the defaults
         if not isinstance(sampling_params, Sequence):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(sampling_params).__name__}")
         if len(sampling_params) != len(prompts):
@@ -335,16 +336,20 @@ class LLM:
         priorities = priority if isinstance(priority, Sequence) else [priority] * len(prompts)
         if len(priorities) != len(prompts):
             raise ValueError(f"priority: expected one for each of {len(prompts)} prompts, got {len(priorities)}")
-        requests = [self._make_request(*each) for each in zip(prompts, sampling_params, priorities, strict=True)]
+        each_params = [self._sampling_params(each) for each in sampling_params]
+        requests = [self._make_request(*each) for each in zip(prompts, each_params, priorities, strict=True)]
         self._run(requests, use_tqdm)
         return [request_output(request) for request in requests]
 
-    def _or_defaults(self, params: SamplingParams | None) -> SamplingParams:
-        return self.get_default_sampling_params() if params is None else params
+    def _sampling_params(self, params: SamplingParams | None) -> SamplingParams:
+        """Those given, or the defaults."""
+        if params is None:
+            return self.get_default_sampling_params()
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
+        return params
 
     def _make_request(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int = 0) -> Request:
-        if not isinstance(params, SamplingParams | BeamSearchParams):
-            raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
         params = with_answer_form(params, prompt.answer_form)
         return self.engine.request_factory.make(f"{next(self._ids)}", prompt, params, priority=priority)
 

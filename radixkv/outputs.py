@@ -133,9 +133,11 @@ class BeamSearchOutput:
     Attributes:
         num_prompt_tokens: tokens of the prompt, with which each beam begins.
         num_cached_tokens: how many of those were reused rather than computed.
+        aborted: whether the search was ended early; then these are the beams that were complete.
     """
 
     sequences: list[BeamSearchSequence]
     num_prompt_tokens: int
     num_cached_tokens: int
     metrics: RequestMetrics
+    aborted: bool = False

@@ -151,7 +151,7 @@ class _Replica:
         except BaseException:
             pending.end()
             raise
-        return _Lines(self._llm, stream, pending)
+        return _Lines(stream, pending)
 
     def _check_room(self, prompt: Prompt, params: SamplingParams | BeamSearchParams) -> None:
         """Refuse a request whose answer would end sooner here than on others, because this replica's pool is smaller.
@@ -247,10 +247,10 @@ class _Records(StreamingResponse):
 class _Lines(StreamingResponse):
     """A line for each piece; when the ingress disconnects, the request is aborted."""
 
-    def __init__(self, llm: AsyncLLM, stream: RequestStream, pending: PendingRequest) -> None:
+    def __init__(self, stream: RequestStream, pending: PendingRequest) -> None:
         self._stream = stream
         self._pending = pending
-        self._lines = _lines(llm, stream, pending)
+        self._lines = _lines(stream, pending)
         super().__init__(self._lines, media_type="application/x-ndjson")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -263,7 +263,7 @@ class _Lines(StreamingResponse):
             self._stream.close()
 
 
-async def _lines(llm: AsyncLLM, stream: RequestStream, pending: PendingRequest) -> AsyncGenerator[bytes, None]:
+async def _lines(stream: RequestStream, pending: PendingRequest) -> AsyncGenerator[bytes, None]:
     try:
         assert stream.request is not None
         if isinstance(stream.request.params, BeamSearchParams):
@@ -274,7 +274,7 @@ async def _lines(llm: AsyncLLM, stream: RequestStream, pending: PendingRequest) 
         has_begun = False
         async for delta in stream:
             if not isinstance(delta, RequestOutput):
-                if llm.cut_short:  # the beams alone do not show that only complete ones are among them
+                if delta.aborted:
                     raise DrainingError("the search was aborted: the replica stops")
                 pending.end(computed=True)
                 yield encode_beams(delta)

@@ -59,6 +59,7 @@ def beam_output(request: Request, tokenizer: Any, decode: TokenDecoder) -> BeamS
         num_prompt_tokens=request.num_prompt_tokens,
         num_cached_tokens=request.num_cached_tokens or 0,
         metrics=request.metrics,
+        aborted=any(sequence.finish_reason == "abort" for sequence in request.sequences),
     )
 
 

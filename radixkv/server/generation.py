@@ -182,6 +182,8 @@ class Generation:
                     self._metrics[prompt] = delta.metrics
                     if isinstance(delta, RequestOutput):
                         self.prompt_logprobs[prompt] = delta.prompt_logprobs
+                    elif delta.aborted:
+                        raise DrainingError("the server is shutting down; the answer is incomplete")
                     outputs = self._outputs(delta)
                     if outputs and not isinstance(delta, RequestOutput):
                         self._num_expected[prompt] = len(outputs)  # a search may find fewer than were asked for

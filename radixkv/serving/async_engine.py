@@ -46,7 +46,6 @@ class AsyncEngine:
         stats: of the engine after its latest step, abort or `call`.
         on_step: called in the event loop after every step; for metrics.
         abandoned: whether `abandon` was called.
-        cut_short: whether a shutdown has aborted requests.
 
     Raises:
         RuntimeError: another object runs the engine, an `LLM` has unfinished requests in it, or another process made it.
@@ -75,7 +74,7 @@ class AsyncEngine:
         self._has_ended = False
         self._streams: dict[str, RequestStream] = {}
         self.abandoned = False
-        self.cut_short = False
+        self._cut_short = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._died = asyncio.Event()
@@ -296,13 +295,13 @@ class AsyncEngine:
         self._intake.draining = True
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_seconds)
-        self.cut_short = self.cut_short or bool(self._streams)
+        self._cut_short = self._cut_short or bool(self._streams)
         if self._loop is not None and not self.abandoned:
             left = max(0.0, write_until - time.monotonic())
             await asyncio.shield(asyncio.wrap_future(self._engine_thread.stop(left)))
         self._intake.shut_down()
         self._has_ended = True
-        return not self.cut_short
+        return not self._cut_short
 
     def _deliver(self, result: StepResult) -> None:
         """Called by the engine's thread."""
