@@ -184,7 +184,7 @@ def run_chaos(
         json_path: where to write the figures, too.
 
     Returns:
-        Whether every stream completed with the text of the undisturbed run.
+        Whether a replica was killed, and every stream completed with the text of the undisturbed run.
 
     Raises:
         ValueError: a process did not start.
@@ -213,9 +213,13 @@ def run_chaos(
     )
     for line in [*report.different, *(f"{number}: {why}" for number, why in report.failed.items())][:10]:
         console.print(line)
+    if not report.kills:
+        console.print(
+            "no replica was killed before the last stream ended: more streams or fewer seconds between kills are needed"
+        )
     if json_path is not None:
         json_path.write_text(json.dumps({"machine": describe_machine(), **asdict(report)}, indent=1) + "\n")
-    return report.equal == report.streams
+    return report.kills > 0 and report.equal == report.streams
 
 
 async def _after(seconds: float, work: Any) -> None:

@@ -1,0 +1,50 @@
+"""A run in which nothing was disturbed is no success."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from radixkv.bench.cluster import chaos
+
+
+class Process:
+    """A replica or an ingress that is up at once."""
+
+    address = "http://127.0.0.1"
+
+    def kill(self) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+    def wait_until_up(self) -> None:
+        pass
+
+
+@contextmanager
+def pretended_cluster(num_replicas: int, *_: object) -> Iterator[tuple[dict[str, Any], Any]]:
+    yield {str(number): Process() for number in range(num_replicas)}, Process()
+
+
+def test_streams_that_end_before_a_replica_is_killed_prove_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It succeeded, because all texts were the same."""
+
+    async def answer(*_: object) -> str:
+        return "text"
+
+    async def never(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(chaos, "cluster", pretended_cluster)
+    monkeypatch.setattr(chaos._Chaos, "_stream", answer)
+    monkeypatch.setattr(chaos._Chaos, "kill_replicas", never)
+    assert not chaos.run_chaos(Console(width=200), None, 2, 2, 16, 0.0, 48, 0, None)
+    assert "no replica was killed" in capsys.readouterr().out
