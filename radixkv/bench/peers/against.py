@@ -84,6 +84,7 @@ def run_against(
 
     Raises:
         RuntimeError: an engine's process has ended.
+        ValueError: ``only`` names no workload.
     """
     gguf = find_default_model()
     model = ensure_converted(gguf, console.print)
@@ -98,14 +99,16 @@ def run_against(
             else:
                 theirs = _Engine(peer_python, peer, kind, gguf, {})
             engines.callback(theirs.close)
+        workloads = [name for name in theirs.workloads if only is None or only in name]
+        if not workloads:
+            raise ValueError(f"--only: no workload's name contains {only!r}")
         options = {"dtype": dtype, "quantization": quantization}
         ours = _Engine(Path(sys.executable), "radixkv", kind, model, options)
         engines.callback(ours.close)
         rows = []
-        for name in theirs.workloads:
-            if only is None or only in name:
-                with console.status(name):
-                    rows.append(_measure(name, ours, theirs, rounds))
+        for name in workloads:
+            with console.status(name):
+                rows.append(_measure(name, ours, theirs, rounds))
         document = {
             **describe_machine("torch", "radixkv"),
             "peer": peer,

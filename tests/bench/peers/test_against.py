@@ -74,6 +74,17 @@ def test_ratios_in_the_file_and_drawn(drawn: list[Any], tmp_path: Path) -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == WORKLOADS
 
 
+def test_a_word_that_names_no_workload_is_refused(drawn: list[Any], tmp_path: Path) -> None:
+    """Both engines were started, and an empty table was printed and written."""
+    python, file = tmp_path / "python", tmp_path / "against.json"
+    python.touch()
+    command = ["bench", "against", "--vllm", str(python), "--json", str(file), "--only", "embedding"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert str(result.exception) == "--only: no workload's name contains 'embedding'"
+    assert not file.exists()
+
+
 def test_a_drawing_needs_a_known_ending(drawn: list[Any], tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.touch()
