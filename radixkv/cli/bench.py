@@ -53,27 +53,15 @@ def against(
     """End to end against vLLM or llama.cpp on this processor."""
     from radixkv.bench.peers.against import run_against
 
-    if (vllm is None) == (llama_cpp is None):
+    peer_python = vllm or llama_cpp
+    if peer_python is None or (vllm and llama_cpp):
         raise typer.BadParameter("expected one of --vllm and --llama-cpp")
-    if vllm is not None:
-        run_against(
-            console_for(json_path, plot), "vllm", vllm, kind, dtype, quantization, rounds, only, json_path, plot
-        )
-    if llama_cpp is not None:
-        if kind != "end-to-end":
-            raise typer.BadParameter(f"--kind {kind}: expected --vllm, whose API has what it takes")
-        run_against(
-            console_for(json_path, plot),
-            "llama.cpp",
-            llama_cpp,
-            kind,
-            dtype,
-            quantization,
-            rounds,
-            only,
-            json_path,
-            plot,
-        )
+    if llama_cpp and kind != "end-to-end":
+        raise typer.BadParameter(f"--kind {kind}: expected --vllm, whose API has what it takes")
+    peer: Literal["vllm", "llama.cpp"] = "vllm" if vllm else "llama.cpp"
+    run_against(
+        console_for(json_path, plot), peer, peer_python, kind, dtype, quantization, rounds, only, json_path, plot
+    )
 
 
 @app.command()
