@@ -88,19 +88,22 @@ def drafts(
 def cache(
     json_path: JsonPath = None,
     rounds: Annotated[int, typer.Option(min=1, help="rounds; the median counts")] = 15,
-    scaling: Annotated[bool, typer.Option("--scaling", help="instead, how costs grow with prompts and trees")] = False,
-    plot: Annotated[Path, typer.Option(help="where --scaling draws its plot")] = Path("cache-scaling.png"),
 ) -> None:
     """What the cache's bookkeeping costs, against a chain of block hashes."""
-    if scaling:
-        from radixkv.bench.cache.scaling import run_scaling
+    from radixkv.bench.cache.bookkeeping import run_cache
 
-        writable_plot(plot)
-        run_scaling(console_for(json_path, plot), json_path, plot)
-    else:
-        from radixkv.bench.cache.bookkeeping import run_cache
+    run_cache(console_for(json_path), rounds, json_path)
 
-        run_cache(console_for(json_path), rounds, json_path)
+
+@app.command()
+def cache_scaling(
+    json_path: JsonPath = None,
+    plot: Annotated[Path, typer.Option(callback=writable_plot, help="where to draw it")] = Path("cache-scaling.png"),
+) -> None:
+    """How the costs of the cache's bookkeeping grow with prompts and trees."""
+    from radixkv.bench.cache.scaling import run_scaling
+
+    run_scaling(console_for(json_path, plot), json_path, plot)
 
 
 @app.command()

@@ -117,7 +117,7 @@ def test_characters_that_a_terminal_cannot_show_end_nothing() -> None:
         ["bench", "soak", "--minutes", "60", "--json"],
         ["demo", "--json"],
         ["bench", "serve", "--plot"],
-        ["bench", "cache", "--scaling", "--plot"],
+        ["bench", "cache-scaling", "--plot"],
         ["simulate", "documents", "--plot"],
         ["inspect", "no-such-snapshot", "--svg"],
         ["generate", "x", "--model", "/no/such/model", "--record-trace"],

@@ -1,4 +1,4 @@
-"""`radixkv bench cache --scaling`: how the cache's costs grow, in ordinary trees and in the worst ones.
+"""`radixkv bench cache-scaling`: how the cache's costs grow, in ordinary trees and in the worst ones.
 
 Every curve is one call timed at several sizes. A straight line on the plot's double logarithmic axes is a power of the
 size, whose exponent is in the table: 0 is constant, 1 is linear.

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from radixkv.bench.cache import bookkeeping, scaling, soak
 from radixkv.bench.cache.hash_chain import HashChainCache
 from radixkv.cache.radix_tree import RadixTree
+from radixkv.cli.main import app
 
 NAMES = """match_hit_4k match_hit_32k match_hit_128k match_hit_32k_list match_chain64_32k admit_hit_32k_list insert_cold_4k
 insert_cold_32k insert_cold_128k evict_1_of_10k evict_1_of_100k evict_1_of_1m evict_2048_blocks_of_100k decode_step_256
@@ -74,3 +76,11 @@ def test_a_short_soak_finds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_soak_finds_a_lock_that_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RadixTree, "lock_again", lambda self, node, count: None)
     assert not soak.run_soak(Console(quiet=True), 0.01, 1, None)
+
+
+@pytest.mark.parametrize("arguments", [["cache", "--plot", "x.png"], ["cache-scaling", "--rounds", "2"]])
+def test_an_option_that_would_do_nothing_is_refused(arguments: list[str]) -> None:
+    """Both were one command, which ignored the options of the other half."""
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    assert result.exit_code == 2
+    assert "No such option" in result.output
