@@ -109,7 +109,7 @@ def simulate(
             raise ValueError("--prefill-ms: only with --replicas or --tier")
         from radixkv.observe.simulate.report import run_simulation
 
-        sizes = blocks or "2%,5%,10%,20%"
+        sizes = "2%,5%,10%,20%" if blocks is None else blocks
         seconds = prefill_ms / 1000
         run_simulation(
             console_for(json_path, plot), trace, sizes, policy, bytes_per_token, json_path, plot, tier or (), seconds
@@ -119,7 +119,7 @@ def simulate(
     from radixkv.observe.simulate.replicas.report import DEFAULT_BLOCKS, run_replica_simulation
 
     cost = CostModel(prefill_ms / 1000, decode_ms / 1000, step_ms / 1000)
-    size = blocks or DEFAULT_BLOCKS
+    size = DEFAULT_BLOCKS if blocks is None else blocks
     run_replica_simulation(
         console_for(json_path, plot), trace, replicas, router, size, load, ingresses, cost, json_path, plot
     )

@@ -169,6 +169,12 @@ def test_unknown_routers_are_refused() -> None:
         ("--step-ms 25", "--step-ms: only with --replicas"),
         ("--prefill-ms 3", "--prefill-ms: only with --replicas or --tier"),
         ("--replicas 2 --load inf", "--load: expected a finite number above 0, got inf"),
+        (
+            "--replicas 2 --ingresses 2 --router session",
+            "--ingresses: only with --router prefix or all, got 'session'",
+        ),
+        ("--blocks=", "--blocks: expected numbers of blocks, or shares such as 5%, above 0, got ''"),
+        ("--replicas 2 --blocks=", "--blocks: expected numbers of blocks, or shares such as 5%, above 0, got ''"),
     ],
 )
 def test_options_without_effect_or_sense_are_refused(options: str, message: str) -> None:

@@ -218,6 +218,8 @@ def run_replica_simulation(
     counts, names = parse_replicas(replicas), parse_routers(routers)
     if not 0 < load_factor < math.inf:
         raise ValueError(f"--load: expected a finite number above 0, got {load_factor}")
+    if num_ingresses > 1 and PREFIX not in names:
+        raise ValueError(f"--ingresses: only with --router {PREFIX} or all, got {routers!r}")
     trace = load(name)
     sizes: Sequence[int] = parse_sizes(blocks, trace.num_distinct_blocks) if trace.num_distinct_blocks else []
     if len(sizes) != 1:
