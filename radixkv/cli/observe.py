@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,6 +104,9 @@ def simulate(
         if source is not None and source.name != "DEFAULT":
             how = "only" if replicas is None else "not together"
             raise ValueError(f"--{name.replace('_', '-')}: {how} with --replicas")
+    for name, milliseconds in (("prefill", prefill_ms), ("decode", decode_ms), ("step", step_ms)):
+        if not math.isfinite(milliseconds):
+            raise ValueError(f"--{name}-ms: expected a finite number of milliseconds, got {milliseconds}")
     if replicas is None:
         source = context.get_parameter_source("prefill_ms")
         if not tier and source is not None and source.name != "DEFAULT":
