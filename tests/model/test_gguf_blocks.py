@@ -21,16 +21,12 @@ from radixkv.model.native import weights_of
 from radixkv.model.native.embedding import NativeEmbedding
 from radixkv_cpu import BlockWeight, library
 
+pytestmark = pytest.mark.usefixtures("model_cache")
+
 # Rows of 256 weights, as the larger blocks want them.
 SIZES: dict[str, Any] = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256, "num_hidden_layers": 2}
 PROMPTS = [[5, 6, 7, 8, 9] * 4 + [i] for i in range(3)]
 needs_library = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def kind_of(name: str) -> str:
@@ -100,12 +96,12 @@ def test_quantised_anew_or_where_no_compiled_code_stands_in_a_file_is_what_it_sa
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
-def test_a_file_of_16_bits_takes_no_more_on_disk(kind: str, tmp_path: Path, cache: Path) -> None:
+def test_a_file_of_16_bits_takes_no_more_on_disk(kind: str, tmp_path: Path, model_cache: Path) -> None:
     """A file with F16 used to take twice as much, because it was kept as float32."""
     path = tmp_path / "tiny.gguf"
     write_llama(build("llama", SIZES), path, lambda _: kind)
     ours = load_model(path, ModelConfig(dtype="float32"), native=False).model
-    (blocks,) = cache.glob("*/blocks.safetensors")
+    (blocks,) = model_cache.glob("*/blocks.safetensors")
     assert blocks.stat().st_size < 1.01 * path.stat().st_size
     truth = reference(path)
     tokens = torch.arange(3, 40)[None]
@@ -117,7 +113,7 @@ def test_a_file_of_16_bits_takes_no_more_on_disk(kind: str, tmp_path: Path, cach
 
 @needs_library
 def test_a_file_whose_tensors_are_no_parameters_becomes_floats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_cache: Path
 ) -> None:
     path, messages = tmp_path / "tiny.gguf", []
     write_llama(build("llama", SIZES), path)
@@ -129,7 +125,7 @@ def test_a_file_whose_tensors_are_no_parameters_becomes_floats(
     model = load_model(path, ModelConfig(dtype="float32"), progress=messages.append).model
     assert "tiny.gguf cannot be kept in its own blocks (experts are no" in messages[1]
     assert not any(isinstance(weight, BlockWeight) for weight in weights_of(model))
-    assert not [folder for folder in cache.iterdir() if folder.name.endswith("-blocks")]
+    assert not [folder for folder in model_cache.iterdir() if folder.name.endswith("-blocks")]
 
 
 @needs_library

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from support.gguf_files import write_model
+from support.gguf_files import refuse_blocks, write_model
 from support.model_zoo import WIDE, build
 
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
-from radixkv.model import gguf_conversion
 from radixkv.model.gguf_fields import Fields, apply_fields
 from radixkv.model.loader import load_model
+
+pytestmark = pytest.mark.usefixtures("model_cache")
 
 _ROPE = {"rope_type": "default", "rope_theta": 500.0}
 _GEMMA: dict[str, Any] = {"sliding_window": 12, "num_hidden_layers": 7}
@@ -79,19 +80,6 @@ SAID: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def refuse_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, folder: Path) -> None:
-        raise gguf_conversion.NotInBlocksError("not today")
-
-    monkeypatch.setattr(gguf_conversion, "_convert_in_blocks", refuse)
 
 
 @pytest.mark.parametrize("in_blocks", [True, False])
@@ -160,7 +148,7 @@ def test_what_the_model_does_not_know_is_refused_before_weights_are_read(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    cache: Path,
+    model_cache: Path,
 ) -> None:
     floats = {name: values.astype(np.float32) for name, values in tensors.items()}
     write_model(build("llama", WIDE), tmp_path / "tiny.gguf", "llama", fields=fields, tensors=floats)
@@ -169,7 +157,7 @@ def test_what_the_model_does_not_know_is_refused_before_weights_are_read(
     monkeypatch.setattr("radixkv.model.whole_weights.load_whole", None)
     with pytest.raises(ModelLoadError, match=rf"tiny\.gguf would not .*{message}.*possible instead is"):
         load_model(tmp_path / "tiny.gguf", ModelConfig(dtype="float32"))
-    assert not list(cache.iterdir())
+    assert not list(model_cache.iterdir())
 
 
 def test_what_changes_nothing_is_not_refused(tmp_path: Path) -> None:

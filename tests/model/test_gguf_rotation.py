@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.gguf_files import write_model
+from support.gguf_files import refuse_blocks, write_model
 from support.model_zoo import WIDE, WIDE_EXPERTS, build
 
 from radixkv import LLM, SamplingParams
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
-from radixkv.model import gguf_conversion
 from radixkv.model.loader import load_model
+
+pytestmark = pytest.mark.usefixtures("model_cache")
 
 SIZES: dict[str, Any] = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256, "num_hidden_layers": 1}
 LLAMA3 = {
@@ -56,18 +57,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
 }
 PROMPT = [5 + (7 * i + i * i) % 180 for i in range(150)]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
-
-
-def refuse_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, folder: Path) -> None:
-        raise gguf_conversion.NotInBlocksError("not today")
-
-    monkeypatch.setattr(gguf_conversion, "_convert_in_blocks", refuse)
 
 
 @pytest.mark.parametrize("in_blocks", [True, False])

@@ -29,17 +29,16 @@ from radixkv.model.source import resolve_folder
 
 
 @pytest.fixture
-def model_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A separate model cache, with a conversion that only writes small files."""
+def model_cache(model_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, with a conversion that only writes small files."""
 
     def convert(gguf: Path, folder: Path) -> None:
         folder.mkdir()
         (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_bytes(b"weights")
 
-    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(gguf_conversion, "_convert", convert)
-    return tmp_path / "cache"
+    return model_cache
 
 
 @pytest.fixture

@@ -20,13 +20,9 @@ from radixkv.model.model_cache import (
 )
 from radixkv.model.native.panel_cache import PanelCache
 
+pytestmark = pytest.mark.usefixtures("model_cache")
+
 OLD, KEY = 1_000_000_000, "0123456789abcdef" * 2
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def make_old(path: Path) -> Path:
@@ -40,10 +36,10 @@ def make_old(path: Path) -> Path:
     return path
 
 
-def test_what_is_old_is_removed_unless_it_is_marked(cache: Path) -> None:
+def test_what_is_old_is_removed_unless_it_is_marked(model_cache: Path) -> None:
     for prefix in ("", "marked"):
         paths = [
-            make_old(cache / "tiny-0123-blocks" / MANIFEST),
+            make_old(model_cache / "tiny-0123-blocks" / MANIFEST),
             make_old(quantised_folder() / f"{KEY}.safetensors"),
             make_old(packed_folder() / KEY),
             make_old(packed_folder() / f"{KEY}.a1_b2c3d"),  # its writer was killed
@@ -55,34 +51,34 @@ def test_what_is_old_is_removed_unless_it_is_marked(cache: Path) -> None:
         assert [path.exists() for path in paths] == [bool(prefix)] * 4
 
 
-def test_a_conversion_whose_process_was_killed_is_removed_when_it_is_old(cache: Path, tmp_path: Path) -> None:
+def test_a_conversion_whose_process_was_killed_is_removed_when_it_is_old(model_cache: Path, tmp_path: Path) -> None:
     """It has no manifest, and used to stay for ever."""
     gguf = tmp_path / "tiny model.v2.gguf"
     gguf.write_bytes(b"GGUF")
     targets = [converted_folder(gguf, in_blocks) for in_blocks in (False, True)]
-    cache.mkdir()
+    model_cache.mkdir()
     for target in targets:
         with temporary_folder(target) as temporary:
             temporary.mkdir()
             (temporary / "blocks.safetensors").write_bytes(b"weights")
             shutil.copytree(temporary.parent, f"{temporary.parent}.left")
     remove_unused()
-    assert len([*cache.iterdir()]) == 2
-    for folder in cache.iterdir():
+    assert len([*model_cache.iterdir()]) == 2
+    for folder in model_cache.iterdir():
         os.utime(folder, (OLD, OLD))
     remove_unused()
-    assert not [*cache.iterdir()]
+    assert not [*model_cache.iterdir()]
 
 
-def test_files_of_others_stay(cache: Path) -> None:
+def test_files_of_others_stay(model_cache: Path) -> None:
     """The folder may hold other things, too. One that was named like a conversion's used to be removed."""
     paths = [
-        cache / "notes.txt",
-        cache / "packed" / "lunch",
-        cache / "quantised" / f"{KEY}.txt",
-        cache / "a" / "b.json",
-        cache / "a-0123456789abcdef-4.abcd1234" / "b.json",
-        cache / "run-2024_05_06-12_30-7.finished" / "model",
+        model_cache / "notes.txt",
+        model_cache / "packed" / "lunch",
+        model_cache / "quantised" / f"{KEY}.txt",
+        model_cache / "a" / "b.json",
+        model_cache / "a-0123456789abcdef-4.abcd1234" / "b.json",
+        model_cache / "run-2024_05_06-12_30-7.finished" / "model",
     ]
     paths = [make_old(path) for path in paths]
     for path in paths:
@@ -91,7 +87,7 @@ def test_files_of_others_stay(cache: Path) -> None:
     assert all(path.exists() for path in paths)
 
 
-def test_using_a_conversion_and_panels_marks_them(cache: Path, tmp_path: Path) -> None:
+def test_using_a_conversion_and_panels_marks_them(model_cache: Path, tmp_path: Path) -> None:
     gguf = tmp_path / "tiny.gguf"
     gguf.write_bytes(b"GGUF")
     folder = make_old(converted_folder(gguf) / MANIFEST)

@@ -8,9 +8,12 @@ from typing import Any
 
 import gguf
 import numpy as np
+import pytest
 import torch
 import transformers
 from numpy.typing import NDArray
+
+from radixkv.model import gguf_conversion
 
 
 def random_blocks(kind: str, rows: int, weights: int, generator: np.random.Generator) -> torch.Tensor:
@@ -131,3 +134,12 @@ def _add_field(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
         writer.add_string(name, value)
     elif value is not None:
         writer.add_array(name, value)
+
+
+def refuse_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files be converted to floats, as those are whose blocks cannot be kept."""
+
+    def refuse(path: Path, folder: Path) -> None:
+        raise gguf_conversion.NotInBlocksError("not today")
+
+    monkeypatch.setattr(gguf_conversion, "_convert_in_blocks", refuse)
