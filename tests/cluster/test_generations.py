@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from support.held_steps import HeldSteps
-from support.pretended_replicas import CAPACITY, IDENTITY
+from support.pretended_replicas import CAPACITY, IDENTITY, until
 from support.pretended_replicas import Cluster as PretendedCluster
 from support.pretended_replicas import llm_of as pretended_llm
 from support.replica_servers import LocalReplica, ingress_client, local_replicas, tiny_llm, tiny_model
@@ -32,12 +32,6 @@ from radixkv.prompts import Prompt
 
 PROMPT = Prompt(list(range(100, 200)))
 SAMPLED = SamplingParams(seed=5, max_tokens=60, ignore_eos=True)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(600):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def answer(replicas: ReplicaSet, params: SamplingParams = SAMPLED) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.held_steps import HeldSteps
-from support.pretended_replicas import GREEDY, Cluster
+from support.pretended_replicas import GREEDY, Cluster, until
 from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_llm
 
 from radixkv import AsyncLLM, SamplingParams
@@ -18,12 +18,6 @@ from radixkv.prompts import Prompt
 from radixkv.routing import prompt_hashes
 
 PROMPT = list(range(100, 200))
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(600):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def answer(replicas: ReplicaSet, prompt: Prompt, params: SamplingParams) -> list[int]:
