@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.model_zoo import VOCAB_SIZE, build, build_supported
+from support.model_zoo import TOKENS, VOCAB_SIZE, build, build_supported, logits
 from support.on_cpu import OnCpu
 from torch import nn
 from transformers import AttentionInterface
@@ -24,13 +24,6 @@ from radixkv.model.loader import load_model
 from radixkv.model.merged_linear import merge_linears
 from radixkv.model.model_input import HOST_TOKEN, ModelInput
 from radixkv.model.runner import ModelRunner
-
-TOKENS = torch.arange(3, 40).unsqueeze(0)
-
-
-def logits(model: Any) -> torch.Tensor:
-    with torch.inference_mode():
-        return model(input_ids=TOKENS, use_cache=False).logits  # type: ignore[no-any-return]
 
 
 def generate(model: Any) -> torch.Tensor:

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from support.model_zoo import build_supported
+from support.model_zoo import build_supported, logits
 from support.on_cpu import OnCpu
 from torch import nn
 
 from radixkv.config import ModelConfig
 from radixkv.model.loader import load_model
 from radixkv.model.merged_linear import MergedLinear, merge_linears
-
-TOKENS = torch.arange(3, 40).unsqueeze(0)
-
-
-def logits(model: Any) -> torch.Tensor:
-    with torch.inference_mode():
-        return model(input_ids=TOKENS, use_cache=False).logits  # type: ignore[no-any-return]
 
 
 def merged_names(model: nn.Module) -> set[str]:

@@ -11,6 +11,7 @@ from support.tier_model import prefix_keys, random_blocks
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.shared_tier import SharedTier
 from radixkv.tiers.slot_index import SlotIndex
 
 KEYS = prefix_keys("ann", *range(6))
@@ -20,7 +21,7 @@ SLOT = 4096
 OpenTier = Callable[..., DiskTier]
 
 
-def put(tier: DiskTier, keys: list[BlockKey] = KEYS, blocks: Any = BLOCKS) -> None:
+def put(tier: DiskTier | SharedTier, keys: list[BlockKey] = KEYS, blocks: Any = BLOCKS) -> None:
     """Put blocks and wait until they are written or dropped."""
     tier.put_many(keys, blocks)
     assert tier.flush(600)

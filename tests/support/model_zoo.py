@@ -8,6 +8,7 @@ import torch
 import transformers
 
 VOCAB_SIZE = 200
+TOKENS = torch.arange(3, 40).unsqueeze(0)
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -284,3 +285,9 @@ def build_shallow(name: str) -> transformers.PreTrainedModel:
     if "num_hidden_layers" not in options:
         options = {**options, "num_hidden_layers": 2, "layer_types": options.get("layer_types", [])[:2] or None}
     return build(name, options)
+
+
+def logits(model: Any) -> torch.Tensor:
+    """Of `TOKENS`, by the model's own code."""
+    with torch.inference_mode():
+        return model(input_ids=TOKENS, use_cache=False).logits  # type: ignore[no-any-return]

@@ -97,11 +97,6 @@ def test_a_violation_that_cannot_be_repeated_is_reported(monkeypatch: pytest.Mon
     assert "forks from" in violation.story[-1]
 
 
-class BreaksAlways(PrefixCacheAdapter):
-    def fork(self, handle: BlockTable) -> BlockTable:
-        raise KeyError(handle)
-
-
 class KnowsItsTenants(PrefixCacheAdapter):
     """Serves two tenants, and refuses empty prompts."""
 
@@ -121,7 +116,9 @@ TestACacheOfTwoTenants = cache_machine(KnowsItsTenants, namespaces=("a", "b"), m
 def test_only_the_given_namespaces_are_searched() -> None:
     """Prompts that evict others were opened under the empty namespace, and the empty prompt was looked up."""
     assert find_violation(KnowsItsTenants, namespaces=["a", "b"], max_examples=200) is None
-    violation = find_violation(BreaksAlways, namespaces=["b", "a"])
+    violation = find_violation(
+        lambda n, size: example.SimpleAdapter(n, size, example.LeaksOnAbort), namespaces=["b", "a"]
+    )
     assert violation is not None
     assert "under 'b'" in violation.story[0]
 

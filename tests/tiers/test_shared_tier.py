@@ -19,18 +19,16 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from support.disk_tiers import BLOCKS, KEYS, put
 from support.faulty_os import FaultyOs
 from support.key_value_server import EXECUTABLE, KeyValueServer
-from support.tier_model import FORMAT, FakeClock, get, partly_filled, prefix_keys, random_blocks
+from support.tier_model import FORMAT, FakeClock, get, partly_filled, prefix_keys
 
 from radixkv.tiers import folder_blobs
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.folder_blobs import FolderBlobs
 from radixkv.tiers.redis_blobs import RedisBlobs
 from radixkv.tiers.shared_tier import BlobStore, SharedTier
-
-KEYS = prefix_keys("ann", *range(6))
-BLOCKS = random_blocks(0, 6)
 
 Open = Callable[..., SharedTier]
 
@@ -66,11 +64,6 @@ def open_tier(make_store: Callable[[], BlobStore]) -> Iterator[Open]:
     for tier in tiers:
         tier.clear()
         tier.close()
-
-
-def put(tier: SharedTier, keys: Any = KEYS, blocks: Any = BLOCKS) -> None:
-    tier.put_many(keys, blocks)
-    assert tier.flush(600)
 
 
 @pytest.mark.parametrize("key", [None, bytes(32)], ids=["plain", "sealed"])
