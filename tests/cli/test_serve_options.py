@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from support.serve_command import Serve, command
 
 from radixkv.cli.config_file import mistyped_variables, read_config_file
-from radixkv.cli.main import app
 from radixkv.config import EngineConfig, ModelConfig
 from radixkv.ray import local
 from radixkv.ray.options import ApplicationOptions
-from radixkv.server import run
 from radixkv.server.config import ServerConfig
-
-Serve = Callable[..., tuple[ServerConfig, dict[str, Any]]]
 
 
 @pytest.fixture(autouse=True)
@@ -27,30 +21,6 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith("RADIXKV_") and name != "RADIXKV_CACHE":
             monkeypatch.delenv(name)
-
-
-def command(*arguments: str, **environment: str) -> Result:
-    return CliRunner().invoke(app, ["serve", *arguments], env={"COLUMNS": "200", "TERM": "dumb", **environment})
-
-
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """Run the command without serving; returns what the server and its engine would get."""
-    received: list[Any] = []
-
-    def run_server(config: ServerConfig, options: dict[str, Any]) -> int:
-        received[:] = [config, options]
-        return 0
-
-    monkeypatch.setattr(run, "run_server", run_server)
-
-    def call(*arguments: str, **environment: str) -> tuple[ServerConfig, dict[str, Any]]:
-        result = command(*arguments, **environment)
-        assert result.exit_code == 0, result.output
-        config, options = received
-        return config, options
-
-    return call
 
 
 def write(path: Path, text: str) -> str:
@@ -172,7 +142,7 @@ def test_a_mistyped_variable_is_ignored_with_a_hint(serve: Serve) -> None:
 
 @pytest.mark.parametrize("option", ["--disk-cache", "--store-key-file", "--record-trace"])
 def test_an_empty_path_is_no_path(option: str) -> None:
-    result = CliRunner().invoke(app, ["serve", option, ""])
+    result = command(option, "")
     assert result.exit_code == 2
     assert f"Invalid value for '{option}'" in result.output
     assert "expected a path, got ''" in result.output

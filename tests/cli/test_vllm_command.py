@@ -6,12 +6,11 @@ from typing import Any, cast
 
 import pytest
 import typer
+from support.serve_command import Serve, command
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from radixkv.cli.main import app
 from radixkv.cli.vllm_command import VllmCommand, as_own_arguments
-from radixkv.server import run
 from radixkv.vllm_options import ENGINE, SERVER
 
 
@@ -87,28 +86,19 @@ def test_a_missing_value_is_a_usage_error(line: str) -> None:
         read(line)
 
 
-def test_a_usual_command_line_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    received: list[Any] = []
-
-    def run_server(config: Any, options: Any) -> int:
-        received[:] = [config, options]
-        return 0
-
-    monkeypatch.setattr(run, "run_server", run_server)
+def test_a_usual_command_line_is_served(serve: Serve) -> None:
     line = (
-        "serve org/model --host 127.0.0.1 --port 9000 --dtype half --max-model-len 4096 --gpu-memory-utilization 0.8 "
+        "org/model --host 127.0.0.1 --port 9000 --dtype half --max-model-len 4096 --gpu-memory-utilization 0.8 "
         "--served-model-name a b --enable-prefix-caching --enable-auto-tool-choice --tool-call-parser hermes "
         "--reasoning-parser qwen3 --max-num-seqs 8 --max-num-batched-tokens 256 --swap-space 0 --kv-cache-dtype auto "
         "--load-format auto --api-key k1 k2 --trust-remote-code --enforce-eager --generation-config vllm "
         "--disable-log-requests --tensor-parallel-size 1 --enable-request-id-headers --uvicorn-log-level info"
     )
-    result = CliRunner().invoke(app, [*line.split(), "--override-generation-config", '{"temperature": 0.5}'])
-    assert result.exit_code == 0, result.output
-    config, options = received
+    config, options = serve(*line.split(), "--override-generation-config", '{"temperature": 0.5}')
     assert (config.model, config.port, config.api_keys) == ("org/model", 9000, ("k1", "k2"))
     assert config.served_model_name == ("a", "b")
     assert [options[name] for name in ("dtype", "max_model_len", "max_num_seqs")] == ["half", 4096, 8]
     assert [options["reasoning_parser"], options["generation_config"]] == ["qwen3", "vllm"]
     assert options["override_generation_config"] == '{"temperature": 0.5}'
-    refused = CliRunner().invoke(app, ["serve", "org/model", "--tensor-parallel-size", "4"])
+    refused = command("org/model", "--tensor-parallel-size", "4")
     assert str(refused.exception).startswith("tensor_parallel_size: expected 1 or None, got 4: an engine runs on one")
