@@ -88,6 +88,7 @@ class StoreWriter:
         self._has_unwiped = False  # free slots may hold what was cleared while the disk failed; likewise
         self._opened: OpenStore | None = None
         self._files: SlotFiles | None = None  # of the store that is open, or was until its disk failed
+        self._device: int | None = None  # on which the store was last
         try:
             self._open()
         except MediumErrors as error:
@@ -135,28 +136,24 @@ class StoreWriter:
         self._writer.close()
         self._closed = True
         self._clearer.stop(0.0)
-        if self._opened is None and (self._uncleared or self._has_unwiped):
-            try:
-                self._current()
-            except (*MediumErrors, StoreInUseError) as error:
-                self._failed(self._writes, error)
-        with self._index_lock:
-            if self._opened is not None:
-                try:
-                    self._clear_index(self._opened)
-                    self._commit(self._opened, [])
-                    self.pins.commit(self._opened.index)
-                except MediumErrors as error:
-                    self._failed(self._writes, error)
-                self._opened.close()
-                self._opened = None
-            self._files = None
+        try:
+            if self._opened is not None or self._uncleared or self._has_unwiped:
+                opened = self._current()
+                with self._index_lock:
+                    self._clear_index(opened)
+                    self._commit(opened, [])
+                    self.pins.commit(opened.index)
+        except (*MediumErrors, StoreInUseError) as error:
+            self._failed(self._writes, error)
+        self._give_up()
+        self._files = None
 
     # Opening
 
     def _open(self) -> OpenStore:
         with self._index_lock:
             cleared = self._uncleared
+            self._check_mounted()
             opened, entries, free = open_to_write(
                 self._root, self._codec, self._slot_bytes, self._capacity, cleared, self.pins
             )
@@ -170,6 +167,18 @@ class StoreWriter:
                     slots = self.table.clear(namespace)
                     self._writer.call(self._release(namespace, slots))
         return opened
+
+    def _check_mounted(self) -> None:
+        """Raise OSError if the store is not there, and would be made on another disk than it was on.
+
+        Then what was mounted is gone for now, with all that is to be cleared. It would hide what is written in its place.
+        """
+        folder = self._root / self._codec.name
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        device = existing.stat().st_dev
+        if existing != folder and self._device not in (None, device):
+            raise OSError(errno.ESTALE, "what was mounted is gone", str(self._root))
+        self._device = device
 
     def _give_up(self) -> None:
         """Close the store, so that nothing keeps the failed disk in use; the next batch opens it anew."""
@@ -199,7 +208,13 @@ class StoreWriter:
         done.set()
 
     def _clear_index(self, opened: OpenStore) -> None:
-        """Have the index forget what is cleared. The caller holds `_index_lock`."""
+        """Have the index forget what is cleared. The caller holds `_index_lock`.
+
+        Raises:
+            OSError: another folder is in place of that which was opened. What is cleared is to be forgotten there.
+        """
+        if not opened.index.is_current:
+            raise OSError(errno.ESTALE, "another folder is in place of that which was opened", str(self._root))
         for namespace in self._uncleared:
             opened.index.clear(namespace)
             with self._clear_lock:
@@ -260,11 +275,10 @@ class StoreWriter:
         return len(kept)
 
     def _current(self) -> OpenStore:
-        opened = self._opened
-        if opened is None:
-            opened = self._open()
-        elif not opened.index.is_current:
-            raise OSError(errno.ESTALE, "another folder is in place of that which was opened", str(self._root))
+        """The open store. It is opened anew if it was given up, or another folder is in its place."""
+        if self._opened is not None and not self._opened.index.is_current:
+            self._give_up()
+        opened = self._open() if self._opened is None else self._opened
         if self._has_unwiped:
             self._has_unwiped = False
             self._wipe_free()
@@ -285,11 +299,12 @@ class StoreWriter:
         if self._opened is None or not self._writes.ready:
             return
         try:
+            opened = self._current()
             with self._index_lock:
-                self._clear_index(self._opened)
-                self.pins.commit(self._opened.index)
-                self._opened.index.erase_deleted()
-        except MediumErrors as error:
+                self._clear_index(opened)
+                self.pins.commit(opened.index)
+                opened.index.erase_deleted()
+        except (*MediumErrors, StoreInUseError) as error:
             self._failed(self._writes, error)
 
     def _allocate(self, opened: OpenStore, count: int) -> list[int]:

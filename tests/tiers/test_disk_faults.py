@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sqlite3
+import tempfile
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -180,19 +183,82 @@ def test_a_disk_that_was_gone_is_used_again_with_whatever_it_has(
     tier, reader = open_tier(), open_tier(read_only=True)
     put(tier)
     tier.pins.add(StoredPin("pin", KEYS[0].namespace, KEYS[0].namespace, KEYS[0].tokens, None, False))
+    assert tier.flush(600)
     assert np.array_equal(get(reader, KEYS), BLOCKS)
     (tmp_path / "store").rename(tmp_path / "unmounted")
     other = prefix_keys("bob", 1, 2)
-    for _ in range(2):
-        put(tier, other, BLOCKS[:2])
-        clock.now += 60
-    assert tier.stats.errors == 1
+    put(tier, other, BLOCKS[:2])
+    assert tier.stats.errors == tier.stats.dropped_blocks == 0
     assert tier.contains_prefix(KEYS) == 0
     assert not tier.pins.waiting()  # it is in force
+    clock.now += 60  # the reader looks again
     for each in (tier, reader):
         assert np.array_equal(get(each, other), BLOCKS[:2])
     tier.close()
     assert np.array_equal(get(open_tier(), other), BLOCKS[:2])
+
+
+@pytest.mark.parametrize("cleared", ["before a write", "after a write"])
+def test_what_is_cleared_while_its_mount_is_gone_does_not_come_back(
+    tmp_path: Path, clock: FakeClock, cleared: str
+) -> None:
+    """A store in the empty mount point was cleared instead, and what had been cleared was found once the disk was back."""
+    point = tmp_path / "point"
+    bob = prefix_keys("bob", 1)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as mounted:
+        assert os.stat(mounted).st_dev != os.stat(tmp_path).st_dev
+        point.symlink_to(mounted)
+        with closing(DiskTier(point, FORMAT, capacity_bytes=64 * SLOT, clock=clock)) as tier:
+            put(tier)
+            point.unlink()
+            point.mkdir()
+            if cleared == "after a write":
+                put(tier, bob, BLOCKS[:1])
+            tier.clear(KEYS[0].namespace)
+            clock.now += 60
+            put(tier, bob, BLOCKS[:1])
+            assert not [*point.iterdir()]
+            point.rmdir()
+            point.symlink_to(mounted)
+            clock.now += 60
+            put(tier, bob, BLOCKS[:1])
+            assert tier.contains_prefix(bob) == 1
+            assert tier.contains_prefix(KEYS) == 0
+        with closing(DiskTier(point, FORMAT, capacity_bytes=64 * SLOT, clock=clock)) as tier:
+            assert tier.contains_prefix(bob) == 1
+            assert tier.contains_prefix(KEYS) == 0
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["closed at once", "written first"])
+def test_what_is_cleared_after_its_disk_came_into_place_is_cleared_there(
+    open_tier: OpenTier, tmp_path: Path, clock: FakeClock, written: bool
+) -> None:
+    """It was cleared in the folder that had been open, which nobody would see again."""
+    root = tmp_path / "store"
+    tier = open_tier()
+    put(tier)
+    tier.close()
+    root.rename(tmp_path / "unmounted")
+    tier = open_tier()
+    root.rename(tmp_path / "mount point")
+    (tmp_path / "unmounted").rename(root)
+    tier.clear(KEYS[0].namespace)
+    if written:
+        clock.now += 60
+        put(tier, prefix_keys("bob", 1), BLOCKS[:1])
+        assert tier.contains_prefix(KEYS) == 0
+    tier.close()
+    assert open_tier().contains_prefix(KEYS) == 0
+
+
+def test_a_batch_is_written_into_a_folder_that_was_emptied_before(open_tier: OpenTier, tmp_path: Path) -> None:
+    """It was dropped: all of what is written at the end of a process could be one batch."""
+    tier = open_tier()
+    put(tier)
+    shutil.rmtree(tmp_path / "store")
+    put(tier, prefix_keys("bob", *range(6)))
+    tier.close()
+    assert open_tier().contains_prefix(prefix_keys("bob", *range(6))) == 6
 
 
 def test_a_file_that_ends_too_early_gives_misses(open_tier: OpenTier, tmp_path: Path) -> None:
