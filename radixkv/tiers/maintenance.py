@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from radixkv.tiers.compaction import compact
 from radixkv.tiers.record import RecordLayout, Verdict
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedBlock, IndexErrors, SlotIndex
@@ -138,17 +139,7 @@ def prune(folder: Path, *, max_bytes: int | None = None, used_since: float | Non
         kept = [row for row in rows if used_since is None or row.used >= used_since]
         if max_bytes is not None:
             kept = kept[max(0, len(kept) - max_bytes // store.slot_bytes) :]
-        # Kept blocks move to the first slots; a record does not depend on its slot.
-        holes = sorted(set(range(len(kept))) - {row.slot for row in kept}, reverse=True)
-        moved: list[IndexedBlock] = []
-        for row in kept:
-            if row.slot >= len(kept):
-                moved.append(row._replace(slot=holes.pop()))
-                store.files.write(moved[-1].slot, [store.read(row.slot)])
-        gone = {row.slot for row in rows} - {row.slot for row in kept if row.slot < len(kept)}
-        store.index.commit(moved, [], gone)
-        store.files.shrink(len(kept))
-        return len(rows) - len(kept)
+        return len(rows) - len(compact(store.index, store.files, store.slot_bytes, rows, kept, len(kept)))
 
 
 def clear(folder: Path, namespace: bytes | None = None) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.compaction import compact
 from radixkv.tiers.record import RecordCodec
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedBlock, IndexedPin, IndexErrors, SlotIndex, primary_code
@@ -108,7 +109,7 @@ def open_to_write(
         root: the folder of stores.
         codec: of the records; its name is that of the store.
         slot_bytes: of a slot.
-        capacity: slots; the space of any beyond that is given back.
+        capacity: slots, at least 1; of more blocks, the most recently used ones are kept, and the other space is given back.
         cleared: namespaces to forget; a None among them: all.
         pins: gets the store's pins.
 
@@ -126,7 +127,8 @@ def open_to_write(
         files = SlotFiles(folder, slot_bytes, writable=True)
         opened.callback(files.close)
         cleared = list(cleared)
-        files.shrink(0 if None in cleared else capacity)
+        if None in cleared:
+            files.shrink(0)
         try:
             index, rows, pinned = _read_index(folder, files.num_slots, cleared)
         except IndexErrors as error:
@@ -135,6 +137,9 @@ def open_to_write(
             _log.warning("%s: the index is damaged (%s). Beginning with an empty one.", folder, error)
             SlotIndex.remove(folder)
             index, rows, pinned = _read_index(folder, files.num_slots, cleared)
+        opened.callback(index.close)
+        if files.num_slots > capacity:
+            rows = compact(index, files, slot_bytes, rows, rows[-capacity:], capacity)
         entries = OrderedDict((row.digest, row) for row in rows)
         taken = {entry.slot for entry in rows}
         free = [slot for slot in range(files.num_slots) if slot not in taken]

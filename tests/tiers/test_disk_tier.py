@@ -215,6 +215,20 @@ def test_known_blocks_of_a_prefix_do_not_make_room_for_the_rest_of_it(open_tier:
     assert tier.contains_prefix(KEYS) == 6
 
 
+def test_a_smaller_capacity_keeps_what_was_used_last(open_tier: OpenTier) -> None:
+    """It kept what was in the first slots."""
+    old, new = (prefix_keys(name, *range(4)) for name in ("old", "new"))
+    tier = open_tier()
+    put(tier, old, BLOCKS[:4])
+    put(tier, new, BLOCKS[2:])
+    tier.close()
+    for _ in range(2):
+        tier = open_tier(capacity_bytes=4 * SLOT)
+        assert tier.contains_prefix(old) == 0
+        assert np.array_equal(get(tier, new), BLOCKS[2:])
+        tier.close()
+
+
 def test_a_smaller_capacity_gives_space_back(open_tier: OpenTier, tmp_path: Path) -> None:
     tier = open_tier()
     put(tier)

@@ -1,0 +1,54 @@
+"""Makes a store smaller: the blocks that are kept move to its first slots, and the space of the others is given back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from radixkv.tiers.slot_files import SlotFiles
+from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
+
+
+def compact(
+    index: SlotIndex,
+    files: SlotFiles,
+    slot_bytes: int,
+    rows: Sequence[IndexedBlock],
+    kept: Sequence[IndexedBlock],
+    most: int,
+) -> list[IndexedBlock]:
+    """Forget all blocks but some, and give back the space of all but the first slots.
+
+    Args:
+        index: of the store.
+        files: its slots.
+        slot_bytes: of a slot.
+        rows: all blocks.
+        kept: those to keep, at most ``most``.
+        most: slots that remain.
+
+    Returns:
+        The blocks that are kept, in the order of ``kept``, where they are now. One that would have to move and cannot be
+        read is as lost, and not among them.
+
+    Raises:
+        OSError, sqlite3.Error: the disk fails.
+    """
+    holes = sorted(set(range(most)) - {row.slot for row in kept}, reverse=True)
+    remaining: list[IndexedBlock] = []
+    moved: list[IndexedBlock] = []
+    for row in kept:
+        if row.slot < most:
+            remaining.append(row)
+            continue
+        record = memoryview(bytearray(slot_bytes))
+        try:
+            count = files.read(row.slot, [record])
+        except OSError:
+            continue
+        moved.append(row._replace(slot=holes.pop()))  # a record does not depend on its slot
+        remaining.append(moved[-1])
+        files.write(moved[-1].slot, [record[:count]])
+    gone = {row.slot for row in rows} - {row.slot for row in kept if row.slot < most}
+    index.commit(moved, [], gone)
+    files.shrink(most)
+    return remaining
