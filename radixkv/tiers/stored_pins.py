@@ -56,9 +56,9 @@ class StoredPins:
         self._codec = codec
         self._on_change = on_change
         self._lock = threading.Lock()
-        self._loaded = False
         # Pins of an earlier process that are not in force yet, by name.
         self._waiting: dict[str, StoredPin] = {}
+        self._in_force: dict[str, StoredPin] = {}
         # What the index lacks: changed pins by name (None: to be forgotten), and groups to be cleared before those changes.
         self._changes: dict[str, StoredPin | None] = {}
         self._cleared: set[bytes | None] = set()
@@ -66,13 +66,14 @@ class StoredPins:
     def add(self, pin: StoredPin) -> None:
         """Remember a pin that is in force."""
         with self._lock:
-            self._changes[pin.name] = pin
+            self._changes[pin.name] = self._in_force[pin.name] = pin
         self._on_change()
 
     def remove(self, name: str) -> bool:
         """Forget a pin; returns whether it was waiting."""
         with self._lock:
             self._changes[name] = None
+            self._in_force.pop(name, None)
             was_waiting = self._waiting.pop(name, None) is not None
         self._on_change()
         return was_waiting
@@ -92,29 +93,28 @@ class StoredPins:
     def comes_into_force(self, name: str) -> None:
         """The pin waits no longer, and stays remembered."""
         with self._lock:
-            self._waiting.pop(name, None)
+            pin = self._waiting.pop(name, None)
+            if pin is not None:
+                self._in_force[name] = pin
 
     def clear(self, group: bytes | None) -> None:
         """Forget the pins of one group of namespaces, or all, once this is committed."""
         with self._lock:
             self._cleared.add(group)
-            for pins in (self._waiting, self._changes):
+            for pins in (self._waiting, self._in_force, self._changes):
                 for name, pin in list(pins.items()):
                     if group is None or (pin is not None and pin.group == group):
                         del pins[name]
 
     def load(self, rows: Sequence[IndexedPin]) -> None:
-        """Take an earlier process's pins as waiting. Later calls do nothing: what the index has is known here already."""
-        if self._loaded:
-            return
-        self._loaded = True
+        """Take the pins of an index that was opened, as waiting, unless they are known; `commit` writes what it lacks."""
         now = time.time()
         pins = {row.name: self._decoded(row) for row in rows}
         num_of_group: Counter[bytes] = Counter()
         found: dict[str, StoredPin] = {}
         with self._lock:
             for name, pin in reversed(pins.items()):  # the last first
-                if name in self._changes:
+                if name in self._changes or name in self._in_force or name in self._waiting:
                     continue
                 if pin is None or _is_over(pin, now):
                     self._changes[name] = None
@@ -124,6 +124,9 @@ class StoredPins:
                     self._changes[name] = None
                 else:
                     found[name] = pin
+            for name, pin in [*self._waiting.items(), *self._in_force.items()]:
+                if name not in pins:
+                    self._changes.setdefault(name, pin)
             self._waiting.update(reversed(found.items()))
 
     def commit(self, index: SlotIndex) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import replace
@@ -82,6 +83,40 @@ def test_what_a_disk_could_not_be_told_it_is_told_later(open_tier: OpenTier, mon
     monkeypatch.setattr(SlotIndex, "clear", clear)
     tier.close()
     assert [each.name for each in open_tier().pins.waiting()] == ["kept", "new"]
+
+
+@pytest.mark.parametrize("pinned", ["before", "afterwards", "in an earlier process"])
+def test_pins_are_written_into_a_folder_that_was_emptied(open_tier: OpenTier, tmp_path: Path, pinned: str) -> None:
+    """They stayed in the deleted index."""
+    tier = open_tier()
+    if pinned != "afterwards":
+        tier.pins.add(pin("kept"))
+        assert tier.flush(600)
+    if pinned == "in an earlier process":
+        tier.close()
+        tier = open_tier()
+    shutil.rmtree(tmp_path / "store")
+    if pinned == "afterwards":
+        tier.pins.add(pin("kept"))
+    tier.close()
+    assert open_tier().pins.waiting() == [pin("kept")]
+
+
+def test_pins_of_a_disk_that_came_into_place_wait(open_tier: OpenTier, tmp_path: Path) -> None:
+    """Only those of the first folder that a process opened were ever seen."""
+    root = tmp_path / "store"
+    tier = open_tier()
+    tier.pins.add(pin("on the disk"))
+    tier.close()
+    root.rename(tmp_path / "unmounted")
+    tier = open_tier()
+    root.rename(tmp_path / "mount point")
+    (tmp_path / "unmounted").rename(root)
+    tier.pins.add(pin("new"))
+    assert tier.flush(600)
+    assert tier.pins.waiting() == [pin("on the disk")]
+    tier.close()
+    assert {each.name for each in open_tier().pins.waiting()} == {"on the disk", "new"}
 
 
 def full(*args: object) -> None:
