@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -54,8 +54,8 @@ def read_checkpoint(
         The model, and where its weights are; None: they are in memory.
 
     Raises:
-        ModelLoadError: it is quantised, and neither this nor transformers can read how; it lacks weights of the model; a file
-            is damaged; or there is too little memory.
+        ModelLoadError: it is quantised, and neither this nor transformers can read how; it lacks weights of the model, or has
+            integers for them; a file is damaged; or there is too little memory.
         OSError, ValueError, KeyError: as transformers raises them.
     """
     path = Path(folder)
@@ -78,6 +78,8 @@ def read_checkpoint(
     if found is None:
         with _damage_errors(folder):
             whole: Any = load_whole(folder, dtype, config)
+            with suppress(FileNotFoundError):  # its weights are in torch's own format, or on the hub
+                _refuse_integers(path, CheckpointFiles(path), whole)
             return whole.to(device), None
     model, deferred = found
     if (path / "generation_config.json").exists():
@@ -134,7 +136,23 @@ def _defer(
     model = build_without_weights(config, dtype)
     if _keeps_float32(model) or not files.holds(model):
         return None
+    _refuse_integers(folder, files, model)
     return model, DeferredWeights(model, files)
+
+
+def _refuse_integers(folder: Path, files: CheckpointFiles, model: transformers.PreTrainedModel) -> None:
+    """Refuse integers that stand for a model's weights: they are codes, of which nothing says how they are read.
+
+    Raises:
+        ModelLoadError: names a tensor.
+    """
+    is_floating = {name: tensor.is_floating_point() for name, tensor in model.state_dict().items()}
+    for name, kind in files.integers().items():
+        # Names that are not the model's own are of buffers that it no longer has, or transformers translates them.
+        if is_floating.get(name, name.endswith(".weight")):
+            raise ModelLoadError(
+                f"{folder}: {name}: expected floats, as its configuration has no quantization_config, got {kind}"
+            )
 
 
 def _keeps_float32(model: transformers.PreTrainedModel) -> bool:

@@ -112,6 +112,11 @@ class CheckpointFiles(WeightFiles):
         tensor: torch.Tensor = self._files[name].get_tensor(name)
         return tensor
 
+    def integers(self) -> dict[str, str]:
+        """The tensors whose numbers are no floats, with their types as safetensors calls them."""
+        types = {name: file.get_slice(name).get_dtype() for name, file in self._files.items()}
+        return {name: kind for name, kind in types.items() if not kind.startswith(("F", "BF"))}
+
     def is_stored_as(self, name: str, other: str) -> bool:
         """Whether a tensor that is tied to another one is not stored, or stored with the same numbers."""
         if name not in self._files:

@@ -210,6 +210,19 @@ def test_a_gguf_file_with_biases_that_the_model_lacks_is_refused(
         load_model(tmp_path / "tiny.gguf", ModelConfig(dtype="float32"))
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32])
+@pytest.mark.parametrize("native", [True, False])
+def test_integers_that_stand_for_weights_are_refused(native: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    """The codes themselves were computed with."""
+    build("llama", SIZES).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {UP: (tensors[UP] * 50).abs().to(dtype)}, path, {"format": "pt"})
+    message = f"^{tmp_path}: {UP}: expected floats, as its configuration has no quantization_config, got [IU](8|32)$"
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(tmp_path, ModelConfig(dtype="float32"), native=native)
+
+
 @pytest.mark.parametrize(
     ("scheme", "message"),
     [
