@@ -27,6 +27,10 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.text_files import read_utf8
 from radixkv.tools.chat_format import ChatFormat
 
+# Of a tokenizer, in a model's folder: JSON objects, and what its vocabulary may be in.
+_JSON_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
+_VOCABULARIES = ("tokenizer.json", "vocab.*", "tekken.json", "*.model", "*.tiktoken", "*.bpe")
+
 
 def load_tokenizer(model: str | Path | None = None) -> Any:
     """A model's tokenizer alone; None: the default model's.
@@ -46,24 +50,45 @@ def load_tokenizer(model: str | Path | None = None) -> Any:
 
 
 def read_tokenizer(folder: str) -> Any:
-    """The tokenizer of a model; None: its folder has none.
+    """The tokenizer of a model; None: its folder has none, or one without its vocabulary.
 
     Args:
         folder: or the id on the hub.
 
     Raises:
-        OSError, ValueError: the model on the hub has none, or it cannot be read.
+        ModelLoadError: it cannot be read; the message names the file.
+        ImportError: a package is missing.
+        OSError, ValueError: the model on the hub has none, or it cannot be read; or it needs code of its own.
     """
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-    ) as error:  # the last where a vocabulary that is a file of its own is not there
-        if not Path(folder).is_dir() or needs_code(error):
+    except ImportError:
+        raise
+    except Exception as error:  # tokenizers has no class of its own; of a file of other contents, any can come
+        if needs_code(error) or not Path(folder).is_dir():
             raise
-        return None  # without a tokenizer, the model serves token ids
+        damaged = _damaged_file(Path(folder))
+        if damaged is None:
+            return None  # without a tokenizer, the model serves token ids
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelLoadError(f"{damaged}: expected a part of a tokenizer, it cannot be read ({reason})") from error
+
+
+def _damaged_file(folder: Path) -> Path | None:
+    """The file on account of which a folder's tokenizer cannot be read; None: it has no vocabulary.
+
+    It is the first that holds other than a JSON object and should, else the vocabulary.
+    """
+    for path in (folder / name for name in _JSON_FILES):
+        try:
+            contents = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            continue
+        except ValueError:
+            return path
+        if not isinstance(contents, dict):
+            return path
+    return next((path for pattern in _VOCABULARIES for path in sorted(folder.glob(pattern))), None)
 
 
 def chosen_tokenizer(config: ModelConfig, read_own: Callable[[], Any]) -> Any:

@@ -15,6 +15,8 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from support.model_zoo import build, build_supported
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from torch import nn
 
 from radixkv import LLM, SamplingParams
@@ -69,6 +71,32 @@ def test_a_folder_whose_tokenizer_lacks_its_vocabulary_serves_token_ids(tmp_path
     """transformers then raises a TypeError from its own code."""
     build("ctrl", {"n_embd": 32, "dff": 48, "n_head": 4, "n_layer": 2}).save_pretrained(tmp_path)
     assert load_model(tmp_path).tokenizer is None
+
+
+@pytest.mark.parametrize(
+    ("name", "contents"),
+    [
+        ("tokenizer.json", '{"version": "1.0", "added_to'),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", '{"added_tokens": [], "model": {"type": "of another kind"}}'),
+        ("tokenizer.json", ""),
+        ("tokenizer_config.json", '{"tokenizer_class":'),
+        ("tokenizer_config.json", "[]"),
+        ("special_tokens_map.json", "{"),
+        ("vocab.json", "{}"),
+    ],
+)
+def test_a_damaged_tokenizer_is_refused_by_its_name(name: str, contents: str, tmp_path: Path) -> None:
+    """It counted as none, and the model served token ids alone."""
+    build_supported("llama").save_pretrained(tmp_path)
+    if name != "vocab.json":
+        vocabulary = Tokenizer(BPE({"a": 0, "b": 1}, []))
+        transformers.PreTrainedTokenizerFast(tokenizer_object=vocabulary).save_pretrained(tmp_path)
+    (tmp_path / name).write_text(contents)
+    with pytest.raises(ModelLoadError, match=f"^{tmp_path / name}: expected a part of a tokenizer, it cannot be read"):
+        load_model(tmp_path)
+    with pytest.raises(ModelLoadError, match=f"^tokenizer: {tmp_path / name}: "):
+        load_model(tmp_path, ModelConfig(tokenizer=tmp_path))
 
 
 def test_a_package_that_a_tokenizer_needs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
