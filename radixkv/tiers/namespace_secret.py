@@ -31,7 +31,7 @@ def find_secret(
         secret_file: a file of 64 hexadecimal digits.
         disk_cache: a folder.
         shared_cache: a folder or a server. A shared folder holds its own secret, since all machines need it; one without a
-            secret gets that of ``disk_cache``, which keeps a copy for when the shared folder is gone.
+            secret gets the copy that ``disk_cache`` keeps for when the shared folder is gone, or else that folder's own.
         read_only: write nothing into ``disk_cache``.
 
     Raises:
@@ -71,7 +71,9 @@ def _shared_secret(shared: Path, disk: Path, *, may_write: bool) -> bytes:
     """The shared folder's secret; while that folder is gone, the disk's copy, by which the disk's blocks are still found."""
     own, copy = disk / _NAME, disk / _COPY_NAME
     try:
-        secret = namespace_secret(shared, initial=_read(own) if own.exists() else None)
+        # The copy first: an empty folder may be a mount point whose mount is gone for now.
+        initial = next((_read(path) for path in (copy, own) if path.exists()), None)
+        secret = namespace_secret(shared, initial=initial)
     except OSError as error:
         _log.info("%s; using the secret of namespaces in %s", error, disk)
         return _read(copy) if copy.exists() else _secret_or_random(disk, may_make=may_write)

@@ -49,6 +49,23 @@ def test_a_disk_is_found_while_the_shared_folder_is_gone(
     assert secret(disk, shared) == other
 
 
+@pytest.mark.parametrize("has_own", [False, True])
+def test_the_mount_point_of_a_shared_folder_that_is_gone_gets_the_same_secret(tmp_path: Path, has_own: bool) -> None:
+    """It got another one, which replaced the copy: what was on the disk was not found, not even during a later outage."""
+    disk, shared = tmp_path / "disk", tmp_path / "shared"
+    theirs = secret(None, shared)
+    if has_own:
+        assert secret(disk, None) != theirs
+    assert secret(disk, shared) == theirs
+    shared.rename(tmp_path / "mounted elsewhere")
+    shared.mkdir()
+    assert secret(disk, shared) == secret(disk, shared, read_only=True) == theirs
+    (shared / "namespaces.secret").unlink()
+    shared.rmdir()
+    shared.write_text("no folder")
+    assert secret(disk, shared) == theirs
+
+
 def test_a_disk_has_its_own_where_the_shared_folder_was_never_there(tmp_path: Path) -> None:
     disk, shared = tmp_path / "disk", tmp_path / "shared"
     shared.write_text("no folder")
