@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from radixkv.cache import Pin
 from radixkv.cache.arguments import is_whole
@@ -32,6 +33,8 @@ from radixkv.serving.async_engine import AsyncEngine
 from radixkv.serving.request_stream import RequestStream
 from radixkv.tools.definitions import as_tool_options
 from radixkv.vllm_options import CALLS, takes_vllm_options, without_elsewhere
+
+_Params = TypeVar("_Params", SamplingParams, BeamSearchParams)
 
 
 class AsyncLLM(AsyncEngine):
@@ -94,6 +97,8 @@ class AsyncLLM(AsyncEngine):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, piece by piece; waiting requests with a lower ``priority`` are admitted earlier.
 
+        The prompt and ``sampling_params`` are copied by this call: what a program changes in them later has no effect.
+
         Args:
             prompt: as text, or as a dictionary; see `LLM.generate`.
             sampling_params: how to choose tokens; by default `LLM.get_default_sampling_params`.
@@ -111,7 +116,8 @@ class AsyncLLM(AsyncEngine):
             DrainingError: new requests are refused, after `start_draining` or `shutdown`.
             StepFailedError, NoBlocksLeftError, EngineDeadError: it could not be finished.
         """
-        return self._stream(lambda loaded: as_prompts(prompt, loaded), sampling_params, request_id, priority, tenant)
+        own_prompt, params = _copied(prompt), self._own_sampling_params(sampling_params)
+        return self._stream(lambda loaded: as_prompts(own_prompt, loaded), params, request_id, priority, tenant)
 
     @takes_vllm_options(CALLS)
     def chat(
@@ -137,10 +143,11 @@ class AsyncLLM(AsyncEngine):
         ``text`` is what the model writes, markers of reasoning and calls included. ``pieces`` has what is new as text,
         reasoning and tool calls; when an answer has ended, its ``answer`` has the whole of it in these parts.
         """
+        own_messages, params = copy.deepcopy(messages), self._own_sampling_params(sampling_params)
 
         def make_prompts(loaded: LoadedModel) -> list[Prompt]:
             return as_chat_prompts(
-                messages,
+                own_messages,
                 with_chat_template(loaded, chat_template),
                 cache_salt,
                 cache,
@@ -150,7 +157,7 @@ class AsyncLLM(AsyncEngine):
                 chat_template_kwargs=chat_template_kwargs,
             )
 
-        return self._stream(make_prompts, sampling_params, request_id, priority, tenant, with_answers=True)
+        return self._stream(make_prompts, params, request_id, priority, tenant, with_answers=True)
 
     @takes_vllm_options(CALLS)
     async def beam_search(
@@ -169,8 +176,9 @@ class AsyncLLM(AsyncEngine):
         """
         if not isinstance(params, BeamSearchParams):
             raise TypeError(f"params: expected BeamSearchParams, got {type(params).__name__}")
+        own_prompt, own_params = _copied(prompt), self._own(params)
         _, stream = await self._submit_one(
-            lambda loaded: as_prompts(prompt, loaded), params, request_id, priority, tenant
+            lambda loaded: as_prompts(own_prompt, loaded), own_params, request_id, priority, tenant
         )
         try:
             output = await anext(stream)
@@ -266,18 +274,26 @@ class AsyncLLM(AsyncEngine):
         """What `generate` and `chat` use where none are given: see `LLM.get_default_sampling_params`."""
         return SamplingParams(**self.loaded.sampling_defaults)
 
+    def _own_sampling_params(self, params: SamplingParams | None) -> SamplingParams:
+        if params is None:
+            params = self.get_default_sampling_params()
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
+        return self._own(params)
+
+    def _own(self, params: _Params) -> _Params:
+        return copy.deepcopy(params).for_vocabulary(self.loaded.vocab_size)
+
     async def _stream(
         self,
         make_prompts: Callable[[LoadedModel], list[Prompt]],
-        params: SamplingParams | None,
+        params: SamplingParams,
         request_id: str | None,
         priority: int,
         tenant: str,
         *,
         with_answers: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
-        if not isinstance(params, SamplingParams | None):
-            raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
         prompt, stream = await self._submit_one(make_prompts, params, request_id, priority, tenant)
         reader = AnswerReader(prompt) if with_answers else None
         try:
@@ -292,7 +308,7 @@ class AsyncLLM(AsyncEngine):
     async def _submit_one(
         self,
         make_prompts: Callable[[LoadedModel], list[Prompt]],
-        params: SamplingParams | BeamSearchParams | None,
+        params: SamplingParams | BeamSearchParams,
         request_id: str | None,
         priority: int,
         tenant: str,
@@ -302,7 +318,12 @@ class AsyncLLM(AsyncEngine):
         prompts = await self.run_tokenizer(make_prompts, tenant=tenant)
         if len(prompts) != 1:
             raise ValueError(f"prompt: expected one prompt or conversation, got {len(prompts)}")
-        if params is None:
-            params = self.get_default_sampling_params()
         (stream,) = await self.submit(prompts, params, request_id, priority=priority, tenant=tenant)
         return prompts[0], stream
+
+
+def _copied(prompt: PromptInput) -> PromptInput:
+    """A prompt with token ids of its own."""
+    if isinstance(prompt, Mapping):
+        return {key: copy.copy(value) for key, value in prompt.items()}
+    return copy.copy(prompt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -302,6 +303,50 @@ def test_chat_and_text_on_the_default_model(llm: LLM) -> None:
         assert prompts[-1].endswith(f"assistant\n{expected[:4]}")
 
     run(test, llm)
+
+
+def test_what_is_changed_after_a_call_has_no_effect() -> None:
+    """Tasks that shared parameters got each other's values, because these were read once the prompt was tokenized."""
+    prompt = prompts(1)[0]
+    params = SamplingParams(max_tokens=6, ignore_eos=True, stop_token_ids=[])
+    search = BeamSearchParams(2, 3, ignore_eos=True)
+    changed = {"seed": 2, "max_tokens": 9}
+    offline = tiny()
+    (expected,) = offline.generate([prompt], replace(params, seed=1), use_tqdm=False)
+
+    async def test(llm: AsyncLLM) -> None:
+        params.seed = 1
+        own = {"prompt_token_ids": list(prompt["prompt_token_ids"])}
+        pieces = llm.generate(own, params)
+        for name, value in changed.items():
+            setattr(params, name, value)
+        assert isinstance(params.stop_token_ids, list)
+        params.stop_token_ids += expected.outputs[0].token_ids
+        own["prompt_token_ids"].append(5)
+        token_ids = [token_id async for piece in pieces for token_id in piece.outputs[0].token_ids]
+        assert token_ids == expected.outputs[0].token_ids
+        beams = asyncio.ensure_future(llm.beam_search(prompt, search))
+        await asyncio.sleep(0)
+        search.max_tokens = 5
+        best = (await beams).sequences[0]
+        assert len(best.tokens) == len(prompt["prompt_token_ids"]) + 3
+
+    run(test, offline)
+
+
+def test_values_assigned_after_construction_are_named() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        for name, value, message in (
+            ("n", "3", "n: expected a whole number, got '3'"),
+            ("structured_outputs", {"choice": ["a"]}, "structured_outputs: expected"),
+            ("bad_words", 5, "bad_words: expected"),
+        ):
+            params = SamplingParams(max_tokens=3)
+            setattr(params, name, value)
+            with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+                await anext(llm.generate(prompts(1)[0], params))
+
+    run(test)
 
 
 def test_what_an_async_llm_runs_nothing_else_may_run() -> None:
