@@ -24,7 +24,7 @@ class Received:
     ) -> None:
         by_index = {output.index: output for output in resumed}
         samples = (by_index.get(index) or CompletionOutput(index, "", [], 0.0) for index in range(count))
-        self._outputs = [replace(output, token_ids=list(output.token_ids)) for output in samples]
+        self._outputs = [replace(_unaborted(output), token_ids=list(output.token_ids)) for output in samples]
         self._num_cached_tokens: int | None = None
         self._prompt_logprobs: Any = None
         self._max_tokens = max_tokens
@@ -50,8 +50,7 @@ class Received:
             self._check_follows(part)
         parts = []
         for part in delta.outputs:
-            if part.finish_reason == "abort":
-                part = replace(part, finish_reason=None, stop_reason=None)
+            part = _unaborted(part)
             whole = self._outputs[part.index]
             whole.token_ids += part.token_ids
             whole.cumulative_logprob = part.cumulative_logprob
@@ -83,3 +82,8 @@ class Received:
         num_tokens = len(whole.token_ids) + len(part.token_ids)
         if self._max_tokens is not None and num_tokens > self._max_tokens:
             raise ValueError(f"expected at most {self._max_tokens} tokens of sample {part.index}, got {num_tokens}")
+
+
+def _unaborted(output: CompletionOutput) -> CompletionOutput:
+    """The same output, as one that goes on if it was aborted."""
+    return replace(output, finish_reason=None, stop_reason=None) if output.finish_reason == "abort" else output

@@ -245,6 +245,14 @@ def test_a_replica_drained_before_the_first_token_tells_nothing_of_the_prompt(ll
     assert received.outputs[0].token_ids == [7, 8]
 
 
+def test_an_answer_that_was_aborted_elsewhere_goes_on() -> None:
+    """Its first new tokens used to be refused as those of a sample that has ended."""
+    known = RequestOutput("one", None, [5, 6], None, [], False, 0, RequestMetrics(0.0))
+    received = Received(1, (CompletionOutput(0, "a", [7], 0.0, finish_reason="abort"),), 8, known.metrics)
+    received.add(replace(known, outputs=[CompletionOutput(0, "b", [8], 0.0)]))
+    assert (received.outputs[0].token_ids, received.outputs[0].finish_reason) == ([7, 8], None)
+
+
 def test_a_sample_that_has_ended_does_not_go_on() -> None:
     metrics = RequestMetrics(0.0)
     known = RequestOutput("one", None, [5, 6], None, [], False, 0, metrics)
