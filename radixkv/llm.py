@@ -253,16 +253,17 @@ class LLM:
 
         Raises:
             PinQuotaExceeded: half of all blocks would be pinned.
-            ValueError: nothing is cached, by ``enable_prefix_caching=False``.
+            TypeError, ValueError: the prompt is impossible, or nothing is cached, by ``enable_prefix_caching=False``.
         """
         if not self.engine.enable_prefix_caching:
             raise ValueError(CANNOT_PIN)
         single = as_single_prompt(prompt, self.engine.loaded, cache_salt)
+        request = self._make_request(single, SamplingParams(max_tokens=1, temperature=0.0))
         cache = self.engine.cache
         whole = len(single.token_ids) // cache.block_size * cache.block_size
         with self._use.hold():
             if cache.match(single.token_ids, single.namespace) < whole:
-                self._run([self._make_request(single, SamplingParams(max_tokens=1, temperature=0.0))], use_tqdm=False)
+                self._run([request], use_tqdm=False)
             return self.engine.pins.pin(single.token_ids, single.namespace, ttl)
 
     def pins(self) -> list[Pin]:

@@ -39,6 +39,15 @@ def llm(default_tokenizer: Any) -> LLM:
             "messages: expected role to be a string, got N",
         ),
         (lambda llm: llm.chat(HI, ONE, chat_template_kwargs={5: 1}), "chat_template_kwargs: 5 is not a variable"),
+        (lambda llm: llm.generate(["a"], [BEAMS]), "sampling_params: expected SamplingParams, got BeamSearchParams"),
+        (lambda llm: llm.chat(HI, [BEAMS]), "sampling_params: expected SamplingParams, got BeamSearchParams"),
+        (lambda llm: llm.stream("a", BEAMS), "sampling_params: expected SamplingParams, got BeamSearchParams"),
+        (lambda llm: llm.stream(HI, BEAMS), "sampling_params: expected SamplingParams, got BeamSearchParams"),
+        (lambda llm: llm.pin([10**6]), "prompt_token_ids: 1000000 is outside the vocabulary of 49152"),
+        (
+            lambda llm: llm.pin({"prompt_token_ids": []}),
+            "prompt_token_ids: expected a non-empty list of token ids, got \\[\\]",
+        ),
         (lambda llm: llm.shutdown("soon"), "grace_seconds: expected a number of seconds of at least 0, got 'soon'"),
         (lambda llm: llm.shutdown(-1), "grace_seconds: expected a number of seconds of at least 0, got -1"),
         (lambda _: StructuredOutputsParams(choice=5), "structured_outputs: choice must be a list of non-empty strings"),  # type: ignore[arg-type]

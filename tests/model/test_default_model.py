@@ -217,20 +217,6 @@ def test_parameters_of_another_type_are_named(llm: LLM) -> None:
         llm.generate("x", {"temperature": 0}, use_tqdm=False)  # type: ignore[arg-type]
 
 
-def test_beams_are_searched_for_by_their_own_method_only(llm: LLM) -> None:
-    """One for each prompt, or for a stream or a chat, they were answered with tokens of a search that had not ended."""
-    beams: Any = BeamSearchParams(beam_width=2, max_tokens=4)
-    messages = [{"role": "user", "content": "x"}]
-    for call in (
-        lambda: llm.generate(["x"], [beams], use_tqdm=False),
-        lambda: llm.chat(messages, [beams], use_tqdm=False),
-        lambda: llm.stream("x", beams),
-        lambda: llm.stream(messages, beams),
-    ):
-        with pytest.raises(TypeError, match="sampling_params: expected SamplingParams, got BeamSearchParams"):
-            call()
-
-
 def test_a_search_keeps_the_places_of_beams_that_ended(llm: LLM) -> None:
     """Stop strings reduce its beams for a while, until it grows again: others must not be admitted in their place."""
     most = llm.engine.max_num_seqs
