@@ -359,9 +359,13 @@ class ModelRunner:
     def _probe(self, name: str, vocab_size: int) -> None:
         """Run three tokens with attention that only observes: configs do not give every layer's shapes."""
         positions = torch.arange(3, device=self._device)
-        # The embedding of padding is zero, and so would be everything computed from it.
-        padding = getattr(self._model.config, "pad_token_id", None)
-        tokens = torch.tensor([token for token in range(4) if token != padding][:3], device=self._device) % vocab_size
+        # The embedding of padding is zero, and so would be everything computed from it; and some models do not count it.
+        padding = {
+            getattr(self._model.config.get_text_config(), "pad_token_id", None),
+            getattr(self._model.get_input_embeddings(), "padding_idx", None),
+        }
+        usual = [token for token in range(5) if token not in padding]
+        tokens = torch.tensor(usual[:3], device=self._device) % vocab_size
         probe = LayerProbe(name)
         with probe.noting(self._model), losing_rows(self._model, kept=1) as last, watch_chains(self._model) as chains:
             logits = self._forward(tokens, positions, positions[1:2], None)

@@ -74,6 +74,26 @@ def test_a_mask_that_a_model_computes_with_is_none_of_a_window() -> None:
         LLM(build("doge", {"sliding_window": 12}))
 
 
+def test_positions_are_probed_without_the_padding_token_of_the_part_that_reads_text() -> None:
+    """Its own position is the number of padding, 0 here, and the tokens after it then had those that an engine gives."""
+    text = {
+        "vocab_size": 200, "embed_dim": 32, "layers": 2, "ffn_dim": 48, "attention_heads": 4, "max_position_embeddings": 512,
+        "pad_token_id": 0,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+    }
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model("kosmos-2.5", text_config=text, vision_config=vision)
+    model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    with pytest.raises(UnsupportedModelError, match="it counts positions from another number than 0"):
+        LLM(model)
+
+
 def test_parts_that_no_text_calls_may_attend_to_what_they_like() -> None:
     """Only what text calls counts: Gemma 4 used to be refused because of its vision tower."""
 
