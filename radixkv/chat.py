@@ -9,7 +9,7 @@ from radixkv.llm import LLM
 from radixkv.outputs import RequestOutput
 from radixkv.prompts import Prompt, as_template_message, cache_options, encode_rendered, render_chat
 from radixkv.sampling_params import SamplingParams
-from radixkv.tools.definitions import ParsedAnswer, as_tool_options
+from radixkv.tools.definitions import ParsedAnswer, ToolOptions, as_tool_options
 from radixkv.tools.events import TextPiece
 
 
@@ -165,14 +165,11 @@ class Chat:
             raise ValueError(f"a conversation has one answer per turn, got n={params.n}")
         if not params.detokenize:
             raise ValueError("sampling_params: a conversation keeps text, expected detokenize=True, got False")
-        as_tool_options(self._tools, tool_choice, self._parallel_tool_calls)
-        return self._stream(new, params, tool_choice)
-
-    def _stream(
-        self, new: list[dict[str, Any]], params: SamplingParams, tool_choice: str | Mapping[str, Any] | None
-    ) -> Iterator[str]:
-        loaded = self._llm.engine.loaded
         tools = as_tool_options(self._tools, tool_choice, self._parallel_tool_calls)
+        return self._stream(new, params, tools)
+
+    def _stream(self, new: list[dict[str, Any]], params: SamplingParams, tools: ToolOptions | None) -> Iterator[str]:
+        loaded = self._llm.engine.loaded
         before = self._messages
         messages = [*before, *new]
         rendered = render_chat(

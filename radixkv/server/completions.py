@@ -278,17 +278,13 @@ def _turns(sent: list[str] | list[list[int]]) -> Iterator[list[PromptInput]]:
     turn: list[PromptInput] = []
     length = 0
     for prompt in sent:
-        turn.append(_prompt_input(prompt))
+        turn.append(prompt)
         length += len(prompt)
         if length >= _TURN_LENGTH:
             yield turn
             turn, length = [], 0
     if turn:
         yield turn
-
-
-def _prompt_input(sent: str | list[int]) -> PromptInput:
-    return sent if isinstance(sent, str) else {"prompt_token_ids": sent}
 
 
 def _most(*counts: int | None) -> int | None:
