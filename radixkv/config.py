@@ -195,7 +195,8 @@ class EngineConfig(Config):
     async_scheduling: bool | None = None
     """Launch a decoding step before the tokens of the previous one are fetched, so that host and device overlap."""
     seed: int = 0
-    """Seed of the random numbers of requests without a seed of their own. In Python, None is 0, as in vLLM."""
+    """Seed of the random numbers of requests without a seed of their own; behind an ingress, which draws one for each of
+    them, it has no effect. In Python, None is 0, as in vLLM."""
     eviction_policy: EvictionPolicyName = "lru"
     """What is evicted first when blocks run out."""
     host_cache_size: str | int | None = None
