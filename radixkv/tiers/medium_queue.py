@@ -47,8 +47,9 @@ class MediumQueue:
         name: of the thread.
         block_bytes: bytes per block.
         queue_bytes: of blocks that may wait; any beyond that are dropped.
-        write: called by the thread with some blocks. It does not raise for failures of the medium; anything that it raises is
-            a bug: it is logged, and all blocks are dropped from then on.
+        write: called by the thread with some blocks. It does not raise for failures of the medium. A MemoryError drops these
+            blocks. Anything else that it raises is a bug: it is logged, and all blocks are dropped from then on; what `call`
+            and `cancel` are given is still called.
     """
 
     def __init__(
@@ -156,13 +157,13 @@ class MediumQueue:
                     work.append(self._queue.popleft())
             blocks = [item for item in work if isinstance(item, PendingBlock)]
             try:
-                if self._broken:
-                    continue
-                if blocks:
+                if blocks and not self._broken:
                     self._write(blocks)
                 for item in work:
                     if not isinstance(item, PendingBlock):
                         item()
+            except MemoryError:
+                _log.warning("%s: out of memory; %d blocks are not written", self._thread.name, len(blocks))
             except Exception:
                 _log.exception("Writing blocks failed; none are written any more")
                 self._broken = True

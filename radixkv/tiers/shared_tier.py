@@ -224,12 +224,13 @@ class SharedTier:
                     self._writes.worked()
         except OSError as error:
             self._failed(self._writes, error)
-        self._counters.add(
-            written_blocks=written,
-            written_bytes=written * self._codec.format.block_bytes,
-            dropped_blocks=dropped,
-            write_seconds=self._clock() - begin,
-        )
+        finally:
+            self._counters.add(
+                written_blocks=written,
+                written_bytes=written * self._codec.format.block_bytes,
+                dropped_blocks=dropped,
+                write_seconds=self._clock() - begin,
+            )
 
     def _clear(self, path: str) -> None:
         # Once more: a batch that was being written when the path was cleared may have put something back.

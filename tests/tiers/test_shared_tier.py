@@ -262,6 +262,28 @@ def test_a_store_that_stays_gone_is_not_asked_to_clear_at_each_read(failing: Fai
     tier.close()
 
 
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError])
+def test_what_cannot_be_encoded_is_dropped_and_others_are_cleared(
+    open_tier: Open, error: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    """After one MemoryError nothing was written any more; nor was what a namespace had stored before cleared for others."""
+    tier, other = open_tier(), open_tier()
+    put(tier)
+    lost, later = prefix_keys("bob", 1), prefix_keys("eve", 1)
+    with mock.patch.object(tier._codec, "encode", side_effect=error):
+        put(tier, lost, BLOCKS[:1])
+    put(tier, later, BLOCKS[:1])
+    assert other.contains_prefix(lost) == 0
+    assert other.contains_prefix(later) == (
+        error is MemoryError
+    )  # anything else is a bug, and nothing is written any more
+    assert tier.stats.dropped_blocks == (1 if error is MemoryError else 2)
+    assert len(caplog.records) == 1
+    tier.clear(KEYS[0].namespace)
+    assert tier.flush(600)
+    assert other.contains_prefix(KEYS) == 0
+
+
 def test_a_server_that_hangs_is_not_waited_for(server: KeyValueServer) -> None:
     tier = SharedTier(RedisBlobs(server.url, timeout=0.05), FORMAT, clock=FakeClock())
     server.pause()
