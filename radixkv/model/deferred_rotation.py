@@ -126,8 +126,8 @@ def defer_rotation(model: transformers.PreTrainedModel) -> int:
     """Replace the attention layers that `DeferredRotation` gives the same results as; returns how many those are."""
     options: dict[int, dict[str, Any]] = {}
     replaced = 0
-    with torch.inference_mode(), probe_attention(model, options):
-        calls: dict[nn.Module, Call] = record_calls(model)
+    with torch.inference_mode(), probe_attention(model, options) as attended:
+        calls: dict[nn.Module, Call] = record_calls(model, attended)
         for parent in [*model.modules()]:
             for name, child in [*parent.named_children()]:
                 if child not in calls or not is_candidate(child) or child.layer_idx not in options:

@@ -36,18 +36,28 @@ _PROBE_MEAN = 0.5
 
 @dataclass(slots=True)
 class Call:
-    """What a module was called with."""
+    """What a module was called with.
+
+    Attributes:
+        attended: see `probe_attention`.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    attended: list[torch.Tensor]
 
 
-def record_calls(model: transformers.PreTrainedModel) -> dict[nn.Module, Call]:
-    """The last call of each module, of those whose methods were not changed, when the model computes a few tokens."""
+def record_calls(model: transformers.PreTrainedModel, attended: list[torch.Tensor]) -> dict[nn.Module, Call]:
+    """The last call of each module, of those whose methods were not changed, when the model computes a few tokens.
+
+    Args:
+        model: within `probe_attention`.
+        attended: what that gave.
+    """
     calls: dict[nn.Module, Call] = {}
 
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        calls[module] = Call(args, kwargs)
+        calls[module] = Call(args, kwargs, attended)
 
     hooks = [m.register_forward_hook(record, with_kwargs=True) for m in [*model.modules()] if is_unchanged(m)]
     try:
@@ -83,11 +93,17 @@ def error_in_tolerances(replacement: nn.Module, original: nn.Module, call: Call)
         args = (probe, *args[1:])
     else:
         kwargs["hidden_states"] = probe
+    call.attended.clear()
     expected = original(*args, **kwargs)
+    expected_attended = [*call.attended]
+    call.attended.clear()
     try:
         given = replacement(*args, **kwargs)
     # The original is called in a way that the pattern does not know, or its parts do not fit together in that way.
     except (TypeError, ValueError, AttributeError, RuntimeError):
+        return math.inf
+    attended = [*call.attended]
+    if [heads.shape for heads in attended] != [heads.shape for heads in expected_attended]:
         return math.inf
     if isinstance(given, tuple):
         if not isinstance(expected, tuple) or len(expected) != len(given):
@@ -101,7 +117,15 @@ def error_in_tolerances(replacement: nn.Module, original: nn.Module, call: Call)
     factors = [_share(missed, expected.double())]
     if expected.shape == probe.shape:  # what a layer adds
         factors.append(_share(missed, expected.double() - probe.double()))
+    # A factor of queries at some positions makes little difference to the result: less than rounding may.
+    factors += [_largest_share(heads - own, own) for heads, own in zip(attended, expected_attended, strict=True)]
     return max(float(error), *(factor / _MAX_FACTOR for factor in factors))
+
+
+def _largest_share(part: torch.Tensor, whole: torch.Tensor) -> float:
+    """The largest `_share` of a token; both are ``[1, heads, tokens, dim]``."""
+    products = ((each.double() * whole.double()).sum((1, 3)) for each in (part, whole))
+    return float(torch.div(*products).abs().max())
 
 
 def _share(part: torch.Tensor, whole: torch.Tensor) -> float:
@@ -110,12 +134,18 @@ def _share(part: torch.Tensor, whole: torch.Tensor) -> float:
 
 
 @contextmanager
-def probe_attention(model: transformers.PreTrainedModel, options: dict[int, dict[str, Any]]) -> Iterator[None]:
+def probe_attention(
+    model: transformers.PreTrainedModel, options: dict[int, dict[str, Any]]
+) -> Iterator[list[torch.Tensor]]:
     """Within, each token sees only itself, as it was rotated: real attention could hide how a few tokens were rotated.
 
     Args:
         options: gets what each layer, by its index, passes to its attention function.
+
+    Yields:
+        A list that gets the queries, and the keys, of each call of the attention function, ``[1, heads, tokens, dim]``.
     """
+    attended: list[torch.Tensor] = []
 
     def probe(
         module: nn.Module,
@@ -125,6 +155,7 @@ def probe_attention(model: transformers.PreTrainedModel, options: dict[int, dict
         attention_mask: torch.Tensor | None,
         **given: Any,
     ) -> tuple[torch.Tensor, None]:
+        attended.extend((query, key))
         layer_idx: Any = module.layer_idx
         given["sliding_window"] = window_of(given.get("sliding_window"), attention_mask)
         options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
@@ -132,7 +163,7 @@ def probe_attention(model: transformers.PreTrainedModel, options: dict[int, dict
 
     AttentionInterface.register(PROBE_NAME, probe)
     with attention_by(model, PROBE_NAME):
-        yield
+        yield attended
 
 
 AttentionMaskInterface.register(PROBE_NAME, make_mask)

@@ -61,12 +61,12 @@ def prepare_for_cpu(
 
     options: dict[Any, dict[str, Any]] = {}
     is_compiled = native and library() is not None and model.dtype in TOLERANCES
-    with torch.inference_mode(), probe_attention(model, options):
+    with torch.inference_mode(), probe_attention(model, options) as attended:
         if is_compiled:
             weights = deferred or MappedWeights(model)
             # What modules are called with does not depend on weights.
             with ProductsOfZeros():
-                calls = record_calls(model)
+                calls = record_calls(model, attended)
             # The largest matrix first, while nothing else is packed.
             _replace_head(model, quantiser, weights)
             # In bfloat16 a large weight and the weight plus one may differ by less than rounding: the closest norm is right.

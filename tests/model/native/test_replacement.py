@@ -142,6 +142,31 @@ def test_queries_that_are_scaled_at_far_positions() -> None:
     assert counts(model) == (0, 0, 3, 7, 13)
 
 
+def test_in_bfloat16_queries_that_are_scaled_at_far_positions() -> None:
+    """By 7 %: in what attention gives that was lost in rounding."""
+    sizes = {
+        "hidden_size": 512,
+        "head_dim": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "num_hidden_layers": 1,
+    }
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 2.0,
+        "original_max_position_embeddings": 256,
+        "llama_4_scaling_beta": 0.1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
+    for beta, is_same in ((0.0, True), (0.1, False)):
+        given = {"initializer_range": 0.02, "rope_parameters": {**rope, "llama_4_scaling_beta": beta}}
+        model = build("ministral3", {**sizes, "sliding_window": None, "max_position_embeddings": 512, **given})
+        found = [type(module) for module in load_model(model.to(torch.bfloat16)).model.modules()]
+        assert (NativeSelfAttention in found) == is_same
+
+
 def test_projections_that_are_clipped() -> None:
     """At a number that common activations do not reach."""
     assert counts(load_model(build("olmo", {"clip_qkv": 30.0})).model) == (0, 0, 3, 0, 13)
