@@ -307,29 +307,6 @@ def test_a_beam_search_that_finds_fewer_than_were_asked_for_is_complete(llm: LLM
     assert json.loads(lines[0])["complete"] is True
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_beam_search_that_a_shutdown_aborts_is_no_answer(llm: LLM, stream: bool) -> None:
-    """A client got 200, and no choices."""
-    body = {"prompt": "One, two,", "max_tokens": 200, "use_beam_search": True, "n": 2, "stream": stream}
-
-    async def main() -> None:
-        engine = AsyncLLM(llm)
-        async with make_client(engine) as client:
-            search = asyncio.create_task(
-                engine.beam_search("One, two,", BeamSearchParams(beam_width=2, max_tokens=200))
-            )
-            asked = asyncio.create_task(client.post("/v1/completions", json=body))
-            while engine.num_unfinished < 2:
-                await asyncio.sleep(0)
-            assert not await engine.shutdown()
-            assert (await search).aborted
-            answer = await asked
-            assert answer.status_code == (200 if stream else 503)
-            assert "the answer is incomplete" in answer.text
-
-    asyncio.run(main())
-
-
 def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
     now = [0.0]
     keys = {
