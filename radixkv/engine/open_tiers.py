@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -166,7 +167,7 @@ def _open_shared_tier(
 
 def _check_folder(name: str, folder: str | Path | None) -> None:
     """A medium that fails may recover, and engines go on without it; a file in place of the folder is a mistake."""
-    if folder is not None and Path(folder).is_file():
+    if folder is not None and os.path.isfile(folder):  # False where the medium fails, unlike `Path.is_file`
         raise ValueError(f"{name}: expected a folder, got the file {folder}")
 
 

@@ -11,6 +11,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +47,8 @@ class FolderBlobs:
         self.description = str(root)
         self._root = root / "files"  # a disk tier may have the same root
         self._device: int | None = None  # on which the files were last there
-        self._check_mounted()
+        with suppress(OSError):  # a folder that fails now may recover; until then, each use raises
+            self._check_mounted()
         self._capacity = capacity_bytes
         self._until_look = 0
         self._threads = FutureThreads("folder-blobs", NUM_THREADS)

@@ -69,20 +69,24 @@ def find_secret(
 
 def _shared_secret(shared: Path, disk: Path, *, may_write: bool) -> bytes:
     """The shared folder's secret; while that folder is gone, the disk's copy, by which the disk's blocks are still found."""
-    own, copy = disk / _NAME, disk / _COPY_NAME
+    copy = disk / _COPY_NAME
+    kept = None
     try:
-        # The copy first: an empty folder may be a mount point whose mount is gone for now.
-        initial = next((_read(path) for path in (copy, own) if path.exists()), None)
-        secret = namespace_secret(shared, initial=initial)
+        # The copy first: an empty shared folder may be a mount point whose mount is gone for now.
+        kept = next((_read(path) for path in (copy, disk / _NAME) if path.exists()), None)
+    except OSError as error:  # the disk's tier will warn
+        _log.info("%s; using the secret of namespaces in %s", error, shared)
+    try:
+        secret = namespace_secret(shared, initial=kept)
     except OSError as error:
         _log.info("%s; using the secret of namespaces in %s", error, disk)
-        return _read(copy) if copy.exists() else _secret_or_random(disk, may_make=may_write)
-    if may_write and not (copy.exists() and _read(copy) == secret):
+        return kept or _secret_or_random(disk, may_make=may_write)
+    if may_write and kept != secret:
         try:
             disk.mkdir(mode=0o700, parents=True, exist_ok=True)
             copy.unlink(missing_ok=True)
             _write(copy, secret)
-        except OSError as error:  # the disk's tier will warn
+        except OSError as error:  # likewise
             _log.info("%s; without %s, what is on the disk will not be found", error, shared)
     return secret
 

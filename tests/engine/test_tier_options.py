@@ -6,6 +6,7 @@ import gc
 from pathlib import Path
 
 import pytest
+from support.faulty_os import disconnected
 from support.tiered_llm import answers, make
 
 from radixkv.engine import open_tiers
@@ -80,3 +81,9 @@ def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path, name: str) -> No
     file.touch()
     with pytest.raises(ValueError, match=f"{name}: expected a folder, got the file {file}"):
         make(**{name: str(file)})
+
+
+@pytest.mark.parametrize("name", ["disk_cache", "shared_cache"])
+def test_a_folder_whose_mount_is_disconnected_does_not_keep_an_engine_from_starting(tmp_path: Path, name: str) -> None:
+    with disconnected(tmp_path), make(**{name: str(tmp_path / "blocks")}) as llm:
+        assert answers(llm)

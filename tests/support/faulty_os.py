@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from support.tier_model import FakeClock
@@ -60,3 +64,17 @@ class FaultyOs:
     def _wait(self) -> None:
         if self.fault == "slow":
             self.clock.now += 10
+
+
+@contextmanager
+def disconnected(folder: Path) -> Iterator[None]:
+    """Nobody can ask for a folder, or for what is below it, like a mount whose server is gone."""
+    stat = os.stat
+
+    def fail_there(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(str(folder)):
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(path))
+        return stat(path, *arguments, **options)
+
+    with mock.patch.object(os, "stat", fail_there):
+        yield

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from support.faulty_os import disconnected
 
 from radixkv.tiers.namespace_secret import find_secret
 
@@ -73,3 +74,16 @@ def test_a_disk_has_its_own_where_the_shared_folder_was_never_there(tmp_path: Pa
     assert secret(disk, shared) == secret(disk, None) == first
     shared.unlink()
     assert secret(disk, shared) == secret(None, shared) == first
+
+
+def test_a_disk_that_fails_does_not_hide_the_shared_secret(tmp_path: Path) -> None:
+    """It raised where the disk's mount was there, but its server was gone."""
+    disk, shared = tmp_path / "disk", tmp_path / "shared"
+    theirs = secret(disk, shared)
+    with disconnected(disk):
+        assert secret(disk, shared) == theirs
+    with disconnected(shared):
+        assert secret(disk, shared) == theirs
+    with disconnected(tmp_path):
+        assert secret(disk, shared) != theirs
+    assert secret(disk, shared) == theirs

@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from support.disk_tiers import BLOCKS, KEYS, put
-from support.faulty_os import FaultyOs
+from support.faulty_os import FaultyOs, disconnected
 from support.key_value_server import EXECUTABLE, KeyValueServer
 from support.tier_model import FORMAT, FakeClock, get, partly_filled, prefix_keys
 
@@ -388,6 +388,19 @@ def test_a_folder_whose_mount_is_gone_is_neither_cleared_nor_made_anew(tmp_path:
         shutil.rmtree(point / "files")
         store.write({"prefix/other": b"bytes"})  # emptied, but mounted
         store.close()
+
+
+def test_a_folder_that_fails_at_the_start_is_used_once_it_is_back(tmp_path: Path, clock: FakeClock) -> None:
+    """Opening it raised: no engine started while a mount's server was gone."""
+    with disconnected(tmp_path):
+        tier = SharedTier(FolderBlobs(tmp_path, capacity_bytes=1 << 20), FORMAT, clock=clock)
+        put(tier)
+        assert tier.contains_prefix(KEYS) == 0
+        assert tier.stats.errors == 2  # a write and a read
+    clock.now += 60
+    put(tier)
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
+    tier.close()
 
 
 def test_what_a_folder_fails_with_reaches_the_reader(tmp_path: Path) -> None:
