@@ -23,6 +23,8 @@ _NOT_UNDER_RAY = (
     "kv_events_replay_endpoint",
     "queue_timeout",
 )
+# Where ingresses do not listen themselves, nothing here reads them: Ray Serve's proxy has the connections.
+_OF_OWN_SOCKETS = ("ssl_certfile", "receive_timeout", "send_timeout")
 _OBJECTS = frozenset({"tokenizer", "tiers"})
 
 
@@ -134,6 +136,11 @@ class ApplicationOptions:
                 f"disk_cache: expected None, or disk_cache_read_only with it, where Ray places replicas: one process writes "
                 f"to a folder, got {values['disk_cache']!r}; shared_cache is for several"
             )
+        for name in () if own_socket else _OF_OWN_SOCKETS:
+            if values.get(name) is not None:
+                raise ValueError(
+                    f"{name}: expected host or port with it: Ray Serve's proxy has the connections otherwise"
+                )
         server = ServerConfig(**_part(ServerConfig, values))
         placement = PlacementConfig(**_part(PlacementConfig, values))
         llm = cast(LLMOptions, {**_part(ModelConfig, values), **_part(EngineConfig, values)})

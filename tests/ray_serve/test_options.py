@@ -54,6 +54,8 @@ def test_ingresses_listen_themselves_where_the_address_is_given() -> None:
         ({"scale_up_delay": 3.0}, "scale_up_delay: expected a max_replicas with it"),
         ({"scale_down_delay": 3.0}, "scale_down_delay: expected a max_replicas with it"),
         ({"uds": "/run/x"}, "uds: expected None where Ray places replicas, got '/run/x'"),
+        ({"ssl_certfile": "cert.pem"}, "ssl_certfile: expected host or port with it"),
+        ({"send_timeout": 9.0}, "send_timeout: expected host or port with it"),
         ({"queue_timeout": "2"}, "queue_timeout: expected None where Ray places replicas, got 2"),
         ({"record_trace": "t"}, "record_trace: expected None where Ray places replicas, got 't'"),
         ({"disk_cache": "/cache"}, "disk_cache: expected None, or disk_cache_read_only with it"),
