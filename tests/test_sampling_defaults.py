@@ -98,6 +98,13 @@ def test_where_they_come_from_and_what_takes_their_place(folder: Path, tmp_path:
     assert load_model(folder, ModelConfig(generation_config=str(tmp_path))).eos_token_ids == {33}
 
 
+def test_end_tokens_are_of_the_vocabulary() -> None:
+    """A negative one, which some files have for none, ended answers at a token counted from the vocabulary's end."""
+    model = build_shallow("llama")
+    model.generation_config.eos_token_id = [2, -3, model.config.vocab_size]
+    assert load_model(model).eos_token_ids == {2}
+
+
 def test_a_loaded_model_has_its_own_and_keeps_it(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.25}')
     model = build_shallow("llama")

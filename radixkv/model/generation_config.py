@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import transformers
 
@@ -49,3 +50,19 @@ def sampling_defaults_of(
     defaults = overridden(own, config.generation_override)
     log_defaults(name, defaults)
     return defaults
+
+
+def end_tokens_of(
+    generation_config: transformers.GenerationConfig | None, tokenizer: Any, vocab_size: int
+) -> frozenset[int]:
+    """The tokens that end an answer, of the model's vocabulary.
+
+    Args:
+        generation_config: the model's, or what is used in its place.
+        tokenizer: whose own counts, too; None: there is none.
+        vocab_size: of the model.
+    """
+    found: set[int] = set()
+    for ids in (getattr(generation_config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)):
+        found |= {ids} if isinstance(ids, int) else set(ids or ())
+    return frozenset(token_id for token_id in found if 0 <= token_id < vocab_size)

@@ -21,7 +21,7 @@ from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.dynamic_rotation import stop_changes
 from radixkv.model.equivalence import TOLERANCES, probe_attention
 from radixkv.model.fingerprint import ModelFiles, model_fingerprint, remember_fingerprint
-from radixkv.model.generation_config import read_generation_config, sampling_defaults_of
+from radixkv.model.generation_config import end_tokens_of, read_generation_config, sampling_defaults_of
 from radixkv.model.gguf_conversion import ProgressCallback
 from radixkv.model.heap import trim_heap
 from radixkv.model.longrope import choose_factors
@@ -152,7 +152,7 @@ def load_model(
         max_model_len=allowed_length,
         model_length=allowed_length,
         vocab_size=model.config.get_text_config().vocab_size,
-        eos_token_ids=_eos_token_ids(generation_config, tokenizer, model.config.get_text_config().vocab_size),
+        eos_token_ids=end_tokens_of(generation_config, tokenizer, model.config.get_text_config().vocab_size),
         dtype=model.dtype,
         device=model.device,
         chat_format=chat_format_of(tokenizer, config),
@@ -254,12 +254,3 @@ def _resolve_dtype(dtype: str | torch.dtype, device: torch.device, native: bool)
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ValueError(f"dtype: expected 'auto' or one of {sorted(_DTYPES)}, got {dtype!r}")
     return _DTYPES[str(dtype)]
-
-
-def _eos_token_ids(
-    generation_config: transformers.GenerationConfig | None, tokenizer: Any, vocab_size: int
-) -> frozenset[int]:
-    found: set[int] = set()
-    for ids in (getattr(generation_config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)):
-        found |= {ids} if isinstance(ids, int) else set(ids or ())
-    return frozenset(token_id for token_id in found if token_id < vocab_size)
