@@ -111,5 +111,7 @@ class PendingRequest:
         if self._record is None:
             prompt = self._prompt
             hashes = prompt_hashes(prompt.token_ids, prompt.namespace, block_size)
+            if not (prompt.read_cache and prompt.write_cache):
+                hashes = []  # all of it may be computed, and none of it be held
             self._record = encode_taken(TakenRequest(self.number, self._sender, len(prompt.token_ids), hashes))
         return self._record

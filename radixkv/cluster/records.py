@@ -64,7 +64,7 @@ class TakenRequest:
         number: the replica's name for it.
         sender: the number that its sender calls itself by.
         num_tokens: of its prompt.
-        block_hashes: of its prompt's whole blocks.
+        block_hashes: of its prompt's whole blocks; empty where it does not both read and write the cache.
     """
 
     number: int

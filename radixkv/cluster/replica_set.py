@@ -384,7 +384,7 @@ class ReplicaSet:
             )
         member.client = self._clients[member.name] = client
         self.generations.add(member.name, description)
-        self._router.add(member.name)
+        self._router.add(member.name, caches=description.identity["enable_prefix_caching"])
         _log.info("replica %r is up at %s", member.name, member.url)
 
     def _note(self, member: Member, client: httpx.AsyncClient, kind: Kind, payload: bytes) -> None:

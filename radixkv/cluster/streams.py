@@ -21,6 +21,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -65,6 +66,12 @@ def _has_tokens(piece: RequestOutput | BeamSearchOutput) -> bool:
     if isinstance(piece, BeamSearchOutput):
         return bool(piece.sequences)
     return any(output.token_ids for output in piece.outputs)
+
+
+def _reads_cache(prompt: Prompt, params: SamplingParams | BeamSearchParams, has_tokens: bool) -> bool:
+    """Whether a replica reuses cached prefixes; see `radixkv.scheduling.request.Request.reads_cache`."""
+    wants_prompt_logprobs = isinstance(params, SamplingParams) and params.prompt_logprobs is not None
+    return prompt.read_cache and (has_tokens or bool(prompt.resume) or not wants_prompt_logprobs)
 
 
 @dataclass(eq=False)
@@ -293,7 +300,8 @@ class ReplicaStreams:
         losses = Losses(request_id, self._max_attempts)
         num_tokens = len(prompt.token_ids) + (params.max_tokens or 0)
         while True:
-            placement, client = await self._choose(hashes, len(prompt.token_ids), losses)
+            known = hashes if _reads_cache(prompt, params, losses.has_tokens) else []
+            placement, client = await self._choose(known, prompt, losses)
             generation = self._generations.get(placement.replica)
             ticket = Ticket(placement.replica, generation, num_tokens, begun=losses.has_tokens)
             self._tickets.setdefault(client, set()).add(ticket)
@@ -337,19 +345,20 @@ class ReplicaStreams:
             self._trials.pop(client, None)
 
     async def _choose(
-        self, hashes: Sequence[int], num_tokens: int, losses: Losses
+        self, hashes: Sequence[int], prompt: Prompt, losses: Losses
     ) -> tuple[Placement, httpx.AsyncClient]:
         loop = asyncio.get_running_loop()
+        choose = partial(self._router.choose, hashes, len(prompt.token_ids), writes=prompt.write_cache)
         while True:
             refused = losses.refused_by(self._clients)
             lost = losses.lost_by(self._clients)
             strangers = losses.strangers_among(self._generations)
-            placement = self._router.choose(hashes, num_tokens, refused | lost | strangers)
+            placement = choose(excluded=refused | lost | strangers)
             if placement is None and lost - refused:
                 # A replica that lost it is better than none, but not at once: in a moment it may be known to have ended.
                 await asyncio.sleep(_SECONDS_BETWEEN_ATTEMPTS)
                 excluded = losses.refused_by(self._clients) | losses.strangers_among(self._generations)
-                placement = self._router.choose(hashes, num_tokens, excluded)
+                placement = choose(excluded=excluded)
             if placement is not None:
                 client = self._clients.get(placement.replica)
                 if client is not None:

@@ -17,7 +17,7 @@ class Placement:
 
     Attributes:
         replica: the name.
-        block_hashes: of its prompt's whole blocks.
+        block_hashes: of the whole blocks of its prompt that the replica will hold; empty where it caches none of them.
         num_hit_tokens: tokens of the prompt that the replica was expected to hold.
         num_tokens: tokens that it was expected to compute.
         first_expected: the first of its blocks that is expected because of this request; those before it are held, or
@@ -39,6 +39,7 @@ class ReplicaState:
 
     Attributes:
         number: its bit in the index.
+        caches: whether it keeps what it computes.
         queued: tokens that are known to have been sent to it and are not computed yet.
         waiting: the requests they belong to, those that other routers sent included, in the order in which they were sent.
         others: of these, the ones that other routers sent, by the replica's names for them.
@@ -54,6 +55,7 @@ class ReplicaState:
     """
 
     number: int
+    caches: bool
     queued: int = 0
     waiting: dict[Placement, None] = field(default_factory=dict)
     others: dict[object, Placement] = field(default_factory=dict)

@@ -107,8 +107,12 @@ class Router:
         """The names of those that may be chosen."""
         return list(self._replicas)
 
-    def add(self, name: str) -> None:
+    def add(self, name: str, *, caches: bool = True) -> None:
         """Let a replica be chosen from now on; nothing is known of it yet.
+
+        Args:
+            name: the replica's.
+            caches: whether it keeps what it computes for other prompts.
 
         Raises:
             ValueError: there is one of this name.
@@ -117,7 +121,7 @@ class Router:
             raise ValueError(f"name: a replica {name!r} is there already")
         used = {replica.number for replica in self._replicas.values()}
         number = next(number for number in range(len(used) + 1) if number not in used)
-        self._replicas[name] = ReplicaState(number)
+        self._replicas[name] = ReplicaState(number, caches)
 
     def remove(self, name: str) -> None:
         """Stop choosing a replica, and forget what it holds; an unknown name is ignored."""
@@ -185,7 +189,7 @@ class Router:
         Args:
             name: the replica's.
             request: what the replica calls it.
-            block_hashes: from `prompt_hashes`.
+            block_hashes: from `prompt_hashes`; empty for a request that does not read the cache, or does not write it.
             num_prompt_tokens: of the whole prompt.
         """
         replica = self._replicas.get(name)
@@ -201,7 +205,7 @@ class Router:
         replica.others[request] = self._place(
             name, replica, block_hashes, num_prompt_tokens, num_hit_tokens, self._clock()
         )
-        replica.num_others_blocks += len(block_hashes)
+        replica.num_others_blocks += len(replica.others[request].block_hashes)
 
     def end_expected(self, name: str, request: Hashable, *, computed: bool) -> None:
         """A request of another router no longer waits; one that is not expected is ignored.
@@ -247,14 +251,20 @@ class Router:
         )
 
     def choose(
-        self, block_hashes: Sequence[int], num_prompt_tokens: int, excluded: Collection[str] = ()
+        self,
+        block_hashes: Sequence[int],
+        num_prompt_tokens: int,
+        excluded: Collection[str] = (),
+        *,
+        writes: bool = True,
     ) -> Placement | None:
         """Choose where to send a request; `prefilled` and `finish` must be called for it later.
 
         Args:
-            block_hashes: from `prompt_hashes`.
+            block_hashes: from `prompt_hashes`; empty for a request that does not read the cache.
             num_prompt_tokens: of the whole prompt.
             excluded: replicas not to choose.
+            writes: whether the replica will hold these blocks because of this request.
 
         Returns:
             Where it goes; None: no replica may be chosen.
@@ -299,7 +309,7 @@ class Router:
                 lowest, chosen, chosen_name, chosen_hit = seconds, replica, name, hit
         if chosen is None:
             return None
-        return self._place(chosen_name, chosen, block_hashes, num_prompt_tokens, chosen_hit, now)
+        return self._place(chosen_name, chosen, block_hashes if writes else (), num_prompt_tokens, chosen_hit, now)
 
     def prefilled(self, placement: Placement) -> None:
         """The request's first token has come."""
@@ -326,9 +336,13 @@ class Router:
         num_hit_tokens: int,
         now: float,
     ) -> Placement:
-        """Note a request sent to a replica that holds, or will hold, ``num_hit_tokens`` of its prompt."""
+        """Note a request sent to a replica that holds, or will hold, ``num_hit_tokens`` of its prompt.
+
+        Args:
+            block_hashes: of the blocks that it will hold then, if it caches.
+        """
         num_lacking, first_expected = num_prompt_tokens - num_hit_tokens, num_hit_tokens // self.block_size
-        placement = Placement(name, block_hashes, num_hit_tokens, num_lacking, first_expected)
+        placement = Placement(name, block_hashes if replica.caches else (), num_hit_tokens, num_lacking, first_expected)
         replica.enqueue(placement, now)
         return placement
 

@@ -151,3 +151,15 @@ def test_what_the_engine_is_about_to_refuse_is_announced_to_nobody(prompt: Promp
     with pytest.raises(InvalidArgumentError):
         requests.add(prompt, 1)
     assert not requests._requests
+
+
+@pytest.mark.parametrize(("read", "write", "num_blocks"), [(True, True, 2), (False, True, 0), (True, False, 0)])
+def test_of_what_is_not_shared_by_the_cache_only_its_length_is_announced(
+    read: bool, write: bool, num_blocks: int
+) -> None:
+    requests, feed = AnnouncedRequests(), BlockFeed(BLOCK, lambda: None)
+    requests.add(Prompt([1] * 9, read_cache=read, write_cache=write), 1)
+    (record,) = requests.join(feed)
+    ((_, payload),) = RecordReader().read(record)
+    taken = decode_taken(payload, BLOCK)
+    assert (taken.num_tokens, len(taken.block_hashes)) == (9, num_blocks)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from support.held_steps import HeldSteps
 from support.model_zoo import build_supported
-from support.pretended_replicas import until
+from support.pretended_replicas import GREEDY, Cluster, until
 
 from radixkv import (
     LLM,
@@ -23,12 +23,13 @@ from radixkv import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from radixkv.cache import BlocksStored
 from radixkv.cluster import ReplicaStreams, replica_app
 from radixkv.cluster.received import Received
 from radixkv.errors import ReplicasLostError
 from radixkv.outputs import DraftCounts, Logprob, RequestMetrics
 from radixkv.prompts import Prompt, as_prompts
-from radixkv.routing import Router
+from radixkv.routing import Router, prompt_hashes
 
 SECRET = "a secret of the replicas"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
@@ -296,5 +297,61 @@ def test_what_was_begun_elsewhere_needs_its_seed_and_every_sample(llm: LLM) -> N
             ):
                 await collect(streams, begun, SamplingParams(max_tokens=4, seed=1, n=2))
             assert transport.num_requests == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "caching", "expected"),
+    [
+        (Prompt([1] * 65), GREEDY, True, [4, 0]),
+        (Prompt([1] * 65, read_cache=False), GREEDY, True, [2, 2]),
+        (Prompt([1] * 65, write_cache=False), GREEDY, True, [2, 2]),
+        (Prompt([1] * 65), replace(GREEDY, prompt_logprobs=0), True, [2, 2]),
+        (Prompt([1] * 65), GREEDY, False, [2, 2]),
+    ],
+    ids=["cached", "not read", "not written", "prompt_logprobs", "without a cache"],
+)
+def test_equal_prompts_go_to_one_replica_only_if_it_computes_them_once(
+    prompt: Prompt, params: SamplingParams, caching: bool, expected: list[int]
+) -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        for name in "ab":
+            cluster.identities[f"http://{name}"] = {"enable_prefix_caching": caching}
+        together = cluster.replicas()
+        for name in "ab":
+            await together.add(name, f"http://{name}")
+        tasks = []
+        for number in range(4):
+            stream = together.streams.generate(prompt, params, str(number))
+            tasks.append(asyncio.ensure_future(anext(stream)))
+            await until(lambda number=number: sum(map(together.streams.num_streams, "ab")) == number + 1)
+        assert [together.streams.num_streams(name) for name in "ab"] == expected
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await together.close()
+
+    asyncio.run(main())
+
+
+def test_a_prompt_whose_log_probabilities_have_come_goes_on_where_it_is_cached() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        together = cluster.replicas()
+        for name in "ab":
+            await together.add(name, f"http://{name}")
+        held = prompt_hashes([1] * 64, "", 16)
+        assert together._router is not None
+        together._router.update("b", BlocksStored(tuple(held), None, (), 16, 0, ""))
+        begun = Prompt([1] * 65, resume=[CompletionOutput(0, "x", [2], 0.0)])
+        stream = together.streams.generate(begun, replace(GREEDY, prompt_logprobs=0), "one")
+        task = asyncio.ensure_future(anext(stream))
+        await until(lambda: sum(map(together.streams.num_streams, "ab")))
+        assert [together.streams.num_streams(name) for name in "ab"] == [0, 1]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await together.close()
 
     asyncio.run(main())

@@ -198,6 +198,26 @@ def test_progress_of_the_first_prompt_is_taken_into_account(router: Router, cloc
     assert send(router, 1, 2).replica == placements[0].replica
 
 
+def test_what_is_not_cached_is_not_expected(router: Router) -> None:
+    router.update("b", stored(1, 2))
+    first = router.choose([1, 2, 3, 4], 4 * BLOCK + 1, writes=False)
+    assert first is not None
+    assert (first.replica, first.num_tokens) == ("b", 2 * BLOCK + 1)  # what is held is reused
+    router.update("b", AllCleared())
+    router.finish(first)
+    assert router.holder([1, 2, 3, 4]) is None
+
+
+def test_a_replica_that_does_not_cache_is_expected_to_hold_nothing(clock: Clock) -> None:
+    router = Router(BLOCK, clock=clock)
+    router.add("a", caches=False)
+    assert [send(router, 1, 2, 3).num_tokens for _ in range(2)] == [3 * BLOCK + 1] * 2
+    router.expect("a", 1, [1, 2, 3], 3 * BLOCK + 1)
+    assert router.holder([1, 2, 3]) is None
+    router.end_expected("a", 1, computed=True)
+    assert router._replicas["a"].num_others_blocks == 0
+
+
 def test_a_slow_replica_gets_less(router: Router) -> None:
     for name, seconds in (("a", 4e-3), ("b", 1e-4), ("c", None)):
         router.report(name, 0, 0, 0, seconds)
