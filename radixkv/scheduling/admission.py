@@ -376,4 +376,15 @@ class Admission:
         """
         growth = self._decode_growth()
         growth.add(group, num_cached)
-        self._cache.require(num_more_blocks + (growth.num_blocks if self._running else 0))
+        self._cache.require(num_more_blocks + (growth.num_blocks if self._running else self._num_fork_blocks(group)))
+
+    def _num_fork_blocks(self, group: SequenceGroup) -> int:
+        """Blocks that a group still takes when its sequences part, once the first has computed what they have in common.
+
+        If these were missing, as beside pins, the group would preempt itself then, and begin again and again.
+        """
+        size, num_common = self._cache.block_size, group.num_shared_prefill_tokens
+        if not num_common:
+            return 0
+        own = sum(-(-len(sequence.token_ids) // size) - num_common // size for sequence in group.sequences)
+        return own - (num_common % size > 0)  # one has the block that the common tokens fill in part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Callable
@@ -383,6 +384,28 @@ def test_a_request_starved_by_pins_fails_and_the_rest_go_on() -> None:
         llm.generate({"prompt_token_ids": list(range(50, 90))}, GREEDY, use_tqdm=False)
     assert len(tokens_of(llm, [{"prompt_token_ids": [7, 8]}])) == 1
     llm.engine.cache.release(pin)
+    assert_empty(llm)
+
+
+def test_beams_whose_tails_do_not_fit_beside_pins_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They preempted themselves when they parted, once a step and without an end, and whatever waited starved."""
+    llm = tiny(block_size=16, num_blocks=4)
+    pin = llm.pin({"prompt_token_ids": [*range(10, 42)]})
+    params, steps, step = (
+        BeamSearchParams(beam_width=3, max_tokens=3, ignore_eos=True),
+        itertools.count(),
+        llm.engine.step,
+    )
+
+    def bounded_step() -> Any:
+        assert next(steps) < 50
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", bounded_step)
+    with pytest.raises(NoBlocksLeftError, match="free"):
+        llm.beam_search({"prompt_token_ids": [5, 6, 7]}, params)
+    llm.unpin(pin)
+    assert len(llm.beam_search({"prompt_token_ids": [5, 6, 7]}, params)[0].sequences) == 3
     assert_empty(llm)
 
 
