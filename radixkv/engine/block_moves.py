@@ -128,6 +128,17 @@ class BlockMoves(TreeObserver):
         if self._policy != "write-back" and table.node is not None:
             self._want(table.node, behind if self._parts_inside(table.node, behind) else b"")
 
+    def note_missing(self, table: BlockTable, block: bytes) -> None:
+        """A sequence began, and no tier had the first block that it computes: they may have lost others, too.
+
+        Args:
+            table: the sequence's, just opened.
+            block: its encoded tokens.
+        """
+        if table.node is not None:
+            before = [namespace_hash(table.namespace), *self._path_hashes(table.node)][-1]
+            self._known.lost(next_hash(before, block))
+
     def want_prefix(self, tokens: bytes, namespace: str) -> None:
         """Send down what is cached of a prefix, whatever the policy, before all prefixes that wait.
 

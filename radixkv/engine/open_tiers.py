@@ -142,7 +142,7 @@ def _open_disk_tier(
     if opened.events is not None:
         tier.table.observer = opened.events.of(_DISK_MEDIUM)
     opened.tiers.append(tier)
-    opened.capacity = min(opened.capacity, num_bytes // block_format.block_bytes)
+    opened.capacity = min(opened.capacity, num_bytes // slot_bytes_of(codec))
     if read_only:
         opened.num_stored = MANY_BLOCKS
     else:
@@ -159,6 +159,8 @@ def _open_shared_tier(
     else:
         num_bytes = parse_size("shared_cache_size", config.shared_cache_size)
         blobs = FolderBlobs(Path(store), capacity_bytes=num_bytes)
+        codec = RecordCodec(block_format, key)
+        opened.capacity = min(opened.capacity, num_bytes // (codec.header_bytes + codec.body_bytes))
     tier = SharedTier(blobs, block_format, key=key)
     stack.callback(tier.close)
     opened.tiers.append(tier)

@@ -52,6 +52,14 @@ class MovesDown(Protocol):
             first: index of a block.
         """
 
+    def note_missing(self, table: BlockTable, block: bytes) -> None:
+        """A sequence began, and no tier had the first block that it computes.
+
+        Args:
+            table: the sequence's, just opened.
+            block: its encoded tokens.
+        """
+
     def note_reused(self, table: BlockTable, behind: bytes) -> None:
         """A sequence began with cached blocks.
 
@@ -177,6 +185,8 @@ class PrefixLoads:
         if prefix is None:
             return
         self._claims.end(prefix.claim)
+        if prefix.look_up is not None:
+            self._note_missing(group, prefix.look_up)
         if prefix.active is not None:
             prefix.active.waiting.pop(group, None)
             if not prefix.active.waiting and prefix.active.try_cancel():
@@ -248,6 +258,16 @@ class PrefixLoads:
             self._look_ups.add(prefix.look_up)
             if not self._moves.has_unsent:
                 self._look_ups.send()
+
+    def _note_missing(self, group: SequenceGroup, look_up: LookUp) -> None:
+        """Tell the transfers which block tiers lacked, if that is where an admitted group begins to compute."""
+        table, size = group.sequences[0].table, self._cache.block_size
+        if table is None or look_up.spans is None:
+            return
+        first = look_up.first_missing(look_up.spans)
+        block = group.prompt[first * size : (first + 1) * size]
+        if table.num_cached_tokens // size == first and len(block) == size:
+            self._moves.note_missing(table, _encoded(block))
 
     def _reader_hangs(self) -> bool:
         """Whether reading for a load that has ended takes too long: another load would wait behind it."""

@@ -33,6 +33,12 @@ class KnownBlocks:
         for block_hash in hashes:
             self._hashes.pop(block_hash, None)
 
+    def lost(self, block_hash: int) -> None:
+        """Tiers turned out not to have the block, so they may have lost those put before it, too."""
+        if block_hash in self._hashes:
+            while self._hashes.popitem(last=False)[0] != block_hash:
+                pass
+
     def clear(self) -> None:
         """Forget all blocks."""
         self._hashes.clear()

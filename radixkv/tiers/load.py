@@ -39,6 +39,13 @@ class LookUp:
         """The encoded tokens of the first ``stop`` blocks of `keys`, at least one."""
         return self.tokens[: (stop - 1) * len(self.keys[0].tokens) + len(self.keys[stop - 1].tokens)]
 
+    def first_missing(self, spans: Sequence[Span]) -> int:
+        """The index of the first block that is not there as a whole, if ``spans`` are all that are."""
+        if not spans:
+            return self.start
+        stop = spans[-1].stop
+        return stop if self.keys[stop - 1].is_whole else stop - 1
+
 
 @dataclass(eq=False, slots=True)
 class Load:

@@ -113,7 +113,7 @@ class BlockLoader:
                 self._writer.queued() if wait else []
             )  # before the tiers are asked: a block that is written in between is then in both, not in neither
             look_up.keys, spans = find_prefix(self._stack, self._keys, look_up.namespace, look_up.tokens, look_up.start)
-            missing = _first_missing(look_up, spans)
+            missing = look_up.first_missing(spans)
             # The queue is written in order: once its last match is written, all are.
             for blocks in reversed(queued):
                 if any(self._has_some(part, look_up, missing) for part in blocks.parts):
@@ -157,14 +157,6 @@ class BlockLoader:
         finally:
             is_done = load.write(self._rows, chunk, buffer[:found], self._clock)
         return is_done
-
-
-def _first_missing(look_up: LookUp, spans: Sequence[Span]) -> int:
-    """The index of the first block that is not there as a whole."""
-    if not spans:
-        return look_up.start
-    stop = spans[-1].stop
-    return stop if look_up.keys[stop - 1].is_whole else stop - 1
 
 
 def _chunks(spans: Sequence[Span]) -> Iterator[Span]:

@@ -1,0 +1,79 @@
+"""What tiers have given up or lost is written to them again, although the engine has written it once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.dict_tier import DictTier
+from support.tiered_llm import answers, evict_all, make
+
+from radixkv import LLM
+from radixkv.cache.tokens import encode
+from radixkv.tiers.known_blocks import KnownBlocks
+
+pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
+
+HOT = [3 + i % 40 for i in range(41)]
+OTHERS = [[50 + (first + i) % 40 for i in range(61)] for first in range(3)]
+
+
+def use(llm: LLM, tokens: list[int]) -> None:
+    """Answer a prompt, and write what is due."""
+    answers(llm, [{"prompt_token_ids": tokens}])
+    assert llm.engine.tiers.flush(600)
+
+
+def num_below(llm: LLM) -> int:
+    """How many blocks of `HOT` the nearest tier has."""
+    tiers = llm.engine.tiers
+    return sum(tiers._stack._tiers[0].contains_prefix([key]) for key in tiers._keys.of("", encode(HOT)))
+
+
+@pytest.mark.parametrize("name", ["disk_cache", "shared_cache"])
+def test_what_a_full_tier_gave_up_is_written_again_when_it_is_evicted(tmp_path: Path, name: str) -> None:
+    """It counted as written: for good in a shared folder; on a disk until as many blocks were written as fit without their
+    headers, and without rounding up to pages."""
+    num_bytes = {"disk_cache": 20 * 4096, "shared_cache": 20 * 1200}[name]
+    options = {name: str(tmp_path / "blocks"), f"{name}_size": num_bytes}
+    with make(**options, cache_write_policy="write-through") as llm:
+        use(llm, HOT)
+        assert num_below(llm) == 10
+        for tokens in OTHERS:
+            use(llm, tokens)
+        assert num_below(llm) == 0
+        cache = llm.engine.cache
+        assert cache.match(HOT) == len(HOT)
+        table = cache.open([1], "evicts")
+        cache.reserve(table, (cache.num_free_blocks + 10) * cache.block_size)
+        cache.abort(table)
+        assert llm.engine.tiers.flush(600)
+        assert num_below(llm) >= 8
+
+
+def test_what_a_server_lost_with_other_blocks_is_written_again_when_it_is_used() -> None:
+    """After a restart of the server, what was hot in the pool was not written until it was computed again."""
+    tier = DictTier()
+    llm = make(tiers=[tier], cache_write_policy="write-through")
+    use(llm, HOT)
+    use(llm, OTHERS[0])
+    llm.pin({"prompt_token_ids": HOT})
+    evict_all(llm)
+    tier.blocks.clear()
+    use(llm, HOT)
+    assert num_below(llm) == 0  # nothing shows yet that it is lost
+    use(llm, OTHERS[0])
+    use(llm, HOT)
+    assert num_below(llm) == 10
+
+
+def test_what_is_known_of_a_tier_that_keeps_its_blocks_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else everything would be copied out of the pool again."""
+    lost: list[int] = []
+    monkeypatch.setattr(KnownBlocks, "lost", lambda known, block_hash: lost.extend({block_hash} & {*known._hashes}))
+    llm = make(tiers=[DictTier()], cache_write_policy="write-through")
+    for _ in range(3):
+        for tokens in (HOT, *OTHERS, [*HOT, *OTHERS[0]]):
+            use(llm, tokens)
+        evict_all(llm)
+    assert not lost
