@@ -430,7 +430,7 @@ def llm_configs(options: LLMOptions) -> tuple[ModelConfig, EngineConfig]:
     """Both configurations that an `LLM` needs.
 
     Raises:
-        ValueError: a value is impossible, or has no effect without another option.
+        ValueError: a value is impossible, or has no effect without another option, or beside it.
     """
     engine = EngineConfig(**_fields_of(EngineConfig, options))
     # Checked here, not when a configuration is made: the command line may complete one that comes from a file.
@@ -438,6 +438,8 @@ def llm_configs(options: LLMOptions) -> tuple[ModelConfig, EngineConfig]:
         value = getattr(engine, name)
         if value != EngineConfig.model_fields[name].default and not any(getattr(engine, other) for other in others):
             raise ValueError(f"{name}: expected {' or '.join(others)} with it, got {str(value)!r:.80} alone")
+    if engine.has_tiers and not engine.enable_prefix_caching:
+        raise ValueError(f"enable_prefix_caching: expected True with {' or '.join(_TIERS)}, got False")
     return ModelConfig(**_fields_of(ModelConfig, options)), engine
 
 

@@ -106,6 +106,10 @@ def test_names_to_choose_from_are_those_that_exist() -> None:
         ),
         ({"tiers": 5}, "tiers: expected a list of tiers, got 5"),
         ({"disk_cache_size": "2GiB"}, "disk_cache_size: expected disk_cache with it, got '2GiB' alone"),
+        (
+            {"disk_cache": "d", "enable_prefix_caching": False},
+            "enable_prefix_caching: expected True with host_cache_size or disk_cache or shared_cache or tiers, got False",
+        ),
         ({"store_key_file": "k"}, "store_key_file: expected disk_cache or shared_cache with it, got 'k' alone"),
         (
             {"cache_write_policy": "write-back"},
