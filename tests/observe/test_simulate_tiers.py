@@ -95,9 +95,11 @@ def test_the_command_says_what_tiers_would_save(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["host", "host=5%", "=5%@1", "host=5%@-1", "host=5%@nan", "host=5%@inf", "host=@1", "host=0@1"]
+    "text",
+    ["host", "host=5%", "=5%@1", "host=5%@-1", "host=5%@nan", "host=5%@inf", "host=@1", "host=0@1", "host=50%,20%@1"],
 )
 def test_what_is_no_tier_is_refused(text: str) -> None:
+    """Of several sizes, the smallest used to be taken."""
     with pytest.raises(ValueError, match="--tier: expected"):
         run_simulation(Console(quiet=True), "documents", "5%", "lru", None, None, None, [text])
 

@@ -100,7 +100,7 @@ def parse_tiers(texts: Sequence[str], parse_size: Callable[[str], int]) -> list[
             block_seconds = float(milliseconds) / 1000
         except ValueError:
             block_seconds = -1.0
-        if not (name and equals and at and 0 <= block_seconds < float("inf")):
+        if not (name and equals and at and "," not in size and 0 <= block_seconds < float("inf")):
             raise ValueError(f"--tier: expected NAME=SIZE@MILLISECONDS, such as host=50%@0.02, got {text!r}")
         if name in (spec.name for spec in specs):
             raise ValueError(f"--tier: {name!r} is there twice")
