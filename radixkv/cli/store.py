@@ -27,21 +27,25 @@ def store() -> None:
 def info(
     folder: Folder, namespaces: Annotated[bool, typer.Option("--namespaces", help="also list namespaces")] = False
 ) -> None:
-    """What is stored, of which models, and who writes to it."""
-    from radixkv.tiers.maintenance import UnreadableStoreError, describe
+    """What is stored, of which models, and who writes to it; ends with status 1 if a store cannot be read."""
+    from radixkv.tiers.maintenance import describe
 
+    failed = False
     for path in _stores(folder):
         print(path)
         try:
             found = describe(path)
-        except (UnreadableStoreError, ValueError) as error:
-            print(f"  never hit: {error}")
+        except (OSError, ValueError) as error:
+            print(f"  never hit: {_reason(path, error)}")
+            failed = True
             continue
         for line in _lines(found):
             print(f"  {line}")
         if namespaces:
             for namespace, count in sorted(found.namespaces.items(), key=lambda item: -item[1]):
                 print(f"  namespace {namespace.hex()}: {_number(count, 'block')}")
+    if failed:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -91,14 +95,28 @@ def clear(
     folder: Folder,
     namespace: Annotated[str | None, typer.Option(help="only this one, as `info --namespaces` names it")] = None,
 ) -> None:
-    """Forget everything, or one namespace, and overwrite it or give its space back."""
+    """Forget everything, or one namespace, and overwrite it or give its space back; status 1 if no store has it."""
+    from radixkv.tiers.block_key import DIGEST_BYTES
     from radixkv.tiers.maintenance import clear
 
     try:
         digest = None if namespace is None else bytes.fromhex(namespace)
     except ValueError:
-        raise typer.BadParameter(f"--namespace: expected hexadecimal digits, got {namespace!r}") from None
-    _do_for_each(folder, lambda path: _forgotten(clear(path, digest)))
+        digest = b""
+    if digest is not None and len(digest) != DIGEST_BYTES:
+        raise typer.BadParameter(f"--namespace: expected {2 * DIGEST_BYTES} hexadecimal digits, got {namespace!r}")
+    num_forgotten = 0
+
+    def cleared(path: Path) -> str:
+        nonlocal num_forgotten
+        count = clear(path, digest)
+        num_forgotten += count
+        return _forgotten(count)
+
+    _do_for_each(folder, cleared)
+    if namespace is not None and not num_forgotten:
+        print(f"{folder}: there are no blocks of namespace {namespace} here")
+        raise typer.Exit(1)
 
 
 def _do_for_each(folder: Path, action: Callable[[Path], str]) -> None:
@@ -110,23 +128,28 @@ def _do_for_each(folder: Path, action: Callable[[Path], str]) -> None:
         try:
             print(f"{path}: {action(path)}")
         except (OSError, StoreInUseError, ValueError) as error:
-            print(f"{path}: {error}")
+            print(f"{path}: {_reason(path, error)}")
             failed = True
     if failed:
         raise typer.Exit(1)
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """What an error says about a store, without the store's path before it."""
+    return str(error).removeprefix(f"{path}: ").removeprefix(f"{path} ")
 
 
 def _forgotten(count: int) -> str:
     return f"{_number(count, 'block')} forgotten"
 
 
-def _stores(folder: Path) -> Iterator[Path]:
+def _stores(folder: Path) -> list[Path]:
     from radixkv.tiers.store_folder import store_folders
 
     paths = list(store_folders(folder))
     if not paths:
         raise ValueError(f"{folder}: there are no stored blocks here")
-    yield from paths
+    return paths
 
 
 def _lines(info: StoreInfo) -> Iterator[str]:

@@ -113,6 +113,29 @@ def test_info_says_what_is_never_hit(run: Run, root: Path) -> None:
     assert "this is not the header of a store" in run("info").output
 
 
+def test_info_continues_behind_a_store_that_cannot_be_read_and_ends_with_status_1(run: Run, root: Path) -> None:
+    """It ended with a traceback at the first, or with status 0."""
+    assert run("info").exit_code == 0
+    (folder,) = store_folders(root)
+    open_tier(root, key=bytes(32)).close()
+    header = folder / "format.json"
+    header.unlink()
+    header.symlink_to("/proc/self/mem")  # not even root can read it
+    result = run("info")
+    assert result.exit_code == 1
+    assert "never hit: [Errno 5] Input/output error" in result.output
+    assert "no process writes to it" in result.output
+
+
+def test_to_clear_a_namespace_that_no_store_has_is_an_error(run: Run, root: Path) -> None:
+    """It looked as if something had been cleared."""
+    nobody = prefix_keys("nobody", 1)[0].namespace.hex()
+    result = run("clear", "--namespace", nobody)
+    assert f"{root}: there are no blocks of namespace {nobody} here" in result.output
+    assert result.exit_code == 1
+    assert "9 blocks" in run("info").output
+
+
 @pytest.mark.parametrize("key", [None, bytes(32)], ids=["plain", "sealed"])
 def test_verify_finds_what_is_not_as_it_was_written(tmp_path: Path, key: bytes | None) -> None:
     tier = open_tier(tmp_path, key)
@@ -225,12 +248,12 @@ def test_what_is_wrong_with_one_store_does_not_keep_the_others_from_being_looked
     owner.put_many(ANN, BLOCKS)
     assert owner.flush(600)
     result = run("verify")
-    assert f"{plain}: {plain}: its index cannot be read" in result.output
+    assert f"{plain}: its index cannot be read" in result.output
     assert f"{sealed}: 6 right" in result.output
     assert result.exit_code == 1
     result = run("clear", "--namespace", BOB[0].namespace.hex())
-    assert f"{plain}: {plain}: its index cannot be read" in result.output
-    assert f"{sealed}: {sealed} is written by process" in result.output
+    assert f"{plain}: its index cannot be read" in result.output
+    assert f"{sealed}: is written by process" in result.output
     assert result.exit_code == 1
     owner.close()
     result = run("clear")
@@ -266,7 +289,8 @@ def test_a_store_that_cannot_be_written_can_be_read(run: Run, root: Path, read_o
         (["prune", "--max-gib", "inf"], "--max-gib: expected a finite number, got inf"),
         (["prune", "--max-gib", "1e305"], "--max-gib: expected a finite number, got 1e+305"),
         (["prune", "--unused-days", "inf"], "--unused-days: expected a finite number, got inf"),
-        (["clear", "--namespace", "ann"], "expected hexadecimal digits, got 'ann'"),
+        (["clear", "--namespace", "ann"], "--namespace: expected 40 hexadecimal digits, got 'ann'"),
+        (["clear", "--namespace", "abcd"], "--namespace: expected 40 hexadecimal digits, got 'abcd'"),
     ],
 )
 def test_bad_options_are_refused(run: Run, command: list[str], message: str) -> None:
