@@ -205,7 +205,8 @@ class EngineConfig(Config):
     """Folder in which blocks survive a restart; one process at a time writes to it. It holds keys and values, from which text
     can be recovered; only its owner can read it."""
     disk_cache_size: str | int = "10GiB"
-    """Bytes in disk_cache at most."""
+    """Bytes at most of each store in disk_cache: one for each model, data type, block size and key. radixkv store prune gives
+    back what a store takes that is not used any more."""
     disk_cache_read_only: bool = False
     """Read what another process writes into disk_cache, and write nothing."""
     shared_cache: str | None = None
