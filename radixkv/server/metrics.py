@@ -182,7 +182,7 @@ def _tier_metrics(totals: TierTotals) -> Iterator[Metric]:
             family.add_metric([medium], getattr(stats, field))
         yield family
     for name, documentation, value in [
-        ("tier_loads", "Prefixes that were loaded from tiers, in part or whole.", totals.loads),
+        ("tier_loads", "Loads of prefixes from tiers that were begun.", totals.loads),
         ("tier_loads_given_up", "Loads that took longer than computing would have.", totals.loads_given_up),
         ("tier_loads_not_worth_it", "Prefixes computed because that is faster.", totals.loads_not_worth_it),
         ("tier_dropped_blocks", "Blocks not written because too many waited to be.", totals.dropped_blocks),
