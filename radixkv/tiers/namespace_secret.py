@@ -96,7 +96,12 @@ def _secret_or_random(folder: Path, may_make: bool) -> bytes:
     try:
         return namespace_secret(folder, may_make)
     except OSError as error:
-        _log.warning("%s; blocks are stored under a random secret, and not found after a restart", error)
+        effect = (
+            "blocks are stored under a random secret, and not found after a restart"
+            if may_make
+            else "this process will find nothing there, even once another has made it: start again then"
+        )
+        _log.warning("%s; %s", error, effect)
         return secrets.token_bytes(_NUM_BYTES)
 
 

@@ -87,3 +87,14 @@ def test_a_disk_that_fails_does_not_hide_the_shared_secret(tmp_path: Path) -> No
     with disconnected(tmp_path):
         assert secret(disk, shared) != theirs
     assert secret(disk, shared) == theirs
+
+
+def test_a_reader_without_a_secret_is_told_to_start_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It was told that what it stores is not found after a restart; but it stores nothing, and finds nothing."""
+    disk = tmp_path / "disk"
+    reader = secret(disk, None, read_only=True)
+    (record,) = caplog.records
+    assert "find nothing there, even once another has made it: start again then" in record.getMessage()
+    theirs = secret(disk, None)
+    assert reader != theirs == secret(disk, None, read_only=True)
+    assert len(caplog.records) == 1
