@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from radixkv.cluster.answers import all_answers
 from radixkv.cluster.counters import stats_of
 from radixkv.cluster.replica_insight import explain_by_replicas
 from radixkv.cluster.replica_set import ReplicaSet
@@ -17,7 +18,7 @@ from radixkv.cluster.wire import encode_selection
 from radixkv.config import ModelConfig
 from radixkv.engine.clearing import Cleared, NamespaceSelection
 from radixkv.engine.stats import GAUGES, BatchSize, EngineStats
-from radixkv.errors import DrainingError, EngineDeadError, ReplicasLostError, RequestTooLargeError
+from radixkv.errors import DrainingError, EngineDeadError, RequestTooLargeError
 from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import chat_format_of
 from radixkv.observe.explain import PromptExplanation
@@ -207,23 +208,16 @@ class ClusterLLM:
             Sums over the replicas; ``namespaces`` is that of the replica that had most of them.
 
         Raises:
-            ReplicasLostError: some are down, or did not confirm it; the message names them. The others have cleared theirs.
+            ReplicasLostError: some are down, were never reached, or failed; the message names them. The others have cleared
+                theirs.
         """
         self.replicas.streams.stop_caching(selection)
         # A replica that leaves writes what it holds into its tiers, which others may share, when it ends.
         answers = await self.replicas.ask_all("POST", "/clear", encode_selection(selection), leaving=True)
-        confirmed = {name: answer for name, answer in answers.items() if answer is not None and answer.is_success}
-        missing = ", ".join(
-            repr(name) for name in dict.fromkeys([*answers, *self.replicas.names]) if name not in confirmed
-        )
-        if missing:
-            raise ReplicasLostError(
-                f"replicas that did not confirm that they cleared their cache: {missing}; ask again"
-            )
-        each = [Cleared(**answer.json()) for answer in confirmed.values()]
+        each = [Cleared(**answer.json()) for answer in all_answers(answers).values()]
         return Cleared(
-            max((one.namespaces for one in each), default=0),
-            *(sum(column) for column in list(zip(*each, strict=True))[1:] or [(), (), ()]),
+            max(one.namespaces for one in each),
+            *(sum(column) for column in list(zip(*each, strict=True))[1:]),
         )
 
     async def explain_prompts(self, prompts: Sequence[Prompt], *, tenant: str = "") -> list[PromptExplanation]:

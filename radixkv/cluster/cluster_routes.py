@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-import httpx
 from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel
 
+from radixkv.cluster.answers import all_answers, failure
 from radixkv.cluster.cluster_llm import ClusterLLM
-from radixkv.cluster.replica_insight import all_answers
 from radixkv.observe.inspect.replica_snapshots import join_snapshots
 from radixkv.server.admin import CheckResponse, ClearRequest, ClearResponse, DrainResponse, selection_of
 from radixkv.server.authentication import CurrentTenant, administrator
@@ -90,16 +89,20 @@ def cluster_routes(service: Service, llm: ClusterLLM) -> APIRouter:
             raise ApiError(HTTPStatus.NOT_FOUND, f"there is no replica {name!r}")
         answer = await llm.replicas.ask(name, "GET", path)
         if answer is None or not answer.is_success:
-            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, f"replica {name!r}: {_failure(answer)}")
+            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, f"replica {name!r}: {failure(answer)}")
         return Response(answer.content, media_type=answer.headers["content-type"])
 
     @admin.post("/check")
     async def check() -> CheckResponse:
         """Verify every rule of the bookkeeping of all caches that are up; 500 if one is broken, or is not answered for."""
-        answers = await llm.replicas.ask_all("POST", "/check")
+        up = set(llm.replicas.loads)
+        if not up:
+            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "no replica is up")
+        asked = await llm.replicas.ask_all("POST", "/check")
+        answers = {name: answer for name, answer in asked.items() if name in up}
         failed = {name: answer for name, answer in answers.items() if answer is None or not answer.is_success}
         if failed:
-            message = "; ".join(f"replica {name!r}: {_failure(answer)}" for name, answer in failed.items())
+            message = "; ".join(f"replica {name!r}: {failure(answer)}" for name, answer in failed.items())
             raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message)
         each = [CheckResponse(**answer.json()) for answer in answers.values() if answer is not None]
         return CheckResponse(**{name: sum(getattr(one, name) for one in each) for name in CheckResponse.model_fields})
@@ -139,11 +142,6 @@ def _state(llm: ClusterLLM, name: str) -> ReplicaState:
         blocks=load.get("num_blocks", 0),
         cached_blocks=load.get("num_evictable_blocks", 0),
     )
-
-
-def _failure(answer: httpx.Response | None) -> str:
-    """Why a replica did not do what it was asked for."""
-    return "it does not answer" if answer is None else f"{answer.status_code} {answer.text:.300}"
 
 
 def _totals(service: Service, llm: ClusterLLM) -> LiveState:

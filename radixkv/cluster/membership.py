@@ -89,8 +89,9 @@ class Membership:
 
     def _update(self, wanted: Mapping[str, str]) -> None:
         before, self._wanted = self._wanted, dict(wanted)
-        for name in dict.fromkeys([*self._replicas.names, *self._changing, *wanted]):
-            is_there = name in self._replicas.names or name in self._changing
+        self._replicas.wanted = self._wanted.keys()
+        for name in dict.fromkeys([*self._replicas.added, *self._changing, *wanted]):
+            is_there = name in self._replicas.added or name in self._changing
             if wanted.get(name) != before.get(name) or not is_there:
                 task = asyncio.ensure_future(self._change(name, self._changing.get(name)))
                 self._changing[name] = task
@@ -106,7 +107,7 @@ class Membership:
             earlier.cancel()
             await asyncio.gather(earlier, return_exceptions=True)
         leaving = []
-        if name in self._replicas.names:
+        if name in self._replicas.added:
             _log.info("replica %r is removed", name)
             # The removal goes on if the next change cancels this; the name is free as soon as the removal has begun.
             task = asyncio.ensure_future(self._replicas.remove(name))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import quote
 
-import httpx
-
 from radixkv.cache import PinQuotaExceeded
+from radixkv.cluster.answers import all_answers
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.cluster.wire import encode_pin, encode_prompts, error_of
 from radixkv.errors import ReplicasLostError
@@ -19,19 +18,6 @@ from radixkv.prompts import Prompt
 from radixkv.server.pins import AdministratorPins, PinState
 
 _log = logging.getLogger(__name__)
-
-
-def all_answers(answers: Mapping[str, httpx.Response | None]) -> dict[str, httpx.Response]:
-    """The answers, if every replica gave one.
-
-    Raises:
-        ReplicasLostError: some did not answer; the message names them.
-    """
-    succeeded = {name: answer for name, answer in answers.items() if answer is not None and answer.is_success}
-    if len(succeeded) < len(answers):
-        missing = ", ".join(repr(name) for name in answers if name not in succeeded)
-        raise ReplicasLostError(f"replicas that did not answer: {missing}; ask again")
-    return succeeded
 
 
 async def explain_by_replicas(replicas: ReplicaSet, prompts: Sequence[Prompt], tenant: str) -> list[PromptExplanation]:
@@ -74,7 +60,7 @@ class ReplicaPins(AdministratorPins):
         """See `AdministratorPins`.
 
         Raises:
-            ReplicasLostError: some do not answer.
+            ReplicasLostError: some are down, or do not answer.
         """
         answers = all_answers(await self._replicas.ask_all("GET", "/pins"))
         return [PinState(**{**pin, "replica": name}) for name, answer in answers.items() for pin in answer.json()]
@@ -104,7 +90,7 @@ class ReplicaPins(AdministratorPins):
         """See `AdministratorPins`.
 
         Raises:
-            ReplicasLostError: none of those that answer has it, and some do not answer.
+            ReplicasLostError: none of those that answer has it, and some are down, or do not answer.
         """
         answers = await self._replicas.ask_all("DELETE", f"/pins/{quote(name, safe='')}")
         if any(answer is not None and answer.is_success and answer.json() for answer in answers.values()):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +54,7 @@ class ReplicaSet:
         secret: the replicas'.
         counters: of all replicas that ever were up.
         generations: of the replicas that are up.
+        wanted: names of replicas that are to be in the set, as whoever adds them says: they are down until they are added.
 
     Raises:
         ValueError: a number is impossible.
@@ -73,6 +74,7 @@ class ReplicaSet:
         self.generations = Generations()
         self.counters = CounterTotals()
         self.secret = secret
+        self.wanted: Collection[str] = ()
         self._headers = {"Authorization": f"Bearer {secret}"}
         self._max_attempts = max_attempts
         self._wait_seconds = wait_seconds
@@ -88,7 +90,12 @@ class ReplicaSet:
 
     @property
     def names(self) -> list[str]:
-        """Names of all replicas, including those that are down."""
+        """Names of all replicas, including those that are down, or wanted."""
+        return list(dict.fromkeys([*self._members, *self.wanted]))
+
+    @property
+    def added(self) -> list[str]:
+        """Names of the replicas that were added and not removed."""
         return list(self._members)
 
     @property
@@ -182,7 +189,7 @@ class ReplicaSet:
 
     def load_of(self, name: str) -> Mapping[str, Any]:
         """A replica's latest load report; empty where it is down."""
-        return self._members[name].load
+        return self._members[name].load if name in self._members else {}
 
     def obstacle(self) -> str | None:
         """Why no request can be answered now; None: one can."""
@@ -194,13 +201,12 @@ class ReplicaSet:
 
     async def ask(self, name: str, method: str, path: str, content: bytes = b"") -> httpx.Response | None:
         """Ask one replica; None: it is down, or does not answer."""
-        client = self._clients.get(name)
-        return None if client is None else await self._ask(client, method, path, content)
+        return await self._ask(self._clients.get(name), method, path, content)
 
     async def ask_all(
         self, method: str, path: str, content: bytes = b"", *, leaving: bool = False
     ) -> dict[str, httpx.Response | None]:
-        """Send the same request to all replicas that are up.
+        """Send the same request to all replicas.
 
         Args:
             method: of HTTP.
@@ -210,15 +216,19 @@ class ReplicaSet:
                 and url, since another replica may have the name by now.
 
         Returns:
-            The answers by name; None for those that do not answer.
+            The answers by name; None for those that are down, or do not answer.
         """
-        clients = dict(self._clients)
+        clients = {name: self._clients.get(name) for name in self.names}
         if leaving:
             clients |= {f"{each.name} at {each.url}": each.client for each in self._leaving if each.client is not None}
         answers = await asyncio.gather(*(self._ask(client, method, path, content) for client in clients.values()))
         return dict(zip(clients, answers, strict=True))
 
-    async def _ask(self, client: httpx.AsyncClient, method: str, path: str, content: bytes) -> httpx.Response | None:
+    async def _ask(
+        self, client: httpx.AsyncClient | None, method: str, path: str, content: bytes
+    ) -> httpx.Response | None:
+        if client is None:
+            return None
         try:
             return await client.request(
                 method, path, content=content, headers=self._headers, timeout=_SECONDS_TO_DESCRIBE

@@ -40,7 +40,8 @@ class Membership:
             listing: what the registry says now.
         """
         self._refused &= set(listing.urls)
-        added, gone = changes(self._replicas.names, listing)
+        added, gone = changes(self._replicas.added, listing)
+        self._replicas.wanted = listing.urls.keys() - self._refused
         for name, url in added.items():
             if name not in self._adding and name not in self._refused:
                 self._adding[name] = asyncio.ensure_future(self._add(name, url))

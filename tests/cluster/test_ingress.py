@@ -215,6 +215,16 @@ def test_each_cache_can_be_seen_and_all_are_verified(
                 await asyncio.sleep(0.001)
             gone = await client.get("/admin/replicas/1/snapshot")
             assert (gone.status_code, "does not answer" in gone.text) == (503, True)
+            assert (await client.get("/admin/snapshot")).status_code == 503
+            checked = (await client.post("/admin/check")).json()
+            assert sum(checked[name] for name in ("free_blocks", "evictable_blocks", "blocks_in_use")) == 300
+            await servers[0].kill()
+            while replicas.available:
+                await asyncio.sleep(0.001)
+            nobody = await client.post("/admin/check")
+            assert (nobody.status_code, nobody.json()["error"]["message"]) == (503, "no replica is up")
+            for server in servers:
+                await server.start()
 
     asyncio.run(main())
 

@@ -23,6 +23,7 @@ from support.pretended_replicas import (
     SECRET,
     Body,
     Cluster,
+    client_of,
     llm_of,
     tokens,
     until,
@@ -35,6 +36,8 @@ from radixkv.cluster.connection import connect
 from radixkv.cluster.membership import Membership, read_replicas
 from radixkv.cluster.records import Kind, encode_load, encode_record
 from radixkv.cluster.wire import encode_shares
+from radixkv.engine.clearing import NamespaceSelection
+from radixkv.errors import ReplicasLostError
 from radixkv.scheduling.tenant_share import TenantShare
 
 
@@ -136,6 +139,39 @@ def test_a_replica_that_hangs_does_not_keep_the_others_waiting(monkeypatch: pyte
         await asyncio.wait_for(membership.wait_for_first(), HANGING)
         assert replicas.available == ["b"]
         cluster.hung.clear()
+        await membership.close()
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_was_never_reached_is_one_of_all() -> None:
+    """It was one only during each attempt to reach it: between two of them, clearing the others was a success."""
+
+    async def main() -> None:
+        cluster = Cluster()
+
+        async def cut_off(request: httpx.Request) -> httpx.Response:
+            raise httpx.ConnectError("planted")
+
+        def connect(url: str) -> httpx.AsyncClient:
+            return client_of(cut_off, url) if url == "http://b" else cluster.connect(url)
+
+        replicas = ReplicaSet(SECRET, connect=connect)
+        membership = Membership(replicas, {"a": "http://a", "b": "http://b"})
+        await membership.wait_for_first()
+        await until(lambda: replicas.added == ["a"])  # the attempt has failed
+        assert replicas.names == ["a", "b"]
+        assert not replicas.load_of("b")
+        with pytest.raises(ReplicasLostError, match="are down, or did not do it: 'b'; ask again"):
+            await llm_of(replicas).clear(NamespaceSelection())
+        membership._update({"a": "http://a"})
+        await until(lambda: not membership._changing)
+        assert (await llm_of(replicas).clear(NamespaceSelection())).namespaces == 1
+        membership._update({})
+        await until(lambda: not replicas.added and not membership._changing)
+        with pytest.raises(ReplicasLostError, match="there is no replica"):
+            await llm_of(replicas).clear(NamespaceSelection())
         await membership.close()
         await replicas.close()
 

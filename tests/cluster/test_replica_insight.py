@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from support.pretended_replicas import until
 from support.replica_servers import LocalReplica, ingress_client, local_replicas, tiny_llm
 
 from radixkv import AsyncLLM
@@ -155,6 +156,22 @@ def test_pins_are_not_told_while_a_replica_does_not_answer(
         refused = await client.request(method, "/admin/pins" if method == "GET" else "/admin/pins/none")
         assert refused.status_code == 503
         assert "'1'" in refused.json()["error"]["message"]
+
+    over_two(check, default_tokenizer, tmp_path)
+
+
+def test_a_pin_on_a_replica_that_is_down_is_not_said_to_be_gone(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def check(client: httpx.AsyncClient, replicas: ReplicaSet, servers: list[LocalReplica]) -> None:
+        pinned = (await client.post("/admin/pins", json={"prompt": PROMPT})).json()
+        where = int(pinned["replica"])
+        await servers[where].kill()
+        await until(lambda: str(where) not in replicas.available)
+        for method, path in [("GET", "/admin/pins"), ("DELETE", f"/admin/pins/{pinned['id']}")]:
+            refused = await client.request(method, path)
+            assert (refused.status_code, f"'{where}'" in refused.json()["error"]["message"]) == (503, True)
+        await servers[where].start()
+        await until(lambda: str(where) in replicas.available)
+        assert (await client.delete(f"/admin/pins/{pinned['id']}")).status_code == 200
 
     over_two(check, default_tokenizer, tmp_path)
 

@@ -1,0 +1,32 @@
+"""What the replicas answered that were all asked for the same; see `ReplicaSet.ask_all`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import httpx
+
+from radixkv.errors import ReplicasLostError
+
+
+def all_answers(answers: Mapping[str, httpx.Response | None]) -> dict[str, httpx.Response]:
+    """The answers, if every replica gave one.
+
+    Args:
+        answers: by the names of replicas; None for one that is down, or does not answer.
+
+    Raises:
+        ReplicasLostError: some gave none, or an error; the message names them. Or there is no replica.
+    """
+    if not answers:
+        raise ReplicasLostError("there is no replica")
+    succeeded = {name: answer for name, answer in answers.items() if answer is not None and answer.is_success}
+    if len(succeeded) < len(answers):
+        missing = ", ".join(repr(name) for name in answers if name not in succeeded)
+        raise ReplicasLostError(f"replicas that are down, or did not do it: {missing}; ask again")
+    return succeeded
+
+
+def failure(answer: httpx.Response | None) -> str:
+    """Why a replica did not do what it was asked for."""
+    return "it does not answer" if answer is None else f"{answer.status_code} {answer.text:.300}"
