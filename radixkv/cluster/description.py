@@ -35,8 +35,8 @@ _IDENTITY: Mapping[str, type] = MappingProxyType(
     }
 )
 _CAPACITY = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
-# Replicas that are equal in these make the same tokens of a prompt, and its blocks have the same hashes.
-_OF_PROMPTS = ("version", "tokenizer", "vocab_size", "block_size")
+# Replicas of one version that are equal in these make the same tokens of a prompt, and its blocks have the same hashes.
+_OF_PROMPTS = ("tokenizer", "vocab_size", "block_size")
 
 
 @dataclass(frozen=True, slots=True)

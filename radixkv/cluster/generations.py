@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from radixkv import __version__
 from radixkv.cluster.description import ReplicaDescription
 
 _log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Generations:
         self._announced: set[str] = set()
 
     def check(self, replica: object, description: ReplicaDescription) -> None:
-        """Refuse a replica that cannot get the same requests as the first one that ever was up.
+        """Refuse a replica of another version, or one that cannot get the same requests as the first that ever was up.
 
         Args:
             replica: for the message.
@@ -54,6 +55,9 @@ class Generations:
         Raises:
             MismatchError: something differs.
         """
+        version = description.identity["version"]
+        if version != __version__:
+            raise MismatchError(f"{replica} runs RadixKV {version}; expected this ingress's version, {__version__}")
         difference = None if self._first is None else self._first.difference_in_prompts(description)
         if self._first is not None and difference is not None:
             raise MismatchError(

@@ -19,7 +19,7 @@ from support.pretended_replicas import llm_of as pretended_llm
 from support.replica_servers import LocalReplica, ingress_client, local_replicas, tiny_llm, tiny_model
 from tokenizers import normalizers
 
-from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
+from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, __version__
 from radixkv.cluster import ClusterLLM, MismatchError, ReplicaDescription, ReplicaSet, replica_set, text_interface
 from radixkv.cluster.attempt import MovedError, Ticket
 from radixkv.cluster.generations import Generations
@@ -97,9 +97,7 @@ class TestGenerations:
         assert generations.newest is not None
         assert not generations.names
 
-    @pytest.mark.parametrize(
-        ("name", "value"), [("version", "1"), ("tokenizer", "x"), ("vocab_size", 51), ("block_size", 8)]
-    )
+    @pytest.mark.parametrize(("name", "value"), [("tokenizer", "x"), ("vocab_size", 51), ("block_size", 8)])
     def test_other_prompts_are_refused_even_when_none_is_up(self, name: str, value: Any) -> None:
         generations = Generations()
         generations.check("any", described(1, **{name: value}))
@@ -108,6 +106,13 @@ class TestGenerations:
         with pytest.raises(MismatchError, match=f"^it cannot answer what the first replica does, of tiny: {name}: "):
             generations.check("it", described(2, **{name: value}))
         generations.check("it", described(2, weights="new", model="new", dtype="bfloat16", chat_template="new"))
+
+    def test_another_version_than_the_ingress_s_is_refused(self) -> None:
+        """Tests of one version say nothing about what an ingress and replicas of two versions answer together."""
+        with pytest.raises(
+            MismatchError, match=rf"^it runs RadixKV 0\.0\.1; .* this ingress's version, {__version__}$"
+        ):
+            Generations().check("it", described(1, version="0.0.1"))
 
     def test_each_generation_is_announced_once(self, caplog: pytest.LogCaptureFixture) -> None:
         generations = Generations()

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from radixkv import SamplingParams
+from radixkv import SamplingParams, __version__
 from radixkv.cluster import ClusterLLM, ReplicaSet, ReplicaStreams
 from radixkv.cluster.records import Kind, encode_load, encode_record
 from radixkv.engine.clearing import Cleared
@@ -22,7 +22,7 @@ SECRET = "a secret of the replicas"
 HANGING = 600
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
 IDENTITY = {
-    "version": "0",
+    "version": __version__,
     "tokenizer": "none",
     "model": "tiny",
     "weights": "none",
