@@ -19,18 +19,15 @@ class BlockIndex:
 
     def __init__(self) -> None:
         self._entries: dict[int, int] = {}
-        # One object for each set of replicas, however many blocks have it.
-        self._masks: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, block_hashes: Iterable[int], replica: int) -> None:
         """Note that a replica, a number from 0 on, holds these blocks."""
-        bit, entries, masks = 1 << replica, self._entries, self._masks
+        bit, entries = 1 << replica, self._entries
         for block_hash in block_hashes:
-            mask = entries.get(block_hash, 0) | bit
-            entries[block_hash] = masks.setdefault(mask, mask)
+            entries[block_hash] = entries.get(block_hash, 0) | bit
 
     def discard(self, block_hashes: Iterable[int], replica: int) -> None:
         """Note that it does not hold them any more."""
@@ -45,7 +42,6 @@ class BlockIndex:
         bit = 1 << replica
         for block_hash in [block_hash for block_hash, mask in self._entries.items() if mask & bit]:
             self._set(block_hash, self._entries[block_hash] & ~bit)
-        self._masks = {mask: mask for mask in self._entries.values()}
 
     def replicas(self, block_hash: int) -> int:
         """The replicas that hold a block, as bits."""
@@ -86,6 +82,6 @@ class BlockIndex:
 
     def _set(self, block_hash: int, mask: int) -> None:
         if mask:
-            self._entries[block_hash] = self._masks.setdefault(mask, mask)
+            self._entries[block_hash] = mask
         else:
             del self._entries[block_hash]
