@@ -74,9 +74,12 @@ class Membership:
             raise self._refusal
 
     def reload(self, given: Mapping[str, str], path: Path) -> None:
-        """Read the file again; a bad one changes nothing and logs one error."""
+        """Read the file again; a bad one, or no replica at all, changes nothing and logs one error."""
         try:
-            self._update({**given, **read_replicas(path)})
+            wanted = {**given, **read_replicas(path)}
+            if not wanted:  # perhaps the file is being written
+                raise ValueError(f"{path}: expected at least one NAME=URL, got none")
+            self._update(wanted)
         except (OSError, ValueError) as error:
             _log.error("replicas are kept as they were: %s", error)
 

@@ -69,6 +69,27 @@ def test_a_list_with_an_impossible_url_changes_nothing(tmp_path: Path, caplog: p
     assert f"{file}: line 2: 'a': url: expected http://host:port or unix:///path, got 'http://a:81OO'" in caplog.text
 
 
+def test_an_empty_list_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "replicas"
+    file.write_text("# a = http://a\n")
+
+    async def main() -> None:
+        replicas = Cluster().replicas()
+        membership = Membership(replicas, {"a": "http://a"})
+        await membership.wait_for_first()
+        await until(lambda: not membership._changing)
+        membership.reload({}, file)
+        assert not membership._changing
+        assert replicas.available == replicas.names == ["a"]
+        membership.reload({"a": "http://a"}, file)
+        await membership.close()
+        await replicas.close()
+
+    asyncio.run(main())
+    (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert error == f"replicas are kept as they were: {file}: expected at least one NAME=URL, got none"
+
+
 def test_what_a_drained_replica_has_to_do_counts_while_it_works() -> None:
     """During an update, the load of all replicas used to look halved."""
     cluster = Cluster()
