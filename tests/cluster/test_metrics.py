@@ -103,6 +103,10 @@ def test_an_ingress_shows_each_replica_and_totals_that_survive_it(default_tokeni
             assert after["num_steps_total", ""] == sum(steps)
             assert after["prefix_cache_queries_total", ""] == before["prefix_cache_queries_total", ""]
             assert after["kv_cache_blocks", "free"] < before["kv_cache_blocks", "free"]
+            await servers[0].kill()
+            while replicas.available:
+                await asyncio.sleep(0.001)
+            assert (await metrics())["kv_cache_usage_perc", ""] == 0
             assert (await client.get("/admin/replicas/1/metrics")).status_code == 503
             assert (await client.get("/admin/replicas/2/metrics")).status_code == 404
 
