@@ -86,6 +86,7 @@ class ClusterLLM:
         self._streams: dict[str, RequestStream] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._accepted: dict[str, asyncio.Future[None]] = {}
+        self._has_aborted = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -288,7 +289,7 @@ class ClusterLLM:
         """Refuse new requests, give unfinished ones ``grace_seconds``, and abort the rest.
 
         Returns:
-            Whether all requests finished without being aborted.
+            Whether all requests finished without being aborted, by this call or an earlier one.
         """
         self._intake.draining = True
         with suppress(TimeoutError):
@@ -296,8 +297,9 @@ class ClusterLLM:
         cut_short = list(self._streams.values())
         for stream in cut_short:
             self.fail(stream.request_id, DrainingError("the server is shutting down; the answer is incomplete"))
+        self._has_aborted = self._has_aborted or bool(cut_short)
         self._intake.shut_down()
-        return not cut_short
+        return not self._has_aborted
 
     # -- internals -----------------------------------------------------------------------------------------------
 

@@ -82,6 +82,7 @@ def test_a_shutdown_ends_what_no_replica_has_accepted_yet() -> None:
         with pytest.raises(DrainingError):
             await asyncio.wait_for(submitted, HANGING)
         assert llm.num_unfinished == 0
+        assert not await llm.shutdown()  # as a server asks, for its log
         await replicas.close()
 
     asyncio.run(main())
