@@ -43,7 +43,8 @@ class Generations:
         self._up: dict[str, ReplicaDescription] = {}
         # Of the replicas that are up; while none is, of those that were up last.
         self._last: list[ReplicaDescription] = []
-        self._announced: set[str] = set()
+        # When the first replica of each generation was started, as far as it was seen here.
+        self._begun: dict[str, float] = {}
 
     def check(self, replica: object, description: ReplicaDescription) -> None:
         """Refuse a replica of another version, or one that cannot get the same requests as the first that ever was up.
@@ -66,21 +67,22 @@ class Generations:
 
     def add(self, name: str, description: ReplicaDescription) -> None:
         """A replica is up."""
-        newest = self.newest
+        newest, generation = self.newest, description.generation
+        begun = self._begun.get(generation)
+        self._begun[generation] = description.started if begun is None else min(begun, description.started)
         self._first = self._first or description
-        self._up[name], self.names[name], self.rooms[name] = description, description.generation, description.room
+        self._up[name], self.names[name], self.rooms[name] = description, generation, description.room
         self._last = list(self._up.values())
         self.num_changes += 1
-        if newest is not None and description.generation not in self._announced:
+        if newest is not None and begun is None:
             difference = newest.difference(description)
             if difference is not None:
                 _log.warning(
                     "replica %r is of another generation, %s: answers that have begun do not move between them; %s",
                     name,
-                    description.generation,
+                    generation,
                     difference,
                 )
-        self._announced.add(description.generation)
 
     def remove(self, name: str) -> None:
         """A replica is up no more."""
@@ -93,13 +95,10 @@ class Generations:
     def newest(self) -> ReplicaDescription | None:
         """The description of the generation that was begun last, of those that are up, or were last; None: none ever was.
 
-        A generation is as old as its first replica: restarting a replica of an old generation does not make that generation
-        the newest.
+        A generation is as old as the first of its replicas that ever was up: starting another one, under whatever name, does
+        not make an old generation the newest.
         """
-        begun: dict[str, ReplicaDescription] = {}
-        for each in sorted(self._last, key=lambda each: each.started):
-            begun.setdefault(each.generation, each)
-        return max(begun.values(), key=lambda each: each.started, default=None)
+        return max(self._last, key=lambda each: self._begun[each.generation], default=None)
 
     @property
     def capacities(self) -> list[Mapping[str, int]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -330,8 +329,6 @@ class ReplicaSet:
                 client = self._connect(member.url)
             if old is not None and old.instance != description.instance:
                 member.sent_shares = None  # an earlier process confirmed them, perhaps without ever being up
-            if old is not None and old.generation == description.generation:
-                description = replace(description, started=old.started)  # its generation is no newer by its restart
             member.description = description
             if member.client is not client:
                 await self._tenants.send(member, client)

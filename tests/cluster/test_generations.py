@@ -85,6 +85,16 @@ class TestGenerations:
         assert generations.newest is old
         assert set(generations.names) == {"a", "c"}
 
+    def test_an_old_generation_under_new_names_is_not_the_newest(self) -> None:
+        """Ray starts each replica under a new name."""
+        generations = Generations()
+        generations.add("one", described(0, weights="old"))
+        generations.add("two", described(100, weights="new"))
+        generations.remove("one")
+        generations.add("three", described(200, weights="old"))
+        assert generations.newest is not None
+        assert generations.newest.identity["weights"] == "new"
+
     def test_where_none_is_up_the_last_ones_count(self) -> None:
         generations = Generations()
         generations.add("a", described(1))
