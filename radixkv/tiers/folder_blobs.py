@@ -17,6 +17,7 @@ from pathlib import Path
 
 from radixkv.cache.arguments import check_count, check_path
 from radixkv.threads import FutureThreads
+from radixkv.tiers.mount import Mount
 
 NUM_THREADS = 4
 # A read updates a file's time only if it is older than this.
@@ -46,9 +47,9 @@ class FolderBlobs:
         check_count("capacity_bytes", capacity_bytes, 1)
         self.description = str(root)
         self._root = root / "files"  # a disk tier may have the same root
-        self._device: int | None = None  # on which the files were last there
+        self._mount = Mount(self._root)
         with suppress(OSError):  # a folder that fails now may recover; until then, each use raises
-            self._check_mounted()
+            self._mount.check()
         self._capacity = capacity_bytes
         self._until_look = 0
         self._threads = FutureThreads("folder-blobs", NUM_THREADS)
@@ -69,7 +70,7 @@ class FolderBlobs:
         return [blob for blob, _ in found]
 
     def write(self, blobs: Mapping[str, bytes]) -> int:
-        self._check_mounted()
+        self._mount.check()
         # The first of a prefix last, so that it is not the first to be removed.
         missing = [name for name in reversed([*blobs]) if not self._in_use(name)]
         for name in missing:
@@ -85,7 +86,7 @@ class FolderBlobs:
             self._path(name).unlink(missing_ok=True)
 
     def clear(self, path: str) -> None:
-        self._check_mounted()
+        self._mount.check()
         folder = self._root / path
         # A rename clears it for all readers at once, however long removing takes.
         doomed = self._root / f".cleared-{uuid.uuid4().hex}"
@@ -101,18 +102,6 @@ class FolderBlobs:
     def _path(self, name: str) -> Path:
         folder, _, block = name.rpartition("/")
         return self._root / folder / block[:2] / block
-
-    def _check_mounted(self) -> None:
-        """Raise OSError if the files are not there, and would be made on another disk than they were on.
-
-        Then what was mounted is gone for now, with all that is to be cleared. It would hide what is written in its place.
-        """
-        existing = next(path for path in (self._root, *self._root.parents) if path.exists())
-        device = existing.stat().st_dev
-        if existing == self._root:
-            self._device = device
-        elif self._device not in (None, device):
-            raise OSError(errno.ESTALE, "what was mounted is gone", str(self._root.parent))
 
     def _in_use(self, name: str) -> bool:
         """Whether a blob is there; if so, mark it as used, so that it is not removed for the rest of its prefix."""
@@ -178,7 +167,7 @@ class FolderBlobs:
                 self._make_folder(path.parent)
             path.mkdir(mode=0o700, exist_ok=True)
             if path == self._root:
-                self._device = path.stat().st_dev
+                self._mount.check()
 
     def _cut_down_to(self, num_bytes: int) -> None:
         """Remove the least recently used files beyond ``num_bytes`` in all."""

@@ -16,6 +16,7 @@ from radixkv.threads import Worker
 from radixkv.tiers.backoff import Backoff
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.medium_queue import MediumQueue, PendingBlock
+from radixkv.tiers.mount import Mount
 from radixkv.tiers.open_store import Found, MediumErrors, OpenStore, open_to_write
 from radixkv.tiers.record import RecordCodec, Verdict
 from radixkv.tiers.slot_files import SlotFiles
@@ -88,7 +89,7 @@ class StoreWriter:
         self._has_unwiped = False  # free slots may hold what was cleared while the disk failed; likewise
         self._opened: OpenStore | None = None
         self._files: SlotFiles | None = None  # of the store that is open, or was until its disk failed
-        self._device: int | None = None  # on which the store was last
+        self._mount = Mount(root / codec.name)
         try:
             self._open()
         except MediumErrors as error:
@@ -153,10 +154,11 @@ class StoreWriter:
     def _open(self) -> OpenStore:
         with self._index_lock:
             cleared = self._uncleared
-            self._check_mounted()
+            self._mount.check()
             opened, entries, free = open_to_write(
                 self._root, self._codec, self._slot_bytes, self._capacity, cleared, self.pins
             )
+            self._mount.check()  # now it is there
             with self._clear_lock:
                 self._files = opened.files
                 self.table.fill(entries)
@@ -167,18 +169,6 @@ class StoreWriter:
                     slots = self.table.clear(namespace)
                     self._writer.call(self._release(namespace, slots))
         return opened
-
-    def _check_mounted(self) -> None:
-        """Raise OSError if the store is not there, and would be made on another disk than it was on.
-
-        Then what was mounted is gone for now, with all that is to be cleared. It would hide what is written in its place.
-        """
-        folder = self._root / self._codec.name
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-        device = existing.stat().st_dev
-        if existing != folder and self._device not in (None, device):
-            raise OSError(errno.ESTALE, "what was mounted is gone", str(self._root))
-        self._device = device
 
     def _give_up(self) -> None:
         """Close the store, so that nothing keeps the failed disk in use; the next batch opens it anew."""

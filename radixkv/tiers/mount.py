@@ -1,0 +1,33 @@
+"""A folder that may lie on a mounted disk, and be gone with it for a while."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+
+class Mount:
+    """Remembers on which device a folder was, so that an empty mount point is not taken for it.
+
+    Args:
+        folder: made by its user if it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._device: int | None = None
+
+    def check(self) -> None:
+        """Note the folder's device, if it is there.
+
+        Raises:
+            OSError: it is not, and would be made on another device than it was on: what was mounted is gone for now, with all
+                that is to be cleared, and would hide what is written in its place. Or the device fails.
+        """
+        existing = next(path for path in (self._folder, *self._folder.parents) if path.exists())
+        device = os.stat(existing).st_dev
+        if existing == self._folder:
+            self._device = device
+        elif self._device not in (None, device):
+            raise OSError(errno.ESTALE, "what was mounted is gone", str(self._folder.parent))
