@@ -26,6 +26,7 @@ from radixkv.prompts import (
     as_prompts,
     as_single_prompt,
 )
+from radixkv.sampling_defaults import given_or_default
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.serving.answer_reader import AnswerReader
@@ -275,11 +276,7 @@ class AsyncLLM(AsyncEngine):
         return SamplingParams(**self.loaded.sampling_defaults)
 
     def _own_sampling_params(self, params: SamplingParams | None) -> SamplingParams:
-        if params is None:
-            params = self.get_default_sampling_params()
-        if not isinstance(params, SamplingParams):
-            raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
-        return self._own(params)
+        return self._own(given_or_default(params, self.loaded.sampling_defaults))
 
     def _own(self, params: _Params) -> _Params:
         return copy.deepcopy(params).for_vocabulary(self.loaded.vocab_size)

@@ -35,6 +35,7 @@ from radixkv.prompts import (
     is_prompt,
     with_answer_form,
 )
+from radixkv.sampling_defaults import given_or_default
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.serving.answer_reader import AnswerReader
@@ -343,12 +344,7 @@ class LLM:
         return [request_output(request) for request in requests]
 
     def _sampling_params(self, params: SamplingParams | None) -> SamplingParams:
-        """Those given, or the defaults."""
-        if params is None:
-            return self.get_default_sampling_params()
-        if not isinstance(params, SamplingParams):
-            raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
-        return params
+        return given_or_default(params, self.engine.loaded.sampling_defaults)
 
     def _make_request(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int = 0) -> Request:
         params = with_answer_form(params, prompt.answer_form)

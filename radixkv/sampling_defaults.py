@@ -53,6 +53,19 @@ def defaults_of_model(generation_config: Any, name: str) -> SamplingDefaults:
         raise ValueError(f"generation_config of {name}: {error}; generation_config='vllm' does without it") from None
 
 
+def given_or_default(params: SamplingParams | None, defaults: SamplingDefaults) -> SamplingParams:
+    """The parameters of a request, or the defaults where it has none.
+
+    Raises:
+        TypeError: they are of another class.
+    """
+    if params is None:
+        return SamplingParams(**defaults)
+    if not isinstance(params, SamplingParams):
+        raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
+    return params
+
+
 def overridden(defaults: SamplingDefaults, values: Mapping[str, Any]) -> SamplingDefaults:
     """The defaults with a user's values in place of the model's.
 
