@@ -48,44 +48,36 @@ def test_a_list_of_replicas_in_another_encoding_is_named(tmp_path: Path) -> None
         read_replicas(file)
 
 
-def test_a_list_with_an_impossible_url_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The replica of that name used to be removed before its new url was looked at."""
-    file = tmp_path / "replicas"
-    file.write_text("b = http://b\na = http://a:81OO\n")
-
-    async def main() -> None:
-        cluster = Cluster()
-        replicas = cluster.replicas()
-        membership = Membership(replicas, {"a": "http://a"})
-        await membership.wait_for_first()
-        await until(lambda: not membership._changing)
-        membership.reload({}, file)
-        assert not membership._changing
-        assert replicas.available == replicas.names == ["a"]
-        await membership.close()
-        await replicas.close()
-
-    asyncio.run(main())
-    assert f"{file}: line 2: 'a': url: expected http://host:port or unix:///path, got 'http://a:81OO'" in caplog.text
-
-
-def test_an_empty_list_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = tmp_path / "replicas"
-    file.write_text("# a = http://a\n")
+def reload_one_replica(file: Path, *given: dict[str, str]) -> None:
+    """Reload a file beside replicas that are given otherwise, one after another, where one is up: nothing may change."""
 
     async def main() -> None:
         replicas = Cluster().replicas()
         membership = Membership(replicas, {"a": "http://a"})
         await membership.wait_for_first()
         await until(lambda: not membership._changing)
-        membership.reload({}, file)
-        assert not membership._changing
-        assert replicas.available == replicas.names == ["a"]
-        membership.reload({"a": "http://a"}, file)
+        for each in given:
+            membership.reload(each, file)
+            assert not membership._changing
+            assert replicas.available == replicas.names == ["a"]
         await membership.close()
         await replicas.close()
 
     asyncio.run(main())
+
+
+def test_a_list_with_an_impossible_url_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The replica of that name used to be removed before its new url was looked at."""
+    file = tmp_path / "replicas"
+    file.write_text("b = http://b\na = http://a:81OO\n")
+    reload_one_replica(file, {})
+    assert f"{file}: line 2: 'a': url: expected http://host:port or unix:///path, got 'http://a:81OO'" in caplog.text
+
+
+def test_an_empty_list_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "replicas"
+    file.write_text("# a = http://a\n")
+    reload_one_replica(file, {}, {"a": "http://a"})
     (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert error == f"replicas are kept as they were: {file}: expected at least one NAME=URL, got none"
 
