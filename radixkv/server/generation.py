@@ -23,6 +23,8 @@ from radixkv.server.tenants import Tenant
 from radixkv.server.time_limits import Deadlines
 from radixkv.serving.request_stream import OutputDelta, RequestStream
 
+_CUT_SHORT = "the server is shutting down; the answer is incomplete"
+
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
@@ -183,14 +185,14 @@ class Generation:
                     if isinstance(delta, RequestOutput):
                         self.prompt_logprobs[prompt] = delta.prompt_logprobs
                     elif delta.aborted:
-                        raise DrainingError("the server is shutting down; the answer is incomplete")
+                        raise DrainingError(_CUT_SHORT)
                     outputs = self._outputs(delta)
                     if outputs and not isinstance(delta, RequestOutput):
                         self._num_expected[prompt] = len(outputs)  # a search may find fewer than were asked for
                     for output in outputs:
                         choice = prompt * self._num_choices + output.index
                         if output.finish_reason == "abort":
-                            raise DrainingError("the server is shutting down; the answer is incomplete")
+                            raise DrainingError(_CUT_SHORT)
                         if choice in self._finished:
                             continue
                         if output.finish_reason is not None:
