@@ -215,7 +215,8 @@ def measure_writing(model: str | None, folder: Path, rounds: int) -> Writing:
         vocabulary = llms["none"].engine.loaded.vocab_size
         os.sync()  # otherwise the system would write what was measured before meanwhile
         for number in range(MORE_ROUNDS * rounds + 1):
-            for way, llm in llms.items():
+            # In both orders: what one way leaves to be written may delay the next.
+            for way, llm in list(llms.items())[:: 1 if number % 2 else -1]:
                 prompts: list[Any] = [
                     {"prompt_token_ids": random_tokens(rng, UNRELATED_TOKENS, vocabulary)}
                     for _ in range(UNRELATED_PROMPTS)
