@@ -40,7 +40,7 @@ class SlotFiles:
         self.num_slots = 0
         self._folder = folder
         self._slot_bytes = slot_bytes
-        self._flags = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
+        self._flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
         self._files = OpenFiles(self._open, MAX_OPEN_FILES)
         for index in count():
             slots = min(self._size(index) // slot_bytes, self.slots_per_file)
@@ -56,6 +56,7 @@ class SlotFiles:
         """
         index, begun = divmod(self.num_slots, self.slots_per_file)
         wanted = min(self.slots_per_file, most - index * self.slots_per_file)
+        os.close(open_private(self._path(index), self._flags | os.O_CREAT))
         with self._opened(index) as descriptor:
             try:
                 os.posix_fallocate(descriptor, 0, wanted * self._slot_bytes)
@@ -141,7 +142,7 @@ class SlotFiles:
     def _open(self, index: int) -> int:
         path = self._path(index)
         try:
-            return open_private(path, self._flags | os.O_CLOEXEC)
+            return os.open(path, self._flags)
         except OSError as error:
             if error.errno != errno.EROFS:
                 raise

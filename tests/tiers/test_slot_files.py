@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from support.disk_tiers import SLOT, OpenTier, files_open_in, put
+from support.disk_tiers import SLOT, OpenTier, files_open_in, put, slot_file
 from support.tier_model import get, prefix_keys, random_blocks
 
 from radixkv.tiers import slot_files
@@ -55,7 +54,29 @@ def test_what_was_written_is_read_on_a_disk_that_became_read_only(
     put(tier, KEYS[:8], BLOCKS[:8])
     tier.close()
     tier = open_tier()
-    monkeypatch.setattr(slot_files, "open_private", Mock(side_effect=OSError(errno.EROFS, "read-only file system")))
+    real = os.open
+
+    def refuse_to_write(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_RDWR:
+            raise OSError(errno.EROFS, "read-only file system")
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse_to_write)
+    assert np.array_equal(get(tier, KEYS[:8]), BLOCKS[:8])
+
+
+def test_a_file_that_somebody_removed_is_not_made_by_reading_it(open_tier: OpenTier, tmp_path: Path) -> None:
+    """It was made anew, empty."""
+    tier = open_tier()
+    put(tier, KEYS[:8], BLOCKS[:8])
+    tier.close()
+    tier = open_tier()
+    slot_file(tmp_path).unlink()
+    assert len(get(tier, KEYS[:8])) == 0
+    assert not [*tmp_path.glob("store/*/blocks-*")]
+    tier.close()
+    tier = open_tier()
+    put(tier, KEYS[:8], BLOCKS[:8])
     assert np.array_equal(get(tier, KEYS[:8]), BLOCKS[:8])
 
 
