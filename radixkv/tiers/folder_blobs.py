@@ -18,6 +18,7 @@ from pathlib import Path
 from radixkv.cache.arguments import check_count, check_path
 from radixkv.threads import FutureThreads
 from radixkv.tiers.mount import Mount
+from radixkv.tiers.shared_tier import PartlyWrittenError
 
 NUM_THREADS = 4
 # A read updates a file's time only if it is older than this.
@@ -73,13 +74,18 @@ class FolderBlobs:
         self._mount.check()
         # The first of a prefix last, so that it is not the first to be removed.
         missing = [name for name in reversed([*blobs]) if not self._in_use(name)]
-        for name in missing:
-            self._write_or_make_room(self._path(name), blobs[name])
-            self._until_look -= len(blobs[name])
-        if self._until_look < 0:
-            self._cut_down_to(self._capacity)
-            self._until_look = self._capacity // LOOKS_PER_CAPACITY
-        return len(missing)
+        written = 0
+        try:
+            for name in missing:
+                self._write_or_make_room(self._path(name), blobs[name])
+                self._until_look -= len(blobs[name])
+                written += 1
+            if self._until_look < 0:
+                self._cut_down_to(self._capacity)
+                self._until_look = self._capacity // LOOKS_PER_CAPACITY
+        except OSError as error:
+            raise PartlyWrittenError(str(error), written, len(missing) - written) from error
+        return written
 
     def delete(self, names: Sequence[str]) -> None:
         for name in names:

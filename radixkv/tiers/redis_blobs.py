@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+from radixkv.tiers.shared_tier import PartlyWrittenError
+
 _NAMES_PER_SCAN = 1000
 
 
@@ -60,7 +62,11 @@ class RedisBlobs:
         with self._errors(), self._client.pipeline(transaction=False) as pipeline:
             for name in missing:
                 pipeline.set(_key(name), blobs[name])
-            pipeline.execute()
+            answers = pipeline.execute(raise_on_error=False)
+        refusals = [answer for answer in answers if isinstance(answer, self._error)]
+        if refusals:
+            error = refusals[0]
+            raise PartlyWrittenError(f"{type(error).__name__}: {error}", len(missing) - len(refusals), len(refusals))
         return len(missing)
 
     def delete(self, names: Sequence[str]) -> None:

@@ -18,6 +18,24 @@ from radixkv.tiers.stats import StoreCounters, StoreStats
 from radixkv.tiers.tier import BlockBytes
 
 
+class PartlyWrittenError(OSError):
+    """A store failed after it had looked which of the blobs were missing, and had perhaps written some of them.
+
+    Args:
+        reason: of the failure.
+        num_written: how many it wrote.
+        num_lost: how many it did not write that are not there.
+
+    Attributes:
+        num_written, num_lost: see above.
+    """
+
+    def __init__(self, reason: str, num_written: int, num_lost: int) -> None:
+        super().__init__(reason)
+        self.num_written = num_written
+        self.num_lost = num_lost
+
+
 class BlobStore(Protocol):
     """Bytes by name. A name is a path ``format/namespace/block``.
 
@@ -39,7 +57,11 @@ class BlobStore(Protocol):
         """The blobs, None where there is none; the result may end after the first None."""
 
     def write(self, blobs: Mapping[str, bytes]) -> int:
-        """Write those of the blobs that are not there, each whole or not at all; returns how many it wrote."""
+        """Write those of the blobs that are not there, each whole or not at all; returns how many it wrote.
+
+        Raises:
+            OSError: none was written; a `PartlyWrittenError` says how many were.
+        """
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove blobs, which need not be there."""
@@ -208,7 +230,7 @@ class SharedTier:
 
     def _write(self, batch: list[PendingBlock]) -> None:
         begin = self._clock()
-        dropped, written = len(batch), 0
+        dropped, written = sum(not pending.cancelled for pending in batch), 0
         try:
             if self._writes.ready:
                 self._clear_store()
@@ -222,6 +244,9 @@ class SharedTier:
                 dropped = 0
                 if written:  # else nothing is proved: even a full store accepts what it has already
                     self._writes.worked()
+        except PartlyWrittenError as error:
+            dropped, written = error.num_lost, error.num_written
+            self._failed(self._writes, error)
         except OSError as error:
             self._failed(self._writes, error)
         finally:

@@ -224,12 +224,15 @@ class StoreWriter:
             self._failed(self._writes, error)
             if _may_be_gone(error):
                 self._give_up()
-        self._counters.add(
-            written_blocks=written,
-            written_bytes=written * self._codec.format.block_bytes,
-            dropped_blocks=len(batch) - written,
-            write_seconds=self._clock() - begin,
-        )
+        finally:
+            with self._clear_lock:
+                lost = self.table.missing([pending.key for pending in batch if not pending.cancelled])
+            self._counters.add(
+                written_blocks=written,
+                written_bytes=written * self._codec.format.block_bytes,
+                dropped_blocks=len(lost),
+                write_seconds=self._clock() - begin,
+            )
 
     def _write_slots(self, batch: list[PendingBlock]) -> int:
         opened = self._current()

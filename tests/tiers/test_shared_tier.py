@@ -28,7 +28,7 @@ from radixkv.tiers import folder_blobs
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.folder_blobs import FolderBlobs
 from radixkv.tiers.redis_blobs import RedisBlobs
-from radixkv.tiers.shared_tier import BlobStore, SharedTier
+from radixkv.tiers.shared_tier import BlobStore, PartlyWrittenError, SharedTier
 
 Open = Callable[..., SharedTier]
 
@@ -282,6 +282,40 @@ def test_what_cannot_be_encoded_is_dropped_and_others_are_cleared(
     tier.clear(KEYS[0].namespace)
     assert tier.flush(600)
     assert other.contains_prefix(KEYS) == 0
+
+
+def test_of_a_batch_that_a_folder_took_in_part_each_block_is_counted_as_what_it_is(tmp_path: Path) -> None:
+    """All of them used to count as dropped, and none as written."""
+    tier = SharedTier(FolderBlobs(tmp_path, capacity_bytes=1 << 20), FORMAT)
+    put(tier, KEYS[:1], BLOCKS[:1])
+    drafts: list[str] = []
+
+    def replace(source: Path, target: Path) -> None:
+        drafts.append(os.fspath(source))
+        if len(drafts) > 2:
+            raise OSError(errno.EIO, "unwritable")
+        os.rename(source, target)
+
+    with mock.patch.object(os, "replace", replace):
+        put(tier)
+    assert tier.stats.written_blocks == 3
+    assert tier.stats.dropped_blocks == 3
+    assert tier.stats.errors == 1
+    tier.close()
+
+
+def test_of_a_batch_that_a_server_took_in_part_each_block_is_counted_as_what_it_is(server: KeyValueServer) -> None:
+    store = RedisBlobs(server.url)
+    rules = ["resetkeys", "%R~*", "~radixkv/format/*"]
+    store._client.execute_command("ACL", "SETUSER", "default", *rules)
+    try:
+        with pytest.raises(PartlyWrittenError, match="NoPermissionError") as raised:
+            store.write({"format/a": b"1", "other/b": b"2", "format/c": b"3", "other/d": b"4", "other/e": b"5"})
+        assert (raised.value.num_written, raised.value.num_lost) == (2, 3)
+        assert store.read(["format/a", "other/b", "format/c"]) == [b"1", None, b"3"]
+    finally:
+        store._client.execute_command("ACL", "SETUSER", "default", "allkeys")
+        store.close()
 
 
 def test_a_server_that_hangs_is_not_waited_for(server: KeyValueServer) -> None:
@@ -555,5 +589,6 @@ def test_what_waits_when_it_is_cleared_is_not_written_afterwards(
     tier.clear(KEYS[0].namespace)
     may_write.set()
     assert tier.flush(60)
+    assert tier.stats.dropped_blocks == 0  # what is cleared is not dropped
     assert [other.contains_prefix(KEYS[start:]) for start in range(6)] == [0] * 6
     assert tier.contains_prefix(KEYS[1:]) == 0
