@@ -236,7 +236,9 @@ class StoreWriter:
 
     def _write_slots(self, batch: list[PendingBlock]) -> int:
         opened = self._current()
-        batch = [pending for pending in batch if not pending.cancelled]
+        # Some may be there by now: whoever put them again may have looked just before they were written.
+        missing = self.table.missing([pending.key for pending in batch])
+        batch = [batch[row] for row in missing if not batch[row].cancelled]
         slots = self._allocate(opened, len(batch))
         placed = list(zip(batch, slots, strict=False))
         try:

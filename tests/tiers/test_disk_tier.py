@@ -24,6 +24,7 @@ from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.maintenance import Verification, verify
 from radixkv.tiers.open_store import OpenStore
 from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
+from radixkv.tiers.slot_table import SlotTable
 from radixkv.tiers.store_writer import StoreWriter
 
 
@@ -179,6 +180,29 @@ def test_what_made_room_for_a_block_that_was_not_kept_is_not_in_the_index(
     tier.close()
     (folder,) = tmp_path.glob("store/*")
     assert verify(folder) == Verification(right=4, corrupt=0, replaced=0)
+
+
+def test_a_block_that_is_written_while_it_is_put_again_takes_one_slot(
+    open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads put it, one just before it was there and the other just after: its first slot was lost until a restart."""
+    tier = open_tier(capacity_bytes=6 * SLOT)
+    missing = SlotTable.missing
+
+    def meanwhile(table: SlotTable, keys: Sequence[BlockKey]) -> list[int]:
+        monkeypatch.setattr(SlotTable, "missing", missing)
+        rows = missing(table, keys)
+        put(tier, KEYS[:1], BLOCKS[:1])
+        return rows
+
+    monkeypatch.setattr(SlotTable, "missing", meanwhile)
+    put(tier, KEYS[:1], BLOCKS[:1])
+    other = prefix_keys("bob", *range(5))
+    put(tier, other, BLOCKS[1:])
+    assert tier.contains_prefix(KEYS[:1]) == 1
+    assert tier.contains_prefix(other) == 5
+    assert tier.stats.written_blocks == 6
+    assert tier.stats.dropped_blocks == 0
 
 
 def test_the_least_recently_used_make_room_and_tails_go_before_heads(open_tier: OpenTier) -> None:
