@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -216,19 +216,12 @@ def _opened(folder: Path, *, writable: bool) -> Iterator[_Store]:
         )
     layout = RecordLayout(header.block_format, sealed=header.sealed)
     slot_bytes = slot_bytes_of(layout)
-    lock = FolderLock(folder) if writable else None
-    try:
-        index = SlotIndex(folder, writable=writable)
+    with ExitStack() as stack:
+        if writable:
+            stack.enter_context(closing(FolderLock(folder)))
         try:
-            files = SlotFiles(folder, slot_bytes, writable=writable)
-            try:
-                yield _Store(header, layout, slot_bytes, index, files)
-            finally:
-                files.close()
-        finally:
-            index.close()
-    except IndexErrors as error:
-        raise UnreadableIndexError(f"{folder}: its index cannot be read ({error})") from error
-    finally:
-        if lock is not None:
-            lock.close()
+            index = stack.enter_context(closing(SlotIndex(folder, writable=writable)))
+            files = stack.enter_context(closing(SlotFiles(folder, slot_bytes, writable=writable)))
+            yield _Store(header, layout, slot_bytes, index, files)
+        except IndexErrors as error:
+            raise UnreadableIndexError(f"{folder}: its index cannot be read ({error})") from error
