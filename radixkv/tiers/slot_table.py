@@ -30,12 +30,6 @@ class SlotTable:
     def __len__(self) -> int:
         return len(self._entries)
 
-    @property
-    def slots(self) -> list[int]:
-        """The slots of blocks, and those that proved wrong since `take_changes`."""
-        with self._lock:
-            return [*self._gone, *(entry.slot for entry in self._entries.values())]
-
     def fill(self, entries: OrderedDict[bytes, IndexedBlock]) -> None:
         """Replace all entries by those of an index."""
         with self._lock:

@@ -26,7 +26,7 @@ def test_a_flipped_bit_is_a_miss_with_a_count(
 ) -> None:
     if key and where in ("magic", "checksum", "tokens"):
         pytest.skip("the tag covers what matters; `radixkv store verify` reads the checksum")
-    tier = open_tier(key=key)
+    tier = open_tier(key=key, capacity_bytes=7 * SLOT)
     put(tier)
     body = SLOT - FORMAT.block_bytes - (16 if key else 0)
     offset = {"magic": 0, "checksum": 8, "digest": 24, "tokens": 56, "first byte": body, "last byte": SLOT - 1}[where]
@@ -39,6 +39,8 @@ def test_a_flipped_bit_is_a_miss_with_a_count(
     assert tier.stats.corrupt_blocks == 1
     assert tier.contains_prefix(KEYS) == 2
     put(tier)
+    put(tier, prefix_keys("bob", 1), BLOCKS[:1])  # into the slot of the damaged one
+    assert len(tier) == 7
     assert np.array_equal(get(tier, KEYS), BLOCKS)
     tier.close()
     assert np.array_equal(get(open_tier(key=key), KEYS), BLOCKS)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -200,17 +201,21 @@ class DiskMachine(TierMachine):
     def break_medium(self, fault: str) -> None:
         self.os.fault = fault
 
-    @invariant()
-    def no_slot_is_lost(self) -> None:
-        if hasattr(self, "tier"):
-            assert self.tier.flush(600)
-            writer = self.tier._writer
-            assert writer is not None
-            opened = writer._opened
-            if opened is not None and opened.files.num_slots:
-                slots = [*writer._free, *self.tier.table.slots]
-                assert sorted(slots) == list(range(opened.files.num_slots))
-                assert opened.files.num_slots <= self.capacity
+    @precondition(lambda self: self.os.fault == "none")
+    @rule()
+    def fill(self) -> None:
+        """As many blocks as there is space for are kept: no slot is lost, and none is given to two blocks."""
+        self.clock.now += 100
+        self.version += 1
+        keys = prefix_keys("eve", *range(self.version, self.version + self.capacity))
+        blocks = random_blocks(self.version, self.capacity)
+        self.model.put(keys, blocks)
+        self.tier.put_many(keys, blocks)
+        assert self.tier.flush(600)
+        assert len(self.tier) == self.capacity
+        self.asked += self.capacity
+        assert np.array_equal(get(self.tier, keys), blocks)
+        assert sum(path.stat().st_size for path in Path(self.folder.name).rglob("blocks-*")) == self.capacity * 4096
 
     def teardown(self) -> None:
         super().teardown()
