@@ -161,6 +161,7 @@ def clear(folder: Path, namespace: bytes | None = None) -> int:
         with _opened(folder, writable=True) as store:
             doomed = [row for row in store.index.all() if namespace in (None, row.namespace)]
             store.index.clear(namespace)
+            store.index.change_pins([namespace], [], [])
             if namespace is None:
                 store.files.shrink(0)
             else:

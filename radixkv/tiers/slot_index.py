@@ -199,15 +199,13 @@ class SlotIndex:
             )
 
     def clear(self, namespace: bytes | None) -> None:
-        """Forget the blocks and pins of one namespace, or everything.
+        """Forget the blocks of one namespace, or all.
 
         Raises:
             sqlite3.Error: nothing was changed.
         """
-        self._log_has_deleted = True
         with self._transaction():
             self._clear("blocks", "namespace", namespace)
-            self._clear("pins", "family", namespace)
 
     def erase_deleted(self) -> None:
         """Remove every trace of deleted pins from the files: SQLite's log keeps what was written until it is overwritten.

@@ -116,6 +116,8 @@ class StoredPins:
             for name, pin in reversed(pins.items()):  # the last first
                 if name in self._changes or name in self._in_force or name in self._waiting:
                     continue
+                if pin is not None and not self._cleared.isdisjoint((None, pin.group)):
+                    continue
                 if pin is None or _is_over(pin, now):
                     self._changes[name] = None
                     continue

@@ -20,6 +20,7 @@ from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import SlotIndex
 from radixkv.tiers.store_folder import store_folders
+from radixkv.tiers.stored_pins import StoredPin
 
 ANN, BOB = prefix_keys("ann", *range(6)), prefix_keys("bob", *range(3))
 BLOCKS = random_blocks(0, 6)
@@ -227,6 +228,21 @@ def test_clear_forgets_one_namespace_or_all(run: Run, root: Path) -> None:
     assert "6 blocks forgotten" in run("clear").output
     (path,) = root.glob("*/blocks-00000")
     assert path.stat().st_size == 0
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_clear_forgets_what_was_pinned_there(run: Run, root: Path, everything: bool) -> None:
+    tier = open_tier(root)
+    kept, cleared = (
+        StoredPin(key.digest.hex(), key.namespace, key.namespace, key.tokens, None, False) for key in (ANN[0], BOB[0])
+    )
+    for pin in (kept, cleared):
+        tier.pins.add(pin)
+    tier.close()
+    run("clear", *([] if everything else ["--namespace", cleared.group.hex()]))
+    tier = open_tier(root)
+    assert tier.pins.waiting() == ([] if everything else [kept])
+    tier.close()
 
 
 def test_a_store_in_use_is_left_alone(run: Run, root: Path) -> None:

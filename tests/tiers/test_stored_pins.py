@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
-from support.disk_tiers import OpenTier, index_of
-from support.tier_model import BLOCK_SIZE
+from support.disk_tiers import OpenTier, index_of, put
+from support.tier_model import BLOCK_SIZE, FakeClock
 
 from radixkv.tiers.block_key import namespace_digest
 from radixkv.tiers.slot_index import IndexedPin, SlotIndex
-from radixkv.tiers.stored_pins import StoredPin
+from radixkv.tiers.stored_pins import StoredPin, StoredPins
 
 ANN, BEN = (namespace_digest(b"", name) for name in ("ann", "ben"))
 TOKENS = b"in words" * BLOCK_SIZE
@@ -85,6 +87,37 @@ def test_what_a_disk_could_not_be_told_it_is_told_later(open_tier: OpenTier, mon
     assert [each.name for each in open_tier().pins.waiting()] == ["kept", "new"]
 
 
+def test_what_is_pinned_after_a_clearing_that_waits_stays_pinned(
+    open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written just before the clearing's turn at the index came, and was deleted with what had been pinned before."""
+    tier = open_tier()
+    tier.pins.add(pin("old"))
+    assert tier.flush(600)
+    commit, clear = StoredPins.commit, StoredPins.clear
+    cleared = threading.Event()
+    clearing = threading.Thread(target=tier.clear, args=(ANN,))
+
+    def note_cleared(pins: StoredPins, group: bytes | None) -> None:
+        clear(pins, group)
+        cleared.set()
+
+    def commit_later(pins: StoredPins, index: SlotIndex) -> None:
+        if not cleared.is_set():
+            clearing.start()
+            assert cleared.wait(600)
+            pins.add(pin("new"))
+        commit(pins, index)
+
+    monkeypatch.setattr(StoredPins, "clear", note_cleared)
+    monkeypatch.setattr(StoredPins, "commit", commit_later)
+    tier.pins.add(pin("older"))
+    assert tier.flush(600)
+    clearing.join()
+    tier.close()
+    assert open_tier().pins.waiting() == [pin("new")]
+
+
 @pytest.mark.parametrize("pinned", ["before", "afterwards", "in an earlier process"])
 def test_pins_are_written_into_a_folder_that_was_emptied(open_tier: OpenTier, tmp_path: Path, pinned: str) -> None:
     """They stayed in the deleted index."""
@@ -117,6 +150,24 @@ def test_pins_of_a_disk_that_came_into_place_wait(open_tier: OpenTier, tmp_path:
     assert tier.pins.waiting() == [pin("on the disk")]
     tier.close()
     assert {each.name for each in open_tier().pins.waiting()} == {"on the disk", "new"}
+
+
+def test_pins_of_a_disk_on_which_they_are_still_to_be_cleared_do_not_wait(
+    open_tier: OpenTier, clock: FakeClock
+) -> None:
+    tier = open_tier()
+    for group in (ANN, BEN):
+        tier.pins.add(pin(group.hex(), group))
+    tier.close()
+    with mock.patch("radixkv.tiers.open_store.FolderLock", side_effect=OSError("gone")):
+        tier = open_tier()
+    tier.clear(ANN)
+    clock.now += 60
+    put(tier)
+    for _ in range(2):
+        assert tier.pins.waiting() == [pin(BEN.hex(), BEN)]
+        tier.close()
+        tier = open_tier()
 
 
 def full(*args: object) -> None:
