@@ -187,15 +187,21 @@ class StoreWriter:
         self._writer.cancel(namespace, self._release(namespace, slots))
 
     def _clear(self, done: threading.Event) -> None:
+        is_replaced = False
         try:
             with self._index_lock:
-                if self._opened is not None:
-                    self._clear_index(self._opened)
-                    self.pins.commit(self._opened.index)
+                opened = self._opened
+                is_replaced = opened is not None and not opened.index.is_current
+                if opened is not None and not is_replaced:
+                    self._clear_index(opened)
+                    self.pins.commit(opened.index)
         except MediumErrors as error:
             self._failed(self._writes, error)
         self._write_pins_soon()  # what was deleted is still in the index's log
-        done.set()
+        if is_replaced:
+            self._writer.call(done.set)  # by then, what is in the store's place has been opened, and cleared
+        else:
+            done.set()
 
     def _clear_index(self, opened: OpenStore) -> None:
         """Have the index forget what is cleared. The caller holds `_index_lock`.
