@@ -21,7 +21,7 @@ from radixkv.tiers.mount import Mount
 from radixkv.tiers.shared_tier import PartlyWrittenError
 
 NUM_THREADS = 4
-# A read updates a file's time only if it is older than this.
+# A read updates a file's time only if it is older than this, or as far in the future: some machine's clock was ahead.
 TOUCH_SECONDS = 3600
 # The folder's size is checked whenever the capacity divided by this has been written.
 LOOKS_PER_CAPACITY = 16
@@ -118,7 +118,7 @@ class FolderBlobs:
         return True
 
     def _read(self, name: str) -> tuple[bytes | None, bool]:
-        """A blob's content, and whether its time is older than `TOUCH_SECONDS`."""
+        """A blob's content, and whether its time is to be updated."""
         try:
             file = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -129,7 +129,7 @@ class FolderBlobs:
             length = os.preadv(file, [memoryview(blob)], 0)
         finally:
             os.close(file)
-        return bytes(memoryview(blob)[:length]), status.st_mtime < time.time() - TOUCH_SECONDS
+        return bytes(memoryview(blob)[:length]), abs(status.st_mtime - time.time()) > TOUCH_SECONDS
 
     def _write_or_make_room(self, path: Path, blob: bytes) -> None:
         try:
@@ -192,11 +192,14 @@ class FolderBlobs:
         for folder, _, names in os.walk(self._root):
             for name in names:
                 path = os.path.join(folder, name)
+                now = time.time()
                 try:
                     status = os.stat(path)
+                    if status.st_mtime > now + TOUCH_SECONDS:  # until then, it would be the last to be removed
+                        _touch(Path(path))
                 except FileNotFoundError:
                     continue  # another process removed it
-                yield status.st_mtime, status.st_size, path
+                yield min(status.st_mtime, now), status.st_size, path
 
 
 def _touch(file: int | Path) -> None:

@@ -8,6 +8,7 @@ are looked up in the dictionary either way. Both open fast enough, and SQLite co
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -44,6 +45,8 @@ WHERE typeof(slot) != 'integer' OR slot < 0
 OR typeof(digest) != 'blob' OR typeof(namespace) != 'blob' OR typeof(used) != 'real'
 LIMIT 1
 """
+
+_BOUND_TIMES = "UPDATE blocks SET used = :now WHERE used > :now AND typeof(used) = 'real'"
 
 # What a damaged index, or a failing disk, may raise: SQLite's messages quote the file, and may fail to decode.
 IndexErrors = (sqlite3.Error, UnicodeDecodeError)
@@ -249,6 +252,8 @@ class SlotIndex:
                 (verdict,) = self._database.execute("PRAGMA integrity_check(1)").fetchone()
                 if verdict != "ok":
                     raise sqlite3.DatabaseError(verdict.replace("\n", " "))
+                # The clock was set back: blocks used before that would stay the most recently used ones.
+                self._database.execute(_BOUND_TIMES, {"now": time.time()})
             self._database.execute("SELECT slot, digest, namespace, used FROM blocks LIMIT 1").fetchall()
         except IndexErrors:
             self._database.close()

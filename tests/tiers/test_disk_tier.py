@@ -223,6 +223,24 @@ def test_the_least_recently_used_make_room_and_tails_go_before_heads(open_tier: 
     assert tier.contains_prefix(used) == 4
 
 
+def test_blocks_used_before_the_clock_was_set_back_are_evicted_like_others(open_tier: OpenTier, tmp_path: Path) -> None:
+    """They counted as used last after each restart, until the clock had caught up."""
+    old, used = prefix_keys("a", *range(4)), prefix_keys("b", *range(4))
+    tier = open_tier(capacity_bytes=8 * SLOT)
+    put(tier, old, BLOCKS[:4])
+    tier.close()
+    index = index_of(tmp_path)
+    index.commit([], [(4e9, row.slot) for row in index.all()], [])
+    index.close()
+    tier = open_tier(capacity_bytes=8 * SLOT)
+    put(tier, used, BLOCKS[:4])
+    tier.close()
+    tier = open_tier(capacity_bytes=8 * SLOT)
+    put(tier, prefix_keys("c", 1, 2), BLOCKS[:2])
+    assert tier.contains_prefix(used) == 4
+    assert tier.contains_prefix(old) == 2
+
+
 def test_a_prefix_longer_than_a_batch_keeps_its_head_longest(open_tier: OpenTier) -> None:
     tier = open_tier(capacity_bytes=64 * SLOT)
     keys = prefix_keys("", *range(64))

@@ -570,6 +570,21 @@ def test_the_last_blocks_of_a_prefix_that_is_used_make_room_first(tmp_path: Path
     store.close()
 
 
+def test_blobs_used_when_a_clock_was_ahead_make_room_like_others(tmp_path: Path) -> None:
+    """Until all clocks had passed their time, they stayed, and whatever was written was removed again."""
+    store = FolderBlobs(tmp_path, capacity_bytes=600)
+    old = {f"prefix/{number}": bytes(100) for number in range(6)}
+    store.write(old)
+    for use in (lambda: store.read([*old]), lambda: store.write({"other/first": bytes(100)})):
+        for path in tmp_path.rglob("*"):
+            os.utime(path, (4e9, 4e9))
+        use()
+        store.write({f"other/{use}": bytes(100)})
+        assert store.count_present([f"other/{use}"]) == 1
+        store.write(old)
+    store.close()
+
+
 def test_what_waits_when_it_is_cleared_is_not_written_afterwards(
     open_tier: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
