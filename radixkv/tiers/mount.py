@@ -6,9 +6,14 @@ import errno
 import os
 from pathlib import Path
 
+_GONE = "what was mounted is gone; an empty disk in its place is used from the next start on"
+
 
 class Mount:
     """Remembers on which device a folder was, so that an empty mount point is not taken for it.
+
+    Nor is an empty disk that is mounted in its place: an automounter's placeholder looks the same, and what is still to be
+    cleared would count as cleared there, and come back with the first disk.
 
     Args:
         folder: made by its user if it is not there.
@@ -30,4 +35,4 @@ class Mount:
         if existing == self._folder:
             self._device = device
         elif self._device not in (None, device):
-            raise OSError(errno.ESTALE, "what was mounted is gone", str(self._folder.parent))
+            raise OSError(errno.ESTALE, _GONE, str(self._folder.parent))
