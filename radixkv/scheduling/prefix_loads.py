@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from radixkv.cache import BlockTable, OutOfBlocks, PrefixCache
 from radixkv.cache.tokens import TOKEN_BYTES
+from radixkv.scheduling.active_loads import ActiveLoad, ActiveLoads
 from radixkv.scheduling.load_claims import LoadClaims
 from radixkv.scheduling.prefix_look_ups import PrefixLookUps
 from radixkv.scheduling.request import SequenceGroup
-from radixkv.scheduling.waiting_prefix import ActiveLoad, WaitingPrefix
+from radixkv.scheduling.waiting_prefix import WaitingPrefix
 from radixkv.tiers.load import Load, LookUp
 from radixkv.tiers.loader import BlockLoader
 from radixkv.tiers.rates import Rates
@@ -97,9 +98,7 @@ class PrefixLoads:
         self._clock = clock
         self._moves = moves
         self._prefixes: dict[SequenceGroup, WaitingPrefix] = {}
-        self._active: list[ActiveLoad] = []
-        self._not_begun: list[ActiveLoad] = []
-        self._ended: list[ActiveLoad] = []  # whose reads may still be going on
+        self._active = ActiveLoads(loader, rates, clock)
         self._stopped = False
         self._claims = LoadClaims()
         self._look_ups = PrefixLookUps(loader)
@@ -110,7 +109,7 @@ class PrefixLoads:
     @property
     def has_reserved(self) -> bool:
         """Whether loads have got their blocks and wait for `begin`."""
-        return bool(self._not_begun)
+        return self._active.has_reserved
 
     @property
     def in_progress(self) -> bool:
@@ -207,16 +206,13 @@ class PrefixLoads:
 
     def begin(self, fence: object) -> None:
         """Begin the loads whose blocks were reserved; nothing that was launched after ``fence`` uses these blocks."""
-        for active in self._not_begun:
-            active.load.fence = fence
-            self._loader.load(active.load)
-        self._not_begun.clear()
+        self._active.begin(fence)
 
     def publish_done(self) -> None:
         """A step begins: publish what was loaded, and give up what takes too long; the groups that waited can be admitted."""
         self._claims.begin_step()
         now = self._clock()
-        for active in list(self._active):
+        for active in self._active:
             if active.load.done.is_set():
                 self._end(active)
             elif active.is_ending or not active.waiting:
@@ -235,7 +231,7 @@ class PrefixLoads:
         self._stopped = True
         self._prefixes.clear()
         self._look_ups.clear()
-        for active in list(self._active):
+        for active in self._active:
             self._end(active)
 
     # -- internals -----------------------------------------------------------------------------------------------
@@ -269,30 +265,9 @@ class PrefixLoads:
         if table.num_cached_tokens // size == first and len(block) == size:
             self._moves.note_missing(table, _encoded(block))
 
-    def _reader_hangs(self) -> bool:
-        """Whether reading for a load that has ended takes too long: another load would wait behind it."""
-        now = self._clock()
-        self._ended = [ended for ended in self._ended if not ended.load.done.is_set()]
-        return any(now > ended.gives_up_at and ended.load.in_vain(now) is not None for ended in self._ended)
-
     def _allowed_seconds(self, num_tokens: int) -> float:
         computing = self._rates.compute_seconds(num_tokens)
         return _MAX_SECONDS if computing is None else _SLACK_SECONDS + 2 * computing
-
-    def _shared_load(self, look_up: LookUp, num_cached: int) -> tuple[ActiveLoad, int] | None:
-        """A load that brings more of the prefix than is cached, sooner than computing would; and its blocks in common."""
-        seconds = 0.0
-        for active in self._active:
-            seconds += active.seconds_left
-            if active.is_ending or active.table.namespace != look_up.namespace:
-                continue
-            num_common = active.num_common(look_up.tokens)
-            if num_common <= max(num_cached, active.load.first):
-                continue
-            computing = self._rates.compute_seconds((num_common - num_cached) * self._cache.block_size)
-            if computing is None or seconds <= computing:
-                return active, num_common
-        return None
 
     def _join_or_begin_load(
         self,
@@ -307,7 +282,7 @@ class PrefixLoads:
         if not prefix.may_load:
             self._end_waiting(prefix)
             return False
-        shared = self._shared_load(look_up, num_cached)
+        shared = self._active.shared(look_up.namespace, look_up.tokens, num_cached)
         if shared is not None:
             active, num_common = shared
             prefix.active = active
@@ -316,11 +291,11 @@ class PrefixLoads:
             self._claims.set(prefix.claim, self._num_blocks(group) - num_common, loading=True)
             active.waiting[group] = None
             return True
-        if self._reader_hangs():
+        if self._active.reader_hangs():
             self._end_waiting(prefix)
             return False
         num_tokens = self._num_tokens(look_up, spans)
-        if not self._rates.choose_loading(spans, num_tokens, sum(active.seconds_left for active in self._active)):
+        if not self._rates.choose_loading(spans, num_tokens, self._active.seconds_left):
             self.num_not_worth_it += 1
             self._end_waiting(prefix)
             return False
@@ -360,8 +335,7 @@ class PrefixLoads:
         seconds = self._rates.load_seconds(spans) or 0.0
         now, allowed = self._clock(), self._allowed_seconds(self._num_tokens(look_up, spans))
         active = ActiveLoad(load, table, tokens, size, seconds, now, now + allowed, {group: None})
-        self._active.append(active)
-        self._not_begun.append(active)
+        self._active.add(active)
         prefix.active, prefix.gives_up_at = active, math.inf  # the load has a deadline of its own
         prefix.num_loads += 1
         self._claims.set(prefix.claim, self._num_blocks(group) - table.num_blocks, loading=True)
@@ -397,15 +371,8 @@ class PrefixLoads:
     def _end(self, active: ActiveLoad) -> None:
         """Publish what is loaded by now and give the rest of the blocks back; those that waited may go on."""
         load, cache = active.load, self._cache
-        self._active.remove(active)
-        if active in self._not_begun:
-            self._not_begun.remove(active)
-        elif not load.done.is_set():
-            self._ended.append(active)
-        load.cancel()
+        self._active.end(active)
         self._claims.end_yielding()
-        for tier, num_blocks, seconds in load.read:
-            self._rates.observe_load(tier, num_blocks, seconds)
         size = cache.block_size
         start, stop = load.first * size, (load.first + load.num_loaded) * size
         cache.append(active.table, np.frombuffer(active.tokens, dtype=np.int32)[start:stop])

@@ -1,4 +1,4 @@
-"""What is known about a waiting group's prefix in the tiers below the pool, and the load that it waits for.
+"""What is known about a waiting group's prefix in the tiers below the pool.
 
 ::
 
@@ -16,76 +16,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from radixkv.cache import BlockTable
-from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
-from radixkv.outputs import RequestMetrics
+from radixkv.scheduling.active_loads import ActiveLoad
 from radixkv.scheduling.load_claims import Claim
-from radixkv.scheduling.request import SequenceGroup
-from radixkv.tiers.load import Load, LookUp
+from radixkv.tiers.load import LookUp
 
 # Most loads for a group: what was loaded may be evicted before the group is admitted, and is then loaded again.
 _MAX_LOADS = 3
-
-
-@dataclass(eq=False, slots=True)
-class ActiveLoad:
-    """A load, the table that holds its blocks, and the groups that wait for it.
-
-    Attributes:
-        tokens: of the prefix up to the end of the load, encoded; its last block may be partly filled.
-        block_size: tokens per block.
-        seconds: that it is expected to take, without the loads before it.
-        begun_at: when its blocks were reserved.
-        gives_up_at: when it takes longer than it is worth.
-        is_ending: whether it was cancelled, and ends once no chunk of it is being written.
-    """
-
-    load: Load
-    table: BlockTable
-    tokens: bytes
-    block_size: int
-    seconds: float
-    begun_at: float
-    gives_up_at: float
-    waiting: dict[SequenceGroup, None] = field(default_factory=dict)
-    is_ending: bool = False
-
-    @property
-    def seconds_left(self) -> float:
-        """What is left of `seconds` for the blocks that are not loaded yet."""
-        return 0.0 if self.is_ending else self.seconds * (1 - self.load.num_loaded / len(self.load.block_ids))
-
-    def try_cancel(self) -> bool:
-        """See `Load.try_cancel`."""
-        self.is_ending = True
-        return self.load.try_cancel()
-
-    def num_common(self, tokens: bytes) -> int:
-        """Whole blocks that a prefix has in common with this one."""
-        return common_tokens(tokens, 0, self.tokens) // self.block_size
-
-    def note_loaded(self, metrics: RequestMetrics, tokens: bytes, media: list[str], now: float) -> None:
-        """Record in a new request's metrics what was loaded for it.
-
-        Args:
-            metrics: of the request.
-            tokens: of its prompt, encoded; the last is always computed, for its logits.
-            media: the name of each tier.
-            now: when the load ended.
-        """
-        metrics.load_seconds += now - self.begun_at
-        # A load for another prompt counts in part: its whole blocks that are common.
-        num_common = common_tokens(tokens, 0, self.tokens)
-        if num_common * TOKEN_BYTES < len(self.tokens):
-            num_common -= num_common % self.block_size
-        num_reused = min(num_common, len(tokens) // TOKEN_BYTES - 1)
-        num_left = max(0, num_reused - self.load.first * self.block_size)
-        for tier, num_blocks, _ in self.load.read:
-            used = min(num_blocks * self.block_size, num_left)
-            num_left -= used
-            if used:
-                medium = media[tier]
-                metrics.loaded_tokens[medium] = metrics.loaded_tokens.get(medium, 0) + used
 
 
 @dataclass(eq=False, slots=True)
