@@ -99,7 +99,8 @@ def _secret_or_random(folder: Path, may_make: bool) -> bytes:
         effect = (
             "blocks are stored under a random secret, and not found after a restart"
             if may_make
-            else "this process will find nothing there, even once another has made it: start again then"
+            else "this process will find nothing there, even once another has made it: start again then, or name one "
+            "cache_secret_file for both"
         )
         _log.warning("%s; %s", error, effect)
         return secrets.token_bytes(_NUM_BYTES)

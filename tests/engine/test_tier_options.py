@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from support.faulty_os import disconnected
-from support.tiered_llm import answers, make
+from support.tiered_llm import GREEDY, PROMPTS, answers, make
 
 from radixkv.engine import open_tiers
+from radixkv.tiers import backoff
 
 
 def test_an_engine_that_cannot_be_made_leaves_the_folder_free(tmp_path: Path) -> None:
@@ -28,6 +29,23 @@ def test_a_folder_that_is_only_read_gets_no_secret_and_one_that_cannot_be_writte
     llm = make(disk_cache=str(tmp_path / "file" / "blocks"))
     assert answers(llm)
     llm.shutdown()
+
+
+@pytest.mark.usefixtures("loads_are_worth_it")
+def test_with_a_file_of_the_secret_who_reads_may_start_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backoff, "FIRST_SECONDS", 1e-9)
+    secret = tmp_path / "secret"
+    secret.write_text("ab" * 32)
+    options = {"disk_cache": tmp_path / "blocks", "cache_secret_file": secret}
+    reader = make(**options, disk_cache_read_only=True)
+    writer = make(**options, cache_write_policy="write-through")
+    expected = answers(writer)
+    assert writer.engine.tiers.flush(60.0)
+    outputs = reader.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert outputs[0].metrics.loaded_tokens == {"disk": 40}
+    for llm in (reader, writer):
+        llm.shutdown()
 
 
 def test_a_shared_server_needs_a_secret_that_others_have() -> None:
