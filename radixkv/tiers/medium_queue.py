@@ -63,7 +63,7 @@ class MediumQueue:
         self._pending: dict[bytes, PendingBlock] = {}
         self._queue: deque[PendingBlock | Callable[[], None]] = deque()
         self._num_put = self._num_done = 0
-        self._closing = self._broken = False
+        self._closing = self._ended = self._broken = False
         self._changed = threading.Condition()
         self._thread = WorkerThread(self._run, name)
         self._thread.start()
@@ -100,6 +100,8 @@ class MediumQueue:
             for row, pending in taken:
                 pending.block[:] = blocks[row]
         with self._changed:
+            if self._ended:  # meanwhile
+                return dropped + len(taken)
             self._queue.extend(pending for _, pending in taken)
             self._num_put += len(taken)
             self._changed.notify_all()
@@ -118,11 +120,12 @@ class MediumQueue:
             self.call(job)
 
     def call(self, job: Callable[[], None]) -> None:
-        """Have the thread call ``job`` between two batches."""
+        """Have the thread call ``job`` between two batches; it is not called once the thread has ended."""
         with self._changed:
-            self._queue.append(job)
-            self._num_put += 1
-            self._changed.notify_all()
+            if not self._ended:
+                self._queue.append(job)
+                self._num_put += 1
+                self._changed.notify_all()
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all that is queued now is done; False if ``timeout`` seconds were not enough."""
@@ -149,6 +152,7 @@ class MediumQueue:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._closing)
                 if not self._queue:
+                    self._ended = True
                     return
                 work = [self._queue.popleft()]
                 while isinstance(work[0], PendingBlock) and self._queue and len(work) < BATCH_BLOCKS:

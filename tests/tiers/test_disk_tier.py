@@ -26,6 +26,7 @@ from radixkv.tiers.open_store import OpenStore
 from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
 from radixkv.tiers.slot_table import SlotTable
 from radixkv.tiers.store_writer import StoreWriter
+from radixkv.tiers.stored_pins import StoredPin
 
 
 def test_blocks_are_there_after_a_restart(open_tier: OpenTier) -> None:
@@ -340,8 +341,24 @@ def test_calls_after_the_end_do_nothing(open_tier: OpenTier, tmp_path: Path) -> 
         tier.close()
         tier.put_many(KEYS, BLOCKS)
         tier.clear()
+        tier.pins.add(StoredPin("pin", KEYS[0].namespace, KEYS[0].namespace, KEYS[0].tokens, None, False))
+        assert tier.flush(0.0)  # it used to wait for what nothing would do any more
         assert tier.contains_prefix(KEYS) == len(get(tier, KEYS)) == 0
     assert not files_open_in(tmp_path)  # a read-only store used to be opened again
+
+
+def test_blocks_of_which_the_copy_takes_until_the_end_are_dropped(open_tier: OpenTier) -> None:
+    """They were queued behind it, and whoever waited for them waited for ever."""
+    tier = open_tier()
+
+    class EndsMeanwhile(np.ndarray[Any, Any]):
+        def __getitem__(self, row: Any) -> Any:
+            tier.close()
+            return super().__getitem__(row)
+
+    tier.put_many(KEYS[:2], BLOCKS[:2].view(EndsMeanwhile))
+    assert tier.flush(0.0)
+    assert tier.stats.dropped_blocks == 2
 
 
 def test_threads_that_read_put_and_clear_at_once_get_right_blocks_or_none(open_tier: OpenTier) -> None:
