@@ -26,7 +26,6 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
 from radixkv.option_words import in_one_line, refuse_unknown
@@ -52,6 +51,21 @@ CacheWritePolicy = Literal["write-through-selective", "write-through", "write-ba
 _MAX_COUNT = (1 << 31) - 1
 
 
+_TIERS = ("host_cache_size", "disk_cache", "shared_cache", "tiers")
+# Options that have no effect unless one of the listed others is set.
+_PART_OF: Mapping[str, Sequence[str]] = types.MappingProxyType(
+    {
+        "disk_cache_size": ("disk_cache",),
+        "disk_cache_read_only": ("disk_cache",),
+        "shared_cache_size": ("shared_cache",),
+        "cache_secret_file": _TIERS[1:],
+        "store_key_file": ("disk_cache", "shared_cache"),
+        "cache_write_policy": _TIERS,
+        "kv_events_replay_endpoint": ("kv_events_endpoint",),
+    }
+)
+
+
 class Config(BaseModel):
     """Base of all configurations: frozen, strict about types, and refusing unknown options.
 
@@ -63,11 +77,31 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, defer_build=True)
 
     def __init__(self, **options: Any) -> None:
+        self._set_each(options)
+        self._check_together()
+
+    @classmethod
+    def check_each(cls, options: Mapping[str, Any]) -> None:
+        """Check each value by itself, where other sources may have the options that it needs.
+
+        Raises:
+            TypeError, ValueError: as from the constructor.
+        """
+        cls.__new__(cls)._set_each(options)
+
+    def _set_each(self, options: Mapping[str, Any]) -> None:
         refuse_unknown(type(self).__name__, options, type(self).model_fields)
         try:
             super().__init__(**options)
         except ValidationError as error:
             raise ValueError(in_one_line(error, type(self).model_fields)) from None
+
+    def _check_together(self) -> None:
+        """Refuse values that need or exclude others.
+
+        Raises:
+            ValueError: with the name of the option.
+        """
 
 
 class ModelConfig(Config):
@@ -305,11 +339,15 @@ class EngineConfig(Config):
         except (TypeError, ValueError) as error:
             raise ValueError(f"speculative_config: {error}") from None
 
-    @model_validator(mode="after")
-    def _one_size(self) -> EngineConfig:
+    def _check_together(self) -> None:
         if self.num_blocks is not None and self.kv_cache_memory_bytes is not None:
             raise ValueError("num_blocks and kv_cache_memory_bytes exclude each other: give one of them")
-        return self
+        for name, others in _PART_OF.items():
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].default and not any(getattr(self, other) for other in others):
+                raise ValueError(f"{name}: expected {' or '.join(others)} with it, got {str(value)!r:.80} alone")
+        if self.has_tiers and not self.enable_prefix_caching:
+            raise ValueError(f"enable_prefix_caching: expected True with {' or '.join(_TIERS)}, got False")
 
     def for_device(self, device_type: str) -> ResolvedEngineConfig:
         """This configuration with the defaults of a kind of device, "cpu" or "cuda", in place of each None."""
@@ -408,21 +446,6 @@ class LLMOptions(ModelOptions, EngineOptions, total=False):
 
 LLM_OPTIONS = frozenset({*ModelConfig.model_fields, *EngineConfig.model_fields})
 
-_TIERS = ("host_cache_size", "disk_cache", "shared_cache", "tiers")
-# Options that have no effect unless one of the listed others is set.
-_PART_OF: Mapping[str, Sequence[str]] = types.MappingProxyType(
-    {
-        "disk_cache_size": ("disk_cache",),
-        "disk_cache_read_only": ("disk_cache",),
-        "shared_cache_size": ("shared_cache",),
-        "cache_secret_file": _TIERS[1:],
-        "store_key_file": ("disk_cache", "shared_cache"),
-        "cache_write_policy": _TIERS,
-        "kv_events_replay_endpoint": ("kv_events_endpoint",),
-    }
-)
-
-
 # Options for which programs written for vLLM may pass None to mean the default.
 _NONE_IS_DEFAULT = frozenset({"attention_backend", "enable_prefix_caching", "generation_config"})
 
@@ -434,13 +457,6 @@ def llm_configs(options: LLMOptions) -> tuple[ModelConfig, EngineConfig]:
         ValueError: a value is impossible, or has no effect without another option, or beside it.
     """
     engine = EngineConfig(**_fields_of(EngineConfig, options))
-    # Checked here, not when a configuration is made: the command line may complete one that comes from a file.
-    for name, others in _PART_OF.items():
-        value = getattr(engine, name)
-        if value != EngineConfig.model_fields[name].default and not any(getattr(engine, other) for other in others):
-            raise ValueError(f"{name}: expected {' or '.join(others)} with it, got {str(value)!r:.80} alone")
-    if engine.has_tiers and not engine.enable_prefix_caching:
-        raise ValueError(f"enable_prefix_caching: expected True with {' or '.join(_TIERS)}, got False")
     return ModelConfig(**_fields_of(ModelConfig, options)), engine
 
 

@@ -23,6 +23,8 @@ _KUBERNETES = re.compile(r"SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(P
 def read_config_file(path: Path, configs: Collection[type[Config]]) -> dict[str, Any]:
     """Values of configurations' fields from a TOML or YAML file: one table, the fields by name.
 
+    Each is checked by itself: the command line and the environment may have the options that it needs.
+
     Raises:
         OSError: it cannot be read.
         ValueError: it is not such a file, holds an unknown name, or an impossible value; with the path and the name.
@@ -35,7 +37,7 @@ def read_config_file(path: Path, configs: Collection[type[Config]]) -> dict[str,
             raise ValueError(f"{path}: {name}: unknown" + ("" if near is None else f"; did you mean {near}?"))
     for config in configs:
         try:
-            config(**{name: value for name, value in values.items() if name in config.model_fields})
+            config.check_each({name: value for name, value in values.items() if name in config.model_fields})
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
     return values

@@ -14,7 +14,7 @@ import typer
 
 from radixkv.cli.config_file import mistyped_variables, read_config_file
 from radixkv.cli.options import with_options_of
-from radixkv.config import EngineConfig, LLMOptions, ModelConfig
+from radixkv.config import EngineConfig, LLMOptions, ModelConfig, llm_configs
 from radixkv.ray.options import ApplicationOptions, PlacementConfig
 from radixkv.server.config import ServerConfig
 
@@ -71,7 +71,9 @@ def serve(config: ConfigFile = None, **options: Any) -> None:
         raise ValueError(f"{error.name} is not installed: pip install 'radixkv[server]'") from error
 
     server = ServerConfig(**{name: options.pop(name) for name in ServerConfig.model_fields})
-    raise typer.Exit(run_server(server, cast(LLMOptions, options)))
+    llm_options = cast(LLMOptions, options)
+    llm_configs(llm_options)  # refuses what is impossible, before an address is bound and torch is imported
+    raise typer.Exit(run_server(server, llm_options))
 
 
 def _serve_replicas(options: dict[str, Any]) -> int:

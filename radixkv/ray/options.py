@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from radixkv.config import Config, EngineConfig, LLMOptions, ModelConfig, llm_configs
 from radixkv.option_words import Accepted, refuse_unknown
@@ -51,8 +51,7 @@ class PlacementConfig(Config):
     ray_address: str | None = None
     """Join the Ray cluster at this address: auto, or 10.0.0.1:6379. By default a local one, which ends with the server."""
 
-    @model_validator(mode="after")
-    def _range(self) -> PlacementConfig:
+    def _check_together(self) -> None:
         if self.max_replicas is not None and self.max_replicas < self.min_replicas:
             raise ValueError(
                 f"max_replicas: expected at least as many as replicas, {self.min_replicas}, got {self.max_replicas}"
@@ -61,7 +60,6 @@ class PlacementConfig(Config):
             for name in ("requests_per_replica", "scale_up_delay", "scale_down_delay"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name}: expected a max_replicas with it")
-        return self
 
     @property
     def by_ray(self) -> bool:

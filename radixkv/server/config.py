@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from radixkv.config import Config
 
@@ -98,8 +98,7 @@ class ServerConfig(Config):
             raise ValueError("served_model_name: expected names, got ''")
         return given
 
-    @model_validator(mode="after")
-    def _one_address(self) -> ServerConfig:
+    def _check_together(self) -> None:
         for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_ciphers"):
             if getattr(self, name) is not None and self.ssl_certfile is None:
                 raise ValueError(f"{name}: expected an ssl_certfile with it")
@@ -107,4 +106,3 @@ class ServerConfig(Config):
         hosts = {self.host, self.metrics_host}
         if self.uds is None and self.metrics_port == self.port != 0 and (len(hosts) == 1 or hosts & _ALL_HOSTS):
             raise ValueError(f"metrics_port: expected another port than that of the API, got {self.metrics_port}")
-        return self

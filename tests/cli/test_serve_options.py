@@ -90,7 +90,6 @@ def test_keys_from_the_environment_are_separated_by_spaces_and_shown_nowhere(ser
         ("serve.toml", "block_size = 0", "block_size: expected a whole number of at least 1, got 0"),
         ("serve.yaml", "port: 70000", "port: expected a whole number from 0 to 65535, got 70000"),
         ("serve.yaml", "num_blocks: [1]", "num_blocks: expected a whole number of at least 1 or None, got [1]"),
-        ("serve.toml", "num_blocks = 1\nkv_cache_memory_bytes = 1", "num_blocks and kv_cache_memory_bytes exclude"),
         ("serve.toml", "block_size =", "not TOML: "),
         ("serve.yaml", "a: b: c", "not YAML: "),
         ("serve.yaml", "- block_size", "expected options by name, got a list"),
@@ -103,6 +102,42 @@ def test_a_bad_file_is_one_line_with_its_name(serve: Serve, tmp_path: Path, name
     assert isinstance(result.exception, ValueError)
     assert str(result.exception).startswith(f"{file}: {message}")
     assert "\n" not in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("ssl_keyfile = 'key.pem'", ("--ssl-certfile", "certificate.pem")),
+        ("metrics_port = 8000", ("--port", "8001")),
+        ("store_key_file = 'store.key'", ("--disk-cache", "blocks")),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else value.partition(" ")[0],
+)
+def test_what_a_file_begins_the_command_line_may_complete(
+    serve: Serve, tmp_path: Path, text: str, line: tuple[str, ...]
+) -> None:
+    """The file alone used to be refused, for what it lacked."""
+    file = write(tmp_path / "serve.toml", text)
+    serve("--config", file, *line)
+    assert isinstance(command("--config", file).exception, ValueError)
+
+
+def test_replicas_on_the_command_line_complete_a_files_placement(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    received: list[ApplicationOptions] = []
+    monkeypatch.setattr(local, "serve_replicas", lambda options: received.append(options) or 0)
+    file = write(tmp_path / "serve.toml", "scale_up_delay = 5.0\nreplicas = 8\n")
+    result = command("--config", file, "--max-replicas", "3", "--replicas", "2")
+    assert result.exit_code == 0, result.output
+    assert (received[0].placement.scale_up_delay, received[0].placement.most_replicas) == (5.0, 3)
+
+
+@pytest.mark.parametrize("line", [(), ("--kv-cache-memory-bytes", "1GiB")], ids=["file", "file and line"])
+def test_what_excludes_each_other_is_refused_before_the_start(tmp_path: Path, line: tuple[str, ...]) -> None:
+    file = write(tmp_path / "serve.toml", "num_blocks = 1\n" + ("" if line else "kv_cache_memory_bytes = 1\n"))
+    refused = command("--config", file, *line)
+    assert str(refused.exception) == "num_blocks and kv_cache_memory_bytes exclude each other: give one of them"
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
