@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from radixkv.prompts import Prompt
     from radixkv.server.tenants import Tenant
 
+# What a line has one of.
+_FORMS = frozenset({"prompt", "messages"})
 # How long storing what was computed may take.
 _STORE_SECONDS = 600.0
 
@@ -91,7 +93,8 @@ def read_prompts(llm: LLM, file: Path, tenant: Tenant) -> list[Prompt]:
     """The prompts of a file, as a server would make them for a tenant.
 
     Raises:
-        ValueError: a line is none of the forms, or no prompt; the message names the file and the line.
+        ValueError: a line is none of the forms, or no prompt that a server would accept; the message names the file and the
+            line.
     """
     prompts = []
     # As bytes, so that a line that is not UTF-8 is named, too.
@@ -106,6 +109,7 @@ def read_prompts(llm: LLM, file: Path, tenant: Tenant) -> list[Prompt]:
 
 def _prompt_of(llm: LLM, line: bytes, tenant: Tenant) -> Prompt:
     from radixkv.prompts import as_chat_prompts, as_prompts
+    from radixkv.scheduling.request_validation import validate_prompt
 
     shown = f"{line.decode(errors='backslashreplace'):.80}"
     try:
@@ -113,14 +117,25 @@ def _prompt_of(llm: LLM, line: bytes, tenant: Tenant) -> Prompt:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"expected JSON (a text in quotes), got {shown}: {error}") from None
     content = {"prompt": content} if isinstance(content, str) else content
-    if not isinstance(content, dict) or not ({"prompt"} <= content.keys() or {"messages"} <= content.keys()):
+    if not isinstance(content, dict) or len(_FORMS & content.keys()) != 1:
         raise ValueError(f'expected a text, {{"prompt": ...}} or {{"messages": ...}}, got {shown}')
-    namespace = tenant.namespace(content.get("cache_salt"))
+    unknown = content.keys() - _FORMS - {"cache_salt"}
+    if unknown:
+        raise ValueError(
+            f"{min(unknown)}: unknown; expected prompt or messages, and cache_salt where requests bring one"
+        )
+    salt = content.get("cache_salt")
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise ValueError(f"cache_salt: expected a text that is not empty, got {salt!r:.80}")
+    namespace, loaded = tenant.namespace(salt), llm.engine.loaded
     if "prompt" in content:
-        (prompt,) = as_prompts({"prompt": content["prompt"], "cache_salt": namespace}, llm.engine.loaded)
+        prompts = as_prompts({"prompt": content["prompt"], "cache_salt": namespace}, loaded)
     else:
-        (prompt,) = as_chat_prompts(content["messages"], llm.engine.loaded, namespace, None)
-    return prompt
+        prompts = as_chat_prompts(content["messages"], loaded, namespace, None)
+    if len(prompts) != 1:
+        raise ValueError(f"messages: expected one conversation, got {len(prompts)}")
+    validate_prompt(prompts[0].token_ids, loaded.vocab_size, loaded.max_model_len, loaded.model_length)
+    return prompts[0]
 
 
 def warm_prompts(llm: LLM, prompts: list[Prompt]) -> int:

@@ -136,6 +136,28 @@ def test_what_was_warmed_is_there_for_its_tenant_and_explained(tmp_path: Path) -
     serve(tmp_path, scenario)
 
 
+def test_a_file_of_prompts_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    """Unknown keys were ignored, and a long prompt was refused once those before it were computed, without its line."""
+    tenant = Tenants(secret=bytes(32)).anonymous_tenant()
+    file = tmp_path / "prompts.jsonl"
+    message = {"role": "user", "content": "Hello"}
+    with make(tmp_path) as llm:
+        for content, complaint in (
+            ({"prompt": PROMPT, "cache_sald": "s"}, "cache_sald: unknown; expected prompt or messages, and cache_salt"),
+            ({"messages": [message], "tools": []}, "tools: unknown; expected "),
+            ({"prompt": PROMPT, "messages": [message]}, "expected a text, {"),
+            ({"messages": [[message], [message]]}, "messages: expected one conversation, got 2$"),
+            ({"prompt": PROMPT, "cache_salt": 5}, "cache_salt: expected a text that is not empty, got 5$"),
+            ({"prompt": PROMPT, "cache_salt": ""}, "cache_salt: expected a text that is not empty, got ''$"),
+            ("word " * 600, "prompt_token_ids: 601 tokens; a sequence has at most 401, "),
+        ):
+            file.write_text(f'{json.dumps(PROMPT)}\n{json.dumps(content)}\n"last"\n')
+            with pytest.raises(ValueError, match=rf"^{file}, line 2: {complaint}"):
+                read_prompts(llm, file, tenant)
+        file.write_text(json.dumps({"prompt": PROMPT, "cache_salt": "s"}))
+        assert read_prompts(llm, file, tenant)[0].namespace == tenant.namespace("s")
+
+
 def test_what_could_not_be_stored_is_not_said_to_be(tmp_path: Path, tiny_model_folder: Path) -> None:
     """Blocks for which there was no room, or no server, used to count as stored."""
     file = tmp_path / "prompts.jsonl"
