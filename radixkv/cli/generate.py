@@ -10,10 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from radixkv.cli.options import Model, with_options_of
+from radixkv.cli.options import Model, is_given, with_options_of
 from radixkv.config import EngineConfig, ModelConfig
 
 _LLM_OPTIONS = ("quantization", "kv_cache_dtype", "record_trace")
+# Options of `generate` that have no effect on a beam search.
+_OF_SAMPLING = ("n", "temperature", "top_p", "seed")
 
 
 @with_options_of(ModelConfig, EngineConfig, only=_LLM_OPTIONS)
@@ -39,6 +41,7 @@ def chat(
 
 @with_options_of(ModelConfig, EngineConfig, only=_LLM_OPTIONS)
 def generate(
+    context: typer.Context,
     prompts: Annotated[list[str], typer.Argument(help="one or more prompts")],
     model: Model = None,
     n: Annotated[int, typer.Option(help="answers to each prompt")] = 1,
@@ -56,6 +59,10 @@ def generate(
     """Complete prompts and print the completions."""
     from radixkv import BeamSearchParams, SamplingParams
 
+    if beam_width:
+        for name in _OF_SAMPLING:
+            if is_given(context, name):
+                raise ValueError(f"--{name.replace('_', '-')}: not together with --beam-width, which does not sample")
     # Checked before importing and loading, which take seconds: a mistyped option should not wait for them.
     beam_params = BeamSearchParams(beam_width, max_tokens, stop=stop) if beam_width else None
     if temperature is None:

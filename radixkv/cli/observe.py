@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from radixkv.cli.options import JsonPath, Model, variable_of, with_options_of
+from radixkv.cli.options import JsonPath, Model, is_given, variable_of, with_options_of
 from radixkv.cli.output_paths import writable, writable_plot
 from radixkv.cli.report_console import console_for
 from radixkv.config import EngineConfig
@@ -100,16 +100,14 @@ def simulate(
 ) -> None:
     """Replay a trace through the cache, without a model: which policy, how much memory, what below it, how many replicas?"""
     for name in _OF_REPLICAS if replicas is None else _OF_ONE_CACHE:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name != "DEFAULT":
+        if is_given(context, name):
             how = "only" if replicas is None else "not together"
             raise ValueError(f"--{name.replace('_', '-')}: {how} with --replicas")
     for name, milliseconds in (("prefill", prefill_ms), ("decode", decode_ms), ("step", step_ms)):
         if not math.isfinite(milliseconds):
             raise ValueError(f"--{name}-ms: expected a finite number of milliseconds, got {milliseconds}")
     if replicas is None:
-        source = context.get_parameter_source("prefill_ms")
-        if not tier and source is not None and source.name != "DEFAULT":
+        if not tier and is_given(context, "prefill_ms"):
             raise ValueError("--prefill-ms: only with --replicas or --tier")
         from radixkv.observe.simulate.report import run_simulation
 

@@ -45,6 +45,12 @@ def variable_of(name: str) -> str:
     return f"{ENVIRONMENT_PREFIX}{name.upper()}"
 
 
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option of the running command was set, and does not just have its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
 def with_options_of(*configs: type[Config], only: Collection[str] | None = None) -> Callable[[_Command], _Command]:
     """Give a command an option for every field of configurations; it receives them as its ``**keywords``.
 

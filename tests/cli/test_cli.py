@@ -97,6 +97,14 @@ def test_several_answers_need_no_other_option() -> None:
     assert len({*texts}) > 1
 
 
+@pytest.mark.parametrize("option", ["--n", "--temperature", "--top-p", "--seed"])
+def test_a_beam_search_refuses_options_of_sampling(option: str) -> None:
+    """They used to be ignored."""
+    result = radixkv("generate", "x", "--model", "/no/such/model", "--beam-width", "2", option, "1")
+    message = f"radixkv: {option}: not together with --beam-width, which does not sample\n"
+    assert (result.returncode, result.stderr) == (1, message)
+
+
 def test_no_line_of_an_answer_is_broken() -> None:
     prompt = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, thirteen, fourteen,"
     plain = radixkv("generate", prompt, "--max-tokens", "5")
