@@ -102,6 +102,8 @@ class ServerConfig(Config):
         for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_ciphers"):
             if getattr(self, name) is not None and self.ssl_certfile is None:
                 raise ValueError(f"{name}: expected an ssl_certfile with it")
+        if self.metrics_port is None and self.metrics_host != type(self).model_fields["metrics_host"].default:
+            raise ValueError(f"metrics_host: expected a metrics_port with it, got {self.metrics_host!r:.80} alone")
         # Both sockets can be bound before either listens, and then one of them gets no connection.
         hosts = {self.host, self.metrics_host}
         if self.uds is None and self.metrics_port == self.port != 0 and (len(hosts) == 1 or hosts & _ALL_HOSTS):

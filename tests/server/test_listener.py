@@ -156,6 +156,13 @@ def test_metrics_have_a_port_of_their_own() -> None:
     assert ServerConfig(port=0, metrics_port=0).metrics_port == 0
 
 
+def test_an_address_of_metrics_needs_a_port() -> None:
+    """It used to be ignored."""
+    with pytest.raises(ValueError, match="metrics_host: expected a metrics_port with it, got '::' alone"):
+        ServerConfig(metrics_host="::")
+    assert ServerConfig(metrics_host="0.0.0.0", metrics_port=0).metrics_host == "0.0.0.0"
+
+
 def test_connections_notice_that_the_other_end_is_gone() -> None:
     with tcp_listener("127.0.0.1", 0) as listener:
         listener.listen()
