@@ -23,6 +23,8 @@ SecretFile = Annotated[
         help=f"File with the secret that replicas and ingresses have in common; by default the variable {SECRET_VARIABLE}.",
     ),
 ]
+# The options of the server that an ingress has: it knows neither how long a request waits on a replica, nor any steps.
+_OF_INGRESS = tuple(name for name in ServerConfig.model_fields if name not in ("queue_timeout", "step_timeout"))
 # The options of a model that say how conversations are written and answers read.
 _READING = ("chat_template", "tool_call_parser", "reasoning_parser")
 _MAX_QUEUE, _GRACE = ServerConfig.model_fields["max_queue"], ServerConfig.model_fields["grace_seconds"]
@@ -58,7 +60,7 @@ def replica(
     raise typer.Exit(run_replica(model, cast(LLMOptions, options), listen, secret, config))
 
 
-@with_options_of(ServerConfig, ModelConfig, only=[*ServerConfig.model_fields, *_READING])
+@with_options_of(ServerConfig, ModelConfig, only=[*_OF_INGRESS, *_READING])
 def ingress(
     replica: Annotated[
         list[str] | None, typer.Option(help="NAME=URL of a replica: http://host:port or unix:///path. May be repeated.")

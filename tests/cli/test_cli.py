@@ -170,6 +170,15 @@ def test_a_secret_in_another_encoding_is_named(tmp_path: Path) -> None:
     assert result.stderr.startswith(f"radixkv: secret_file: expected UTF-8 in {file}: ")
 
 
+@pytest.mark.parametrize("option", ["--queue-timeout", "--step-timeout"])
+def test_an_ingress_offers_no_option_that_it_cannot_fulfil(option: str) -> None:
+    """One was refused only once a replica was up, and the other had no effect."""
+    command = ["ingress", "--replica", "a=http://127.0.0.1:1", option, "1"]
+    result = radixkv(*command, RADIXKV_REPLICA_SECRET="short", COLUMNS="200", TERM="dumb")
+    assert result.returncode == 2
+    assert f"No such option: {option}" in result.stderr
+
+
 @pytest.mark.parametrize(
     "command", [["replica"], ["ingress", "--replica", "a=http://127.0.0.1:1"]], ids=lambda words: words[0]
 )
