@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from radixkv.cache import PrefixCache
 from radixkv.chat import Chat
@@ -98,7 +99,7 @@ def run_demo(console: Console, json_path: Path | None = None) -> bool:
         console.print(_verdict(name, equal=rows[-1].equal))
     console.print()
     console.print(f"[bold]{QUESTIONS[0]}[/]")
-    console.print(llm.chat(_question(QUESTIONS[0]), _greedy(), use_tqdm=False)[0].outputs[0].text)
+    console.print(Text(llm.chat(_question(QUESTIONS[0]), _greedy(), use_tqdm=False)[0].outputs[0].text))
     console.print()
     console.print(draw_tree(llm.inspect()))
     console.print()

@@ -26,13 +26,13 @@ def run_chat(chat: Chat, console: Console) -> None:
         start = time.monotonic()
         try:
             for piece in chat.stream(text):
-                console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+                console.out(piece, end="", highlight=False)
             console.print()
         except KeyboardInterrupt:
             console.print(" [dim](stopped; the turn is forgotten)[/]")
             continue
         except ValueError as error:
-            console.print(f"[red]{error}[/]")
+            console.out(error, style="red", highlight=False)
             continue
         console.print(f"[dim]{_summary(chat, start)}[/]", highlight=False)
 
