@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socketserver
 import threading
+import urllib.error
+import urllib.request
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from rich.console import Console
@@ -183,6 +187,37 @@ def test_the_command_reads_files_and_servers(snapshot: CacheSnapshot, tmp_path: 
 def test_a_broken_url_is_named() -> None:
     with pytest.raises(ValueError, match=r"source: expected a file or a URL, got 'http://\[::1' \(Invalid IPv6 URL\)"):
         read_source("http://[::1")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "complaint"),
+    [
+        (404, b"", "HTTP Error 404: Not Found"),
+        (200, b"<!doctype html>", "expected a snapshot of a cache, got no JSON: .*"),
+        (200, b"{}", r"expected a snapshot of a cache \(radixkv-snapshot, version 1\): 'format' is missing"),
+    ],
+    ids=["404", "page", "JSON"],
+)
+def test_a_url_of_something_else_is_refused_with_where_a_snapshot_is(status: int, body: bytes, complaint: str) -> None:
+    with answering_once(status, body=body) as url, pytest.raises((OSError, ValueError)) as refusal:
+        read_source(url)
+    hint = r" \(radixkv serve has its snapshot at http://HOST:PORT/admin/snapshot, and PORT is 8000 unless it was set\)"
+    assert re.fullmatch(f"{url}: {complaint}{hint}", str(refusal.value))
+
+
+def test_a_url_without_a_port_is_told_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing listens on port 80, "connection refused" said nothing of it."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise urllib.error.URLError("refused")
+
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", refuse)
+    with pytest.raises(
+        OSError, match=r"^http://localhost/admin/snapshot: refused \(.* PORT is 8000 unless it was set\)$"
+    ):
+        read_source("http://localhost/admin/snapshot")
+    with pytest.raises(OSError, match=r"^http://localhost:8001/admin/snapshot: refused$"):
+        read_source("http://localhost:8001/admin/snapshot")
 
 
 def test_a_redirect_is_not_followed_with_the_admin_key() -> None:
