@@ -335,6 +335,8 @@ class LLM:
             raise ValueError(
                 f"sampling_params: expected one for each of {len(prompts)} prompts, got {len(sampling_params)}"
             )
+        if isinstance(priority, str | bytes):  # sequences, too, of which no element is meant
+            raise TypeError(f"priority: expected a whole number, or one for each prompt, got {priority!r:.80}")
         priorities = priority if isinstance(priority, Sequence) else [priority] * len(prompts)
         if len(priorities) != len(prompts):
             raise ValueError(f"priority: expected one for each of {len(prompts)} prompts, got {len(priorities)}")
