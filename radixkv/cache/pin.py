@@ -27,7 +27,12 @@ class Pin:
         self._node = node
 
     def __repr__(self) -> str:
-        until = "released" if self.released else f"until {self.expires_at}" if self.expires_at else "until released"
+        if self.released:
+            until = "released"
+        elif self.expires_at is None:
+            until = "until released"
+        else:
+            until = f"until the cache's clock shows {self.expires_at:.1f} s"
         return f"Pin({self.num_tokens} tokens, {until})"
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from radixkv.cache.tokens import TOKEN_BYTES
@@ -29,7 +29,7 @@ class StoredPin:
         name: unique.
         group: what it is cleared by; see `BlockKey.namespace`.
         namespace: digest of the namespace itself.
-        tokens: of whole blocks, encoded.
+        tokens: of whole blocks, encoded; not in its repr, since they are a prompt.
         expires_at: in seconds since 1970; None: never.
         by_tenant: whether a tenant asked for it, against whose limits it counts; else the administrator did.
     """
@@ -37,7 +37,7 @@ class StoredPin:
     name: str
     group: bytes
     namespace: bytes
-    tokens: bytes
+    tokens: bytes = field(repr=False)
     expires_at: float | None
     by_tenant: bool
 

@@ -27,6 +27,10 @@ def pin(name: str, group: bytes = ANN, expires_at: float | None = LATER, by_tena
     return StoredPin(name, group, group, TOKENS, expires_at, by_tenant)
 
 
+def test_a_pin_in_a_log_shows_no_prompt() -> None:
+    assert "in words" not in repr(pin("one"))
+
+
 @pytest.mark.parametrize("key", [None, bytes(range(32))])
 def test_pins_are_there_again_until_they_expire(open_tier: OpenTier, tmp_path: Path, key: bytes | None) -> None:
     tier = open_tier(key=key)
