@@ -82,6 +82,14 @@ def test_every_link_of_the_readme_leads_somewhere() -> None:
         assert (ROOT / link).exists(), link
 
 
+def test_every_extra_is_explained_where_one_installs() -> None:
+    """``bench`` was named only by the message of the command that lacked it."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    for_contributors = {"docs", "mutation", "test"}
+    page = (ROOT / "docs" / "get-started.md").read_text()
+    assert [extra for extra in extras - for_contributors if f"[{extra}]" not in page and f"`{extra}`" not in page] == []
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
