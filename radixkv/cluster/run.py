@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,6 +21,7 @@ from radixkv.cluster.ingress import create_ingress, tenant_names_key
 from radixkv.cluster.membership import Membership, read_replicas
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.config import LLMOptions, ModelConfig
+from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.server.config import ServerConfig
 from radixkv.server.listener import tcp_listener, unix_listener
 from radixkv.server.reload import KeysReload, ReloadSignal
@@ -32,6 +34,8 @@ from radixkv.server.run import (
     serve,
     start_logging,
 )
+
+_log = logging.getLogger(__name__)
 
 
 def run_replica(model: str | None, options: LLMOptions, listen: str, secret: str, config: ServerConfig) -> int:
@@ -54,6 +58,7 @@ def run_replica(model: str | None, options: LLMOptions, listen: str, secret: str
     start_logging()
     check_secret(secret)
     with ReloadSignal() as reload_signal, bound(listen) as listener:
+        _log.info("loading %s ...", model or DEFAULT_MODEL_NAME)
         from radixkv.async_llm import AsyncLLM
         from radixkv.cluster.replica_routes import replica_app
         from radixkv.llm import LLM

@@ -22,6 +22,7 @@ import uvicorn
 import uvloop
 
 from radixkv.config import EngineConfig, LLMOptions
+from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.server.config import ServerConfig
 from radixkv.server.keys import read_keys_file
 from radixkv.server.listener import address_of, is_private, listen, tcp_listener, unix_listener
@@ -65,6 +66,7 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
         listener_for(config, tenants) as listener,
         metrics_listener_for(config, tenants) as metrics_listener,
     ):
+        _log.info("loading %s ...", config.model or DEFAULT_MODEL_NAME)
         from radixkv.async_llm import AsyncLLM
         from radixkv.llm import LLM
         from radixkv.server.assembly import assemble_app, assemble_service

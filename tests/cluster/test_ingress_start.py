@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 from pathlib import Path
@@ -20,6 +21,7 @@ from radixkv.cluster import ReplicaSet, create_ingress, membership, replica_set
 from radixkv.cluster import run as cluster_run
 from radixkv.cluster.wire import encode_shares
 from radixkv.config import ModelConfig
+from radixkv.errors import ModelLoadError
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.server.config import ServerConfig
 from radixkv.server.keys import hash_of
@@ -94,6 +96,13 @@ def test_files_are_read_again_while_an_ingress_waits_for_its_first_replica(
     available, tenants = started(monkeypatch, ServerConfig(port=0, keys_file=keys), file)
     assert available == ["a"]
     assert tenants.by_api_key("bob")
+
+
+def test_a_replica_says_what_it_loads_before_it_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "radixkv")
+    with pytest.raises(ModelLoadError):
+        cluster_run.run_replica("/no/such/model", {}, f"unix:{tmp_path}/replica", SECRET, ServerConfig())
+    assert caplog.messages == ["loading /no/such/model ..."]
 
 
 @pytest.mark.parametrize("kind", ["ingress", "replica"])

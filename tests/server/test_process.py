@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import httpx
 import pytest
 from support.server_process import ServerProcess
 
+from radixkv.errors import ModelLoadError
 from radixkv.server.config import ServerConfig
 from radixkv.server.keys import hash_of
 from radixkv.server.run import run_server
@@ -143,6 +145,14 @@ def test_a_stuck_engine_ends_the_process_with_status_1(tiny_model_folder: Path, 
 def test_a_bad_option_is_known_before_the_model_is_loaded(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, OSError), match=message):
         run_server(ServerConfig(model="/no/such/model", **options), {})
+
+
+def test_a_server_says_what_it_loads_before_it_does(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing was printed for as long as a model took to load."""
+    caplog.set_level(logging.INFO, "radixkv")
+    with pytest.raises(ModelLoadError):
+        run_server(ServerConfig(model="/no/such/model", port=0), {})
+    assert caplog.messages == ["loading /no/such/model ..."]
 
 
 def test_what_is_not_installed_is_named() -> None:
