@@ -10,9 +10,9 @@ from typing import Any, TypeVar, Unpack
 
 from radixkv.cache import Pin
 from radixkv.cache.arguments import is_whole
-from radixkv.config import LLM_OPTIONS, LLMOptions
 from radixkv.engine.explain import add_tiers, decode_explanations, explain_cached
 from radixkv.llm import CANNOT_PIN, LLM
+from radixkv.llm_options import LLM_OPTIONS, LLMOptions
 from radixkv.model.loader import LoadedModel
 from radixkv.model.tokenizer import with_chat_template
 from radixkv.observe.explain import PromptExplanation

@@ -14,10 +14,10 @@ from tqdm.auto import tqdm
 
 from radixkv.cache import Pin
 from radixkv.cache.arguments import check_seconds
-from radixkv.config import LLM_OPTIONS, LLMOptions, llm_configs
 from radixkv.engine.engine import Engine
 from radixkv.engine.explain import add_tiers, decode_explanations, explain_cached
 from radixkv.engine.request_output import beam_output, delta_output, request_output
+from radixkv.llm_options import LLM_OPTIONS, LLMOptions, llm_configs
 from radixkv.model.loader import LoadedModel, load_model
 from radixkv.model.longrope import original_length
 from radixkv.model.tokenizer import with_chat_template

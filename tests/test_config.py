@@ -20,14 +20,12 @@ from radixkv.config import (
     AttentionBackendName,
     Config,
     EngineConfig,
-    EngineOptions,
     EvictionPolicyName,
-    LLMOptions,
     ModelConfig,
-    ModelOptions,
     ResolvedEngineConfig,
 )
 from radixkv.engine.engine import Engine
+from radixkv.llm_options import EngineOptions, LLMOptions, ModelOptions
 from radixkv.model.loader import load_model
 from radixkv.server.config import ServerConfig
 from radixkv.sizes import parse_size

@@ -12,7 +12,8 @@ from support.replica_servers import tiny_model
 from tqdm import tqdm
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, TextPrompt, TokensPrompt
-from radixkv.config import EngineConfig, llm_configs
+from radixkv.config import EngineConfig
+from radixkv.llm_options import llm_configs
 from radixkv.vllm_options import without_elsewhere
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)

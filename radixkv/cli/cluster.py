@@ -9,7 +9,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from radixkv.cli.options import with_options_of
-from radixkv.config import EngineConfig, LLMOptions, ModelConfig
+from radixkv.config import EngineConfig, ModelConfig
+from radixkv.llm_options import LLMOptions
 from radixkv.server.config import ServerConfig
 from radixkv.text_files import read_utf8
 

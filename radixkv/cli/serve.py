@@ -14,7 +14,8 @@ import typer
 
 from radixkv.cli.config_file import mistyped_variables, read_config_file
 from radixkv.cli.options import with_options_of
-from radixkv.config import EngineConfig, LLMOptions, ModelConfig, llm_configs
+from radixkv.config import EngineConfig, ModelConfig
+from radixkv.llm_options import LLMOptions, llm_configs
 from radixkv.ray.options import ApplicationOptions, PlacementConfig
 from radixkv.server.config import ServerConfig
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from radixkv.cli.options import Model, with_options_of
-from radixkv.config import EngineConfig, LLMOptions, ModelConfig
+from radixkv.config import EngineConfig, ModelConfig
+from radixkv.llm_options import LLMOptions
 
 if TYPE_CHECKING:
     from radixkv.llm import LLM

@@ -20,7 +20,8 @@ from radixkv.cluster.connection import check_secret
 from radixkv.cluster.ingress import create_ingress, tenant_names_key
 from radixkv.cluster.membership import Membership, read_replicas
 from radixkv.cluster.replica_set import ReplicaSet
-from radixkv.config import LLMOptions, ModelConfig
+from radixkv.config import ModelConfig
+from radixkv.llm_options import LLMOptions
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.server.config import ServerConfig
 from radixkv.server.listener import tcp_listener, unix_listener

@@ -18,7 +18,7 @@ import uvicorn
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from radixkv.config import LLMOptions
+from radixkv.llm_options import LLMOptions
 from radixkv.model.onednn_cache import limit_primitive_cache
 from radixkv.ray.calls import UNREACHABLE, answer_of, repeat, shared_secret
 from radixkv.ray.memory import available_memory, check_memory, replica_memory

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from pydantic import Field
 
-from radixkv.config import Config, EngineConfig, LLMOptions, ModelConfig, llm_configs
+from radixkv.config import Config, EngineConfig, ModelConfig
+from radixkv.llm_options import LLMOptions, llm_configs
 from radixkv.option_words import Accepted, refuse_unknown
 from radixkv.server.config import ServerConfig
 

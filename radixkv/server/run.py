@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import uvicorn
 import uvloop
 
-from radixkv.config import EngineConfig, LLMOptions
+from radixkv.config import EngineConfig
+from radixkv.llm_options import LLMOptions
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.server.config import ServerConfig
 from radixkv.server.keys import read_keys_file

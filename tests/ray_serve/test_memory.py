@@ -10,8 +10,8 @@ from support.model_zoo import build, build_supported
 from support.quantised_checkpoints import gptq, write
 
 from radixkv import LLM
-from radixkv.config import LLMOptions
 from radixkv.engine import kv_tiers
+from radixkv.llm_options import LLMOptions
 from radixkv.memory import spare_rows
 from radixkv.model.gguf_conversion import converted_folder
 from radixkv.ray.memory import ReplicaMemory, available_memory, check_memory, replica_memory

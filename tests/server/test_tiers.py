@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from radixkv import LLM, AsyncLLM
 from radixkv.cli.main import app
 from radixkv.cli.warm import count_lacking, read_prompts, tenant_of, warm_prompts
-from radixkv.config import LLMOptions
 from radixkv.engine import kv_tiers
+from radixkv.llm_options import LLMOptions
 from radixkv.model.tokenizer import load_tokenizer
 from radixkv.prompts import Prompt
 from radixkv.server.keys import hash_of, read_keys_file
