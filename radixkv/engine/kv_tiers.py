@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from radixkv.cache import BlockCopy, PrefixCache
 from radixkv.cache.tokens import TOKEN_BYTES
 from radixkv.config import CacheWritePolicy
-from radixkv.engine.block_moves import BlockMoves
 from radixkv.memory import KVPool
 from radixkv.memory.block_rows import BlockRows
 from radixkv.memory.pages import take_pages
 from radixkv.observe.explain import Below
 from radixkv.routing import PrefillRate
 from radixkv.scheduling.prefix_loads import PrefixLoads
+from radixkv.tiers.block_moves import BlockMoves
 from radixkv.tiers.known_blocks import KnownBlocks
 from radixkv.tiers.loader import BlockLoader
 from radixkv.tiers.other_stores import OtherStores

@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.cache import BlockTable, OutOfBlocks, PrefixCache
+from radixkv.cache import OutOfBlocks, PrefixCache
 from radixkv.cache.tokens import TOKEN_BYTES
 from radixkv.scheduling.active_loads import ActiveLoad, ActiveLoads
 from radixkv.scheduling.load_claims import LoadClaims
 from radixkv.scheduling.prefix_look_ups import PrefixLookUps
 from radixkv.scheduling.request import SequenceGroup
 from radixkv.scheduling.waiting_prefix import WaitingPrefix
+from radixkv.tiers.block_moves import BlockMoves
 from radixkv.tiers.load import Load, LookUp
 from radixkv.tiers.loader import BlockLoader
 from radixkv.tiers.rates import Rates
@@ -35,39 +35,6 @@ from radixkv.tiers.stack import Span
 # The time that a load or a look-up may take while that of computing is unknown; once it is known, the time beyond twice it.
 _MAX_SECONDS = 5.0
 _SLACK_SECONDS = 0.05
-
-
-class MovesDown(Protocol):
-    """The transfers of evicted blocks to lower tiers, as far as they and loads depend on each other."""
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether some evicted blocks are not on their way yet. Until they are, nothing is looked up below."""
-
-    def note_loaded(self, namespace: str, tokens: bytes, first: int) -> None:
-        """The blocks of a prefix from index ``first`` on were loaded, and are now in the tree.
-
-        Args:
-            namespace: of the prefix.
-            tokens: of the prefix up to the end of the last one, encoded.
-            first: index of a block.
-        """
-
-    def note_missing(self, table: BlockTable, block: bytes) -> None:
-        """A sequence began, and no tier had the first block that it computes.
-
-        Args:
-            table: the sequence's, just opened.
-            block: its encoded tokens.
-        """
-
-    def note_reused(self, table: BlockTable, behind: bytes) -> None:
-        """A sequence began with cached blocks.
-
-        Args:
-            table: the sequence's, just opened.
-            behind: encoded tokens in the block behind the whole ones that it shares, as far as they are cached.
-        """
 
 
 class PrefixLoads:
@@ -89,7 +56,7 @@ class PrefixLoads:
         rates: Rates,
         media: list[str],
         clock: Callable[[], float],
-        moves: MovesDown,
+        moves: BlockMoves,
     ) -> None:
         self._cache = cache
         self._loader = loader

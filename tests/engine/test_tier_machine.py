@@ -18,7 +18,6 @@ from support.dict_tier import FAULTS, Fault, PartlyFilledDictTier
 
 from radixkv import SamplingParams
 from radixkv.cache import PrefixCache
-from radixkv.engine.block_moves import BlockMoves
 from radixkv.routing import PrefillRate
 from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
@@ -27,6 +26,7 @@ from radixkv.testing.machine import cache_machine
 from radixkv.testing.shadow_memory import ShadowMemory
 from radixkv.testing.strategies import PoolShape, pool_shapes
 from radixkv.tiers import loader, writer
+from radixkv.tiers.block_moves import BlockMoves
 from radixkv.tiers.known_blocks import KnownBlocks
 from radixkv.tiers.loader import BlockLoader
 from radixkv.tiers.prefix_keys import PrefixKeys

@@ -14,7 +14,7 @@ from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, evict_all, make
 
 from radixkv import LLM
 from radixkv.cache.tokens import encode
-from radixkv.engine import block_moves, wanted_prefixes
+from radixkv.tiers import block_moves, wanted_prefixes
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.tier import BlockBytes
 

@@ -115,7 +115,7 @@ class Driver:
             Rates(1, prefill_rate),
             ["tier"],
             lambda: self.now,
-            NothingMoves(),
+            NothingMoves(),  # type: ignore[arg-type]
         )
         self.scheduler = Scheduler(
             self.cache, 512, max_num_seqs, WaitingQueue(self.cache), FairShares(shares), loads=self.loads

@@ -28,12 +28,12 @@ from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
 from radixkv.cache.tokens import TOKEN_BYTES, decode
 from radixkv.config import CacheWritePolicy
-from radixkv.engine.wanted_prefixes import WantedPrefix, WantedPrefixes
 from radixkv.tiers.block_key import is_filled_enough
 from radixkv.tiers.known_blocks import KnownBlocks
 from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.prefix_keys import namespace_group
 from radixkv.tiers.tier import BlockBytes
+from radixkv.tiers.wanted_prefixes import WantedPrefix, WantedPrefixes
 from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
 _log = logging.getLogger(__name__)
