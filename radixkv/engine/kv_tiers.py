@@ -26,7 +26,7 @@ from radixkv.config import CacheWritePolicy
 from radixkv.memory import KVPool
 from radixkv.memory.block_rows import BlockRows
 from radixkv.memory.pages import take_pages
-from radixkv.observe.explain import Below
+from radixkv.observe.explain import TierPart
 from radixkv.routing import PrefillRate
 from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.tiers.block_moves import BlockMoves
@@ -152,7 +152,7 @@ class KVTiers:
             self._writer.num_dropped,
         )
 
-    def find(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> tuple[Below, ...]:
+    def find(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> tuple[TierPart, ...]:
         """What tiers have of a prompt beyond what is cached. May wait for a server; any thread may call.
 
         Args:
@@ -171,7 +171,7 @@ class KVTiers:
             stop = min(most, start + sum(len(key.tokens) for key in keys[span.start : span.stop]) // TOKEN_BYTES)
             if stop > num_cached_tokens:
                 medium, seconds = self._stack.media[span.tier], self._rates.load_seconds([span])
-                below.append(Below(medium, start, stop - start, seconds))
+                below.append(TierPart(medium, start, stop - start, seconds))
         return tuple(below)
 
     def before_pool_writes(self, copy_blocks: Callable[[list[BlockCopy]], None]) -> None:

@@ -32,7 +32,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
+class TierPart:
     """Consecutive tokens of a prompt that a tier below the pool has.
 
     Attributes:
@@ -62,7 +62,7 @@ class PromptExplanation:
     num_reused_tokens: int
     computed: tuple[Computed, ...]
     difference: Difference | None
-    below: tuple[Below, ...] = ()
+    below: tuple[TierPart, ...] = ()
     replica: str | None = None
 
     def __str__(self) -> str:
@@ -82,32 +82,7 @@ class PromptExplanation:
 
     def as_dict(self) -> dict[str, Any]:
         """As data for JSON."""
-        difference = self.difference
-        return {
-            "num_prompt_tokens": self.num_prompt_tokens,
-            "num_reused_tokens": self.num_reused_tokens,
-            "computed": [
-                {
-                    "reason": part.reason.value,
-                    "start": part.start,
-                    "num_tokens": part.num_tokens,
-                    "evicted_seconds_ago": part.evicted_seconds_ago,
-                    "unused_seconds": part.unused_seconds,
-                    "uses": part.uses,
-                }
-                for part in self.computed
-            ],
-            "below": [asdict(part) for part in self.below],
-            "difference": None
-            if difference is None
-            else {
-                "position": difference.position,
-                "before": difference.before,
-                "prompt": difference.prompt,
-                "cached": difference.cached,
-            },
-            "replica": self.replica,
-        }
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PromptExplanation:
@@ -122,7 +97,7 @@ class PromptExplanation:
             data["num_reused_tokens"],
             tuple(Computed(**{**part, "reason": Reason(part["reason"])}) for part in data["computed"]),
             None if difference is None else Difference(**difference),
-            tuple(Below(**part) for part in data["below"]),
+            tuple(TierPart(**part) for part in data["below"]),
             data["replica"],
         )
 
