@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from radixkv.text_files import parse_hex, read_hex
+
 KEY_VARIABLE = "RADIXKV_STORE_KEY"
 KEY_BYTES = 32
 NONCE_BYTES = 12
@@ -78,19 +80,7 @@ def read_key(path: Path | None) -> bytes | None:
         OSError: the file cannot be read.
         ValueError: it is not 64 hexadecimal digits.
     """
-    try:
-        text = os.environ.get(KEY_VARIABLE) if path is None else path.read_text(errors="replace")
-    except OSError as error:
-        raise OSError(f"store_key_file: expected a file that can be read, got {path} ({error.strerror})") from error
-    if text is None:
-        return None
-    source = KEY_VARIABLE if path is None else f"store_key_file {path}"
-    try:
-        key = bytes.fromhex(text.strip())
-    except ValueError:
-        key = b""
-    if len(key) != KEY_BYTES:
-        raise ValueError(
-            f"{source}: expected {2 * KEY_BYTES} hexadecimal digits, as `openssl rand -hex {KEY_BYTES}` prints"
-        )
-    return key
+    if path is not None:
+        return read_hex(path, "store_key_file", KEY_BYTES)
+    text = os.environ.get(KEY_VARIABLE)
+    return None if text is None else parse_hex(KEY_VARIABLE, text, KEY_BYTES)

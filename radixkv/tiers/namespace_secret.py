@@ -7,6 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
+from radixkv.text_files import read_hex
 from radixkv.tiers.store_folder import open_private, sync
 
 _log = logging.getLogger(__name__)
@@ -40,21 +41,7 @@ def find_secret(
             place for a secret.
     """
     if secret_file is not None:
-        try:
-            secret = bytes.fromhex(secret_file.read_text().strip())
-        except OSError as error:
-            raise OSError(
-                f"cache_secret_file: expected a file that can be read, got {secret_file} ({error.strerror})"
-            ) from error
-        except ValueError:
-            secret = b""
-        if len(secret) != _NUM_BYTES:
-            digits = 2 * _NUM_BYTES
-            raise ValueError(
-                f"cache_secret_file: expected {digits} hexadecimal digits in {secret_file}, as `openssl rand -hex "
-                f"{_NUM_BYTES}` prints"
-            )
-        return secret
+        return read_hex(secret_file, "cache_secret_file", _NUM_BYTES)
     if shared_cache is not None and is_server(shared_cache):
         raise ValueError(
             "cache_secret_file: expected a file where shared_cache is a server, the same on all machines that share it: "

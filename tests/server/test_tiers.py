@@ -193,7 +193,7 @@ def test_a_shared_server_needs_a_secret(tmp_path: Path) -> None:
         namespaces_secret({"shared_cache": "foo://bar"})
     file = tmp_path / "secret"
     file.write_text("ab" * 31)
-    with pytest.raises(ValueError, match="cache_secret_file: expected 64 hexadecimal digits"):
+    with pytest.raises(ValueError, match=f"cache_secret_file {file}: expected 64 hexadecimal digits"):
         namespaces_secret({"shared_cache": "redis://localhost/0", "cache_secret_file": file})
     file.write_text("ab" * 32 + "\n")
     assert namespaces_secret({"shared_cache": "redis://localhost/0", "cache_secret_file": file}) == b"\xab" * 32
