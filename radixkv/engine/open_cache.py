@@ -9,7 +9,6 @@ from radixkv.cache import POLICIES, EventLog, PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.drafting.tree_index import TreeIndex
 from radixkv.engine.kv_tiers import KVTiers
-from radixkv.engine.open_publisher import open_publisher
 from radixkv.engine.open_tiers import open_tiers
 from radixkv.memory import KVPool
 from radixkv.model.loader import LoadedModel
@@ -94,3 +93,21 @@ def open_cache(config: EngineConfig, loaded: LoadedModel, pool: KVPool, prefill_
             opened.close(0.0)
             raise
     return opened
+
+
+def open_publisher(config: EngineConfig) -> ZmqEventPublisher | None:
+    """Listen at the configured addresses; None: events are not to be published.
+
+    Raises:
+        ImportError: pyzmq or msgspec is not installed; the message names the extra that brings them.
+        ValueError: an address cannot be bound.
+    """
+    if config.kv_events_endpoint is None:
+        return None
+    try:
+        from radixkv.observe.kv_events import ZmqEventPublisher
+    except ImportError as error:
+        raise ImportError(
+            f"kv_events_endpoint: {error.name} is not installed: pip install 'radixkv[events]'"
+        ) from error
+    return ZmqEventPublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint)

@@ -15,7 +15,7 @@ from support.event_replay import replay_events
 
 from radixkv.cache import EventLog, PrefixCache
 from radixkv.config import EngineConfig
-from radixkv.engine.open_publisher import open_publisher
+from radixkv.engine.open_cache import open_publisher
 from radixkv.observe.kv_events import ZmqEventPublisher
 
 
