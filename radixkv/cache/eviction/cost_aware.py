@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from radixkv.cache.arguments import is_number
 from radixkv.cache.errors import InvalidArgumentError
-from radixkv.cache.eviction.leaf_heap import LeafHeap
+from radixkv.cache.eviction.lfu import LFU
 from radixkv.cache.eviction.policy import EvictableLeaf
 
 
-class CostAware:
-    """The leaf that frees a block at the least expected cost is evicted first.
+class CostAware(LFU):
+    """LFU, weighted by depth: the leaf that frees a block at the least expected cost is evicted first.
 
     A block deep in a prompt costs more to compute than the first one, because its tokens attend to all before them. So a
     block's worth is ``uses * (1 + depth / double_depth)``, on top of the worth of the last evicted leaf, which ages the
@@ -29,20 +27,9 @@ class CostAware:
     def __init__(self, double_depth: int = 1024) -> None:
         if not (is_number(double_depth) and double_depth > 0):
             raise InvalidArgumentError(f"double_depth: expected blocks above 0, got {double_depth!r}")
+        super().__init__()
         self._double_depth = double_depth
-        self._heap = LeafHeap()
-        self._age = 0.0
 
     def add(self, leaf: EvictableLeaf) -> None:
         depth = leaf.depth + leaf.num_blocks
         self._heap.push(self._age + leaf.uses * (1 + depth / self._double_depth), leaf)
-
-    def remove(self, leaf: EvictableLeaf) -> None:
-        self._heap.remove(leaf)
-
-    def next_leaf(self) -> EvictableLeaf:
-        self._age, leaf = self._heap.first()
-        return leaf
-
-    def leaves(self) -> Collection[EvictableLeaf]:
-        return self._heap.leaves()
