@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from radixkv.cache.block_hash import next_hash, next_hashes
 from radixkv.cache.eviction import LearningPolicy
@@ -20,6 +21,7 @@ from radixkv.cache.observer import TreeObserver
 from radixkv.cache.tokens import TOKEN_BYTES
 
 
+@dataclass(eq=False, slots=True)
 class EvictedBlocks:
     """Consecutive blocks of one path that were evicted together.
 
@@ -31,25 +33,13 @@ class EvictedBlocks:
         group: the policy's note (`EvictableLeaf.group`).
     """
 
-    __slots__ = ("evicted_at", "group", "hashes", "last_use", "namespace", "num_tokens", "uses")
-
-    def __init__(
-        self,
-        namespace: str,
-        hashes: array[int],
-        num_tokens: int,
-        last_use: float,
-        uses: int,
-        group: int,
-        evicted_at: float,
-    ) -> None:
-        self.namespace = namespace
-        self.hashes = hashes
-        self.num_tokens = num_tokens
-        self.last_use = last_use
-        self.uses = uses
-        self.group = group
-        self.evicted_at = evicted_at
+    namespace: str
+    hashes: array[int]
+    num_tokens: int
+    last_use: float
+    uses: int
+    group: int
+    evicted_at: float
 
 
 class EvictedPrefixes(TreeObserver):
