@@ -55,8 +55,7 @@ def test_segmented_lru_protects_what_was_used_again_within_its_share() -> None:
 
 def test_priorities_hold_for_their_time() -> None:
     now = [0.0]
-    policy = PriorityTTL(10, clock=lambda: now[0])
-    cache = PrefixCache(4, 1, policy, clock=lambda: now[0])
+    cache = PrefixCache(4, 1, PriorityTTL(10), clock=lambda: now[0])
     leave(cache, [1], priority=5)
     now[0] = 1.0
     for token in (2, 3, 4, 5):
@@ -94,7 +93,7 @@ def test_priorities_below_zero_go_before_all_others() -> None:
         assert [cache.match([token]) for token in (1, 2, 3)] == expected
 
 
-def test_a_policy_without_a_clock_of_its_own_gets_its_caches() -> None:
+def test_a_policy_gets_the_clock_of_its_cache() -> None:
     now = [0.0]
     cache = PrefixCache(2, 1, PriorityTTL(10), clock=lambda: now[0])
     leave(cache, [1], priority=5)

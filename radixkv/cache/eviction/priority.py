@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
-from radixkv.cache.arguments import check_clock, is_number
+from radixkv.cache.arguments import is_number
 from radixkv.cache.errors import InvalidArgumentError
 from radixkv.cache.eviction.lru import LRU
 from radixkv.cache.eviction.policy import EvictableLeaf
@@ -22,26 +22,21 @@ class PriorityTTL:
 
     Args:
         ttl: seconds; None: a priority is never lost.
-        clock: seconds; by default that of the cache that uses the policy.
 
     Raises:
-        InvalidArgumentError: ``ttl`` is not above 0, or ``clock`` cannot be called.
+        InvalidArgumentError: ``ttl`` is not above 0.
     """
 
-    def __init__(self, ttl: float | None = 600.0, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, ttl: float | None = 600.0) -> None:
         if ttl is not None and not (is_number(ttl) and ttl > 0):
             raise InvalidArgumentError(f"ttl: expected seconds above 0 or None, got {ttl!r}")
-        if clock is not None:
-            check_clock(clock)
         self._ttl = ttl
-        self._has_own_clock = clock is not None
-        self._clock = time.monotonic if clock is None else clock
+        self._clock: Callable[[], float] = time.monotonic
         self._by_priority: dict[int, LRU] = {}
         self._priority_of: dict[EvictableLeaf, int] = {}
 
     def use_clock(self, clock: Callable[[], float]) -> None:
-        if not self._has_own_clock:
-            self._clock = clock
+        self._clock = clock
 
     def add(self, leaf: EvictableLeaf) -> None:
         self._priority_of[leaf] = leaf.priority
