@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from radixkv.cache.node import Node
 from radixkv.cache.tokens import TOKEN_BYTES
 
+# How many of each node's tokens are kept.
+_BEGINNING_TOKENS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class NodeOutline:
@@ -31,7 +34,7 @@ class NodeOutline:
     children: tuple[NodeOutline, ...]
 
 
-def outline(root: Node, max_nodes: int, max_visited: int = 2000, beginning_tokens: int = 32) -> NodeOutline:
+def outline(root: Node, max_nodes: int, max_visited: int = 2000) -> NodeOutline:
     """``root`` and the ``max_nodes`` nodes below it that were used last.
 
     A node was used at least as recently as any below it, so they are found best first, from the root down. Children are
@@ -39,7 +42,6 @@ def outline(root: Node, max_nodes: int, max_visited: int = 2000, beginning_token
 
     Args:
         max_visited: nodes looked at; of a node with more children only the first are.
-        beginning_tokens: how many of each node's tokens are kept.
     """
     shown: list[Node] = [root]
     below: dict[Node, list[Node]] = {root: []}
@@ -60,7 +62,7 @@ def outline(root: Node, max_nodes: int, max_visited: int = 2000, beginning_token
     done: dict[Node, NodeOutline] = {}
     for node in reversed(shown):  # children before their parents
         done[node] = NodeOutline(
-            beginning=bytes(node.tokens[: beginning_tokens * TOKEN_BYTES]),
+            beginning=bytes(node.tokens[: _BEGINNING_TOKENS * TOKEN_BYTES]),
             num_tokens=node.num_tokens,
             num_blocks=node.num_blocks,
             lock_count=node.lock_count,

@@ -58,7 +58,7 @@ class RadixTree:
         block_size: int,
         policy: EvictionPolicy,
         now: Callable[[], float],
-        observers: Sequence[TreeObserver | LearningPolicy] = (),
+        observers: Sequence[TreeObserver | LearningPolicy],
     ) -> None:
         self._pool = pool
         self._block_size = block_size
@@ -260,7 +260,7 @@ class RadixTree:
             start += common
         return node, kept
 
-    def publish_partial(self, node: Node, tokens: bytearray, block: int, priority: int, owner: str = "") -> bool:
+    def publish_partial(self, node: Node, tokens: bytearray, block: int, priority: int, owner: str) -> bool:
         """Add a partly filled block below ``node``, which the caller has locked and is about to unlock.
 
         The caller's ownership of the block and of ``tokens`` passes to the tree. Returns False, and takes neither, where the

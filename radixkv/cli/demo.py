@@ -237,16 +237,17 @@ def _table(rows: list[Row]) -> Table:
     return table
 
 
+_BLOCK_SIZE = 16
 TEXTBOOK_EXAMPLES = (((800, 2300, 3900), 4096), ((600, 900, 1300, 1700), 2048))
 
 
-def memory_example(lengths: tuple[int, ...], reserved: int, block_size: int = 16) -> dict[str, Any]:
+def memory_example(lengths: tuple[int, ...], reserved: int) -> dict[str, Any]:
     """Slots that sequences of ``lengths`` tokens waste if each reserves ``reserved`` tokens, and with blocks."""
-    cache = PrefixCache(sum(lengths) // block_size + len(lengths), block_size)
+    cache = PrefixCache(sum(lengths) // _BLOCK_SIZE + len(lengths), _BLOCK_SIZE)
     for number, length in enumerate(lengths):
         table = cache.open([number], read=False, write=False)
         cache.reserve(table, length)
-    used, held = sum(lengths), cache.num_held_blocks * block_size
+    used, held = sum(lengths), cache.num_held_blocks * _BLOCK_SIZE
     return {
         "lengths": list(lengths),
         "reserved_each": reserved,
@@ -259,7 +260,7 @@ def memory_example(lengths: tuple[int, ...], reserved: int, block_size: int = 16
 
 
 def _memory_table(examples: list[dict[str, Any]], block_nbytes: int) -> Table:
-    table = Table(title="memory: contiguous reservation → blocks of 16 tokens")
+    table = Table(title=f"memory: contiguous reservation → blocks of {_BLOCK_SIZE} tokens")
     for column in ("requests of", "slots", "wasted", "KV bytes in use"):
         table.add_column(column, justify="left" if column == "requests of" else "right")
     for example in examples:

@@ -25,9 +25,9 @@ _REQUEST_MEMORY = 32.0
 class _Rate:
     """The share of right tokens among drafted ones before which all were right."""
 
-    def __init__(self, right: float = 0.0, seen: float = 0.0) -> None:
-        self.right = right
-        self.seen = seen
+    def __init__(self) -> None:
+        self.right = 0.0
+        self.seen = 0.0
 
     def add(self, right: int, seen: int, memory: float) -> None:
         keep = max(0.0, 1.0 - seen / memory)

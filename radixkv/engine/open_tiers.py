@@ -43,7 +43,7 @@ def open_tiers(
     cache: PrefixCache,
     pool: KVPool,
     prefill_rate: PrefillRate,
-    publish: Callable[[Sequence[CacheEvent]], None] | None = None,
+    publish: Callable[[Sequence[CacheEvent]], None] | None,
 ) -> KVTiers:
     """Open all tiers, the nearest first: host memory, the disk, the shared store, and those that were given.
 

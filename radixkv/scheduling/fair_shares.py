@@ -82,16 +82,15 @@ class FairShares:
             floor = max((self.counter(other) for other in running), default=0.0)
         self._counters[tenant] = max(self.counter(tenant), floor)
 
-    def charge(self, tenant: str, *, computed: float = 0, generated: int = 0, reused: int = 0) -> None:
+    def charge(self, tenant: str, *, computed: float = 0, generated: int = 0) -> None:
         """Count tokens that were served to the tenant.
 
         Args:
             tenant: whose request it is.
             computed: of prompts.
             generated: of answers.
-            reused: of prompts, from the cache.
         """
-        cost = COMPUTED_TOKEN_COST * computed + GENERATED_TOKEN_COST * generated + REUSED_TOKEN_COST * reused
+        cost = COMPUTED_TOKEN_COST * computed + GENERATED_TOKEN_COST * generated
         self._serve(tenant, cost / self.share(tenant).weight)
 
     def charge_prompt(self, request: Request, num_tokens: int, num_reused: int) -> None:

@@ -56,10 +56,18 @@ def test_a_node_in_use_says_by_how_many() -> None:
     assert np.frombuffer(shared.beginning, dtype=np.int32).tolist() == stem
     beginnings = [np.frombuffer(child.beginning, dtype=np.int32).tolist() for child in shared.children]
     assert beginnings == [[20, 1, 2, 3], [21, 1, 2, 3]]
-    short = outline(cache._tree.roots[""], 1, beginning_tokens=3).children[0]
-    assert np.frombuffer(short.beginning, dtype=np.int32).tolist() == stem[:3]
     assert all(node.last_use <= cache.now() for node in (found, shared))
     assert cache.outline("another namespace") is None
+
+
+def test_of_a_long_node_only_the_beginning_is_copied() -> None:
+    cache = PrefixCache(100, 4)
+    compute(cache, range(200))
+    found = cache.outline("")
+    assert found is not None
+    (long,) = found.children
+    assert long.num_tokens == 200
+    assert np.frombuffer(long.beginning, dtype=np.int32).tolist() == list(range(32))
 
 
 def test_a_tree_of_any_size_takes_bounded_work() -> None:

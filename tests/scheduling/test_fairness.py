@@ -199,11 +199,11 @@ def test_a_priority_is_one_among_the_tenant_s_own_requests() -> None:
 def test_reused_tokens_count_little() -> None:
     driver = SchedulerDriver(max_num_seqs=1)
     stem = prompt(400)
-    driver.add(stem, max_new=1, tenant="a")
+    request = driver.add(stem, max_new=1, tenant="a")
     driver.add(prompt(8), max_new=1, tenant="b")
     driver.step()
     before = driver.scheduler.shares.counter("a")
-    driver.scheduler.shares.charge("a", computed=8, reused=400)
+    driver.scheduler.shares.charge_prompt(request, 8, 400)
     assert driver.scheduler.shares.counter("a") - before == 8 + 400 * REUSED_TOKEN_COST
     driver.run()
     # Both want the same number of tokens; one has them in the cache.

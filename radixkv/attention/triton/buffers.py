@@ -87,7 +87,7 @@ class BatchBuffers:
         rows: of the last batch that fits, and padding behind them: at least as many as any decoding batch is padded to.
     """
 
-    def __init__(self, max_sequences: int, max_blocks: int, device: torch.device, max_draft_rows: int = 0) -> None:
+    def __init__(self, max_sequences: int, max_blocks: int, device: torch.device, max_draft_rows: int) -> None:
         # A multiple of 16 bytes, so that slots and row tables are aligned to 16 bytes, too.
         (capacity,) = aligned_starts((max(8, padded_size(max_sequences + max_draft_rows)),))[1:]
         start, total = aligned_starts((max_sequences * max_blocks, 4 * capacity))[1:]

@@ -11,15 +11,17 @@ from rich.text import Text
 from radixkv.observe.inspect.snapshot import CacheSnapshot
 from radixkv.observe.inspect.tree_view import draw_tree, one_line, usage_label
 
+_MAX_PREFIXES = 8
 
-def draw(snapshot: CacheSnapshot, max_children: int = 8, max_rows: int = 8) -> RenderableType:
-    """All of it, with at most ``max_children`` per node and ``max_rows`` prefixes per table."""
+
+def draw(snapshot: CacheSnapshot, max_children: int = 8) -> RenderableType:
+    """All of it, with at most ``max_children`` per node."""
     return Group(
         _figures(snapshot),
         "",
-        _prefixes(snapshot, "largest prefixes", lambda index: snapshot.nodes[index].num_blocks, max_rows),
+        _prefixes(snapshot, "largest prefixes", lambda index: snapshot.nodes[index].num_blocks),
         "",
-        _prefixes(snapshot, "hottest prefixes", lambda index: snapshot.nodes[index].uses, max_rows),
+        _prefixes(snapshot, "hottest prefixes", lambda index: snapshot.nodes[index].uses),
         "",
         draw_tree(snapshot, max_children, usage_label),
     )
@@ -44,12 +46,12 @@ def _figures(snapshot: CacheSnapshot) -> Table:
     return table
 
 
-def _prefixes(snapshot: CacheSnapshot, title: str, key: Callable[[int], int], max_rows: int) -> Table:
+def _prefixes(snapshot: CacheSnapshot, title: str, key: Callable[[int], int]) -> Table:
     table = Table(title=title, title_justify="left", box=None)
     for column in ("tokens", "blocks", "uses", "live", "idle s"):
         table.add_column(column, justify="right")
     table.add_column("text")
-    for index in sorted(range(len(snapshot.nodes)), key=key, reverse=True)[:max_rows]:
+    for index in sorted(range(len(snapshot.nodes)), key=key, reverse=True)[:_MAX_PREFIXES]:
         node = snapshot.nodes[index]
         table.add_row(
             f"{node.depth_tokens + node.num_tokens:,}",

@@ -11,18 +11,20 @@ from rich.tree import Tree
 from radixkv.observe.inspect.snapshot import CacheSnapshot, SnapshotNode
 from radixkv.observe.inspect.visible_text import visible
 
+# How many characters of a node's text are shown: as Python writes them, and by `one_line`.
+_SNIPPET = 48
+_LINE = 60
 
-def size_label(node: SnapshotNode, snippet: int = 48) -> Text:
-    """How many tokens in how many blocks, and the first ``snippet`` characters of their text."""
-    return _sizes(node).append(repr((node.text or "")[:snippet]), style="dim")
+
+def size_label(node: SnapshotNode) -> Text:
+    """How many tokens in how many blocks, and the beginning of their text."""
+    return _sizes(node).append(repr((node.text or "")[:_SNIPPET]), style="dim")
 
 
-def usage_label(node: SnapshotNode, snippet: int = 60) -> Text:
+def usage_label(node: SnapshotNode) -> Text:
     """The same with how often the node was used."""
     style = "green" if node.uses > 1 else "dim"
-    return (
-        _sizes(node).append(f"used {node.uses} times  ", style=style).append(one_line(node.text, snippet), style="dim")
-    )
+    return _sizes(node).append(f"used {node.uses} times  ", style=style).append(one_line(node.text), style="dim")
 
 
 def draw_tree(
@@ -53,10 +55,10 @@ def draw_tree(
     return tree
 
 
-def one_line(text: str | None, length: int = 60) -> str:
+def one_line(text: str | None) -> str:
     """The beginning of a text, as `visible` shows it."""
-    shown = visible((text or "")[: length + 1])  # of which each character takes at least one
-    return shown if len(shown) <= length else shown[: length - 1] + "…"
+    shown = visible((text or "")[: _LINE + 1])  # of which each character takes at least one
+    return shown if len(shown) <= _LINE else shown[: _LINE - 1] + "…"
 
 
 def _sizes(node: SnapshotNode) -> Text:
