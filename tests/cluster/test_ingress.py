@@ -192,7 +192,7 @@ def test_each_cache_can_be_seen_and_all_are_verified(
             async for _ in servers[1].llm.generate(TEXT, SamplingParams(max_tokens=1)):
                 pass
             snapshots = [await client.get(f"/admin/replicas/{name}/snapshot") for name in "01"]
-            empty, full = (CacheSnapshot.from_json(each.content) for each in snapshots)
+            empty, full = (CacheSnapshot.from_fields(each.json()) for each in snapshots)
             assert empty.num_cached_blocks == 0
             assert full.nodes[0].text is not None
             assert TEXT.startswith(full.nodes[0].text)

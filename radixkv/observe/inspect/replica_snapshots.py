@@ -28,7 +28,7 @@ def read_snapshots(text: str | bytes) -> dict[str | None, CacheSnapshot]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"expected a snapshot of a cache, got no JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        return {None: CacheSnapshot.from_json(text)}
+        return {None: CacheSnapshot.from_fields(document)}
     if document.get("version") != 1 or not isinstance(document.get("replicas"), dict):
         raise ValueError(f"expected snapshots of caches ({FORMAT}, version 1), got version {document.get('version')!r}")
-    return {name: CacheSnapshot.from_json(json.dumps(each)) for name, each in document["replicas"].items()}
+    return {name: CacheSnapshot.from_fields(each) for name, each in document["replicas"].items()}

@@ -105,16 +105,16 @@ class CacheSnapshot:
         return json.dumps({"format": FORMAT, "version": 1, **asdict(self)})
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> CacheSnapshot:
-        """Read what `to_json` wrote.
+    def from_fields(cls, given: object) -> CacheSnapshot:
+        """The snapshot whose fields `to_json` wrote.
 
         Raises:
-            ValueError: ``text`` is not a snapshot of this format and version.
+            ValueError: they are not those of this format and version.
         """
         try:
-            fields: dict[str, Any] = json.loads(text)
-            if not isinstance(fields, dict):
+            if not isinstance(given, dict):
                 raise ValueError("it is no JSON object")
+            fields: dict[str, Any] = dict(given)
             if fields.pop("format") != FORMAT or fields.pop("version") != 1:
                 raise ValueError("another format or version")
             nodes = [SnapshotNode(**node) for node in fields.pop("nodes")]
