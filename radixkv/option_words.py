@@ -28,8 +28,8 @@ def refuse_unknown(caller: str, options: Iterable[str], known: Collection[str]) 
     for name in options:
         if name not in known:
             near = nearest(name, known)
-            hint = "" if near is None else f". Did you mean {near!r}?"
-            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{hint}")
+            meant = "" if near is None else f". Did you mean {near!r}?"
+            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{meant}")
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
@@ -39,6 +39,12 @@ def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | Non
         likeness: the least that is near, from 0 to 1: the share of both names' letters that both have in the same order.
     """
     return next(iter(difflib.get_close_matches(name, list(known), 1, likeness)), None)
+
+
+def hint(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """The end of an error about an unknown name: the `nearest` known one; empty where none is near."""
+    near = nearest(name, known, likeness)
+    return "" if near is None else f"; did you mean {near}?"
 
 
 class Accepted(NamedTuple):

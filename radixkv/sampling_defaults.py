@@ -12,7 +12,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from radixkv.option_words import nearest
+from radixkv.option_words import hint
 from radixkv.sampling_params import SamplingParams
 
 # Numbers by the names of `SamplingParams`.
@@ -78,10 +78,7 @@ def overridden(defaults: SamplingDefaults, values: Mapping[str, Any]) -> Samplin
     """
     for name in values:
         if name not in _FIELDS:
-            near = nearest(str(name), _FIELDS)
-            raise ValueError(
-                f"{name}: expected one of {', '.join(_FIELDS)}" + ("" if near is None else f"; did you mean {near}?")
-            )
+            raise ValueError(f"{name}: expected one of {', '.join(_FIELDS)}{hint(str(name), _FIELDS)}")
     others = {name: value for name, value in defaults.items() if name not in {_FIELDS[given] for given in values}}
     return types.MappingProxyType({**others, **_checked(values)})
 

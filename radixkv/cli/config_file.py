@@ -10,7 +10,7 @@ from typing import Any
 
 from radixkv.cli.options import ENVIRONMENT_PREFIX, command_line_fields, variable_of
 from radixkv.config import Config
-from radixkv.option_words import nearest
+from radixkv.option_words import hint, nearest
 from radixkv.text_files import read_utf8
 
 # Variables that are not options of a command: the cache of converted models (see `radixkv.model.model_cache`), the key of
@@ -33,8 +33,7 @@ def read_config_file(path: Path, configs: Collection[type[Config]]) -> dict[str,
     known = command_line_fields(configs)
     for name in values:
         if name not in known:
-            near = nearest(str(name).replace("-", "_"), known)
-            raise ValueError(f"{path}: {name}: unknown" + ("" if near is None else f"; did you mean {near}?"))
+            raise ValueError(f"{path}: {name}: unknown{hint(str(name).replace('-', '_'), known)}")
     for config in configs:
         try:
             config.check_each({name: value for name, value in values.items() if name in config.model_fields})

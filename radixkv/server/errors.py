@@ -31,7 +31,7 @@ from radixkv.errors import (
     RequestTimeoutError,
     StructuredOutputError,
 )
-from radixkv.option_words import nearest
+from radixkv.option_words import hint, nearest
 from radixkv.server.not_supported import is_supported
 
 # Those that any endpoint may answer with.
@@ -140,8 +140,8 @@ def add_error_handlers(app: FastAPI, paths: Collection[str]) -> None:
         path = request.url.path[:200]
         if status == HTTPStatus.NOT_FOUND:
             near = nearest(path, paths, likeness=_LIKE_A_PATH)
-            hint = "/openapi.json describes what there is" if near in (None, path) else f"did you mean {near}?"
-            detail = f"there is no {request.method} {path}; {hint}"
+            advice = "/openapi.json describes what there is" if near in (None, path) else f"did you mean {near}?"
+            detail = f"there is no {request.method} {path}; {advice}"
         elif status == HTTPStatus.METHOD_NOT_ALLOWED:
             # A path that only matches a route with a variable part may be a misspelling of another path.
             route = request.scope.get("route")
@@ -266,9 +266,7 @@ def _in_words(path: _Path, error: Any, fields: Collection[str]) -> str:
     match error["type"]:
         case "extra_forbidden":
             is_name = len(path) == 1 and len(location) <= _LONGEST_NAME
-            near = nearest(location, fields, _LIKE_A_FIELD) if is_name else None
-            hint = "" if near is None else f"; did you mean {near}?"
-            return f"{location}: unknown or not supported{hint}"
+            return f"{location}: unknown or not supported" + (hint(location, fields, _LIKE_A_FIELD) if is_name else "")
         case "model_attributes_type" if not path:
             return "body: expected a JSON object, sent with content-type: application/json"
         case "missing":

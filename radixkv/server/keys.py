@@ -24,7 +24,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from radixkv.config import Config
-from radixkv.option_words import nearest
+from radixkv.option_words import hint
 from radixkv.text_files import read_utf8
 
 
@@ -103,8 +103,7 @@ def _key(where: str, name: str, entry: Any) -> Key:
         raise ValueError(f"{where}: expected a table, got {entry!r:.80}")
     for field in entry:
         if field not in Key.model_fields:
-            near = nearest(field, Key.model_fields)
-            raise ValueError(f"{where}.{field}: unknown" + ("" if near is None else f"; did you mean {near}?"))
+            raise ValueError(f"{where}.{field}: unknown{hint(field, Key.model_fields)}")
     if "sha256" not in entry:
         raise ValueError(f"{where}.sha256: missing; `radixkv keys new {name}` makes a key and its entry")
     try:
