@@ -24,9 +24,8 @@ Model = Annotated[str | None, typer.Option(help=ServerConfig.model_fields["model
 JsonPath = Annotated[Path | None, typer.Option("--json", callback=writable, help="also write the figures to this file")]
 
 _ARGUMENTS = frozenset({"model"})
-_FLAGS: Mapping[str, str] = MappingProxyType(
-    {"api_keys": "--api-key", "cors_origins": "--cors-origin"}
-)  # repeated: one key each
+# Repeated: one key each.
+_FLAGS: Mapping[str, str] = MappingProxyType({"api_keys": "--api-key", "cors_origins": "--cors-origin"})
 # Fields whose configuration's own error says more about a wrong value than a list of choices would.
 _CHECKED: Mapping[str, type[Config]] = MappingProxyType({"quantization": ModelConfig})
 _NO_TEXT = frozenset({"tokenizer", "tiers"})  # objects, which no command line can name

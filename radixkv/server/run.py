@@ -318,9 +318,8 @@ def metrics_listener_for(config: ServerConfig, tenants: Tenants) -> Iterator[soc
 def start_logging() -> None:
     """Log to standard error."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(
-        logging.WARNING
-    )  # an ingress makes a request to a replica for each that it gets
+    # An ingress makes a request to a replica for each that it gets.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def make_tenants(config: ServerConfig, secret: bytes | None) -> Tenants:
