@@ -31,6 +31,7 @@ from radixkv.server.rate_limits import default_max_tokens
 from radixkv.server.response_size import check_response_size
 from radixkv.server.service import Service
 from radixkv.server.tenants import Tenant
+from radixkv.server.time_limits import Deadlines
 from radixkv.serving.answer_reader import PieceReader
 from radixkv.tools.chat_format import AnswerForm
 from radixkv.tools.definitions import ParsedAnswer, parsed_answer
@@ -116,16 +117,19 @@ async def start_chat(
         check_response_size(body, [prompt], params, remaining)
         generation = await Generation.start(service, tenant, [prompt], params, body, request_id, deadlines)
         keeper = PrefixKeeper(service.llm, tenant.name, body, breakpoints, prompt)
-        return ChatEvents(generation, prompt.answer_form, keeper)
+        return ChatEvents(generation, prompt.answer_form, keeper, deadlines)
 
 
 class ChatEvents:
     """The answers to one chat request. Iterate it once, to the end, or `collect` it, or call `close`."""
 
-    def __init__(self, generation: Generation, form: AnswerForm | None, keeper: PrefixKeeper) -> None:
+    def __init__(
+        self, generation: Generation, form: AnswerForm | None, keeper: PrefixKeeper, deadlines: Deadlines
+    ) -> None:
         self._generation = generation
         self._form = form
         self._keeper = keeper
+        self._deadlines = deadlines
         self._kept: Mapping[float, int] = {}
         self._num_reasoning_tokens = 0
 
@@ -195,12 +199,17 @@ class ChatEvents:
         self._generation.close()
 
     async def wait_until_kept(self) -> None:
-        """Wait until what the request marked is kept; by the first event, the keeping has begun."""
-        self._kept = await self._keeper.kept()
+        """Wait until what the request marked is kept, after the first event and before the client sees it.
+
+        Raises:
+            RequestTimeoutError: it took longer than a time limit.
+        """
+        async with self._deadlines.before_first_token():
+            self._kept = await self._keeper.kept()
 
     async def __aiter__(self) -> AsyncGenerator[ChatEvent, None]:
         """The events. What the request marked is kept as soon as the prompt is computed."""
-        await self._keeper.prepare()
+        self._keeper.begin()
         reader = PieceReader(self._form)
         # By choice: the arguments of its last call so far.
         arguments: dict[int, list[str]] = {}
@@ -222,9 +231,10 @@ class ChatEvents:
                 if pieces:
                     num_held[delta.choice] = 0
                 reason = _finish_reason(output, arguments.get(delta.choice, []))
-                self._keeper.start()
+                self._keeper.prompt_is_computed()
                 yield ChatEvent(delta.choice, pieces, output, reason, output.stop_reason)
-        await self.wait_until_kept()
+        async with self._deadlines.before_end():
+            self._kept = await self._keeper.kept()
 
     async def collect(self) -> list[ChatAnswer]:
         """All choices, complete."""

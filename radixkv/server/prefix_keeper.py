@@ -36,38 +36,39 @@ class PrefixKeeper:
         self._chat = chat
         self._breakpoints = breakpoints
         self._prompt = prompt
-        self._prefixes: dict[float, Sequence[int]] = {}
-        self._pinning: asyncio.Task[dict[float, int]] | None = None
+        self._is_computed = asyncio.Event()
+        self._keeping: asyncio.Task[dict[float, int]] | None = None
 
     @property
     def is_needed(self) -> bool:
         """Whether the request has marks."""
         return bool(self._breakpoints)
 
-    async def prepare(self) -> None:
-        """Find the prefixes, while the engine computes the prompt."""
+    def begin(self) -> None:
+        """Begin to find the prefixes, while the engine computes the prompt; they are pinned from `prompt_is_computed` on."""
         if self._breakpoints:
-            self._prefixes = await self._llm.run_tokenizer(
-                lambda loaded: marked_prefixes(self._chat, self._breakpoints, self._prompt.token_ids, loaded),
-                tenant=self._tenant,
-                num_prompts=0,
-            )
+            self._keeping = asyncio.ensure_future(self._keep())
 
-    def start(self) -> None:
-        """Begin to pin the prefixes, once the prompt is computed; again: do nothing."""
-        if self._prefixes and self._pinning is None:
-            self._pinning = asyncio.ensure_future(self._pin())
+    def prompt_is_computed(self) -> None:
+        """What is to be pinned is cached; again: do nothing."""
+        self._is_computed.set()
 
     async def kept(self) -> Mapping[float, int]:
-        """Wait until all that `start` began is pinned; returns how many tokens are kept, by time to live."""
-        return {} if self._pinning is None else await self._pinning
+        """Wait until all prefixes are pinned; returns how many tokens are kept, by time to live."""
+        return {} if self._keeping is None else await self._keeping
 
     def close(self) -> None:
         """Give up what is not pinned yet."""
-        if self._pinning is not None:
-            self._pinning.cancel()
+        if self._keeping is not None:
+            self._keeping.cancel()
 
-    async def _pin(self) -> dict[float, int]:
+    async def _keep(self) -> dict[float, int]:
+        prefixes = await self._llm.run_tokenizer(
+            lambda loaded: marked_prefixes(self._chat, self._breakpoints, self._prompt.token_ids, loaded),
+            tenant=self._tenant,
+            num_prompts=0,
+        )
+        await self._is_computed.wait()
         keep = partial(self._llm.keep, self._tenant, self._prompt.namespace)
-        counts = await asyncio.gather(*(keep(prefix, ttl) for ttl, prefix in self._prefixes.items()))
-        return dict(zip(self._prefixes, counts, strict=True))
+        counts = await asyncio.gather(*(keep(prefix, ttl) for ttl, prefix in prefixes.items()))
+        return dict(zip(prefixes, counts, strict=True))

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from radixkv.errors import EngineDeadError, RequestTimeoutError
 from radixkv.outputs import RequestMetrics
 from radixkv.server.served import ServedModel
 from radixkv.serving.request_stream import RequestStream
 
+_StageName = Literal["queue", "first_token", "total"]
+
 
 class _Stage(NamedTuple):
     limit: float  # seconds from the request's arrival
     in_words: str
     is_late: Callable[[RequestMetrics], bool]  # whether the stage is not reached when the limit ends
-    in_queue: bool
+    name: _StageName
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,13 @@ class TimeLimits:
     @property
     def stages(self) -> list[_Stage]:
         """The limits that are set, the earliest first."""
-        stages = [
-            (self.queue, "waited in the queue for", lambda times: times.scheduled_time is None, True),
-            (self.first_token, "had no token within", lambda times: times.first_token_time is None, False),
-            (self.total, "was not finished within", lambda times: True, False),
+        stages: list[tuple[float | None, str, Callable[[RequestMetrics], bool], _StageName]] = [
+            (self.queue, "waited in the queue for", lambda times: times.scheduled_time is None, "queue"),
+            (self.first_token, "had no token within", lambda times: times.first_token_time is None, "first_token"),
+            (self.total, "was not finished within", lambda times: True, "total"),
         ]
         return sorted(
-            _Stage(limit, words, is_late, in_queue) for limit, words, is_late, in_queue in stages if limit is not None
+            _Stage(limit, words, is_late, name) for limit, words, is_late, name in stages if limit is not None
         )
 
 
@@ -67,21 +69,29 @@ class Deadlines:
         self._arrival = time.monotonic()
         self._watch: asyncio.Task[None] | None = None
 
-    @asynccontextmanager
-    async def before_admission(self) -> AsyncIterator[None]:
+    def before_admission(self) -> AbstractAsyncContextManager[None]:
         """While inside, the request is about to be queued.
 
         Raises:
             RequestTimeoutError: it took longer than the first limit.
         """
-        first = self._stages[0] if self._stages else None
-        try:
-            async with asyncio.timeout(None if first is None else self._seconds_left(first)):
-                yield
-        except TimeoutError as error:
-            if first is None:
-                raise
-            raise _too_late(first) from error
+        return self._within(self._stages)
+
+    def before_first_token(self) -> AbstractAsyncContextManager[None]:
+        """While inside, the first token is there, and the client cannot be told yet.
+
+        Raises:
+            RequestTimeoutError: it took longer than the limit for the first token, or for all.
+        """
+        return self._within([stage for stage in self._stages if stage.name != "queue"])
+
+    def before_end(self) -> AbstractAsyncContextManager[None]:
+        """While inside, the tokens are there, and the request is not finished yet.
+
+        Raises:
+            RequestTimeoutError: it took longer than the limit for all.
+        """
+        return self._within([stage for stage in self._stages if stage.name == "total"])
 
     def watch(self, streams: Sequence[RequestStream]) -> None:
         """Enforce the limits from now on, until `close`."""
@@ -92,6 +102,17 @@ class Deadlines:
         """The request has ended."""
         if self._watch is not None:
             self._watch.cancel()
+
+    @asynccontextmanager
+    async def _within(self, stages: Sequence[_Stage]) -> AsyncIterator[None]:
+        first = stages[0] if stages else None
+        try:
+            async with asyncio.timeout(None if first is None else self._seconds_left(first)):
+                yield
+        except TimeoutError as error:
+            if first is None:
+                raise
+            raise _too_late(first) from error
 
     async def _enforce(self, streams: Sequence[RequestStream]) -> None:
         with suppress(EngineDeadError):  # then the streams have failed already
@@ -108,4 +129,4 @@ class Deadlines:
 
 def _too_late(stage: _Stage) -> RequestTimeoutError:
     message = f"the request {stage.in_words} {stage.limit:g} seconds, which is the limit"
-    return RequestTimeoutError(message, stage.in_queue)
+    return RequestTimeoutError(message, in_queue=stage.name == "queue")

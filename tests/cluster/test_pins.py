@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +18,7 @@ from radixkv.prompts import Prompt
 from radixkv.routing import Router, prompt_hashes
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.prefix_keeper import PrefixKeeper
+from radixkv.server.prompt_caching import Breakpoint
 
 PREFIX = list(range(40))
 
@@ -66,14 +68,18 @@ def test_prefixes_of_both_times_to_live_are_pinned_at_once() -> None:
         def __init__(self) -> None:
             self.together = asyncio.Barrier(2)
 
+        async def run_tokenizer(self, function: Any, **options: Any) -> dict[float, list[int]]:
+            return {300.0: PREFIX, 3600.0: PREFIX[:16]}
+
         async def keep(self, tenant: str, namespace: str, token_ids: list[int], ttl: float) -> int:
             await self.together.wait()
             return len(token_ids)
 
     async def main() -> Mapping[float, int]:
-        keeper = PrefixKeeper(Remote(), "", ChatCompletionRequest(messages=[]), [], Prompt([1]))  # type: ignore[arg-type]
-        keeper._prefixes = {300.0: PREFIX, 3600.0: PREFIX[:16]}
-        keeper.start()
+        chat, marks = ChatCompletionRequest(messages=[]), [Breakpoint([], 300.0), Breakpoint([], 3600.0)]
+        keeper = PrefixKeeper(Remote(), "", chat, marks, Prompt([1]))  # type: ignore[arg-type]
+        keeper.begin()
+        keeper.prompt_is_computed()
         async with asyncio.timeout(60):
             return await keeper.kept()
 
@@ -93,10 +99,7 @@ def test_a_tenant_has_one_share_of_an_engine_that_serves_clients_and_ingresses()
             async with httpx.AsyncClient(transport=transport, base_url="http://one", headers=headers) as client:
                 answer = await client.post("/pin", content=encode_pin("", "", first, 300.0))
             assert answer.json() == {"num_tokens": 64}
-            keeper = PrefixKeeper(engine, "", ChatCompletionRequest(messages=[]), [], Prompt([1]))
-            keeper._prefixes = {300.0: second}
-            keeper.start()
-            assert await keeper.kept() == {300.0: 64}
+            assert await engine.keep("", "", second, 300.0) == 64
             assert [pin.num_tokens for pin in await engine.call(lambda engine: list(engine.cache.pins()))] == [64]
 
     asyncio.run(main())

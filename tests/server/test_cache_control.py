@@ -253,16 +253,16 @@ def test_a_marked_prefix_survives_what_evicts_everything_else(llm: LLM) -> None:
 def test_a_request_in_the_queue_is_not_refused_while_its_prefixes_are_found(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare = PrefixKeeper.prepare
+    begin = PrefixKeeper.begin
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine, make_client(engine) as client:
 
-            async def drain_first(keeper: PrefixKeeper) -> None:
+            def drain_first(keeper: PrefixKeeper) -> None:
                 engine.start_draining()
-                await prepare(keeper)
+                begin(keeper)
 
-            monkeypatch.setattr(PrefixKeeper, "prepare", drain_first)
+            monkeypatch.setattr(PrefixKeeper, "begin", drain_first)
             block = {"type": "text", "text": "Hello. " * 30, "cache_control": {"type": "ephemeral"}}
             messages = [{"role": "user", "content": [block]}]
             response = await client.post("/v1/messages", json={"model": "model", "max_tokens": 1, "messages": messages})

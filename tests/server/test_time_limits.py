@@ -11,6 +11,7 @@ import pytest
 from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
+from radixkv.server import prefix_keeper
 from radixkv.server.time_limits import TimeLimits
 
 # None of these requests would end by itself before the test does, however slow the machine: limits may be short.
@@ -71,6 +72,47 @@ def test_in_the_queue_to_be_tokenized(llm: LLM, path: str, fields: dict[str, Any
             expected = f"the request waited in the queue for {SOON} seconds, which is the limit"
             assert response.json()["error"]["message"] == expected
             assert engine.num_unfinished == 0
+
+    asyncio.run(main())
+
+
+MARKED: dict[str, Any] = {"content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]}
+BREAKPOINT: dict[str, Any] = {
+    "content": [{"type": "text", "text": "Hi", "prompt_cache_breakpoint": {"mode": "explicit"}}]
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "message", "limits", "expected"),
+    [
+        ("/v1/messages", MARKED, TimeLimits(first_token=SOON), "had no token within"),
+        ("/v1/messages", MARKED, TimeLimits(total=SOON), "was not finished within"),
+        ("/v1/chat/completions", BREAKPOINT, TimeLimits(total=SOON), "was not finished within"),
+    ],
+)
+def test_while_the_prefixes_that_are_to_stay_cached_are_found(
+    llm: LLM,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    message: dict[str, Any],
+    limits: TimeLimits,
+    expected: str,
+    stream: bool,
+) -> None:
+    """They are found by the tokenizer, and no limit used to hold while it was busy with others' texts."""
+    go = threading.Event()
+    monkeypatch.setattr(prefix_keeper, "marked_prefixes", lambda *arguments: go.wait() and {})
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine, time_limits=limits) as client:
+            body = {"model": "model", "max_tokens": 1, "messages": [{"role": "user", **message}], "stream": stream}
+            try:
+                response = await asyncio.wait_for(client.post(path, json=body), 60)
+            finally:
+                go.set()
+            assert f"the request {expected} {SOON} seconds, which is the limit" in response.text
+            assert response.status_code in ((200, 504) if stream else (504,))
 
     asyncio.run(main())
 

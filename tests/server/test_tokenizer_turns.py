@@ -74,5 +74,11 @@ def test_the_prefixes_that_a_request_keeps_are_found_in_its_tenants_turn() -> No
 
     llm = Mock(run_tokenizer=run_tokenizer)
     keeper = PrefixKeeper(llm, "ann", ChatCompletionRequest(messages=[]), [Breakpoint([], 300.0)], Prompt([5, 6, 7]))
-    asyncio.run(keeper.prepare())
+
+    async def main() -> None:
+        keeper.begin()
+        keeper.prompt_is_computed()
+        assert await keeper.kept() == {}
+
+    asyncio.run(main())
     assert turns == ["ann"]

@@ -23,6 +23,7 @@ from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.generation import ChoiceDelta
 from radixkv.server.prefix_keeper import PrefixKeeper
 from radixkv.server.protocol import CompletionTokensDetails, PromptTokensDetails, Usage
+from radixkv.server.time_limits import Deadlines, TimeLimits
 from radixkv.tools.chat_format import ChatFormat
 from radixkv.tools.definitions import ParsedAnswer, parsed_answer
 
@@ -194,7 +195,8 @@ def test_thoughts_count_with_the_tokens_whose_text_was_held_back(rest: str) -> N
     thought = "a\n\nb <c\n\n</d"
     generation: Any = GenerationOfCharacters(thought + rest)
     keeper = PrefixKeeper(Mock(), "", ChatCompletionRequest(messages=[]), [], Prompt([1]))
-    events = ChatEvents(generation, format_of("think_open").answer_form("<think>\n", None), keeper)
+    form = format_of("think_open").answer_form("<think>\n", None)
+    events = ChatEvents(generation, form, keeper, Deadlines(Mock(), TimeLimits()))
     for choice in asyncio.run(events.collect()):
         assert (choice.answer.reasoning or "").strip() == thought
     # Whitespace is part of a thought that ends with it, and neither that before the end tag nor the tag is.
