@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
@@ -312,10 +313,13 @@ class AsyncLLM(AsyncEngine):
     ) -> tuple[Prompt, RequestStream]:
         if not isinstance(tenant, str):
             raise TypeError(f"tenant: expected a string, got {tenant!r:.80}")
+        arrived = time.monotonic()
         prompts = await self.run_tokenizer(make_prompts, tenant=tenant)
         if len(prompts) != 1:
             raise ValueError(f"prompt: expected one prompt or conversation, got {len(prompts)}")
-        (stream,) = await self.submit(prompts, params, request_id, priority=priority, tenant=tenant)
+        (stream,) = await self.submit(
+            prompts, params, request_id, priority=priority, tenant=tenant, arrival_time=arrived
+        )
         return prompts[0], stream
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -127,6 +128,7 @@ class ClusterLLM:
         *,
         priority: int = 0,
         tenant: str = "",
+        arrival_time: float | None = None,
     ) -> list[RequestStream]:
         """As `AsyncLLM.submit`: when it returns, replicas have taken the requests.
 
@@ -136,16 +138,17 @@ class ClusterLLM:
             request_id: of the first.
             priority: among the tenant's own requests.
             tenant: on whose behalf.
+            arrival_time: from which they are timed, by `time.monotonic`; None: this call.
 
         Raises:
             Exception: what `AsyncLLM.submit` and `ReplicaStreams.generate` raise.
         """
+        arrived = time.monotonic() if arrival_time is None else arrival_time
         await self._intake.prepare(prompts, params, priority, tenant)
         self._intake.refuse_if_full(len(prompts), tenant)
         names = self._intake.names(request_id, len(prompts), unfinished=self._streams)
         loop = asyncio.get_running_loop()
-        now = loop.time()
-        streams = [RequestStream(name, partial(self._forget, tenant), RequestMetrics(now)) for name in names]
+        streams = [RequestStream(name, partial(self._forget, tenant), RequestMetrics(arrived)) for name in names]
         bounded = [self._bounded(params, prompt) for prompt in prompts]  # may raise, so before any slot is taken
         self._intake.take_slots(len(streams), tenant)
         self._streams.update(zip(names, streams, strict=True))
@@ -333,7 +336,9 @@ class ClusterLLM:
             if not taken.done():
                 taken.set_result(None)
 
-        options: Any = {"priority": priority, "tenant": tenant, "on_accepted": accept}
+        assert stream.times is not None
+        arrived = stream.times.arrival_time
+        options: Any = {"priority": priority, "tenant": tenant, "arrival_time": arrived, "on_accepted": accept}
         try:
             while True:
                 try:

@@ -139,6 +139,7 @@ class ReplicaStreams:
         *,
         priority: int = 0,
         tenant: str = "",
+        arrival_time: float | None = None,
         on_accepted: Callable[[], object] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, piece by piece, as `AsyncLLM.generate` does; leaving the iteration early aborts it.
@@ -149,6 +150,7 @@ class ReplicaStreams:
             request_id: shown in the outputs.
             priority: among the tenant's own requests.
             tenant: on whose behalf.
+            arrival_time: from which it is timed, by `time.monotonic`; None: this call.
             on_accepted: called once, when a replica has taken the request.
 
         Raises:
@@ -166,7 +168,7 @@ class ReplicaStreams:
             check_resumable(params, prompt.resume)  # checked here: a replica always gets a seed and every sample
         if params.seed is None and not params.greedy:
             params = replace(params, seed=self._seeds.getrandbits(63))
-        metrics = RequestMetrics(arrival_time=time.monotonic())
+        metrics = RequestMetrics(time.monotonic() if arrival_time is None else arrival_time)
         known = RequestOutput(request_id, prompt.text, list(prompt.token_ids), None, [], False, 0, metrics)
         received = Received(params.n, prompt.resume, params.max_tokens, metrics)
         checks = AnswerChecks(known.prompt_token_ids, params, self._vocab_size)
@@ -199,6 +201,7 @@ class ReplicaStreams:
         *,
         priority: int = 0,
         tenant: str = "",
+        arrival_time: float | None = None,
         on_accepted: Callable[[], object] | None = None,
         on_first_token: Callable[[float], object] | None = None,
     ) -> BeamSearchOutput:
@@ -210,6 +213,7 @@ class ReplicaStreams:
             request_id: for errors.
             priority: among the tenant's own requests.
             tenant: on whose behalf.
+            arrival_time: from which it is timed, by `time.monotonic`; None: this call.
             on_accepted: called once, when a replica has taken the request.
             on_first_token: called once, with the time of `time.monotonic` at which a replica has computed the first tokens.
 
@@ -217,7 +221,7 @@ class ReplicaStreams:
             Exception: what `generate` raises.
         """
         params = with_answer_form(params, prompt.answer_form)
-        metrics = RequestMetrics(arrival_time=time.monotonic())
+        metrics = RequestMetrics(time.monotonic() if arrival_time is None else arrival_time)
         checks = AnswerChecks(list(prompt.token_ids), params, self._vocab_size)
         sent = self._sent_prompt(prompt)
 

@@ -98,7 +98,7 @@ class Generation:
             ValueError, ApiError: the tenant's limits do not allow it, see `RateLimits`.
             Exception: what `AsyncLLM.submit` raises.
         """
-        timers = [RequestTimer(service.metrics, body.num_choices) for _ in prompts]
+        timers = [RequestTimer(service.metrics, body.num_choices, deadlines.arrival) for _ in prompts]
         try:
             async with deadlines.before_admission():
                 lengths = [len(prompt.token_ids) for prompt in prompts]
@@ -108,7 +108,12 @@ class Generation:
                         await explanations(service, prompts, tenant.name) if body.explain_cache else None
                     )
                     streams = await service.llm.submit(
-                        prompts, params, request_id, priority=body.priority or 0, tenant=tenant.name
+                        prompts,
+                        params,
+                        request_id,
+                        priority=body.priority or 0,
+                        tenant=tenant.name,
+                        arrival_time=deadlines.arrival,
                     )
                 except BaseException:
                     reservation.cancel()

@@ -59,11 +59,15 @@ class ServerMetrics:
 
 
 class RequestTimer:
-    """Measures the choices of one prompt, from its arrival on, as their deltas arrive."""
+    """Measures the choices of one prompt as their deltas arrive.
 
-    def __init__(self, metrics: ServerMetrics, num_choices: int) -> None:
+    Args:
+        arrival: of its request, by `time.monotonic`.
+    """
+
+    def __init__(self, metrics: ServerMetrics, num_choices: int, arrival: float) -> None:
         self._metrics = metrics
-        self._arrival = time.monotonic()
+        self._arrival = arrival
         self._last_delta_time: float | None = None
         self._num_choices = num_choices  # not validated yet: it may be any number
         self._finished: set[int] = set()
@@ -71,7 +75,7 @@ class RequestTimer:
     def observe(self, delta: OutputDelta) -> None:
         metrics, times, now = self._metrics, delta.metrics, time.monotonic()
         if self._last_delta_time is None and times.first_token_time is not None:
-            metrics.time_to_first_token.observe(times.first_token_time - times.arrival_time)
+            metrics.time_to_first_token.observe(times.first_token_time - self._arrival)
         if isinstance(delta, BeamSearchOutput):
             counts = [len(beam.tokens) - delta.num_prompt_tokens for beam in delta.sequences]
             reasons = {index: beam.finish_reason for index, beam in enumerate(delta.sequences)}
@@ -92,7 +96,7 @@ class RequestTimer:
         for choice, reason in reasons.items():
             if choice < self._num_choices and choice not in self._finished:
                 self._finished.add(choice)
-                self._count(reason, 1, (times.finished_time or now) - times.arrival_time)
+                self._count(reason, 1, (times.finished_time or now) - self._arrival)
         if finished:
             metrics.prompt_tokens.inc(num_prompt_tokens)
 

@@ -49,6 +49,7 @@ class ServedModel(Protocol):
         *,
         priority: int = 0,
         tenant: str = "",
+        arrival_time: float | None = None,
     ) -> list[RequestStream]: ...
 
     def fail(self, request_id: str, error: Exception) -> None: ...

@@ -61,12 +61,15 @@ class Deadlines:
     Args:
         llm: the engine.
         limits: of this request.
+
+    Attributes:
+        arrival: of the request, by `time.monotonic`: when its body had come, before anything was done for it.
     """
 
     def __init__(self, llm: ServedModel, limits: TimeLimits) -> None:
         self._llm = llm
         self._stages = limits.stages
-        self._arrival = time.monotonic()
+        self.arrival = time.monotonic()
         self._watch: asyncio.Task[None] | None = None
 
     def before_admission(self) -> AbstractAsyncContextManager[None]:
@@ -124,7 +127,7 @@ class Deadlines:
                     return
 
     def _seconds_left(self, stage: _Stage) -> float:
-        return max(0.0, self._arrival + stage.limit - time.monotonic())
+        return max(0.0, self.arrival + stage.limit - time.monotonic())
 
 
 def _too_late(stage: _Stage) -> RequestTimeoutError:

@@ -111,6 +111,7 @@ class AsyncEngine:
         priority: int = 0,
         tenant: str = "",
         accepted: bool = False,
+        arrival_time: float | None = None,
     ) -> list[RequestStream]:
         """Add requests for all of the prompts or, raising what `generate` raises, for none.
 
@@ -121,6 +122,7 @@ class AsyncEngine:
             priority: among the tenant's own requests.
             tenant: on whose behalf.
             accepted: whether another engine had accepted them: then they are not refused if too many are unfinished here.
+            arrival_time: from which they are timed, by `time.monotonic`; None: this call.
 
         Returns:
             One stream per prompt, with the request ids ``request_id``, or ``request_id-0`` and so on where there are several.
@@ -131,6 +133,7 @@ class AsyncEngine:
         if not isinstance(request_id, str | None):
             raise TypeError(f"request_id: expected a string, got {request_id!r:.80}")
         self._start()
+        arrived = time.monotonic() if arrival_time is None else arrival_time
         prepared = await self._intake.prepare(prompts, params, priority, tenant, accepted=accepted)
         self._intake.refuse_if_full(len(prompts), tenant, accepted=accepted)
         names = self._intake.names(request_id, len(prompts), unfinished=self._streams)
@@ -140,6 +143,7 @@ class AsyncEngine:
         def make_requests(engine: Engine) -> list[Request]:
             requests = [each.make(engine.request_factory, name) for name, each in zip(names, prepared, strict=True)]
             for stream, request in zip(streams, requests, strict=True):
+                request.metrics.arrival_time = arrived
                 stream.request = request
             return requests
 

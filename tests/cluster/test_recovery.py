@@ -70,6 +70,22 @@ def test_how_long_answers_take_is_learned() -> None:
     asyncio.run(main())
 
 
+def test_a_request_is_timed_from_the_arrival_that_it_is_given() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.answers["/generate"] = answering(line(5, "length"))
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://a")
+        llm = llm_of(replicas)
+        (stream,) = await llm.submit([Prompt([1, 2])], GREEDY, arrival_time=3.5)
+        assert stream.times is not None
+        assert [stream.times.arrival_time, *[delta.metrics.arrival_time async for delta in stream]] == [3.5, 3.5]
+        await llm.shutdown()
+        await replicas.close()
+
+    asyncio.run(main())
+
+
 def test_a_shutdown_ends_what_no_replica_has_accepted_yet() -> None:
     async def main() -> None:
         cluster = Cluster()
