@@ -20,7 +20,7 @@ from radixkv.server.chat_events import ChatAnswer, ChatEvent, ChatEvents, ChatFi
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.logprobs import ChatLogprobs, EncodedPromptLogprobs, encode_chat_logprobs, encode_prompt_logprobs
 from radixkv.server.protocol import ResponseHead, Usage
-from radixkv.server.respond import respond
+from radixkv.server.respond import cancel_on_disconnect, respond
 from radixkv.server.service import Service, new_id, response_id
 from radixkv.server.tool_protocol import AssistantToolCall, FunctionCall, FunctionCallDelta, ToolCallDelta
 from radixkv.tools.definitions import ParsedAnswer
@@ -123,7 +123,7 @@ def chat_completion_routes(service: Service) -> APIRouter:
         """Answer a conversation."""
         service.check_model(body.model)
         request_id = new_id("chatcmpl")
-        events = await start_chat(service, body, tenant, request_id)
+        events = await cancel_on_disconnect(request, start_chat(service, body, tenant, request_id))
         return await respond(request, events, _ChatResponseWriter(body, request_id, service), bool(body.stream))
 
     return router

@@ -37,7 +37,7 @@ from radixkv.server.protocol import (
     finish_reason,
 )
 from radixkv.server.rate_limits import default_max_tokens
-from radixkv.server.respond import respond
+from radixkv.server.respond import cancel_on_disconnect, respond
 from radixkv.server.response_size import check_response_size
 from radixkv.server.service import Service, new_id, response_id
 from radixkv.server.tenants import Tenant
@@ -105,47 +105,55 @@ def completion_routes(service: Service) -> APIRouter:
     async def complete(body: CompletionRequest, request: Request, tenant: CurrentTenant) -> Response:
         """Complete prompts."""
         service.check_model(body.model)
-        deadlines = service.deadlines(body)
-        with client_errors(body.request_field_names):
-            if body.best_of not in (None, body.num_choices):
-                raise ValueError(f"best_of: expected n={body.num_choices}, got {body.best_of}: more are not supported")
-            sent = _sent_prompts(body)
-            for prompt in sent:
-                if isinstance(prompt, str):
-                    service.check_length("prompt", prompt)
-                elif body.truncate_prompt_tokens is None:
-                    service.check_num_tokens("prompt", len(prompt))
-            add_special_tokens = body.add_special_tokens is not False
-            prompts: list[Prompt] = []
-            async with deadlines.before_admission():
-                for some in _turns(sent):
-                    encode = partial(as_prompts, some, add_special_tokens=add_special_tokens)
-                    # Each turn holds queue slots for all prompts, and no other request takes them between two turns.
-                    prompts += await service.llm.run_tokenizer(encode, tenant=tenant.name, num_prompts=len(sent))
-            prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
-            max_model_len = service.llm.loaded.max_model_len
-            max_tokens = body.max_tokens
-            if max_tokens is None:
-                max_tokens = default_max_tokens(_DEFAULT_MAX_TOKENS, body.min_tokens or 0, tenant)
-            prompts = [body.truncated(prompt, max_tokens, max_model_len) for prompt in prompts]
-            # max_tokens=0 with echo scores the prompt only. The engine still generates one token, which is not returned.
-            score_only = bool(body.echo) and max_tokens == 0
-            remaining = service.remaining_tokens(prompts)
-            params = body.params(
-                1 if score_only else max_tokens,
-                body.logprobs,
-                _most(body.prompt_logprobs, body.logprobs if body.echo else None),
-                remaining,
-                service.llm.loaded.sampling_defaults,
-            )
-            repeating = "echo" if body.echo else "return_token_ids" if body.return_token_ids else None
-            check_response_size(body, prompts, params, remaining, num_copies=body.num_choices, repeating=repeating)
-            request_id = new_id("cmpl")
-            writer = _CompletionResponseWriter(body, request_id, service, prompts, score_only, tenant)
-            generation = await Generation.start(service, tenant, prompts, params, body, request_id, deadlines)
+        generation, writer = await cancel_on_disconnect(request, _start(service, body, tenant))
         return await respond(request, generation, writer, bool(body.stream))
 
     return router
+
+
+async def _start(
+    service: Service, body: CompletionRequest, tenant: Tenant
+) -> tuple[Generation, _CompletionResponseWriter]:
+    """Check a request, tokenize its prompts and submit them; see `radixkv.server.chat_events.start_chat`."""
+    deadlines = service.deadlines(body)
+    with client_errors(body.request_field_names):
+        if body.best_of not in (None, body.num_choices):
+            raise ValueError(f"best_of: expected n={body.num_choices}, got {body.best_of}: more are not supported")
+        sent = _sent_prompts(body)
+        for prompt in sent:
+            if isinstance(prompt, str):
+                service.check_length("prompt", prompt)
+            elif body.truncate_prompt_tokens is None:
+                service.check_num_tokens("prompt", len(prompt))
+        add_special_tokens = body.add_special_tokens is not False
+        prompts: list[Prompt] = []
+        async with deadlines.before_admission():
+            for some in _turns(sent):
+                encode = partial(as_prompts, some, add_special_tokens=add_special_tokens)
+                # Each turn holds queue slots for all prompts, and no other request takes them between two turns.
+                prompts += await service.llm.run_tokenizer(encode, tenant=tenant.name, num_prompts=len(sent))
+        prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
+        max_model_len = service.llm.loaded.max_model_len
+        max_tokens = body.max_tokens
+        if max_tokens is None:
+            max_tokens = default_max_tokens(_DEFAULT_MAX_TOKENS, body.min_tokens or 0, tenant)
+        prompts = [body.truncated(prompt, max_tokens, max_model_len) for prompt in prompts]
+        # max_tokens=0 with echo scores the prompt only. The engine still generates one token, which is not returned.
+        score_only = bool(body.echo) and max_tokens == 0
+        remaining = service.remaining_tokens(prompts)
+        params = body.params(
+            1 if score_only else max_tokens,
+            body.logprobs,
+            _most(body.prompt_logprobs, body.logprobs if body.echo else None),
+            remaining,
+            service.llm.loaded.sampling_defaults,
+        )
+        repeating = "echo" if body.echo else "return_token_ids" if body.return_token_ids else None
+        check_response_size(body, prompts, params, remaining, num_copies=body.num_choices, repeating=repeating)
+        request_id = new_id("cmpl")
+        writer = _CompletionResponseWriter(body, request_id, service, prompts, score_only, tenant)
+        generation = await Generation.start(service, tenant, prompts, params, body, request_id, deadlines)
+    return generation, writer
 
 
 class _CompletionResponseWriter:

@@ -118,7 +118,7 @@ class Generation:
                 except BaseException:
                     reservation.cancel()
                     raise
-        except RequestTimeoutError:
+        except (RequestTimeoutError, asyncio.CancelledError):
             for timer in timers:
                 timer.end()
             raise

@@ -108,12 +108,12 @@ async def respond(
     if stream:
         return EventStream(as_events(writer.chunks(answers)), answers)
     try:
-        return JsonResponse(await _cancel_on_disconnect(request, writer.full_response(answers)))
+        return JsonResponse(await cancel_on_disconnect(request, writer.full_response(answers)))
     finally:
         answers.close()
 
 
-async def _cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     """The result of ``work``, which is cancelled when the client disconnects first.
 
     Raises:
@@ -124,6 +124,8 @@ async def _cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, _T])
     try:
         await asyncio.wait({task, listener}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
+            task.cancel()
+            await asyncio.wait({task})  # what it has taken is given back
             raise ApiError(HTTPStatus.BAD_REQUEST, "the client disconnected")
         return task.result()
     finally:

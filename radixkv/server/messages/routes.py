@@ -17,7 +17,7 @@ from radixkv.server.messages.request import CountTokensRequest, MessagesRequest
 from radixkv.server.messages.translation import FIELD_NAMES, as_chat_request
 from radixkv.server.messages.writer import MessageWriter
 from radixkv.server.named_events import named_events
-from radixkv.server.respond import respond
+from radixkv.server.respond import cancel_on_disconnect, respond
 from radixkv.server.service import Service, new_id
 from radixkv.server.translated_chat import translate
 
@@ -38,7 +38,8 @@ def message_routes(service: Service) -> APIRouter:
         with client_errors():
             chat, breakpoints = as_chat_request(body)
         message_id = new_id("msg", "_")
-        events = await start_chat(service, translate(chat, FIELD_NAMES), tenant, message_id, breakpoints)
+        starting = start_chat(service, translate(chat, FIELD_NAMES), tenant, message_id, breakpoints)
+        events = await cancel_on_disconnect(request, starting)
         writer = MessageWriter(message_id, service.model_name, caches_only=body.max_tokens == 0)
         return await respond(request, events, writer, bool(body.stream), named_events)
 

@@ -14,7 +14,7 @@ from radixkv.server.chat_events import start_chat
 from radixkv.server.errors import ApiError
 from radixkv.server.named_events import named_events
 from radixkv.server.not_supported import Only
-from radixkv.server.respond import respond
+from radixkv.server.respond import cancel_on_disconnect, respond
 from radixkv.server.responses.objects import DeletedResponse, ResponseObject
 from radixkv.server.responses.request import ResponseRequest
 from radixkv.server.responses.store import StoredResponse
@@ -60,7 +60,7 @@ def response_routes(service: Service) -> APIRouter:
         response_id = new_id("resp", "_")
         pending = store.begin(tenant.namespace(body.cache_salt))
         marked = [replace(each, messages=instructed(body, each.messages)) for each in breakpoints]
-        events = await start_chat(service, chat, tenant, response_id, marked)
+        events = await cancel_on_disconnect(request, start_chat(service, chat, tenant, response_id, marked))
 
         def keep(finished: StoredResponse) -> None:
             if not pending.cleared:
