@@ -171,8 +171,10 @@ class Generation:
     def close(self) -> None:
         """Abort the prompts that are unfinished."""
         self._deadlines.close()
-        if self.complete or isinstance(self._params, SamplingParams):
-            self._reservation.settle(self.usage.total_tokens)
+        # What has waited in the queue all the time has cost nothing.
+        lengths = [len(p.token_ids) for p, s in zip(self.prompts, self._streams, strict=True) if s.admitted]
+        if self.complete or not lengths or isinstance(self._params, SamplingParams):
+            self._reservation.settle(sum(lengths) + self._num_completion_tokens)
         # Otherwise all that was taken stays taken: a beam search has no tokens before its end, however long it ran.
         for stream, timer in zip(self._streams, self._timers, strict=True):
             stream.close()

@@ -49,6 +49,11 @@ class RequestStream:
         """Whether nothing more can be read: it was closed, or read to its end."""
         return self._on_close is None
 
+    @property
+    def admitted(self) -> bool:
+        """Whether its prompt has been computed, at least in part; of a request in another process it is assumed."""
+        return self.request is None or self.request.metrics.scheduled_time is not None
+
     def put(self, update: RequestUpdate) -> None:
         """Add what the engine delivered."""
         self.begun.set()

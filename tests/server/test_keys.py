@@ -28,6 +28,7 @@ from radixkv.server.keys import Key, hash_of, new_key, read_keys_file
 from radixkv.server.rate_limits import RateLimits, Reservation, TokenBucket
 from radixkv.server.reload import KeysReload
 from radixkv.server.tenants import Tenant, Tenants
+from radixkv.server.time_limits import TimeLimits
 
 BODY = {"prompt": "One, two,", "max_tokens": 4, "temperature": 0}
 
@@ -276,6 +277,28 @@ def test_a_beam_search_that_is_ended_early_is_charged_what_it_might_have_taken(l
             loaded, prompts, params, 1, [Mock()], [Mock()], Mock(), Reservation(None, bucket, 103), "id"
         ).close()  # fmt: skip
         assert bucket.level == left
+
+
+@pytest.mark.parametrize("fields", [{}, {"use_beam_search": True, "n": 2}])
+def test_what_ends_in_the_queue_is_charged_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    """It was charged its prompt, and a beam search all that it might have taken, though nothing was computed."""
+    monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits nobody
+
+    async def main() -> None:
+        tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
+        limits = RateLimits(lambda: 0.0)
+        async with (
+            AsyncLLM(llm, tenants=tenants.shares) as engine,
+            make_client(engine, tenants=tenants, rate_limits=limits, time_limits=TimeLimits(queue=0.05)) as client,
+        ):
+            answer = await client.post("/v1/completions", json=BODY | fields, headers=bearer("a"))
+            assert answer.status_code == 504, answer.text
+            after = await client.get("/v1/models", headers=bearer("a"))
+            assert after.headers["x-ratelimit-remaining-tokens"] == "5000"
+
+    asyncio.run(main())
 
 
 def test_a_beam_search_that_finds_fewer_than_were_asked_for_is_complete(llm: LLM) -> None:
