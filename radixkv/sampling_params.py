@@ -224,7 +224,7 @@ class BeamSearchParams:
 
     Attributes:
         beam_width: beams kept, and returned.
-        max_tokens: tokens to generate at most.
+        max_tokens: tokens to generate at most; None: as many as the model and the cache have room for.
         ignore_eos: go on after the end-of-sequence token, but for one that ends ``structured_outputs``.
         temperature: divides the logits; 0 leaves them as they are.
         length_penalty: a beam's score is divided by its length to this power.
@@ -237,7 +237,7 @@ class BeamSearchParams:
     """
 
     beam_width: int
-    max_tokens: int
+    max_tokens: int | None
     ignore_eos: bool = False
     temperature: float = 0.0
     length_penalty: float = 1.0
@@ -247,7 +247,8 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         self.beam_width = _whole("beam_width", self.beam_width, 1)
-        self.max_tokens = _whole("max_tokens", self.max_tokens, 1)
+        if self.max_tokens is not None:
+            self.max_tokens = _whole("max_tokens", self.max_tokens, 1)
         self.temperature = _number("temperature", self.temperature, 0.0, _MAX_FACTOR)
         # Lengths raised to a larger power leave the range of floats.
         self.length_penalty = _number("length_penalty", self.length_penalty, -10.0, 10.0)

@@ -109,12 +109,11 @@ async def start_chat(
         defaults = service.llm.loaded.sampling_defaults
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         prompt = body.truncated(prompt, max_tokens, service.llm.loaded.max_model_len)
-        if max_tokens is None and "max_tokens" in defaults:
-            max_tokens = default_max_tokens(defaults["max_tokens"], body.min_tokens or 0, tenant)
-        remaining = service.remaining_tokens([prompt])
+        if max_tokens is None:
+            max_tokens = default_max_tokens(defaults.get("max_tokens"), body.min_tokens or 0, tenant)
         top_logprobs = body.top_logprobs or 0 if body.logprobs else None
-        params = body.params(max_tokens, top_logprobs, body.prompt_logprobs, remaining, defaults)
-        check_response_size(body, [prompt], params, remaining)
+        params = body.params(max_tokens, top_logprobs, body.prompt_logprobs, defaults)
+        check_response_size(body, [prompt], params, service.remaining_tokens([prompt]))
         generation = await Generation.start(service, tenant, [prompt], params, body, request_id, deadlines)
         keeper = PrefixKeeper(service.llm, tenant.name, body, breakpoints, prompt)
         return ChatEvents(generation, prompt.answer_form, keeper, deadlines)

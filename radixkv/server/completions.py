@@ -140,15 +140,14 @@ async def _start(
         prompts = [body.truncated(prompt, max_tokens, max_model_len) for prompt in prompts]
         # max_tokens=0 with echo scores the prompt only. The engine still generates one token, which is not returned.
         score_only = bool(body.echo) and max_tokens == 0
-        remaining = service.remaining_tokens(prompts)
         params = body.params(
             1 if score_only else max_tokens,
             body.logprobs,
             _most(body.prompt_logprobs, body.logprobs if body.echo else None),
-            remaining,
             service.llm.loaded.sampling_defaults,
         )
         repeating = "echo" if body.echo else "return_token_ids" if body.return_token_ids else None
+        remaining = service.remaining_tokens(prompts)
         check_response_size(body, prompts, params, remaining, num_copies=body.num_choices, repeating=repeating)
         request_id = new_id("cmpl")
         writer = _CompletionResponseWriter(body, request_id, service, prompts, score_only, tenant)

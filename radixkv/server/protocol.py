@@ -196,7 +196,6 @@ class GenerationRequest(StructuredRequest):
         max_tokens: int | None,
         logprobs: int | None,
         prompt_logprobs: int | None,
-        remaining_tokens: int,
         defaults: SamplingDefaults,
     ) -> SamplingParams | BeamSearchParams:
         """The request's sampling or beam search parameters.
@@ -205,7 +204,6 @@ class GenerationRequest(StructuredRequest):
             max_tokens: tokens to generate at most; None: up to the model's length.
             logprobs: how many of the likeliest tokens to report; None: none.
             prompt_logprobs: the same for the prompt.
-            remaining_tokens: tokens that fit into the model's length after the prompt.
             defaults: what is sampled with where the request says nothing; a beam search has its own.
 
         Raises:
@@ -217,9 +215,7 @@ class GenerationRequest(StructuredRequest):
             if getattr(self, name) not in (None, False) and self.stream:
                 raise ValueError(f"{name}: only for stream=false")
         if self.use_beam_search:
-            return self._beam_search_params(
-                remaining_tokens if max_tokens is None else max_tokens, logprobs, prompt_logprobs
-            )
+            return self._beam_search_params(max_tokens, logprobs, prompt_logprobs)
         for name in ("beam_width", "length_penalty"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name}: only for use_beam_search=true")
@@ -235,7 +231,7 @@ class GenerationRequest(StructuredRequest):
         )
 
     def _beam_search_params(
-        self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
+        self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
     ) -> BeamSearchParams:
         for name in _NOT_FOR_BEAM_SEARCH:
             if getattr(self, name) not in (None, _FIXED_FOR_BEAM_SEARCH.get(name)):

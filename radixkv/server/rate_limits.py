@@ -104,8 +104,6 @@ class RateLimits:
     ) -> Reservation:
         """Count a request, or refuse it and count nothing.
 
-        ``params.max_tokens`` is set to the tenant's limit where the request does not say.
-
         Args:
             tenant: whose request it is.
             params: of each prompt.
@@ -178,19 +176,19 @@ class RateLimits:
             raise ValueError(f"max_tokens: expected at most {limit}, the key's limit, got {params.max_tokens}")
         if isinstance(params, SamplingParams) and params.min_tokens > limit:
             raise ValueError(f"min_tokens: expected at most {limit}, the key's limit, got {params.min_tokens}")
-        if params.max_tokens is None:
-            params.max_tokens = limit
 
 
-def default_max_tokens(default: int, min_tokens: int, tenant: Tenant) -> int:
-    """How many tokens an answer may have where its request does not say.
+def default_max_tokens(default: int | None, min_tokens: int, tenant: Tenant) -> int | None:
+    """How many tokens an answer may have where its request does not say; None: as many as there is room for.
 
     Args:
-        default: the endpoint's or the model's.
+        default: the endpoint's or the model's, if it has one.
         min_tokens: the least that the request asks for.
         tenant: whose key may limit it.
     """
     limit = _answer_limit(tenant)
+    if default is None:
+        return limit
     wanted = max(default, min_tokens)
     return wanted if limit is None else min(wanted, limit)
 

@@ -355,7 +355,7 @@ def test_a_smaller_pool_is_of_the_same_generation_and_shortens_what_is_asked_for
         await replicas.add("small", "http://small")
         assert len(set(replicas.generations.names.values())) == 1
         assert llm.loaded.max_model_len == 60
-        for params in (long, SamplingParams(max_tokens=None), BeamSearchParams(2, 61)):
+        for params in (long, SamplingParams(max_tokens=None), BeamSearchParams(2, 61), BeamSearchParams(2, None)):
             assert llm._bounded(params, Prompt([1])).max_tokens == 59
         assert llm._bounded(SAMPLED, Prompt([1] * 59)).max_tokens == 1
         at_least = SamplingParams(max_tokens=90, min_tokens=70)  # which one server answers as far as there is room, too

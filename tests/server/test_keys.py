@@ -279,6 +279,20 @@ def test_a_beam_search_that_is_ended_early_is_charged_what_it_might_have_taken(l
         assert bucket.level == left
 
 
+def test_a_search_that_does_not_say_how_long_it_may_be_stays_within_a_keys_limit(llm: LLM) -> None:
+    """It was refused: it counted as asking for all that the model has room for."""
+
+    async def main() -> None:
+        tenants = Tenants(keys={"ann": entry("a", max_tokens=8)})
+        async with AsyncLLM(llm, tenants=tenants.shares) as engine, make_client(engine, tenants=tenants) as client:
+            messages = [{"role": "user", "content": "Count."}]
+            body = {"messages": messages, "ignore_eos": True, "use_beam_search": True, "n": 2}
+            answer = await client.post("/v1/chat/completions", json=body, headers=bearer("a"))
+            assert answer.json()["usage"]["completion_tokens"] == 2 * 8, answer.text
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("fields", [{}, {"use_beam_search": True, "n": 2}])
 def test_what_ends_in_the_queue_is_charged_nothing(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
