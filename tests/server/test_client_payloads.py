@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -251,11 +252,40 @@ def test_impossible_values_are_named(llm: LLM, fields: dict[str, Any], param: st
 
 def test_a_truncated_prompt_leaves_room_for_the_answer() -> None:
     prompt = Prompt(list(range(9000)), "text")
-    for limit, max_tokens, expected in ((-1, 4, 8188), (-1, None, 8191), (7, 4, 7), (None, 4, 9000), (9001, 4, 9000)):
+    for limit, max_tokens, expected in (
+        (-1, 4, 8188),
+        (-1, None, 8191),
+        (-1, 5000, 4096),
+        (-1, 9000, 4096),
+        (7, 4, 7),
+        (None, 4, 9000),
+        (9001, 4, 9000),
+    ):
         body = CompletionRequest(prompt="x", truncate_prompt_tokens=limit)
         kept = body.truncated(prompt, max_tokens, 8192)
         assert list(kept.token_ids) == list(range(9000))[-expected:]
         assert kept.text == ("text" if expected == 9000 else None)
+
+
+def test_a_conversation_is_not_truncated_for_an_answer_of_any_length(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No room was left for a model's default answer; and with max_tokens beyond the model, only one token was kept."""
+
+    async def num_kept(client: httpx.AsyncClient, **fields: Any) -> int:
+        messages = [{"role": "user", "content": "word " * 500}]
+        body = {**CHAT, "messages": messages, "truncate_prompt_tokens": -1, "stop": ["e", "a", " "], **fields}
+        usage = (await post(client, "/v1/chat/completions", body))["usage"]
+        prompt_tokens: int = usage["prompt_tokens"]
+        return prompt_tokens
+
+    length = 256
+    loaded = replace(llm.engine.loaded, max_model_len=length, sampling_defaults={"max_tokens": 64})
+    monkeypatch.setattr(llm.engine, "loaded", loaded)
+
+    async def test(client: httpx.AsyncClient) -> None:
+        assert await num_kept(client, max_tokens=100_000) == length // 2
+        assert await num_kept(client, max_tokens=None) == length - 64
+
+    run(llm, test)
 
 
 def test_a_package_that_the_server_lacks_is_named(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
