@@ -3,7 +3,9 @@
 A message is a dictionary with ``role`` and ``content``: a string, or a list of parts ``{"type": "text", "text": ...}``, which
 are joined by line ends. The role "developer" is OpenAI's newer name for "system", the name that chat templates use. The
 assistant's messages may have ``tool_calls`` in OpenAI's form, and then no content; a message of the role "tool" has the
-result of a call.
+result of a call. A ``refusal``, a field or a part, is what the assistant said instead of an answer, and read as its content;
+``reasoning`` is another name for ``reasoning_content``, what it thought. The template is given all other fields, too, but for
+those that are null and those that say nothing to a model.
 """
 
 from __future__ import annotations
@@ -22,6 +24,11 @@ from radixkv.prompts.prompt import Prompt, cache_options, encode
 from radixkv.tools.definitions import ToolOptions
 
 Message = Mapping[str, Any]
+
+# What OpenAI's clients send back with an answer, and no model reads; and likewise with a call and its function.
+_UNREAD = frozenset({"annotations", "type", "parsed"})
+_UNREAD_OF_CALLS = frozenset({"index"})
+_UNREAD_OF_FUNCTIONS = frozenset({"parsed_arguments"})
 
 
 def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
@@ -43,7 +50,7 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
             if (
                 not isinstance(message, Mapping)
                 or "role" not in message
-                or not {"content", "tool_calls"} & set(message)
+                or not {"content", "tool_calls", "refusal"} & set(message)
             ):
                 raise ValueError(f"messages: expected a dictionary with 'role' and 'content', got {message!r:.80}")
     return [[as_template_message(message) for message in conversation] for conversation in conversations]
@@ -55,20 +62,39 @@ def as_template_message(message: Message) -> Message:
     Raises:
         ValueError: its role is not a string, it has no content, a part of it is not text, or a tool call is malformed.
     """
-    if not isinstance(message["role"], str):
-        raise ValueError(f"messages: expected role to be a string, got {message['role']!r:.80}")
-    if message["role"] == "developer":
-        message = {**message, "role": "system"}
-    parts, calls = message.get("content"), message.get("tool_calls")
+    role = message["role"]
+    if not isinstance(role, str):
+        raise ValueError(f"messages: expected role to be a string, got {role!r:.80}")
+    fields = {name: value for name, value in message.items() if value is not None and name not in {"role", *_UNREAD}}
+    content, refusal = fields.pop("content", None), fields.pop("refusal", None)
+    thought, calls = fields.pop("reasoning", None), fields.pop("tool_calls", None)
+    if thought is not None:
+        fields.setdefault("reasoning_content", thought)
     if calls:
-        message = {**message, "tool_calls": _as_template_calls(message["role"], calls)}
-    if parts is None and message["role"] in ("assistant", "tool"):
-        return {**message, "content": None if calls else ""}  # None: for templates that support tool calls
-    if isinstance(parts, str):
-        return message
-    if not isinstance(parts, Sequence) or not all(_is_text(part) for part in parts):
-        raise ValueError(f"messages: expected content to be a string or a list of text parts, got {parts!r:.80}")
-    return {**message, "content": "\n".join(part["text"] for part in parts)}
+        fields["tool_calls"] = _as_template_calls(role, calls)
+    text: str | None
+    if content is not None or refusal is not None:
+        text = "\n".join([*_texts(content), *_texts(refusal)])
+    elif role in ("assistant", "tool"):
+        text = None if calls else ""  # None: for templates that support tool calls
+    else:
+        raise ValueError(f"messages: expected content to be a string or a list of text parts, got {content!r:.80}")
+    return {"role": "system" if role == "developer" else role, "content": text, **fields}
+
+
+def _texts(content: Any) -> list[str]:
+    """The texts of a content, or of a refusal.
+
+    Raises:
+        ValueError: a part of it is not text.
+    """
+    if content is None or isinstance(content, str):
+        return [] if content is None else [content]
+    texts = [_text(part) for part in content] if isinstance(content, Sequence) else [None]
+    known = [text for text in texts if text is not None]
+    if len(known) < len(texts):
+        raise ValueError(f"messages: expected content to be a string or a list of text parts, got {content!r:.80}")
+    return known
 
 
 def _as_template_calls(role: Any, calls: Any) -> list[dict[str, Any]]:
@@ -89,7 +115,15 @@ def _as_template_call(call: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):  # malformed arguments are shown to the model as it wrote them
             arguments = json.loads(arguments or "{}")
-    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+    return {
+        "type": "function",
+        **{name: value for name, value in call.items() if value is not None and name not in _UNREAD_OF_CALLS},
+        "function": {
+            "name": function["name"],
+            **{name: value for name, value in function.items() if name not in _UNREAD_OF_FUNCTIONS},
+            "arguments": arguments,
+        },
+    }
 
 
 def render_chat(
@@ -218,5 +252,8 @@ def as_chat_prompts(
     ]
 
 
-def _is_text(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+def _text(part: Any) -> str | None:
+    """The text of a part; None: it has none."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    text = part.get(kind) if kind in ("text", "refusal") else None
+    return text if isinstance(text, str) else None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from radixkv.prompts import Message, as_template_message
+from radixkv.prompts import Message
 from radixkv.server.prompt_caching import PromptCacheBreakpoint
 from radixkv.server.strict import StrictModel
 from radixkv.server.tool_protocol import EarlierToolCall
@@ -80,20 +80,6 @@ class ChatMessage(StrictModel):
     function_call: None = None
     parsed: Any = Field(default=None, exclude=True)  # what OpenAI's client made of the content
 
-    def as_message(self) -> Message:
-        """The message in the form of `radixkv.prompts`: without what is null or empty."""
-        # A name is ignored in other roles, as OpenAI's models do for the most part.
-        unused = {"annotations", "type", "reasoning", "content", "refusal"} | (
-            set() if self.role == "tool" else {"name"}
-        )
-        message: dict[str, Any] = self.model_dump(exclude_none=True, exclude=unused)
-        if self.thought is not None:
-            message["reasoning_content"] = self.thought
-        if not message.get("tool_calls"):
-            message.pop("tool_calls", None)
-        nothing = self.content is None and self.refusal is None
-        return {**message, "content": None if nothing else "\n".join(self._written)}
-
     @property
     def _written(self) -> list[str]:
         """The texts of the content and the refusal."""
@@ -122,9 +108,5 @@ Messages = Annotated[list[ChatMessage], Field(max_length=_MAX_MESSAGES, json_sch
 
 
 def as_messages(messages: list[ChatMessage]) -> list[Message]:
-    """Messages in the form that chat templates expect.
-
-    Raises:
-        ValueError: one has no content, or fields of another role.
-    """
-    return [as_template_message(message.as_message()) for message in messages]
+    """Messages in the form of `radixkv.prompts`, which says what of them a chat template is given."""
+    return [message.model_dump() for message in messages]

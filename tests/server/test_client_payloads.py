@@ -15,9 +15,10 @@ from support.in_process_server import make_client
 from support.replica_servers import tiny_llm
 
 from radixkv import LLM, AsyncLLM
-from radixkv.prompts import Prompt
+from radixkv.model.tokenizer import with_chat_template
+from radixkv.prompts import Prompt, as_chat_prompts, as_template_message
 from radixkv.sampling.structured_output import GrammarCompiler
-from radixkv.server.chat_messages import ChatMessage
+from radixkv.server.chat_messages import ChatMessage, as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.completions import CompletionRequest
 
@@ -72,8 +73,55 @@ def test_lm_eval_local_completions(llm: LLM) -> None:
 def test_what_the_assistant_thought_has_two_names(name: str) -> None:
     """vLLM 0.32 writes ``reasoning``, and clients send its answers back."""
     message = ChatMessage.model_validate({"role": "assistant", "content": "Yes.", name: "Hm."})
-    assert message.as_message() == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    (written,) = as_messages([message])
+    assert as_template_message(written) == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
     assert "Hm." in message.texts
+
+
+PRINTS_ALL_FIELDS = (
+    "{% for m in messages %}{% for key, value in m.items() %}{{ key }}={{ value | tojson }}|{% endfor %}\n{% endfor %}"
+)
+
+
+def called(arguments: str) -> dict[str, Any]:
+    function = {"arguments": arguments, "name": "f", "parsed_arguments": {"a": 1}}
+    return {"id": "c1", "function": function, "type": "function", "index": 0}
+
+
+@pytest.mark.parametrize("template", [None, PRINTS_ALL_FIELDS])
+def test_a_conversation_has_one_prompt_in_a_program_and_over_http(llm: LLM, template: str | None) -> None:
+    """The server prepared messages in its own way, and then as programs' are: JSON within JSON was read twice."""
+    conversations: list[list[dict[str, Any]]] = [
+        [{"role": "developer", "content": [{"type": "text", "text": "Be kind."}, {"type": "text", "text": "Or not."}]}],
+        [{"role": "user", "content": "Hi", "name": "Ann"}],
+        [{"role": "assistant", "content": None, "refusal": "No."}, {"role": "user", "content": "Why?"}],
+        [
+            {
+                "role": "assistant",
+                "content": [{"type": "refusal", "refusal": "No."}],
+                "annotations": [],
+                "parsed": {"x": 1},
+            }
+        ],
+        [{"role": "assistant", "content": "", "tool_calls": [], "reasoning": "Hm.", "audio": None, "type": "message"}],
+        [{"role": "assistant", "content": None, "reasoning": "Hm.", "reasoning_content": "So."}],
+        *(
+            [
+                {"role": "assistant", "content": content, "tool_calls": [called(arguments)], "function_call": None},
+                {"tool_call_id": "c1", "role": "tool", "name": "f", "content": None},
+            ]
+            for content in (None, "", "Well.")
+            for arguments in ('{"a": "[1]"}', '"{\\"a\\": 1}"', '{"a": 1', "")
+        ),
+    ]
+    loaded = with_chat_template(llm.engine.loaded, template)
+    for messages in conversations:
+        body = ChatCompletionRequest.model_validate({"messages": messages})
+        (in_program,) = as_chat_prompts(messages, loaded)
+        over_http = body.as_prompt(as_messages(body.messages), None, loaded)
+        assert over_http == in_program
+    text = as_chat_prompts(conversations[2], loaded)[0].text or ""
+    assert "No." in text
 
 
 def test_endpoints_of_other_models_say_so(llm: LLM) -> None:
