@@ -105,6 +105,20 @@ def test_stop_sequences_prefilled_answers_and_ends(llm: LLM) -> None:
     serve(llm, scenario)
 
 
+def test_an_answer_without_text_has_no_block_whole_or_streamed(llm: LLM) -> None:
+    """The whole message had an empty block of text, which no event announced, and which Anthropic's answers do not have."""
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        fields = {"stop_sequences": [(await create(client))["content"][0]["text"][0]]}
+        whole = await create(client, **fields)
+        assert (whole["content"], whole["stop_reason"]) == ([], "stop_sequence")
+        response = await client.post("/v1/messages", json={**BODY, **fields, "stream": True})
+        kinds = [event["type"] for event in events_of(response.text)]
+        assert kinds == ["message_start", "message_delta", "message_stop"]
+
+    serve(llm, scenario)
+
+
 def test_an_empty_last_answer_is_no_prefill(llm: LLM) -> None:
     """An empty text used to be refused where an empty list of blocks was not."""
 

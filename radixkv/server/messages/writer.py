@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from radixkv.server.chat_events import ChatEvent, ChatEvents
 from radixkv.server.errors import as_api_error
 from radixkv.server.messages.errors import as_messages_error
-from radixkv.server.messages.objects import CacheCreation, MessageObject, MessageUsage, StopReason, TextContent
+from radixkv.server.messages.objects import CacheCreation, MessageObject, MessageUsage, StopReason
 from radixkv.server.messages.output import MessageContent, MessageDelta, MessageStart, MessageStop, Ping, StopDelta
 from radixkv.server.messages.translation import SECONDS
 
@@ -35,8 +35,6 @@ class MessageWriter:
             async for event in stream:
                 if isinstance(event, MessageDelta):
                     stop = event.delta
-        if not content.blocks and not events.calls_required and not self._caches_only:
-            content.blocks.append(TextContent(text=""))
         return self._message(content, stop.stop_reason, stop.stop_sequence, self._usage(events))
 
     async def chunks(self, events: ChatEvents) -> AsyncGenerator[BaseModel, None]:
