@@ -56,10 +56,12 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
 
     @property
     def request_field_names(self) -> dict[str, str]:
-        names = {"prompts": "messages", "prompt_token_ids": "messages"}
+        names = super().request_field_names | {"prompts": "messages", "prompt_token_ids": "messages"}
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
-        return super().request_field_names | names
+        if self.tools:
+            names.setdefault("structured_outputs", "tools")  # whose calls have a grammar, too
+        return names
 
     @property
     def breakpoints(self) -> list[Breakpoint]:

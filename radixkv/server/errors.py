@@ -29,7 +29,6 @@ from radixkv.errors import (
     ReplicasLostError,
     RequestCrashesError,
     RequestTimeoutError,
-    StructuredOutputError,
 )
 from radixkv.option_words import hint, nearest
 from radixkv.server.not_supported import is_supported
@@ -87,8 +86,6 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, QueueFullError):
         headers = {"Retry-After": f"{error.retry_after}"}
         return ApiError(HTTPStatus.TOO_MANY_REQUESTS, str(error), code="rate_limit_exceeded", headers=headers)
-    if isinstance(error, StructuredOutputError):
-        return ApiError(HTTPStatus.BAD_REQUEST, str(error), param="structured_outputs")
     if isinstance(error, RequestTimeoutError):
         # Clients retry a 504 by themselves: what took too long would take as long again, and nobody waits for it.
         headers = {} if error.in_queue else {"X-Should-Retry": "false"}
@@ -114,14 +111,19 @@ def client_errors(request_field_names: Mapping[str, str] = MappingProxyType({}))
     try:
         yield
     except (ValueError, TypeError, MissingPackageError) as error:
-        # The checks of prompts and parameters begin with the argument's name.
-        message, param = str(error), None
-        name, colon, rest = message.partition(":")
-        if colon and name.isidentifier():
-            param = request_field_names.get(name, name)
-            message = f"{param}:{rest}"
-        code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
-        raise ApiError(HTTPStatus.BAD_REQUEST, message, param=param, code=code) from error
+        raise client_error(error, request_field_names) from error
+
+
+def client_error(error: Exception, request_field_names: Mapping[str, str]) -> ApiError:
+    """A 400 that names the field of the request that an error is about; see `client_errors`."""
+    # The checks of prompts and parameters begin with the argument's name.
+    message, param = str(error), None
+    name, colon, rest = message.partition(":")
+    if colon and name.isidentifier():
+        param = request_field_names.get(name, name)
+        message = f"{param}:{rest}"
+    code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
+    return ApiError(HTTPStatus.BAD_REQUEST, message, param=param, code=code)
 
 
 def add_error_handlers(app: FastAPI, paths: Collection[str]) -> None:

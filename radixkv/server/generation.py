@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from radixkv.errors import DrainingError, RequestTimeoutError
+from radixkv.errors import DrainingError, RequestTimeoutError, StructuredOutputError
 from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import BeamSearchSequence, CompletionOutput, PromptLogprobs, RequestMetrics, RequestOutput
 from radixkv.prompts import Prompt
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.server.cache_insight import CacheExplanation, explanations
+from radixkv.server.errors import client_error
 from radixkv.server.metrics import RequestTimer
 from radixkv.server.protocol import CompletionTokensDetails, GenerationRequest, PromptTokensDetails, Usage
 from radixkv.server.rate_limits import Reservation
@@ -49,7 +50,7 @@ class Generation:
         loaded: TextInterface,
         prompts: Sequence[Prompt],
         params: SamplingParams | BeamSearchParams,
-        num_choices: int,
+        body: GenerationRequest,
         streams: list[RequestStream],
         timers: list[RequestTimer],
         deadlines: Deadlines,
@@ -59,7 +60,8 @@ class Generation:
         self._loaded = loaded
         self.prompts = prompts
         self._params = params
-        self._num_choices = num_choices
+        self._num_choices = body.num_choices
+        self._field_names = body.request_field_names
         self._streams = streams
         self._deadlines = deadlines
         self._reservation = reservation
@@ -70,7 +72,7 @@ class Generation:
         self._num_cached_tokens = [0] * len(prompts)
         self._loaded_of_each: list[dict[str, int]] = [{} for _ in prompts]
         self._num_completion_tokens = 0
-        self._num_expected = [num_choices] * len(prompts)
+        self._num_expected = [body.num_choices] * len(prompts)
         self._metrics: list[RequestMetrics | None] = [None] * len(prompts)
         self._finished: set[int] = set()  # choices
         # By prompt; set when the prompt's first delta arrives.
@@ -127,7 +129,7 @@ class Generation:
             service.llm.loaded,
             prompts,
             params,
-            body.num_choices,
+            body,
             streams,
             timers,
             deadlines,
@@ -206,6 +208,8 @@ class Generation:
                             self._finished.add(choice)
                         self._num_completion_tokens += len(output.token_ids)
                         yield ChoiceDelta(choice, prompt, output)
+        except StructuredOutputError as error:
+            raise client_error(error, self._field_names) from error
         finally:
             self.close()
 

@@ -163,7 +163,8 @@ class GenerationRequest(StructuredRequest):
     @property
     def request_field_names(self) -> dict[str, str]:
         """Library argument name to this request's field name, where the two differ."""
-        names = {"structured_outputs": self.structured_outputs_name}
+        constraint = self.structured_outputs_name
+        names = {} if constraint is None else {"structured_outputs": constraint}
         if self.beam_width is None:
             names["beam_width"] = "n"
         return names

@@ -95,12 +95,13 @@ class StructuredRequest(StrictModel):
     guided_grammar: str | None = None
 
     @property
-    def structured_outputs_name(self) -> str:
-        """The name of the field that constrains the answer; the first, where several do."""
+    def structured_outputs_name(self) -> str | None:
+        """The name of the field that constrains the answer; the first, where several do; None: none does."""
         fields = [f"guided_{kind}" for kind in _GUIDED_KINDS]
         if not isinstance(self.response_format, TextFormat):
             fields.append("response_format")
-        return next((field for field in fields if getattr(self, field) is not None), "structured_outputs")
+        fields.append("structured_outputs")
+        return next((field for field in fields if getattr(self, field) is not None), None)
 
     def structured_outputs_params(self) -> StructuredOutputsParams | None:
         """The constraint on the answer; None: none.

@@ -19,7 +19,7 @@ class TranslatedChatRequest(ChatCompletionRequest):
     @property
     def request_field_names(self) -> dict[str, str]:
         own = super().request_field_names
-        return {name: self._field_names.get(field, field) for name, field in own.items()} | dict(self._field_names)
+        return {**self._field_names, **{name: self._field_names.get(field, field) for name, field in own.items()}}
 
 
 def translate(chat: Mapping[str, Any], field_names: Mapping[str, str]) -> TranslatedChatRequest:

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, TenantShare
 from radixkv.cli.main import app
 from radixkv.prompts import Prompt
+from radixkv.server.completions import CompletionRequest
 from radixkv.server.errors import ApiError
 from radixkv.server.generation import Generation
 from radixkv.server.keys import Key, hash_of, new_key, read_keys_file
@@ -273,9 +274,8 @@ def test_a_beam_search_that_is_ended_early_is_charged_what_it_might_have_taken(l
     for params, left in ((BeamSearchParams(beam_width=2, max_tokens=50), 0), (SamplingParams(max_tokens=100), 100)):
         bucket = TokenBucket(103, lambda: 0.0)
         bucket.take(103)
-        Generation(
-            loaded, prompts, params, 1, [Mock()], [Mock()], Mock(), Reservation(None, bucket, 103), "id"
-        ).close()  # fmt: skip
+        body, reservation = CompletionRequest(prompt="x"), Reservation(None, bucket, 103)
+        Generation(loaded, prompts, params, body, [Mock()], [Mock()], Mock(), reservation, "id").close()
         assert bucket.level == left
 
 

@@ -9,7 +9,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from support.in_process_server import serve
 from support.server_process import MODEL
+
+from radixkv import LLM
+from radixkv.sampling.grammar_budget import GrammarBudget
 
 QUESTION: Any = [{"role": "user", "content": "Describe a person called Ann, who is 30."}]
 SCHEMA = {
@@ -115,3 +119,43 @@ def test_deep_and_hostile_schemas_do_not_harm_the_server(http: httpx.Client) -> 
         response = http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
         assert response.status_code in (200, 400), response.text
     assert http.get("/health").status_code == 200
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+TEXT_FORMAT = {"type": "json_schema", "name": "x", "schema": SCHEMA}
+JSON_OUTPUT = {"type": "json_schema", "schema": SCHEMA}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+MESSAGES: dict[str, Any] = {**CHAT, "model": "model", "max_tokens": 9}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"prompt": "Hi", "guided_json": SCHEMA}, "guided_json"),
+        ("completions", {"prompt": "Hi", "structured_outputs": {"json": SCHEMA}}, "structured_outputs"),
+        ("chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
+        ("chat/completions", {**CHAT, "tools": TOOLS, "tool_choice": "required"}, "tools"),
+        ("responses", {"input": "Hi", "text": {"format": TEXT_FORMAT}}, "text.format"),
+        (
+            "responses",
+            {"input": "Hi", "tools": [{"type": "function", "name": "f"}], "tool_choice": "required"},
+            "tools",
+        ),
+        ("messages", {**MESSAGES, "output_config": {"format": JSON_OUTPUT}}, "output_config.format"),
+    ],
+)
+def test_a_grammar_that_fails_in_mid_answer_is_named_as_it_was_sent(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], param: str, stream: bool
+) -> None:
+    """It was always called structured_outputs."""
+    monkeypatch.setattr(GrammarBudget, "_settle", lambda budget, share: False)  # it takes too long in its first step
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        response = await client.post(f"/v1/{path}", json={**body, "stream": stream})
+        assert response.status_code == (200 if stream else 400), response.text
+        assert f'"message":"{param}: following it took' in response.text
+        if path.endswith("completions"):
+            assert f'"param":"{param}"' in response.text
+
+    serve(llm, scenario)
