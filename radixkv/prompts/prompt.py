@@ -147,7 +147,7 @@ def encode_bad_words(words: Sequence[str], loaded: TextInterface) -> list[list[i
 
 
 def with_answer_form(params: _Params, form: AnswerForm | None) -> _Params:
-    """The parameters for an answer of this form: their constraints apply to its content.
+    """The parameters for an answer of this form: their constraints and stop strings apply to its content.
 
     Raises:
         ValueError: a tool's schema cannot be enforced, or the answer has parts that a beam search could not tell apart.
@@ -159,6 +159,8 @@ def with_answer_form(params: _Params, form: AnswerForm | None) -> _Params:
     if frame is not None:
         structured = replace(structured, frame=frame) if structured else StructuredOutputsParams(frame=frame)
         params = replace(params, structured_outputs=structured)
+    if form.calls_required:  # an answer without text, in which a stop string could only break a call
+        params = replace(params, stop=None)
     if not form.needs_special_tokens:
         return params
     if isinstance(params, BeamSearchParams):

@@ -94,30 +94,44 @@ def test_a_call_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
-@pytest.mark.parametrize(
-    ("cut", "reason"),
-    [({"max_completion_tokens": 5}, "length"), ({"stop": ["name"]}, "stop")],
-    ids=["max_tokens", "stop"],
-)
-def test_the_syntax_of_a_required_call_that_is_cut_is_no_content(
-    client: openai.OpenAI, choice: Any, cut: dict[str, Any], reason: str
-) -> None:
-    options = {"tool_choice": choice, "parallel_tool_calls": False, **cut}
+def test_the_syntax_of_a_required_call_that_is_cut_is_no_content(client: openai.OpenAI, choice: Any) -> None:
+    options = {"tool_choice": choice, "parallel_tool_calls": False, "max_completion_tokens": 5}
     answer = chat(client, **options).choices[0]
-    assert (answer.finish_reason, answer.message.content, answer.message.tool_calls) == (reason, None, None)
+    assert (answer.finish_reason, answer.message.content, answer.message.tool_calls) == ("length", None, None)
     chunks = [chunk.choices[0] for chunk in chat(client, **options, stream=True)]
     assert "".join(chunk.delta.content or "" for chunk in chunks) == ""
-    assert chunks[-1].finish_reason == reason
+    assert chunks[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_a_stop_string_does_not_cut_a_required_call(client: openai.OpenAI, choice: Any) -> None:
+    """It used to be looked for in the names and arguments of calls, which then could not be executed."""
+    options = {"tool_choice": choice, "parallel_tool_calls": False}
+    whole = chat(client, **options).choices[0]
+    for stop in ("name", '"b"', "}"):
+        answer = chat(client, **options, stop=stop).choices[0]
+        assert (answer.finish_reason, answer.stop_reason) == ("tool_calls", None)
+        assert [call.function for call in answer.message.tool_calls] == [
+            call.function for call in whole.message.tool_calls
+        ]
 
 
 def test_a_call_that_a_stop_string_has_cut_is_no_call_to_execute(client: openai.OpenAI) -> None:
-    options = {"tool_choice": NAMED, "stop": '"b"'}
+    function = {"name": "add", "arguments": '{"a": 3, "b": 4}'}
+    called: list[Any] = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "7"},
+        {"role": "assistant", "content": "7"},
+    ]
+    again = [*called, *called, *QUESTION]  # as it did twice, the model calls the function by itself
+    options: dict[str, Any] = {"messages": again, "tools": [ADD], "stop": '"b"'}
     cut = chat(client, **options).choices[0]
     assert (cut.finish_reason, cut.stop_reason) == ("stop", '"b"')
     assert cut.message.tool_calls[0].function.arguments.startswith('{"a": 3')
     last = [chunk.choices[0] for chunk in chat(client, **options, stream=True)][-1]
     assert (last.finish_reason, last.stop_reason) == ("stop", '"b"')
-    options = {"tool_choice": NAMED, "stop": "}}", "extra_body": {"include_stop_str_in_output": True}}
+    options |= {"stop": "}}", "extra_body": {"include_stop_str_in_output": True}}
     whole = chat(client, **options).choices[0]
     assert (whole.finish_reason, whole.stop_reason) == ("tool_calls", "}}")
     last = [chunk.choices[0] for chunk in chat(client, **options, stream=True)][-1]
