@@ -18,7 +18,6 @@ from functools import partial
 from typing import Literal
 
 from radixkv.outputs import CompletionOutput, PromptLogprobs, RequestMetrics
-from radixkv.prompts import Prompt
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.chat_messages import as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
@@ -170,11 +169,6 @@ class ChatEvents:
     def complete(self) -> bool:
         """Whether all choices have ended by themselves."""
         return self._generation.complete
-
-    @property
-    def prompt(self) -> Prompt:
-        """The prompt that was submitted."""
-        return self._generation.prompts[0]
 
     @property
     def cache_explanation(self) -> CacheExplanation | None:

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from radixkv.server.strict import StrictModel
 
 Lifetime = Literal["30m", "12h"]
-SECONDS: Mapping[Lifetime, float] = MappingProxyType({"30m": 1800.0, "12h": 43200.0})
+# Of OpenAI's times to live and Anthropic's.
+SECONDS: Mapping[str, float] = MappingProxyType({"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43200.0})
 _DEFAULT_LIFETIME: Lifetime = "30m"
 
 Place = tuple[int, int]

@@ -10,8 +10,8 @@ from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.server.strict import StrictModel
 from radixkv.tools.grammar import closed_schema
 
-# Kinds of vLLM's older fields, each named "guided_" and the kind.
 _MAX_STRUCTURES = 128
+# Kinds of vLLM's older fields, each named "guided_" and the kind.
 _GUIDED_KINDS = ("json", "regex", "choice", "grammar")
 
 

@@ -18,10 +18,9 @@ from radixkv.server.messages.blocks import (
     ToolUseBlock,
 )
 from radixkv.server.messages.request import CountTokensRequest, MessageParam, MessagesRequest
-from radixkv.server.prompt_caching import Breakpoint
+from radixkv.server.prompt_caching import SECONDS, Breakpoint
 
 MAX_BREAKPOINTS = 4
-SECONDS = MappingProxyType({"5m": 300.0, "1h": 3600.0})
 
 # Request fields with the same meaning in chat completions, by the name that they have there.
 _SAME_MEANING = MappingProxyType(

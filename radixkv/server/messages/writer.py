@@ -12,7 +12,7 @@ from radixkv.server.errors import as_api_error
 from radixkv.server.messages.errors import as_messages_error
 from radixkv.server.messages.objects import CacheCreation, MessageObject, MessageUsage, StopReason
 from radixkv.server.messages.output import MessageContent, MessageDelta, MessageStart, MessageStop, Ping, StopDelta
-from radixkv.server.messages.translation import SECONDS
+from radixkv.server.prompt_caching import SECONDS
 
 
 class MessageWriter:
