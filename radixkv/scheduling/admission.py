@@ -195,12 +195,11 @@ class Admission:
                 break
             if self._waits_for_prefix(group):
                 continue
-            if max_tokens is not None and self._waiting.num_uncached(group) > max_tokens:
-                break
-            if self._admit(group):
-                return group, did_not_fit
-            self._first_without_room = self._first_without_room or group
-            did_not_fit.append(group)
+            if max_tokens is None or self._waiting.num_uncached(group) <= max_tokens:
+                if self._admit(group):
+                    return group, did_not_fit
+                self._first_without_room = self._first_without_room or group
+                did_not_fit.append(group)
             if group.started:
                 break  # it has begun its answer, which should not stall while new ones begin
         return None, did_not_fit

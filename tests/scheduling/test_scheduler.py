@@ -313,6 +313,15 @@ def test_a_second_long_prompt_waits_for_the_first() -> None:
     driver.run()
 
 
+def test_short_prompts_do_not_wait_behind_a_second_long_one_which_they_pass_only_so_often() -> None:
+    """They waited until the first long prompt had ended, although it leaves half of each step to them."""
+    driver = SchedulerDriver(budget=16, num_blocks=4000, max_overtaken=2)
+    first, second = (driver.add(list(range(start, start + 160))) for start in (50_000, 60_000))
+    short = [driver.add(tail(number, 8), max_new=1) for number in range(4)]
+    driver.run()
+    assert driver.admitted == [first, *short[:2], second, *short[2:]]
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_preemptions_are_bounded_by_what_is_generated(ahead: bool) -> None:
     """Twice as many sequences as blocks allow, each generating ten blocks."""
