@@ -26,7 +26,7 @@ class BlockStore:
     Attributes:
         pool: counts the owners of each block.
         tree: holds the cached prefixes; its leaves are evicted when no block is free.
-        pins: expired ones are released before anything is evicted or refused.
+        pins: expired ones are released whenever available blocks are counted, so before anything is evicted or refused.
         block_size: tokens per block.
         stats: where everything is counted.
     """
@@ -44,7 +44,13 @@ class BlockStore:
     @property
     def num_available(self) -> int:
         """Blocks that are free or could be freed."""
-        return self.pool.num_free + self.tree.num_evictable_blocks
+        return self.pool.num_free + self.num_evictable
+
+    @property
+    def num_evictable(self) -> int:
+        """Blocks that only the tree owns, those of expired pins included."""
+        self.pins.release_expired()
+        return self.tree.num_evictable_blocks
 
     def require(self, count: int) -> None:
         """Check that ``count`` blocks are available; allocates none.
@@ -53,9 +59,7 @@ class BlockStore:
             OutOfBlocks: they are not.
         """
         if count > self.num_available:
-            self.pins.release_expired()
-            if count > self.num_available:
-                raise OutOfBlocks(count, self.pool.num_free, self.tree.num_evictable_blocks)
+            raise OutOfBlocks(count, self.pool.num_free, self.tree.num_evictable_blocks)
 
     def allocate(self, count: int, after: int | None, *, low: bool = False) -> BlockIds:
         """`BlockPool.allocate`, after evicting as many blocks as are not free.
@@ -90,6 +94,5 @@ class BlockStore:
     def _make_free(self, count: int) -> None:
         missing = count - self.pool.num_free
         if missing > 0:
-            self.pins.release_expired()
             self.stats.evicted_tokens += self.tree.evict(missing)
             self.stats.evicted_blocks += missing

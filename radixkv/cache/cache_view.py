@@ -41,6 +41,7 @@ class CacheView:
     """The half of `PrefixCache` that only reads.
 
     Only the thread that changes the cache may use it: a query from another thread can even break a change in progress.
+    A query that counts what keeps blocks from eviction first releases the pins that have expired.
 
     Args:
         store: the cache's blocks, tree and pins.
@@ -77,7 +78,7 @@ class CacheView:
     @property
     def num_evictable_blocks(self) -> int:
         """Blocks that only the tree owns, and that eviction could free."""
-        return self._tree.num_evictable_blocks
+        return self._store.num_evictable
 
     @property
     def num_available_blocks(self) -> int:
@@ -137,6 +138,7 @@ class CacheView:
         check_namespace(namespace)
         prompt = encode_prompt(tokens)
         num_blocks = -(-len(prompt) // (self.block_size * TOKEN_BYTES))
+        self._pins.release_expired()
         match = self._tree.match(prompt[:-TOKEN_BYTES], namespace) if read else None
         if match is None:
             return Demand(0, num_blocks)
@@ -221,6 +223,7 @@ class CacheView:
 
     def ref_counts(self) -> NDArray[np.int32]:
         """Owners of each block: live sequences and pins, and one more where the tree has it."""
+        self._pins.release_expired()
         counts = self._pool.ref_counts.copy()
         for node in self._tree.nodes():
             counts[node.block_ids()] += node.lock_count
@@ -228,6 +231,7 @@ class CacheView:
 
     def tree_snapshot(self) -> dict[str, NodeSnapshot]:
         """The tree of each namespace as plain data, for drawings and inspection."""
+        self._pins.release_expired()
         return {namespace: snapshot(root) for namespace, root in self._tree.roots.items()}
 
     def outline(self, namespace: str, max_nodes: int = 100) -> NodeOutline | None:
@@ -238,6 +242,7 @@ class CacheView:
         """
         check_namespace(namespace)
         max_nodes = check_count("max_nodes", max_nodes, 0)
+        self._pins.release_expired()
         root = self._tree.roots.get(namespace)
         return None if root is None else outline(root, max_nodes)
 

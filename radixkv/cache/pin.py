@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from radixkv.cache.errors import ClosedError, InvalidArgumentError, PinQuotaExceeded
@@ -50,6 +51,7 @@ class Pins:
         self._tree = tree
         self._now = now
         self._pins: set[Pin] = set()
+        self._first_expires_at = math.inf  # none of them expires before this
 
     def __iter__(self) -> Iterator[Pin]:
         return iter(self._pins)
@@ -67,6 +69,8 @@ class Pins:
         expires_at = None if ttl is None else self._now() + ttl
         pin = Pin(namespace, match.num_tokens - match.num_partial_tokens, expires_at, self._tree.lock(match))
         self._pins.add(pin)
+        if expires_at is not None:
+            self._first_expires_at = min(self._first_expires_at, expires_at)
         return pin
 
     def release(self, pin: Pin) -> None:
@@ -82,10 +86,13 @@ class Pins:
 
     def release_expired(self) -> None:
         """Release the pins whose time is over."""
-        if self._pins:
-            now = self._now()
-            for pin in [pin for pin in self._pins if pin.expires_at is not None and pin.expires_at <= now]:
-                self.release(pin)
+        now = self._now()
+        if now < self._first_expires_at:
+            return
+        for pin in [pin for pin in self._pins if pin.expires_at is not None and pin.expires_at <= now]:
+            self.release(pin)
+        left = (pin.expires_at for pin in self._pins if pin.expires_at is not None)
+        self._first_expires_at = min(left, default=math.inf)
 
     def forget(self, namespace: str | None) -> None:
         """Drop the pins of a namespace, or of all for None, without unlocking: the tree is about to be cleared."""

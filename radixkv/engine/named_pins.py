@@ -142,8 +142,9 @@ class NamedPins:
 
     def release_named(self, name: str) -> bool:
         """Release a pin that `listed` returns; False: there is none of that name."""
-        for pin, named in list(self._named.items()):
-            if named.name == name and not named.by_tenant and not pin.released:
+        self._forget_released()
+        for pin, named in self._named.items():
+            if named.name == name and not named.by_tenant:
                 self.release(pin)
                 return True
         stored = self._stored

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from support.cache_driver import leave
 
@@ -35,6 +37,34 @@ def test_an_expired_pin_is_evicted_by_its_age() -> None:
     now[0] = 3.0
     leave(cache, [5])
     assert [cache.match([token]) for token in (1, 2, 5)] == [1, 0, 1]  # its release counts as a use
+
+
+@pytest.mark.parametrize(
+    ("query", "pinned", "expired"),
+    [
+        (lambda cache: cache.num_evictable_blocks, 0, 2),
+        (lambda cache: cache.num_available_blocks, 2, 4),
+        (lambda cache: cache.ref_counts().sum(), 4, 2),
+        (lambda cache: cache.demand([1, 1, 2, 2, 4]).num_blocks, 1, 3),
+        (lambda cache: cache.tree_snapshot()[""].children[0].lock_count, 1, 0),
+        (lambda cache: cache.outline("").children[0].lock_count, 1, 0),
+    ],
+)
+def test_an_expired_pin_counts_nowhere_as_in_use(
+    query: Callable[[PrefixCache], int], pinned: int, expired: int
+) -> None:
+    """Until an allocation failed for it, its blocks counted as in use: what counted them first did not try one."""
+    now = [0.0]
+    cache = PrefixCache(4, 2, clock=lambda: now[0])
+    leave(cache, [1, 1, 2, 2])
+    cache.pin([1, 1, 2, 2], ttl=9)
+    cache.release(cache.pin([1, 1], ttl=5))
+    assert query(cache) == pinned
+    now[0] = 5.0
+    assert query(cache) == pinned
+    now[0] = 9.0
+    assert query(cache) == expired
+    cache.check()
 
 
 def test_the_quota_counts_shared_blocks_once() -> None:

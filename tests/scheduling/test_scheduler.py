@@ -384,6 +384,25 @@ def test_a_long_stream_and_a_request_for_many_samples_do_not_stop_admission() ->
     driver.run()
 
 
+def test_what_waits_for_pinned_blocks_starts_when_the_pin_expires_beside_a_long_answer() -> None:
+    """It waited until some other request had ended, since nothing that was looked at had changed."""
+    now = [0.0]
+    driver = SchedulerDriver(num_blocks=20, clock=lambda: now[0])
+    warm(driver, tail(0, 40))
+    pin = driver.cache.pin(tail(0, 40), ttl=5)
+    driver.add(tail(1, 4), max_new=30)
+    driver.step()
+    waits = driver.add(tail(2, 40), max_new=4)
+    for _ in range(3):
+        driver.step()
+    assert waits not in driver.admitted
+    now[0] = 5.0
+    driver.step()
+    assert pin.released
+    assert waits in driver.admitted
+    driver.run()
+
+
 def test_a_line_that_cannot_move_costs_no_look_ups(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = SchedulerDriver(num_blocks=200, max_num_seqs=2, budget=64)
     calls = {"match": 0, "open": 0}

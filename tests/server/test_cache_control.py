@@ -184,6 +184,17 @@ def test_pins_are_apart_by_namespace_and_forgotten_when_cleared() -> None:
     cache.check()
 
 
+def test_an_expired_pin_cannot_be_released_by_its_name() -> None:
+    clock = Clock()
+    cache = make_cache(160, clock)
+    leave(cache, prompt(0, 1))
+    pins = NamedPins(cache)
+    pins.pin(prompt(0, 1), ttl=5)
+    (listed,) = pins.listed()
+    clock.now = 5.0
+    assert not pins.release_named(listed.name)
+
+
 def test_a_prompt_that_is_cleared_while_it_is_pinned_is_a_conflict(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with AsyncLLM(llm) as engine, make_client(engine, tenants=Tenants([], "admin")) as client:

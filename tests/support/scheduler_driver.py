@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -25,6 +26,7 @@ class SchedulerDriver:
 
     Args:
         max_overtaken: what the scheduler promises; checked at every admission.
+        clock: the cache's, in seconds.
         ahead: launch each step before the tokens of the one before are known, as with asynchronous scheduling.
     """
 
@@ -39,8 +41,9 @@ class SchedulerDriver:
         max_overtaken: int = 32,
         ahead: bool = False,
         shares: Mapping[str, TenantShare] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.cache = PrefixCache(num_blocks, block_size)
+        self.cache = PrefixCache(num_blocks, block_size, clock=clock)
         queue = WaitingQueue(self.cache, window, max_overtaken)
         self.scheduler = Scheduler(self.cache, budget, max_num_seqs, queue, FairShares(shares))
         self.budget = budget
