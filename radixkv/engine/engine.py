@@ -202,18 +202,19 @@ class Engine:
 
         Raises:
             Exception: whatever the model or sampling raised; the requests of that batch have then failed with it
-                (`Request.failure`), their blocks are released, and all others continue with the next step. If scheduling
-                raised it, no request is at fault, and none has failed.
+                (`Request.failure`), their blocks are released, and all others continue with the next step, those of the
+                batch in flight included. If scheduling raised it, no request is at fault, and none has failed.
         """
         in_flight = self._in_flight
-        batch = self._schedule(in_flight)  # if it raises, the batch in flight is processed by the next step
-        self._in_flight = None
-        with self._failing_only(batch, in_flight):
+        # If one of these raises, the batch in flight is processed by the next step.
+        batch = self._schedule(in_flight)
+        with self._failing_only(batch):
             stays_in_flight = self._execute(batch, in_flight)
+        self._in_flight = batch if stays_in_flight else None
+        with self._failing_only(in_flight, None if stays_in_flight else batch):
             touched = self._process_in_flight(in_flight, following=batch)
-            if stays_in_flight:
-                self._in_flight = batch
-            else:
+        if not stays_in_flight:
+            with self._failing_only(batch):
                 touched += self._process(batch)
                 if self._speculator is not None:
                     self._speculator.learn(batch)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
+from radixkv.engine import output_processor
 from radixkv.prompts import Prompt
 from radixkv.sampling import sampler
 
@@ -138,6 +139,50 @@ def test_a_batch_in_flight_is_not_lost_when_scheduling_fails(
     assert request.failure is None
     assert request.sequences[0].output_token_ids == expected
     engine.cache.check()
+
+
+@pytest.mark.parametrize("fails", ["launch", "processing"])
+def test_a_crash_fails_the_requests_of_one_batch_and_not_those_of_the_other(
+    engines: tuple[LLM, LLM], fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step launches a batch and processes the one before: whichever crashed, both used to fail."""
+    prompts = {"before": [5, 6, 7, 8, 9], "both": [8, 6, 7, 5, 3], "after": [9, 8, 7, 6, 5]}
+    lengths = {"before": 1, "both": 9, "after": 9}
+    params = {name: SamplingParams(temperature=0.0, max_tokens=lengths[name], ignore_eos=True) for name in prompts}
+    expected = {
+        name: engines[0].generate({"prompt_token_ids": prompts[name]}, params[name])[0].outputs[0].token_ids
+        for name in prompts
+    }
+    llm = engines[1]
+    llm.reset_prefix_cache()
+    engine = llm.engine
+    requests = {name: engine.request_factory.make(name, Prompt(prompts[name]), params[name]) for name in prompts}
+
+    def planted(*_: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    engine.add(requests["before"])
+    engine.add(requests["both"])
+    engine.step()
+    engine.add(requests["after"])
+    with monkeypatch.context() as patch:
+        if fails == "launch":
+            patch.setattr(engine._runner, "run", planted)
+        else:
+            patch.setattr(output_processor, "append_token", planted)
+        with pytest.raises(ZeroDivisionError, match="planted"):
+            engine.step()
+    engine.cache.check()
+    while engine.has_unfinished_requests:
+        engine.step()
+    survives = "before" if fails == "launch" else "after"
+    for name, request in requests.items():
+        if name == survives:
+            assert request.failure is None
+            assert request.sequences[0].output_token_ids == expected[name]
+        else:
+            assert isinstance(request.failure, ZeroDivisionError)
+    assert llm.reset_prefix_cache()
 
 
 def test_beams_and_samples_side_by_side(engines: tuple[LLM, LLM]) -> None:
