@@ -1,7 +1,8 @@
 """Groups that wait for a prefix that a running group is computing right now, so that it is computed once.
 
 Sixteen equal prompts that arrive together cost one: the first is computed, the others wait until what they share with it is
-published, chunk by chunk, and are admitted then. The wait ends when the prefix is published, or its owner no longer runs.
+published, chunk by chunk, and are admitted then. The wait ends when the prefix is published, or when it will not be: because
+its owner no longer runs, or the cache was cleared under it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class InFlightPrefixes:
         prefix = self._prefixes.get(group)
         if prefix is not None:
             owner = prefix.owner
-            if owner in running and owner.sequences[0].num_computed < prefix.num_tokens:
+            if owner in running and _publishes(owner) and owner.sequences[0].num_computed < prefix.num_tokens:
                 return True
             del self._prefixes[group]
         request = group.request
@@ -79,10 +80,16 @@ class InFlightPrefixes:
             owner
             for owner in running
             if owner.num_pending > 1
-            and owner.request.write_cache
+            and _publishes(owner)
             and owner.request.namespace == request.namespace
             and owner.request.priority <= request.priority
         )
+
+
+def _publishes(owner: SequenceGroup) -> bool:
+    """Whether what a group computes, which runs or is about to start, is published."""
+    table = owner.sequences[0].table
+    return owner.request.write_cache and (table is None or table.node is not None)
 
 
 def _num_common_tokens(a: SequenceGroup, b: SequenceGroup) -> int:

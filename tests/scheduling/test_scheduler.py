@@ -561,6 +561,24 @@ def test_nothing_waits_for_a_prefix_that_will_not_be_cached() -> None:
     assert second in driver.admitted
 
 
+@pytest.mark.parametrize("namespace", [None, "ann"])
+def test_nothing_waits_for_a_prefix_that_was_cleared_while_it_was_computed(namespace: str | None) -> None:
+    """It waited until all of the prefix had been computed, and then computed all of it again."""
+    driver = SchedulerDriver(budget=16)
+    text = list(range(40))
+    driver.add(text, namespace="ann")
+    driver.step()
+    waits, too = (driver.add([*text, end], namespace="ann") for end in (1, 2))
+    driver.step()
+    assert waits not in driver.admitted
+    driver.cache.clear(namespace)
+    driver.step()
+    assert waits in driver.admitted
+    assert too not in driver.admitted
+    driver.run()
+    assert driver.num_computed_tokens == (40 + 3) + (41 + 3) + (1 + 3)
+
+
 def test_what_a_group_lost_is_the_most_that_it_had_computed() -> None:
     """A group that gave way twice must make up for what it lost the first time, too, before it gives way again."""
     driver = SchedulerDriver(budget=16)
