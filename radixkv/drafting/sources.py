@@ -70,6 +70,9 @@ class AnswerDrafter(Drafter):
 
     `PrefixDrafter` follows that answer up to the first token that differs; after it, the same words recur elsewhere.
 
+    The other answer is looked up behind the prompt, so only while nothing of this one is published. A sequence that is first
+    asked about with more than one token, as each of several samples is where steps are launched ahead, gets no drafts.
+
     Args:
         cache: whose tree it is.
     """
@@ -81,13 +84,15 @@ class AnswerDrafter(Drafter):
 
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
         if context.answered is None:
-            begins = len(context.token_ids) == context.num_prompt_tokens
-            if context.table is None or not context.read_cache or not begins:
+            num_generated = len(context.token_ids) - context.num_prompt_tokens
+            # Several samples fork with their first tokens.
+            if context.table is None or not context.read_cache or num_generated > 1:
                 return NO_DRAFT
-            answer = self._cache.continuation(context.table, context.token_ids, _MAX_ANSWER)
+            prompt = context.token_ids[: context.num_prompt_tokens]
+            answer = self._cache.continuation(context.table, prompt, _MAX_ANSWER)
             if not answer:
                 return NO_DRAFT
-            context.answered = Document(answer, begins=True)
+            context.answered = Document(answer, begins=num_generated == 0)
         return context.answered.draft(context.token_ids, max_tokens)
 
 

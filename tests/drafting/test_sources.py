@@ -34,7 +34,7 @@ def test_without_another_answer_or_in_the_middle_of_one_there_is_no_draft() -> N
     context = DraftContext(tokens, len(PROMPT), table=cache.open(tokens))
     assert not AnswerDrafter(cache).draft(context, 4).token_ids
     leave(cache, [*PROMPT, *range(100, 140)])
-    tokens += [100]
+    tokens += [100, 101]
     assert not AnswerDrafter(cache).draft(context, 4).token_ids
 
 

@@ -18,7 +18,7 @@ from radixkv.cache import EventLog
 from radixkv.cache.event_recorder import EventRecorder
 from radixkv.drafting import Draft, DraftContext, Drafter
 from radixkv.drafting.followers import NamespaceFollowers
-from radixkv.drafting.sources import GrammarDrafter, PrefixDrafter, SuffixDrafter
+from radixkv.drafting.sources import AnswerDrafter, GrammarDrafter, PrefixDrafter, SuffixDrafter
 from radixkv.prompts import Prompt
 from radixkv.sampling.grammar_budget import GrammarBudget
 from radixkv.scheduling.batch import Batch
@@ -190,6 +190,29 @@ def test_what_was_said_before_is_drafted_from_the_tree() -> None:
     assert elsewhere == first
     assert repeated.metrics.drafts["prefix"].accepted >= 40
     assert "prefix" not in stranger.metrics.drafts
+
+
+def test_samples_get_drafts_from_an_earlier_answer_to_their_prompt(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a sequence without any token was given one, and a sample has its first token from the beginning."""
+    drafted: list[int] = []
+    draft = AnswerDrafter.draft
+
+    def noting(drafter: AnswerDrafter, context: DraftContext, max_tokens: int) -> Draft:
+        found = draft(drafter, context, max_tokens)
+        drafted.extend(found.token_ids)
+        return found
+
+    llm = drafting(num_blocks=200)
+    prompt = {"prompt_token_ids": [4, 5, 6]}
+    one, two = (SamplingParams(n=n, temperature=1.0, seed=1, max_tokens=24, ignore_eos=True) for n in (1, 2))
+    expected = [sample.token_ids for sample in plain.generate(prompt, two)[0].outputs]
+    (earlier,) = llm.generate(prompt, one)
+    monkeypatch.setattr(AnswerDrafter, "draft", noting)
+    (output,) = llm.generate(prompt, two)
+    assert [sample.token_ids for sample in output.outputs] == expected
+    assert expected[0] == earlier.outputs[0].token_ids
+    assert drafted
+    assert {*drafted} <= {*expected[0]}
 
 
 def test_a_request_that_does_not_read_the_cache_gets_no_drafts_from_it() -> None:
