@@ -173,9 +173,13 @@ class OutputProcessor:
         # Beams of a search that has ended stay cached to their last token.
         end = self._blocks.abort if continuations else self._blocks.close
         children: list[list[TokenSequence]] = []
-        for sequence, count in zip(group.sequences, num_children, strict=True):
-            if count:
-                children.append([sequence, *(self._blocks.fork(sequence, count - 1) if count > 1 else [])])
+        for sequence, count in zip(tuple(group.sequences), num_children, strict=True):
+            if count > 1:
+                forks = self._blocks.fork(sequence, count - 1)
+                group.sequences += forks  # in no order yet, but closed with the group if something raises
+                children.append([sequence, *forks])
+            elif count == 1:
+                children.append([sequence])
             else:
                 end(sequence)
                 children.append([])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from support.failing_store import FailingOnce
 from support.model_zoo import VOCAB_SIZE, build_supported
@@ -75,3 +79,30 @@ def test_samples_that_cannot_begin_leave_no_table_open(monkeypatch: pytest.Monke
     cache = llm.engine.cache
     cache.check()
     assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
+
+
+def failing_at(call: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    calls = itertools.count(1)
+
+    def function(*arguments: Any) -> Any:
+        if next(calls) == call:
+            raise MemoryError(f"at call {call}")
+        return original(*arguments)
+
+    return function
+
+
+def test_beams_that_cannot_all_fork_leave_no_table_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forks of the beams before the one that failed kept their blocks for ever."""
+    llm = LLM(build_supported("llama"), block_size=4, num_blocks=80)
+    params, beams = BeamSearchParams(6, 8, ignore_eos=True), None
+    cache, fork, num_forks = llm.engine.cache, llm.engine.cache.fork, 0
+    while beams is None:
+        monkeypatch.setattr(cache, "fork", failing_at(num_forks + 1, fork))
+        try:
+            beams = llm.beam_search({"prompt_token_ids": STEM}, params)
+        except MemoryError:
+            num_forks += 1
+        cache.check()
+        assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
+    assert num_forks > 8, "in no step, several beams forked"
