@@ -142,7 +142,7 @@ class ModelConfig(Config):
     generation_config: str = "auto"
     """What a request that leaves out its temperature and the like is sampled with. auto: as the model's
     generation_config.json says; vllm: as without one; or a folder with another one. End tokens are taken from it in any
-    case."""
+    case; with vllm, one that cannot be read is ignored, and a warning says so."""
     override_generation_config: Mapping[str, Any] | str | None = None
     """JSON or a table with values in the place of those of generation_config, such as {"temperature": 0.7}; null: as without
     one. They are temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty and

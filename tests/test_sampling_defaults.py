@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cluster import create_ingress
 from radixkv.cluster.describe import describe
 from radixkv.config import ModelConfig
+from radixkv.errors import ModelLoadError
 from radixkv.model.loader import load_model
 from radixkv.server.config import ServerConfig
 
@@ -158,6 +160,48 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("no JSON")
     with pytest.raises(ValueError, match="generation_config: expected auto, vllm or a folder"):
         load_model(build_shallow("llama"), ModelConfig(generation_config=str(tmp_path)))
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(
+    ("contents", "reason"),
+    [
+        ("no JSON", "not a valid JSON file"),
+        ("[]", "not a mapping"),
+        ('{"max_new_tokens": -3}', "`max_new_tokens` must be greater than 0"),
+        ('{"watermarking_config": 3}', "has no attribute"),
+        ('{"eos_token_id": "</s>"}', "eos_token_id: expected a token id or a list of them, got '</s>'"),
+        ('{"eos_token_id": [2, null]}', r"eos_token_id: expected a token id or a list of them, got \[2, None\]"),
+        ('{"eos_token_id": true}', "eos_token_id: expected a token id or a list of them, got True"),
+    ],
+)
+def test_a_damaged_file_is_refused_where_its_values_count(
+    contents: str, reason: str, native: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was refused where they did not count, too; and with weights in memory, not even where they did."""
+    build_shallow("llama").save_pretrained(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "generation_config.json").write_text('{"eos_token_id": 33}')
+    damaged = tmp_path / "generation_config.json"
+    damaged.write_text(contents)
+    with pytest.raises(
+        ModelLoadError, match=f"^{damaged}: .* cannot be read .*{reason}.*; generation_config='vllm' does"
+    ):
+        load_model(tmp_path, native=native)
+    assert load_model(tmp_path, ModelConfig(generation_config=str(other)), native=native).eos_token_ids == {33}
+    assert not caplog.records
+    loaded = load_model(tmp_path, ModelConfig(generation_config="vllm"), native=native)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert re.search(f"^{damaged}: it cannot be read .*{reason}.*: its end tokens are ignored", caplog.messages[0])
+    assert (loaded.sampling_defaults, loaded.eos_token_ids) == ({}, {2})
+
+
+def test_end_tokens_of_another_type_are_refused() -> None:
+    model = build_shallow("llama")
+    model.generation_config.eos_token_id = "</s>"
+    with pytest.raises(ValueError, match=r"^eos_token_id: expected a token id or a list of them, got '</s>'$"):
+        load_model(model)
 
 
 def test_a_default_is_not_too_much_for_the_cache(folder: Path, tmp_path: Path, default_tokenizer: Any) -> None:

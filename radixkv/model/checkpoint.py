@@ -82,8 +82,6 @@ def read_checkpoint(
                 _refuse_integers(path, CheckpointFiles(path), whole)
             return whole.to(device), None
     model, deferred = found
-    if (path / "generation_config.json").exists():
-        model.generation_config = transformers.GenerationConfig.from_pretrained(path)
     if may_defer and device.type == "cpu":
         return model, deferred
     with _memory_errors(folder):

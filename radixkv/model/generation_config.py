@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import transformers
+from transformers.utils import cached_file
 
 from radixkv.config import ModelConfig
+from radixkv.errors import ModelLoadError
 from radixkv.sampling_defaults import NO_DEFAULTS, SamplingDefaults, defaults_of_model, log_defaults, overridden
 
 _FILE = "generation_config.json"
+
+_log = logging.getLogger(__name__)
 
 
 def read_generation_config(source: str) -> transformers.GenerationConfig | None:
@@ -28,9 +34,51 @@ def read_generation_config(source: str) -> transformers.GenerationConfig | None:
     if not (Path(source) / _FILE).is_file():
         raise ValueError(expected)
     try:
-        return transformers.GenerationConfig.from_pretrained(source)
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{expected} ({str(error).splitlines()[0]})") from error
+        return _read(source)
+    except ValueError as error:
+        raise ValueError(f"{expected} ({error})") from error
+
+
+def read_own_generation_config(folder: str, source: str) -> transformers.GenerationConfig | None:
+    """The configuration in a model's files; None: there is none, or another replaces it.
+
+    Args:
+        folder: of the model, or a hub id.
+        source: the option ``generation_config``. With "vllm", only end tokens are read, and the model runs without them, too:
+            a warning then says that they cannot be read.
+
+    Raises:
+        ModelLoadError: it cannot be read, and its values are to be used; the message names the file.
+    """
+    if source not in ("auto", "vllm"):
+        return None
+    try:
+        path = cached_file(folder, _FILE)
+    except OSError:  # there is none
+        return None
+    try:
+        return _read(Path(path).parent)
+    except ValueError as error:
+        if source == "auto":
+            raise ModelLoadError(
+                f"{path}: expected a generation config, it cannot be read ({error}); generation_config='vllm' does without it"
+            ) from error
+        _log.warning("%s: it cannot be read (%s): its end tokens are ignored, too", path, error)
+        return None
+
+
+def _read(folder: str | Path) -> transformers.GenerationConfig:
+    """What transformers reads from a folder, with end tokens of the right types.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        read = transformers.GenerationConfig.from_pretrained(folder)
+    except Exception as error:  # of a file of other contents, any can come
+        raise ValueError(next(iter(str(error).splitlines()), type(error).__name__)) from error
+    _end_tokens(read)
+    return read
 
 
 def sampling_defaults_of(
@@ -61,8 +109,17 @@ def end_tokens_of(
         generation_config: the model's, or what is used in its place.
         tokenizer: whose own counts, too; None: there is none.
         vocab_size: of the model.
+
+    Raises:
+        ValueError: the configuration of a model in memory names something else.
     """
-    found: set[int] = set()
-    for ids in (getattr(generation_config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)):
-        found |= {ids} if isinstance(ids, int) else set(ids or ())
+    found = _end_tokens(generation_config) | _end_tokens(tokenizer)
     return frozenset(token_id for token_id in found if 0 <= token_id < vocab_size)
+
+
+def _end_tokens(source: Any) -> set[int]:
+    ids = getattr(source, "eos_token_id", None)
+    found = [] if ids is None else [*ids] if isinstance(ids, Iterable) else [ids]
+    if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in found):
+        raise ValueError(f"eos_token_id: expected a token id or a list of them, got {ids!r:.80}")
+    return set(found)

@@ -21,7 +21,12 @@ from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.dynamic_rotation import stop_changes
 from radixkv.model.equivalence import TOLERANCES, probe_attention
 from radixkv.model.fingerprint import ModelFiles, model_fingerprint, remember_fingerprint
-from radixkv.model.generation_config import end_tokens_of, read_generation_config, sampling_defaults_of
+from radixkv.model.generation_config import (
+    end_tokens_of,
+    read_generation_config,
+    read_own_generation_config,
+    sampling_defaults_of,
+)
 from radixkv.model.gguf_conversion import ProgressCallback
 from radixkv.model.heap import trim_heap
 from radixkv.model.longrope import choose_factors
@@ -119,7 +124,10 @@ def load_model(
         tokenizer = chosen_tokenizer(config, partial(_read_own_tokenizer, folder, name))
         with silence_transformers(), load_errors(name):
             origin = ModelFiles.of(Path(folder)) if Path(folder).is_dir() else None
+            own_generation_config = read_own_generation_config(folder, config.generation_config)
             read, deferred = read_checkpoint(folder, torch_dtype, target_device, may_defer)
+        if own_generation_config is not None:
+            read.generation_config = own_generation_config
         model, origin = read, origin or getattr(read.config, "_commit_hash", None)
     assert isinstance(model, transformers.PreTrainedModel)
     model.eval()

@@ -49,6 +49,8 @@ def load_whole(
         output_loading_info=True,
         gguf_file=gguf_file,
         config=config,
+        # `read_own_generation_config` reads the model's own.
+        generation_config=transformers.GenerationConfig.from_model_config(config),
         ignore_mismatched_sizes=True,
         trust_remote_code=False,
     )
