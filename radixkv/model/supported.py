@@ -12,7 +12,8 @@ from radixkv.errors import UnsupportedModelError
 from radixkv.model.dynamic_rotation import DYNAMIC
 from radixkv.model.longrope import LONGROPE, has_fixable_rotation
 
-_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
+# Types of layers that keep of a sequence its keys and values, or nothing.
+_SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention", "mlp", "moe"})
 
 
 def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
@@ -24,7 +25,7 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
     config = model.config.get_text_config()
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name}: encoder-decoder models attend to more than their own prefix")
-    for layer_type in sorted(set(_layer_types(config)) - _ATTENTION_LAYERS):
+    for layer_type in sorted(set(_layer_types(config)) - _SERVED_LAYERS):
         raise UnsupportedModelError(
             f"{name}: it has layers of type {layer_type!r}, whose state is not keys and values that blocks can hold"
         )

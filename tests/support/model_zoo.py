@@ -205,6 +205,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "moe_topk": 2,
         "zero_expert_num": 2,
     },
+    "nemotron_h+attention": {
+        **_MOE,
+        "layers_block_type": ["full_attention", "mlp", "full_attention", "moe"],
+        "num_hidden_layers": None,
+        "n_routed_experts": 4,
+        "moe_shared_expert_intermediate_size": 24,
+    },
     "phimoe+full": _MOE,
 }
 
@@ -238,6 +245,13 @@ REFUSED: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8, "expand": 2, "state_size": 8, "n_groups": 1},
     "minimax": {**_MOE, "layer_types": ["full_attention", "linear_attention", "full_attention"]},
     "mpt": {"d_model": 32, "n_heads": 4},
+    "nemotron_h": {
+        **_MOE,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
+        "num_hidden_layers": None,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+    },
     "qwen3_next": {
         **_MOE,
         "shared_expert_intermediate_size": 24,
