@@ -74,6 +74,12 @@ def test_a_mask_that_a_model_computes_with_is_none_of_a_window() -> None:
         LLM(build("doge", {"sliding_window": 12}))
 
 
+def test_a_window_that_the_model_masks_nowhere_is_refused() -> None:
+    """olmoe hands it to its attention function and makes masks without it: flash attention heeds it, others do not."""
+    with pytest.raises(UnsupportedModelError, match=r"^OlmoeForCausalLM: expected no sliding_window, got 12: "):
+        LLM(build("olmoe", {**SUPPORTED["olmoe"], "sliding_window": 12}))
+
+
 def test_positions_are_probed_without_the_padding_token_of_the_part_that_reads_text() -> None:
     """Its own position is the number of padding, 0 here, and the tokens after it then had those that an engine gives."""
     text = {
