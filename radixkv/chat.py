@@ -8,6 +8,7 @@ from typing import Any
 from radixkv.llm import LLM
 from radixkv.outputs import RequestOutput
 from radixkv.prompts import Prompt, as_template_message, cache_options, encode_rendered, render_chat
+from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.sampling_params import SamplingParams
 from radixkv.tools.definitions import ParsedAnswer, ToolOptions, as_tool_options
 from radixkv.tools.events import TextPiece
@@ -201,7 +202,7 @@ class Chat:
         self.last_output, self.last_num_tokens = output, len(answer_ids)
         self._messages = [*messages, answer.as_message()]
         self._token_ids = prompt_ids + answer_ids
-        self._rendered = rendered + loaded.require_tokenizer().decode(answer_ids, skip_special_tokens=False)
+        self._rendered = rendered + decode_tokens(loaded.require_tokenizer(), answer_ids, skip_special_tokens=False)
 
 
 def _check_params(params: SamplingParams | None) -> None:

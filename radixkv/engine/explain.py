@@ -19,7 +19,7 @@ from radixkv.engine.engine import Engine
 from radixkv.engine.kv_tiers import KVTiers
 from radixkv.observe.explain import PromptExplanation, decode_explanation
 from radixkv.prompts import Prompt
-from radixkv.sampling.detokenizer import decode_token
+from radixkv.sampling.detokenizer import decode_token, decode_tokens
 
 
 def explain_cached(engine: Engine, prompts: Sequence[Prompt], look_elsewhere: bool) -> list[Explanation]:
@@ -44,7 +44,9 @@ def decode_explanations(
 ) -> list[PromptExplanation]:
     """The same with texts."""
     return [
-        decode_explanation(each, list(prompt.token_ids), tokenizer.decode, partial(decode_token, tokenizer))
+        decode_explanation(
+            each, list(prompt.token_ids), partial(decode_tokens, tokenizer), partial(decode_token, tokenizer)
+        )
         for each, prompt in zip(explanations, prompts, strict=True)
     ]
 

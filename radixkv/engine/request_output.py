@@ -6,6 +6,7 @@ from typing import Any
 
 from radixkv.engine.completion import TokenDecoder
 from radixkv.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
+from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request, TokenSequence
 
@@ -49,7 +50,7 @@ def beam_output(request: Request, tokenizer: Any, decode: TokenDecoder) -> BeamS
                 tokens=tokens,
                 logprobs=logprobs,
                 cum_logprob=beam.history[-1].score,
-                text=None if tokenizer is None else tokenizer.decode(tokens),
+                text=None if tokenizer is None else decode_tokens(tokenizer, tokens),
                 finish_reason=beam.finish_reason,
                 stop_reason=beam.stop_reason,
             )

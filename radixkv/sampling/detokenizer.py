@@ -38,6 +38,30 @@ def token_decoder(tokenizer: Any) -> Callable[[int], str | None]:
     return decode
 
 
+def decode_tokens(tokenizer: Any, token_ids: Sequence[int], **options: bool) -> str:
+    """Their text, where a token that a tokenizer lacks has none: a model's vocabulary may be larger than its tokenizer's.
+
+    Those that are written in Python would raise, or make a text of it.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        token_ids: of the model's vocabulary.
+        options: of transformers' ``decode``.
+    """
+    known = _tokens_in_python(tokenizer)
+    if known is not None:
+        token_ids = [token_id for token_id in token_ids if token_id in known]
+    text: str = tokenizer.decode(token_ids, **options)
+    return text
+
+
+@lru_cache(maxsize=8)  # of the tokenizers in use: they do not change
+def _tokens_in_python(tokenizer: Any) -> frozenset[int] | None:
+    """The tokens of a tokenizer that is written in Python; None: it is not, and gives those that it lacks no text."""
+    fast = getattr(tokenizer, "backend_tokenizer", None) is not None
+    return None if fast else frozenset(tokenizer.get_vocab().values())
+
+
 def decode_token(tokenizer: Any, token_id: int) -> str:
     """The text of a single token as it appears within a text.
 
@@ -47,15 +71,15 @@ def decode_token(tokenizer: Any, token_id: int) -> str:
         tokenizer: a transformers tokenizer.
         token_id: special tokens have a text, too.
     """
-    alone: str = tokenizer.decode([token_id])
+    alone = decode_tokens(tokenizer, [token_id])
     if is_byte_level(tokenizer):
         return alone
     # The second time, it does not begin the text.
     once, twice = (
-        tokenizer.decode([token_id] * count, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        decode_tokens(tokenizer, [token_id] * count, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         for count in (1, 2)
     )
-    return str(twice[len(once) :]) if twice.startswith(once) else alone
+    return twice[len(once) :] if twice.startswith(once) else alone
 
 
 @lru_cache(maxsize=8)  # of the tokenizers in use: they do not change
@@ -248,10 +272,12 @@ class IncrementalDetokenizer:
         return bool(self._decode([token_id, token_id]))
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(
-            token_ids, skip_special_tokens=self._skip_special_tokens, clean_up_tokenization_spaces=False
+        return decode_tokens(
+            self._tokenizer,
+            token_ids,
+            skip_special_tokens=self._skip_special_tokens,
+            clean_up_tokenization_spaces=False,
         )
-        return text
 
     def _append_text(self, piece: str, may_stop: bool) -> str | None:
         before = len(self._text)

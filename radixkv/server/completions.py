@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, SerializeAsAny
 from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import CompletionOutput, FinishReason, Logprob
 from radixkv.prompts import Prompt, PromptInput, as_prompts
+from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.errors import client_errors
@@ -257,8 +258,7 @@ class _CompletionResponseWriter:
         if index not in self._prompt_texts:
 
             def decode(loaded: TextInterface) -> str:
-                text: str = loaded.require_tokenizer().decode(list(prompt.token_ids), skip_special_tokens=False)
-                return text
+                return decode_tokens(loaded.require_tokenizer(), list(prompt.token_ids), skip_special_tokens=False)
 
             self._prompt_texts[index] = await self._llm.run_tokenizer(decode, tenant=self._tenant, num_prompts=0)
         return self._prompt_texts[index]

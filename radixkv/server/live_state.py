@@ -27,6 +27,7 @@ from radixkv import __version__
 from radixkv.cache import NodeOutline
 from radixkv.cache.tokens import decode
 from radixkv.engine.stats import EngineStats
+from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.service import Service
 from radixkv.server.tenants import Tenant
@@ -286,7 +287,7 @@ def _tree(namespace: str, root: NodeOutline, snapshot: _EngineSnapshot, tokenize
 def _node(outline: NodeOutline, now: float, tokenizer: Any) -> TreeNode:
     return TreeNode(
         key=zlib.crc32(outline.beginning),
-        text=" ".join(tokenizer.decode(decode(outline.beginning).tolist(), skip_special_tokens=True).split()),
+        text=" ".join(decode_tokens(tokenizer, decode(outline.beginning).tolist(), skip_special_tokens=True).split()),
         tokens=outline.num_tokens,
         blocks=outline.num_blocks,
         users=outline.lock_count,

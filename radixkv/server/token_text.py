@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from radixkv.sampling.detokenizer import IncrementalDetokenizer, decode_token, is_byte_level
+from radixkv.sampling.detokenizer import IncrementalDetokenizer, decode_token, decode_tokens, is_byte_level
 
 # Texts of single tokens to keep.
 _MAX_TEXTS = 1 << 16
@@ -46,12 +46,15 @@ class TokenTexts:
 
     def _bytes_of(self, token_id: int) -> list[int]:
         """The token's bytes in UTF-8 text."""
+        text = decode_token(self._tokenizer, token_id)
+        if not text:
+            return []
         name = self._tokenizer.convert_ids_to_tokens(token_id)
         if self._byte_of and name and all(character in self._byte_of for character in name):
             return [self._byte_of[character] for character in name]
         if name and len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
             return [int(name[3:5], 16)]
-        return list(decode_token(self._tokenizer, token_id).encode())
+        return list(text.encode())
 
     def _text(self, token_id: int) -> str:
         """The token's text, or its bytes as OpenAI writes them, "bytes:\\xe2\\x80", where it is part of a character."""
@@ -72,7 +75,7 @@ class TokenTexts:
     def _is_left_out(self, token_id: int) -> bool:
         """Whether this token is missing from a text without special tokens."""
         # Decoded twice in a row, because a space's token may have no text by itself.
-        return not self._tokenizer.decode([token_id, token_id], skip_special_tokens=True)
+        return not decode_tokens(self._tokenizer, [token_id, token_id], skip_special_tokens=True)
 
 
 def _byte_level_alphabet() -> dict[str, int]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Message, as_conversations, encode, encode_rendered, render_chat
+from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.chat_messages import Messages, as_messages
 from radixkv.server.errors import client_errors
@@ -150,5 +151,4 @@ def _decode(body: DetokenizeRequest, loaded: TextInterface) -> str:
     for token_id in body.tokens:
         if token_id >= loaded.vocab_size:
             raise ValueError(f"tokens: {token_id} is outside the vocabulary of {loaded.vocab_size} tokens")
-    text: str = tokenizer.decode(body.tokens, skip_special_tokens=False)
-    return text
+    return decode_tokens(tokenizer, body.tokens, skip_special_tokens=False)

@@ -22,6 +22,9 @@ class DigitTokenizer:
     def convert_tokens_to_ids(self, tokens: list[str]) -> list[None]:
         return [None] * len(tokens)
 
+    def get_vocab(self) -> dict[str, int]:
+        return {str(token_id): token_id for token_id in range(10)}
+
     def decode(self, token_ids: list[int], **options: Any) -> str:
         self.num_decoded += len(token_ids)
         return "".join(map(str, token_ids))

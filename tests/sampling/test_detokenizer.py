@@ -8,10 +8,13 @@ import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.model_zoo import build
 from support.sentencepiece_tokenizer import sentencepiece_tokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
+from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
+from radixkv.server.token_text import TokenTexts
 
 TEXTS = ["Hello, world! ", "naïve café ", "日本語のテキスト", "👩‍👩‍👧 family 🎉", "  two spaces\n\ttab", "Привет, мир"]
 
@@ -266,3 +269,22 @@ def test_special_tokens_are_left_out_unless_asked_for(default_tokenizer: Any) ->
         detokenizer.append(ids)
         texts.append(detokenizer.text)
     assert texts == ["Hi", "Hi<|im_end|>"]
+
+
+def test_tokens_that_a_tokenizer_in_python_lacks_have_no_text() -> None:
+    """ByT5's has 384, and raised in the middle of a step when a model with a wider head gave another."""
+    tokenizer = ByT5Tokenizer()
+    llm = LLM(build("llama", {"vocab_size": 600}), tokenizer=tokenizer, num_blocks=50)
+    params = SamplingParams(max_tokens=40, seed=1, ignore_eos=True, logprobs=2, stop=["\0"])
+    (output,) = llm.generate({"prompt_token_ids": [400, 75, 76]}, params, use_tqdm=False)
+    (answer,) = output.outputs
+    known = [token_id for token_id in answer.token_ids if token_id < len(tokenizer)]
+    assert 0 < len(known) < len(answer.token_ids) == 40
+    assert answer.text == tokenizer.decode(known, skip_special_tokens=True)
+    assert answer.logprobs is not None
+    for token_id, entry in zip(answer.token_ids, answer.logprobs, strict=True):
+        assert token_id < len(tokenizer) or entry[token_id].decoded_token == ""
+    beams = llm.beam_search([{"prompt_token_ids": [400, 75]}], BeamSearchParams(beam_width=2, max_tokens=5))
+    assert all(beam.text is not None for beam in beams[0].sequences)
+    assert TokenTexts(tokenizer).chat_parts(400)[1] == ',"bytes":[]}'
+    assert TokenTexts(tokenizer).is_left_out(400)
