@@ -24,7 +24,13 @@ def grammar_tokenizer(tokenizer: Any, vocab_size: int, eos_token_ids: Collection
     """
     import llguidance
     import llguidance.hf
+    import transformers
 
+    if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
+        raise ValueError(
+            "structured_outputs, or tools that must be called: expected a tokenizer with a fast backend (as of a "
+            f"tokenizer.json), got {type(tokenizer).__name__}, which has none and can follow no grammar"
+        )
     # Either may have more: models pad their logits, and tokenizers have special tokens that a smaller model lacks.
     num_tokens = max(vocab_size, 1 + max(tokenizer.get_vocab().values()))
     options: dict[str, Any] = {"n_vocab": num_tokens, "eos_token": sorted(eos_token_ids) or None}

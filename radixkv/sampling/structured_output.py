@@ -203,7 +203,7 @@ class GrammarCompiler:
 
         Raises:
             ValueError: the specification is malformed, unsatisfiable, not enforceable, or too large; or the model has no
-                tokenizer.
+                tokenizer, or one without a fast backend.
             MissingPackageError: llguidance is not installed.
         """
         kind, text = _kind_and_text(spec)
@@ -216,7 +216,7 @@ class GrammarCompiler:
         It takes a second for a vocabulary of 50,000 tokens, during which no other thread runs. (Compiling lets others run.)
 
         Raises:
-            ValueError: the model has no tokenizer.
+            ValueError: the model has no tokenizer, or one without a fast backend.
             MissingPackageError: llguidance is not installed.
             Exception: llguidance does not support this kind of tokenizer.
         """

@@ -18,10 +18,12 @@ from support.model_zoo import build
 from support.sentencepiece_tokenizer import sentencepiece_tokenizer
 from support.tools import ADD, WEATHER
 from tokenizers import AddedToken, normalizers, pre_tokenizers
+from transformers import ByT5Tokenizer
 
 from radixkv import LLM, SamplingParams, StructuredOutputsParams
 from radixkv.sampling.grammar_tokenizer import grammar_tokenizer
 from radixkv.sampling.structured_output import GrammarCompiler
+from radixkv.server.pauses import prepare_grammars
 
 PERSON = {
     "type": "object",
@@ -204,3 +206,19 @@ def test_what_no_token_spells_is_refused(llm: LLM) -> None:
     assert answer(loaded, "lay") == "lay"
     with pytest.raises(ValueError, match="choice cannot be followed: no answer satisfies it"):
         GrammarCompiler(loaded).compile(StructuredOutputsParams(choice=["zoo"]))
+
+
+def test_a_tokenizer_in_python_is_refused_by_its_name_and_before_anything_is_generated(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """llguidance said "Only fast tokenizers are supported", of no argument. A server says at its start what will fail."""
+    llm = LLM(build("llama", {"vocab_size": 384}), tokenizer=ByT5Tokenizer(), num_blocks=20)
+    message = "structured_outputs, or tools .*: expected a tokenizer with a fast backend .*, got ByT5Tokenizer"
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+"))
+    with pytest.raises(ValueError, match=f"^{message}"):
+        llm.generate("Hello", params, use_tqdm=False)
+    prepare_grammars(llm.engine.grammars)
+    assert re.search(
+        f"^requests with structured output or tools that must be called will fail: {message}", caplog.messages[-1]
+    )
+    assert llm.generate("Hello", SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)[0].finished
