@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -21,6 +21,7 @@ from radixkv.model.deferred_weights import (
     CheckpointFiles,
     DeferredWeights,
     build_without_weights,
+    integers_of_torch,
     safetensors_of,
 )
 from radixkv.model.gguf_conversion import BLOCKS_FILE
@@ -63,23 +64,25 @@ def read_checkpoint(
     quantisation = quantisation_of(config, path)
     if quantisation is not None and not path.is_dir():
         path = Path(huggingface_hub.snapshot_download(folder, allow_patterns=["*.json", "*.safetensors"]))
+    paths: list[Path] = []
     if path.is_dir():
         with _damage_errors(folder):
-            safetensors_of(path)  # what transformers raises of a damaged index names no file
+            paths = safetensors_of(path)  # what transformers raises of a damaged index names no file
     found: tuple[transformers.PreTrainedModel, DeferredWeights | None] | None = None
     if (path / BLOCKS_FILE).exists():
         model = build_without_weights(config, dtype)
         found = model, DeferredWeights(model, BlockFile(path))
     elif quantisation is not None:
-        found = _open_quantised(path, config, quantisation, dtype)
+        found = _open_quantised(path, paths, config, quantisation, dtype)
     elif may_defer and device.type == "cpu" and path.is_dir():
         with _damage_errors(folder):
-            found = _defer(path, config, dtype)
+            found = _defer(path, paths, config, dtype)
     if found is None:
         with _damage_errors(folder):
             whole: Any = load_whole(folder, dtype, config)
-            with suppress(FileNotFoundError):  # its weights are in torch's own format, or on the hub
-                _refuse_integers(path, CheckpointFiles(path), whole)
+            if paths:  # otherwise they are on the hub
+                integers = CheckpointFiles(paths).integers() if paths[0].exists() else integers_of_torch(path)
+                _refuse_integers(path, integers, whole)
             return whole.to(device), None
     model, deferred = found
     if may_defer and device.type == "cpu":
@@ -124,28 +127,33 @@ def _reason(error: Exception | str) -> str:
 
 
 def _defer(
-    folder: Path, config: Any, dtype: torch.dtype
+    folder: Path, paths: Sequence[Path], config: Any, dtype: torch.dtype
 ) -> tuple[transformers.PreTrainedModel, DeferredWeights] | None:
     """None: the folder's tensors are not the model's parameters one by one."""
     try:
-        files = CheckpointFiles(folder)
+        files = CheckpointFiles(paths)
     except OSError:
         return None
     model = build_without_weights(config, dtype)
     if _keeps_float32(model) or not files.holds(model):
         return None
-    _refuse_integers(folder, files, model)
+    _refuse_integers(folder, files.integers(), model)
     return model, DeferredWeights(model, files)
 
 
-def _refuse_integers(folder: Path, files: CheckpointFiles, model: transformers.PreTrainedModel) -> None:
+def _refuse_integers(folder: Path, integers: Mapping[str, str], model: transformers.PreTrainedModel) -> None:
     """Refuse integers that stand for a model's weights: they are codes, of which nothing says how they are read.
+
+    Args:
+        folder: of the model.
+        integers: the tensors whose numbers are no floats, with their types.
+        model: that they are of.
 
     Raises:
         ModelLoadError: names a tensor.
     """
     is_floating = {name: tensor.is_floating_point() for name, tensor in model.state_dict().items()}
-    for name, kind in files.integers().items():
+    for name, kind in integers.items():
         # Names that are not the model's own are of buffers that it no longer has, or transformers translates them.
         if is_floating.get(name, name.endswith(".weight")):
             raise ModelLoadError(
@@ -159,7 +167,7 @@ def _keeps_float32(model: transformers.PreTrainedModel) -> bool:
 
 
 def _open_quantised(
-    folder: Path, config: Any, quantisation: Mapping[str, Any], dtype: torch.dtype
+    folder: Path, paths: Sequence[Path], config: Any, quantisation: Mapping[str, Any], dtype: torch.dtype
 ) -> tuple[transformers.PreTrainedModel, DeferredWeights | None]:
     """A quantised checkpoint, read here if it is of `METHODS` and has a tensor for each parameter, else by transformers.
 
@@ -175,7 +183,7 @@ def _open_quantised(
         reason = f"some of its parameters stay in float32 beside {str(dtype).removeprefix('torch.')}"
         try:
             if not _keeps_float32(model):
-                return model, DeferredWeights(model, QuantisedFiles(folder, quantisation, model))
+                return model, DeferredWeights(model, QuantisedFiles(paths, quantisation, model))
         except (OtherLayoutError, FileNotFoundError) as error:
             reason = str(error)
         except (UnreadableError, SafetensorError) as error:

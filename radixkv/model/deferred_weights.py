@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
@@ -94,15 +94,14 @@ class CheckpointFiles(WeightFiles):
     """A folder's safetensors.
 
     Args:
-        folder: with ``model.safetensors``, with several files and ``model.safetensors.index.json``, or with one file of
-            another name and none of torch's own format.
+        paths: from `safetensors_of`.
 
     Raises:
-        OSError, SafetensorError: there are none, or they cannot be read; the latter names the file.
+        OSError, SafetensorError: they are not there, or cannot be read; the latter names the file.
     """
 
-    def __init__(self, folder: Path) -> None:
-        files = [_open(path) for path in safetensors_of(folder)]
+    def __init__(self, paths: Sequence[Path]) -> None:
+        files = [_open(path) for path in paths]
         self._files: dict[str, Any] = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (it is no dictionary)
 
     def __contains__(self, name: str) -> bool:
@@ -149,7 +148,8 @@ class CheckpointFiles(WeightFiles):
 
 
 def safetensors_of(folder: Path) -> list[Path]:
-    """Those that transformers loads; a file of another name, which it does not know, only where it would load nothing.
+    """Those that transformers loads: ``model.safetensors``, or else the files that ``model.safetensors.index.json`` names; a
+    file of another name, which it does not know, only where it would load nothing.
 
     Raises:
         OSError, SafetensorError: an index cannot be read; the latter names the file.
@@ -161,6 +161,21 @@ def safetensors_of(folder: Path) -> list[Path]:
         return _indexed(index)
     others = [*folder.glob("*.safetensors")]
     return others if len(others) == 1 and not any((folder / name).exists() for name in _OF_TORCH) else [single]
+
+
+def integers_of_torch(folder: Path) -> dict[str, str]:
+    """The tensors of a checkpoint in torch's own format whose numbers are no floats, with their types.
+
+    Raises:
+        OSError, SafetensorError: an index cannot be read; the latter names it.
+        UnpicklingError, RuntimeError: a file cannot be read.
+    """
+    single, index = (folder / name for name in _OF_TORCH)
+    found: dict[str, str] = {}
+    for path in [single] if single.exists() else _indexed(index):
+        tensors: dict[str, torch.Tensor] = torch.load(path, map_location="meta", weights_only=True)
+        found |= {name: str(each.dtype) for name, each in tensors.items() if not each.is_floating_point()}
+    return found
 
 
 def _indexed(index: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from torch import nn
 from radixkv.config import ModelConfig
 from radixkv.model import deferred_weights
 from radixkv.model.checkpoint import read_checkpoint
-from radixkv.model.deferred_weights import CheckpointFiles, ProductsOfZeros
+from radixkv.model.deferred_weights import CheckpointFiles, ProductsOfZeros, safetensors_of
 from radixkv.model.loader import load_model
 
 
@@ -74,7 +74,7 @@ def test_files_with_the_experts_of_a_layer_in_one_tensor_are_read(dtype: str, tm
     original = build("qwen3_moe", WIDE | WIDE_EXPERTS)
     original.config.save_pretrained(tmp_path)
     save_file(original.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
-    assert CheckpointFiles(tmp_path).holds(original)
+    assert CheckpointFiles(safetensors_of(tmp_path)).holds(original)
     load_model(tmp_path, ModelConfig(dtype=dtype))
 
 
@@ -105,7 +105,7 @@ def test_what_is_tied_and_stored_twice_is_compared_a_few_rows_at_a_time(
     scalars = {"one": torch.ones(()), "again": torch.ones(()), "two": torch.full((), 2.0)}
     types = {"bfloat16": rows.bfloat16(), "codes": codes, "ones": torch.ones(10, 3), "same codes": codes.clone()}
     save_file({"rows": rows, **others, **scalars, **types}, tmp_path / "model.safetensors")
-    files = CheckpointFiles(tmp_path)
+    files = CheckpointFiles(safetensors_of(tmp_path))
     assert files.is_stored_as("one", "again")
     assert not files.is_stored_as("one", "two")
     monkeypatch.delattr(CheckpointFiles, "read")

@@ -15,7 +15,7 @@ from support.model_zoo import build
 from radixkv import LLM, SamplingParams
 from radixkv.config import ModelConfig
 from radixkv.model import checkpoint, gguf_conversion
-from radixkv.model.deferred_weights import CheckpointFiles, DeferredWeights
+from radixkv.model.deferred_weights import CheckpointFiles, DeferredWeights, safetensors_of
 from radixkv.model.loader import load_model
 from radixkv.model.native import weights_of
 from radixkv.model.native.embedding import NativeEmbedding
@@ -169,7 +169,11 @@ def test_the_name_of_a_file_may_end_in_capitals(tmp_path: Path) -> None:
 def test_folders_with_other_tensors_are_left_to_transformers(tmp_path: Path) -> None:
     model = build("llama", {"tie_word_embeddings": True})
     model.save_pretrained(tmp_path)
-    assert CheckpointFiles(tmp_path).holds(model)
-    assert not CheckpointFiles(tmp_path).holds(build("llama", {"tie_word_embeddings": True, "vocab_size": 100}))
-    assert not CheckpointFiles(tmp_path).holds(build("llama", {"tie_word_embeddings": False}))
-    assert not CheckpointFiles(tmp_path).holds(build("llama", {"tie_word_embeddings": True, "num_hidden_layers": 2}))
+    assert CheckpointFiles(safetensors_of(tmp_path)).holds(model)
+    assert not CheckpointFiles(safetensors_of(tmp_path)).holds(
+        build("llama", {"tie_word_embeddings": True, "vocab_size": 100})
+    )
+    assert not CheckpointFiles(safetensors_of(tmp_path)).holds(build("llama", {"tie_word_embeddings": False}))
+    assert not CheckpointFiles(safetensors_of(tmp_path)).holds(
+        build("llama", {"tie_word_embeddings": True, "num_hidden_layers": 2})
+    )

@@ -223,6 +223,23 @@ def test_integers_that_stand_for_weights_are_refused(native: bool, dtype: torch.
         load_model(tmp_path, ModelConfig(dtype="float32"), native=native)
 
 
+@pytest.mark.parametrize("is_sharded", [True, False])
+def test_integers_in_torch_s_own_format_are_refused_as_those_of_safetensors(is_sharded: bool, tmp_path: Path) -> None:
+    model = build("llama", SIZES)
+    model.config.save_pretrained(tmp_path)
+    codes = (model.state_dict()[UP] * 50).to(torch.int8)
+    name = "pytorch_model-00001-of-00001.bin" if is_sharded else "pytorch_model.bin"
+    torch.save(model.state_dict() | {UP: codes}, tmp_path / name)
+    if is_sharded:
+        index = {"metadata": {}, "weight_map": dict.fromkeys(model.state_dict(), name)}
+        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    message = f"^{tmp_path}: {UP}: expected floats, as its configuration has no quantization_config, got torch.int8$"
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(tmp_path, ModelConfig(dtype="float32"))
+    torch.save(model.state_dict(), tmp_path / name)
+    assert load_model(tmp_path, ModelConfig(dtype="float32")).dtype == torch.float32
+
+
 @pytest.mark.parametrize(
     ("scheme", "message"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class QuantisedFiles(CheckpointFiles):
     """A folder's safetensors, quantised or not.
 
     Args:
-        folder: as of `CheckpointFiles`.
+        paths: as of `CheckpointFiles`.
         quantisation: its ``quantization_config``, of one of `METHODS`.
         model: without weights.
 
@@ -41,8 +41,10 @@ class QuantisedFiles(CheckpointFiles):
 
     has_blocks = True
 
-    def __init__(self, folder: Path, quantisation: Mapping[str, Any], model: transformers.PreTrainedModel) -> None:
-        super().__init__(folder)
+    def __init__(
+        self, paths: Sequence[Path], quantisation: Mapping[str, Any], model: transformers.PreTrainedModel
+    ) -> None:
+        super().__init__(paths)
         self._method = METHODS[quantisation["quant_method"]]
         self._quantisation = quantisation
         self._dtype = model.dtype
@@ -78,7 +80,10 @@ class QuantisedFiles(CheckpointFiles):
             raise UnreadableError(f"{strays[0]}: expected no such tensor of a module that the model has")
         if others:
             _log.info(
-                "%s: %d tensors are no part of the model and are not read: %s, ...", folder, len(others), others[0]
+                "%s: %d tensors are no part of the model and are not read: %s, ...",
+                paths[0].parent,
+                len(others),
+                others[0],
             )
 
     def read(self, name: str) -> torch.Tensor:

@@ -25,7 +25,7 @@ from support.quantised_checkpoints import (
     write,
 )
 
-from radixkv.model.deferred_weights import build_without_weights
+from radixkv.model.deferred_weights import build_without_weights, safetensors_of
 from radixkv.model.quantised import QuantisedFiles, UnreadableError
 from radixkv.model.quantised.words import unpack
 
@@ -87,7 +87,9 @@ def tiny(**options: Any) -> Any:
 
 def open_files(folder: Path) -> QuantisedFiles:
     config = transformers.AutoConfig.from_pretrained(folder)
-    return QuantisedFiles(folder, config.quantization_config, build_without_weights(config, torch.float32))
+    return QuantisedFiles(
+        safetensors_of(folder), config.quantization_config, build_without_weights(config, torch.float32)
+    )
 
 
 def change(folder: Path, **tensors: torch.Tensor | None) -> None:
@@ -149,7 +151,7 @@ def test_a_zero_point_of_0_borrows_from_its_neighbour(tmp_path: Path) -> None:
         truth.get_submodule(module).weight.data.copy_((codes - zeros) * scales)
     save_file(given, path)
     config = dict(scheme.config) | {"checkpoint_format": "gptq"}
-    files = QuantisedFiles(tmp_path, config, build_without_weights(truth.config, torch.float32))
+    files = QuantisedFiles(safetensors_of(tmp_path), config, build_without_weights(truth.config, torch.float32))
     assert torch.equal(files.read(f"{Q_PROJ}.weight"), truth.get_submodule(Q_PROJ).weight)
 
 
@@ -307,4 +309,4 @@ def test_other_layouts_are_refused(config: dict[str, Any], message: str, tmp_pat
     truth = tiny()
     truth.save_pretrained(tmp_path)
     with pytest.raises(UnreadableError, match=message):
-        QuantisedFiles(tmp_path, config, build_without_weights(truth.config, torch.float32))
+        QuantisedFiles(safetensors_of(tmp_path), config, build_without_weights(truth.config, torch.float32))
