@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from radixkv import __version__
 from radixkv.errors import ModelLoadError
@@ -116,7 +117,7 @@ def report(console: Console) -> None:
     for title in ("", "found", "what to do"):
         table.add_column(title, overflow="fold")
     for finding in examine():
-        table.add_row(finding.what, finding.found, finding.advice)
+        table.add_row(Text(finding.what), Text(finding.found), Text(finding.advice))
     console.print(table)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from radixkv.cli.options import JsonPath, Model, is_given, variable_of, with_options_of
 from radixkv.cli.output_paths import writable, writable_plot
@@ -47,7 +48,7 @@ def inspect(
         console.print("no replica is there")
     for name, snapshot in snapshots.items():
         if name is not None:
-            console.rule(f"replica {name}", align="left")
+            console.rule(Text(f"replica {name}"), align="left")
         console.print(draw(snapshot))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from radixkv.cli import doctor
 
@@ -54,6 +56,16 @@ def test_advice_is_only_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found("compiled code").advice.endswith("it is for x86-64 with AVX2 or later")
     monkeypatch.setenv("RADIXKV_CPU_VARIANT", "none")
     assert found("compiled code").advice.endswith("unset RADIXKV_CPU_VARIANT, which is none")
+
+
+def test_a_path_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in square brackets used to be taken for a style, and was missing."""
+    finding = doctor.Finding("model cache", "/data/[red]/models", "pip install 'radixkv[server]'")
+    monkeypatch.setattr(doctor, "examine", lambda: [finding])
+    shown = io.StringIO()
+    doctor.report(Console(file=shown, width=160))
+    assert finding.found in shown.getvalue()
+    assert finding.advice in shown.getvalue()
 
 
 def test_bandwidth_is_measured() -> None:

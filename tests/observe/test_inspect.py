@@ -143,13 +143,13 @@ def test_the_picture_has_one_rectangle_per_node_and_no_markup_from_texts(snapsho
 def test_the_command_shows_every_replica(snapshot: CacheSnapshot, tmp_path: Path) -> None:
     empty = take_snapshot(PrefixCache(4, 2), None, None)
     path = tmp_path / "caches.json"
-    path.write_text(join_snapshots({'a "b"': snapshot.to_json(), "c": empty.to_json()}))
+    path.write_text(join_snapshots({'a "[b]"': snapshot.to_json(), "c": empty.to_json()}))
     shown = CliRunner().invoke(app, ["inspect", str(path)])
     assert shown.exit_code == 0, shown.output
     assert shown.output.count("radix tree") == 2
-    assert 'replica a "b"' in shown.output
+    assert 'replica a "[b]"' in shown.output
     printed = CliRunner().invoke(app, ["inspect", str(path), "--json"])
-    assert read_snapshots(printed.output) == {'a "b"': snapshot, "c": empty}
+    assert read_snapshots(printed.output) == {'a "[b]"': snapshot, "c": empty}
     refused = CliRunner().invoke(app, ["inspect", str(path), "--svg", str(tmp_path / "tree.svg")])
     assert "--svg: expected one cache, got those of 2 replicas" in str(refused.exception)
 
