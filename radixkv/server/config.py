@@ -104,6 +104,10 @@ class ServerConfig(Config):
                 raise ValueError(f"{name}: expected an ssl_certfile with it")
         if self.metrics_port is None and self.metrics_host != type(self).model_fields["metrics_host"].default:
             raise ValueError(f"metrics_host: expected a metrics_port with it, got {self.metrics_host!r:.80} alone")
+        for name in ("host", "port"):
+            value = getattr(self, name)
+            if self.uds is not None and value != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: expected none beside uds, got {value!r:.80}")
         # Both sockets can be bound before either listens, and then one of them gets no connection.
         hosts = {self.host, self.metrics_host}
         if self.uds is None and self.metrics_port == self.port != 0 and (len(hosts) == 1 or hosts & _ALL_HOSTS):

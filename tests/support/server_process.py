@@ -28,7 +28,8 @@ class ServerProcess:
 
     def __init__(self, *options: str, prelude: str = "") -> None:
         # Tests compare with the library's answers in float32; "auto" depends on the processor.
-        arguments = ["serve", "--port", "0", "--admin-key", ADMIN_KEY, "--dtype", "float32", *options]
+        address = [] if "--uds" in options else ["--port", "0"]
+        arguments = ["serve", *address, "--admin-key", ADMIN_KEY, "--dtype", "float32", *options]
         self.process = PreloadedProcess(f"{prelude}\n{COMMAND_LINE}", *arguments)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
