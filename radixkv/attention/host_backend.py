@@ -19,7 +19,7 @@ class HostBackend:
         pool: where keys and values lie.
         max_sequences: per batch.
         max_model_len: tokens of a sequence at most.
-        min_saved_tokens: a shared prefix is read once for all its rows if that saves reading at least so many tokens.
+        cost_tokens: the fixed cost of sharing a prefix, in keys that could be read in the same time.
         attention: makes the attention that carries out a plan.
     """
 
@@ -28,14 +28,13 @@ class HostBackend:
         pool: KVPool,
         max_sequences: int,
         max_model_len: int,
-        min_saved_tokens: int,
+        cost_tokens: int,
         attention: Callable[[AttentionPlan, KVPool], AttentionBatch],
     ) -> None:
         self._pool = pool
         self._attention = attention
         max_blocks = -(-max_model_len // pool.block_size)
-        sharing = SharingRule(min_saved_tokens)
-        self._planner = Planner(max_sequences, max_blocks, pool.block_size, sharing)
+        self._planner = Planner(max_sequences, max_blocks, pool.block_size, SharingRule(cost_tokens=cost_tokens))
 
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
         """Carry out the cache's queued copies, in order."""

@@ -31,7 +31,7 @@ class CpuBackend(HostBackend):
     """
 
     def __init__(self, pool: KVPool, max_sequences: int, max_model_len: int) -> None:
-        super().__init__(pool, max_sequences, max_model_len, cost_model.MIN_SAVED_TOKENS, CpuAttention)
+        super().__init__(pool, max_sequences, max_model_len, cost_model.SHARING_COST_TOKENS, CpuAttention)
 
 
 class CpuAttention:

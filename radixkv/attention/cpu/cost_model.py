@@ -15,7 +15,7 @@ from __future__ import annotations
 
 # A shared prefix saves reading (sequences - 1) x tokens; its own call and the merge of its result cost about 50 us, the
 # time in which a decoding row reads some 500 tokens.
-MIN_SAVED_TOKENS = 512
+SHARING_COST_TOKENS = 512
 
 # A call of its own over a view of the pool costs about 15 us more than the same rows inside a gathered batch; copying
 # a token into the batch costs about 0.1 us, so from here on the copy is dearer than the call.

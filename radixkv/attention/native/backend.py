@@ -7,7 +7,6 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.attention.host_backend import HostBackend
-from radixkv.attention.native import cost_model
 from radixkv.attention.options import AttentionOptions
 from radixkv.attention.plan import AttentionPlan, KeyRanges
 from radixkv.attention.query_batch import Ints, concatenated_ranges
@@ -15,6 +14,9 @@ from radixkv.memory import KVPool
 from radixkv_cpu import MAX_DECODING_ROWS, PagedAttention, RowKind, library, write_cache
 
 DTYPES = (torch.float32, torch.bfloat16)
+
+# A shared prefix saves reading (sequences - 1) x tokens; merging its result costs as much as reading a few dozen tokens.
+SHARING_COST_TOKENS = 64
 
 KeptRows = tuple[torch.Tensor, PagedAttention]
 """Rows of a batch, int64 and ascending, and attention over these alone."""
@@ -37,7 +39,7 @@ class NativeBackend(HostBackend):
     """
 
     def __init__(self, pool: KVPool, max_sequences: int, max_model_len: int) -> None:
-        super().__init__(pool, max_sequences, max_model_len, cost_model.MIN_SAVED_TOKENS, NativeAttention)
+        super().__init__(pool, max_sequences, max_model_len, SHARING_COST_TOKENS, NativeAttention)
 
 
 class NativeAttention:

@@ -51,7 +51,7 @@ def test_every_row_attends_to_exactly_its_own_tokens(
     batch = make_batch(random.Random(seed), shape, block_size, num_sequences, max_tokens, fp8)
     with pytest.MonkeyPatch.context() as patch:
         # Small thresholds, so that small batches take the paths that large ones do.
-        patch.setattr(cost_model, "MIN_SAVED_TOKENS", share_from)
+        patch.setattr(cost_model, "SHARING_COST_TOKENS", share_from)
         patch.setattr(cost_model, "MIN_VIEW_TOKENS", view_from)
         check(batch, CpuBackend(batch.pool, 8, 2000), group, softcap, window, with_sinks)
 
@@ -79,7 +79,8 @@ def test_numbers_of_a_head_that_are_not_neighbours() -> None:
 
 def test_a_shared_prefix_is_read_once() -> None:
     chunks = [Chunk(Table([*range(64), 100 + i]), 64 * 16, 1) for i in range(8)]
-    ranges = Planner(8, 65, 16, SharingRule(cost_model.MIN_SAVED_TOKENS)).plan(query_batch(chunks)).ranges
+    rule = SharingRule(cost_tokens=cost_model.SHARING_COST_TOKENS)
+    ranges = Planner(8, 65, 16, rule).plan(query_batch(chunks)).ranges
     assert (ranges.key_stop - ranges.key_start).sum() == 64 * 16 + 8 * 1
     assert ranges.row_stop[0] - ranges.row_start[0] == 8
 
