@@ -7,8 +7,8 @@ import importlib.util
 import torch
 
 from radixkv.attention.backend import AttentionBackend, BatchLimits
-from radixkv.attention.cpu import CpuBackend
 from radixkv.attention.native import NativeBackend, is_available
+from radixkv.attention.torch_cpu import TorchBackend
 from radixkv.memory import KVPool
 
 BACKENDS = ("auto", "native", "torch", "triton")
@@ -40,7 +40,7 @@ def make_backend(
     if name == "torch" or (name == "auto" and not on_gpu):
         if on_gpu:
             raise ValueError("attention_backend: 'torch' runs on a CPU, and the model is on a GPU")
-        return CpuBackend(pool, limits.max_num_seqs, limits.max_model_len)
+        return TorchBackend(pool, limits.max_num_seqs, limits.max_model_len)
     if importlib.util.find_spec("triton") is None:
         raise ValueError("attention_backend: 'triton' needs the package triton: pip install 'radixkv[gpu]'")
     # Imported only here: without a GPU, Triton need not be installed.

@@ -10,8 +10,8 @@ import torch
 
 from radixkv.attention import BatchLimits
 from radixkv.attention.choice import make_backend
-from radixkv.attention.cpu import CpuBackend
 from radixkv.attention.native import NativeBackend, backend
+from radixkv.attention.torch_cpu import TorchBackend
 from radixkv.memory import KVPool, LayerShape
 from radixkv_cpu import library
 
@@ -27,9 +27,9 @@ def test_on_a_cpu_compiled_code_attends(pool: KVPool) -> None:
 
 
 def test_torch_attends_where_compiled_code_cannot(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(make_backend("auto", pool, torch.float16, 1, BatchLimits(2, 32)), CpuBackend)
+    assert isinstance(make_backend("auto", pool, torch.float16, 1, BatchLimits(2, 32)), TorchBackend)
     monkeypatch.setattr(backend, "library", lambda: None)
-    assert isinstance(make_backend("auto", pool, torch.float32, 1, BatchLimits(2, 32)), CpuBackend)
+    assert isinstance(make_backend("auto", pool, torch.float32, 1, BatchLimits(2, 32)), TorchBackend)
     with pytest.raises(ValueError, match=r"attention_backend: 'native' needs .* got torch.float32 on cpu"):
         make_backend("native", pool, torch.float32, 1, BatchLimits(2, 32))
 

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from support.attention_batches import Chunk, Table, query_batch
 
 from radixkv.attention import AttentionPlan, Planner, QueryBatch, SharingRule
-from radixkv.attention.cpu.cost_model import SHARING_COST_TOKENS
+from radixkv.attention.torch_cpu.cost_model import SHARING_COST_TOKENS
 
-CPU_RULE = SharingRule(cost_tokens=SHARING_COST_TOKENS)
+TORCH_RULE = SharingRule(cost_tokens=SHARING_COST_TOKENS)
 
 
 def make_plan(chunks: list[Chunk], block_size: int = 16, sharing: SharingRule | None = None) -> AttentionPlan:
-    """A plan by a planner of its own, with the CPU's rule unless another is given."""
+    """A plan by a planner of its own, with the rule of torch's backend unless another is given."""
     longest = max(len(chunk.table.block_ids) for chunk in chunks)
-    return Planner(len(chunks), longest, block_size, sharing or CPU_RULE).plan(query_batch(chunks))
+    return Planner(len(chunks), longest, block_size, sharing or TORCH_RULE).plan(query_batch(chunks))
 
 
 def slots_of_rows(plan: AttentionPlan) -> list[list[int]]:
@@ -119,7 +119,7 @@ TWICE = Chunk(Table(range(2)), 30, 1)
     ],
 )
 def test_bad_batches_are_refused_and_change_nothing(batch: QueryBatch, message: str) -> None:
-    planner = Planner(4, 10, 16, CPU_RULE)
+    planner = Planner(4, 10, 16, TORCH_RULE)
     good = [Chunk(Table(range(2)), 30, 1), Chunk(Table(range(5, 7)), 20, 1)]
     before = planner.plan(query_batch(good))
     with pytest.raises(ValueError, match=message):
@@ -133,7 +133,7 @@ def test_bad_batches_are_refused_and_change_nothing(batch: QueryBatch, message: 
 
 
 def test_a_step_that_continues_the_last_one_adds_blocks_only() -> None:
-    planner = Planner(4, 10, 16, CPU_RULE)
+    planner = Planner(4, 10, 16, TORCH_RULE)
     chunks = [Chunk(Table([4, 9]), 30, 1), Chunk(Table([6]), 10, 1)]
     planner.plan(query_batch(chunks))
     chunks = [Chunk(chunk.table, chunk.num_context + 1, 1) for chunk in chunks]
@@ -158,7 +158,7 @@ def test_a_step_that_continues_the_last_one_adds_blocks_only() -> None:
 
 
 def test_a_step_whose_table_is_too_short_is_refused_and_changes_nothing() -> None:
-    planner = Planner(4, 10, 16, CPU_RULE)
+    planner = Planner(4, 10, 16, TORCH_RULE)
     chunk = Chunk(Table([4, 9]), 31, 1)
     planner.plan(query_batch([chunk]))
     following = query_batch([Chunk(chunk.table, 32, 1)])

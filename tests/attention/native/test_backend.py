@@ -14,9 +14,9 @@ from support.attention_batches import Chunk, Table, check, check_cuts, make_batc
 from support.cpu_variants import each_variant, use
 
 from radixkv.attention import AttentionOptions, Planner, SharingRule
-from radixkv.attention.cpu import CpuBackend
 from radixkv.attention.native import NativeAttention, NativeBackend, is_available
 from radixkv.attention.native.backend import SHARING_COST_TOKENS
+from radixkv.attention.torch_cpu import TorchBackend
 from radixkv.cache import BlockCopy
 from radixkv.memory import KVPool, LayerShape
 from radixkv_cpu import library
@@ -81,7 +81,7 @@ def test_layers_of_any_layout_give_what_torch_gives(variant: str, dtype: torch.d
     layers = [LayerShape(2, 16, 16), LayerShape(1, 24, 8)]
     chunks = [Chunk(Table([0, 1, 2, 3]), 0, 50), Chunk(Table([0, 1, 4]), 32, 3), Chunk(Table([0, 1, 5]), 32, 1)]
     outputs = []
-    for make in (NativeBackend, CpuBackend):
+    for make in (NativeBackend, TorchBackend):
         torch.manual_seed(1)
         backend = make(KVPool(layers, 6, 16, dtype), 4, 64)
         with use(variant):

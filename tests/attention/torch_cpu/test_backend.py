@@ -1,4 +1,4 @@
-"""The CPU backend against attention written out in float64, on random trees of sequences."""
+"""The backend over torch against attention written out in float64, on random trees of sequences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.attention_batches import Chunk, Table, check, check_cuts, make_batch, make_pool, query_batch
 
 from radixkv.attention import AttentionOptions, Planner, SharingRule
-from radixkv.attention.cpu import CpuBackend, cost_model
+from radixkv.attention.torch_cpu import TorchBackend, cost_model
 from radixkv.memory import KVPool, LayerShape
 
 
@@ -53,14 +53,14 @@ def test_every_row_attends_to_exactly_its_own_tokens(
         # Small thresholds, so that small batches take the paths that large ones do.
         patch.setattr(cost_model, "SHARING_COST_TOKENS", share_from)
         patch.setattr(cost_model, "MIN_VIEW_TOKENS", view_from)
-        check(batch, CpuBackend(batch.pool, 8, 2000), group, softcap, window, with_sinks)
+        check(batch, TorchBackend(batch.pool, 8, 2000), group, softcap, window, with_sinks)
 
 
 @pytest.mark.parametrize("fp8", [False, True])
 def test_new_tokens_are_attended_to_as_they_are_stored(fp8: bool) -> None:
     torch.manual_seed(1)
     pool = make_pool(LayerShape(2, 8, 8), 4, 16, fp8)
-    check_cuts(CpuBackend(pool, 1, 64), pool)
+    check_cuts(TorchBackend(pool, 1, 64), pool)
 
 
 def test_numbers_of_a_head_that_are_not_neighbours() -> None:
@@ -70,7 +70,7 @@ def test_numbers_of_a_head_that_are_not_neighbours() -> None:
     query, key, value = (torch.randn(1, heads, 8, count).transpose(2, 3) for heads in (4, 2, 2))
     outputs = []
     for new in ((query, key, value), (query.contiguous(), key.contiguous(), value.contiguous())):
-        batch = CpuBackend(make_pool(shape, 2, 16, fp8=False), 1, 32).prepare(
+        batch = TorchBackend(make_pool(shape, 2, 16, fp8=False), 1, 32).prepare(
             query_batch([Chunk(Table([0, 1]), 0, count)])
         )
         outputs.append(batch.attend(0, *new, AttentionOptions(0.3)))
@@ -92,7 +92,7 @@ def test_bfloat16_follows_float32() -> None:
     query, key, value = torch.randn(1, 4, 50, 16), torch.randn(1, 2, 50, 16), torch.randn(1, 2, 50, 16)
     outputs = []
     for dtype in (torch.float32, torch.bfloat16):
-        backend = CpuBackend(KVPool([shape], 8, 16, dtype), 1, 128)
+        backend = TorchBackend(KVPool([shape], 8, 16, dtype), 1, 128)
         for start, stop in ((0, 30), (30, 49), (49, 50)):
             attention = backend.prepare(query_batch([Chunk(table, start, stop - start)]))
             part = [tensor[:, :, start:stop].to(dtype) for tensor in (query, key, value)]

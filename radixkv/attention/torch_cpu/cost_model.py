@@ -1,4 +1,4 @@
-"""When sharing, viewing and gathering pay on a CPU, with the measurements behind it.
+"""When sharing, viewing and gathering pay with torch on a CPU, with the measurements behind it.
 
 Measured on two cores with the shapes of SmolLM2-135M (9 query and 3 key-value heads of 64, float32), in microseconds:
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from radixkv.attention.cpu.cost_model import MIN_BATCH_FILL, view_pays
-from radixkv.attention.cpu.partial import Visibility
 from radixkv.attention.plan import AttentionPlan, KeyRanges
 from radixkv.attention.query_batch import Ints
+from radixkv.attention.torch_cpu.cost_model import MIN_BATCH_FILL, view_pays
+from radixkv.attention.torch_cpu.partial import Visibility
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import torch
 
-from radixkv.attention.cpu import cost_model
-from radixkv.attention.cpu.calls import Call, CausalCall, GatherCall, ViewCall, lower
-from radixkv.attention.cpu.partial import attend
 from radixkv.attention.host_backend import HostBackend
 from radixkv.attention.options import AttentionOptions
 from radixkv.attention.plan import AttentionPlan
+from radixkv.attention.torch_cpu import cost_model
+from radixkv.attention.torch_cpu.calls import Call, CausalCall, GatherCall, ViewCall, lower
+from radixkv.attention.torch_cpu.partial import attend
 from radixkv.memory import KVPool
 
 # A partial result: output ``[rows, kv heads, group, dim]`` and natural log-sum-exp ``[rows, kv heads, group]``.
 Partial = tuple[torch.Tensor, torch.Tensor]
 
 
-class CpuBackend(HostBackend):
+class TorchBackend(HostBackend):
     """Plans batches over one pool, whose tensors must be on the CPU.
 
     Args:
@@ -31,10 +31,10 @@ class CpuBackend(HostBackend):
     """
 
     def __init__(self, pool: KVPool, max_sequences: int, max_model_len: int) -> None:
-        super().__init__(pool, max_sequences, max_model_len, cost_model.SHARING_COST_TOKENS, CpuAttention)
+        super().__init__(pool, max_sequences, max_model_len, cost_model.SHARING_COST_TOKENS, TorchAttention)
 
 
-class CpuAttention:
+class TorchAttention:
     """Attention over one batch for all layers; an `AttentionBatch`."""
 
     def __init__(self, plan: AttentionPlan, pool: KVPool) -> None:
