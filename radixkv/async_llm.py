@@ -34,7 +34,7 @@ from radixkv.serving.answer_reader import AnswerReader
 from radixkv.serving.async_engine import AsyncEngine
 from radixkv.serving.request_stream import RequestStream
 from radixkv.tools.definitions import as_tool_options
-from radixkv.vllm_options import CALLS, takes_vllm_options, without_elsewhere
+from radixkv.vllm_options import CALLS, takes_vllm_options, without_vllm_options
 
 _Params = TypeVar("_Params", SamplingParams, BeamSearchParams)
 
@@ -73,7 +73,7 @@ class AsyncLLM(AsyncEngine):
         **options: Unpack[LLMOptions],
     ) -> None:
         own = {"max_queue": (max_queue, 0), "max_seqs_per_request": (max_seqs_per_request, 1)}
-        engine_options: Any = without_elsewhere(options)
+        engine_options: Any = without_vllm_options(options)
         refuse_unknown("AsyncLLM.__init__", engine_options, {*own, "tenants", *LLM_OPTIONS})
         for name, (value, low) in own.items():
             if value is not None and (not is_whole(value) or value < low):

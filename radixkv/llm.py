@@ -42,7 +42,7 @@ from radixkv.serving.answer_reader import AnswerReader
 from radixkv.serving.exclusive_use import ExclusiveUse
 from radixkv.serving.interrupts import deferred_interrupt
 from radixkv.tools.definitions import as_tool_options
-from radixkv.vllm_options import CALLS, takes_vllm_options, without_elsewhere
+from radixkv.vllm_options import CALLS, takes_vllm_options, without_vllm_options
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class LLM:
     """
 
     def __init__(self, model: Any | str | Path | None = None, **options: Unpack[LLMOptions]) -> None:
-        own: Any = without_elsewhere(options)
+        own: Any = without_vllm_options(options)
         refuse_unknown("LLM.__init__", own, LLM_OPTIONS)
         model_config, engine_config = llm_configs(own)
         loaded = load_model(

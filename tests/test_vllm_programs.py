@@ -14,7 +14,7 @@ from tqdm import tqdm
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, TextPrompt, TokensPrompt
 from radixkv.config import EngineConfig
 from radixkv.llm_options import llm_configs
-from radixkv.vllm_options import without_elsewhere
+from radixkv.vllm_options import without_vllm_options
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 ROLES = "{% for message in messages %}{{ message.role }}> {{ message.content }}\n{% endfor %}bot>"
@@ -168,7 +168,7 @@ def test_options_that_ask_for_nothing_else_are_taken() -> None:
     ],
 )
 def test_vllm_s_defaults_ask_for_nothing(options: dict[str, Any]) -> None:
-    assert not without_elsewhere(options)
+    assert not without_vllm_options(options)
 
 
 def test_none_is_the_default_where_vllm_has_it() -> None:

@@ -65,12 +65,12 @@ def as_own_arguments(args: Iterable[str], own: Collection[str]) -> list[str]:
         elif option == "--allowed-origins" and "--cors-origin" in own:
             for origin in _origins(_value(option, text if equals else None, rest)):
                 kept += ["--cors-origin", origin]
-        elif not _is_elsewhere(option, text if equals else None, rest):
+        elif not _is_vllm_option(option, text if equals else None, rest):
             kept.append(word)
     return kept
 
 
-def _is_elsewhere(option: str, text: str | None, rest: deque[str]) -> bool:
+def _is_vllm_option(option: str, text: str | None, rest: deque[str]) -> bool:
     """Whether only vLLM has an option; its value is then taken from ``rest``, and checked."""
     name = option.removeprefix("--").replace("-", "_")
     options = {**ENGINE, **SERVER}

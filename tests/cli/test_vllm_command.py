@@ -27,7 +27,7 @@ def read(line: str) -> list[str]:
     return as_own_arguments(line.split(), OWN)
 
 
-def test_no_option_is_ours_and_elsewhere() -> None:
+def test_no_option_is_both_ours_and_vllm_s() -> None:
     names = {option.removeprefix("--").replace("-", "_") for option in OWN}
     assert not names & {*ENGINE, *SERVER}
     assert not {*ENGINE} & {*SERVER}
