@@ -11,7 +11,7 @@ from radixkv.prompts import Prompt, as_template_message, cache_options, encode_r
 from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.sampling_params import SamplingParams
 from radixkv.tools.definitions import ParsedAnswer, ToolOptions, as_tool_options
-from radixkv.tools.events import TextPiece
+from radixkv.tools.pieces import TextPiece
 
 
 class Chat:

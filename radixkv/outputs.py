@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from radixkv.tools.definitions import ParsedAnswer
-from radixkv.tools.events import AnswerPiece
+from radixkv.tools.pieces import AnswerPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class CompletionOutput:
         finish_reason: why it ended; None while unfinished.
         stop_reason: the stop string or stop token id that ended it; None for the end-of-sequence token.
         answer: in a finished chat: text, reasoning and tool calls, separated; None elsewhere.
-        pieces: in a streamed chat: what is new, as text, reasoning and tool calls (see `radixkv.tools.events`); None
+        pieces: in a streamed chat: what is new, as text, reasoning and tool calls (see `radixkv.tools.pieces`); None
             elsewhere.
     """
 

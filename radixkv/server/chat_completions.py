@@ -24,7 +24,7 @@ from radixkv.server.respond import cancel_on_disconnect, respond
 from radixkv.server.service import Service, new_id, response_id
 from radixkv.server.tool_protocol import AssistantToolCall, FunctionCall, FunctionCallDelta, ToolCallDelta
 from radixkv.tools.definitions import ParsedAnswer
-from radixkv.tools.events import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
+from radixkv.tools.pieces import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 
 class AssistantMessage(BaseModel):

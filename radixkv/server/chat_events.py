@@ -34,7 +34,7 @@ from radixkv.server.time_limits import Deadlines
 from radixkv.serving.answer_reader import PieceReader
 from radixkv.tools.chat_format import AnswerForm
 from radixkv.tools.definitions import ParsedAnswer, parsed_answer
-from radixkv.tools.events import AnswerPiece, ReasoningPiece, ToolCallArguments, ToolCallBegin
+from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, ToolCallArguments, ToolCallBegin
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 

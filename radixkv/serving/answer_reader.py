@@ -6,7 +6,7 @@ from radixkv.outputs import RequestOutput
 from radixkv.prompts import Prompt
 from radixkv.tools.chat_format import AnswerForm, AnswerParser
 from radixkv.tools.definitions import parsed_answer
-from radixkv.tools.events import AnswerPiece, TextPiece
+from radixkv.tools.pieces import AnswerPiece, TextPiece
 
 
 class PieceReader:

@@ -10,5 +10,5 @@
       reasoning.py      thoughts between tags
       instructions.py   tools in words, for templates that do not support them
     definitions.py      tools as requests describe them, answers with calls
-    events.py           the pieces of an answer
+    pieces.py           the pieces of an answer
 """

@@ -17,7 +17,6 @@ from typing import Any
 from jinja2 import TemplateError
 
 from radixkv.tools.definitions import ParsedAnswer, ToolOptions, parsed_answer
-from radixkv.tools.events import AnswerPiece
 from radixkv.tools.formats.base import CallFormat
 from radixkv.tools.formats.deepseek import DeepSeekV3Format, DeepSeekV31Format
 from radixkv.tools.formats.harmony import HarmonyFormat
@@ -29,6 +28,7 @@ from radixkv.tools.formats.qwen3_coder import Qwen3CoderFormat
 from radixkv.tools.grammar import AnswerFrame, GrammarWriter
 from radixkv.tools.instructions import with_tools_in_words
 from radixkv.tools.names import SAME_AS, ReasoningParserName, ToolCallParserName
+from radixkv.tools.pieces import AnswerPiece
 from radixkv.tools.reasoning import MISTRAL_THINK, THINK, ReasoningState, ReasoningTags
 from radixkv.tools.source import AnswerSource, Parsing, text_until
 

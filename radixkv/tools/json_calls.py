@@ -7,7 +7,7 @@ import re
 from collections.abc import Generator
 from typing import Any
 
-from radixkv.tools.events import ToolCallArguments, ToolCallBegin
+from radixkv.tools.pieces import ToolCallArguments, ToolCallBegin
 from radixkv.tools.source import WHITESPACE, AnswerSource, MalformedCallError, Parsing, expect, skip_whitespace
 
 _ARGUMENTS = ("arguments", "parameters")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from radixkv.tools.events import ReasoningPiece
 from radixkv.tools.grammar import GrammarWriter
+from radixkv.tools.pieces import ReasoningPiece
 from radixkv.tools.source import AnswerSource, Parsing, skip_whitespace, starts_with, text_until
 
 # Where an answer begins: within reasoning that the prompt has opened, after it, or before it, so that the model may open it.

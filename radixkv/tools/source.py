@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
 from radixkv.tools.definitions import Tool
-from radixkv.tools.events import AnswerPiece, ReasoningPiece, TextPiece, ToolCallBegin
+from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece, ToolCallBegin
 
 _T = TypeVar("_T")
 Parsing = Generator[AnswerPiece | None, None, _T]

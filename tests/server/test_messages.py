@@ -19,7 +19,7 @@ from radixkv.server.messages.output import MessageContent
 from radixkv.server.messages.request import MessagesRequest
 from radixkv.server.messages.translation import as_chat_request
 from radixkv.server.tenants import Tenants
-from radixkv.tools.events import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
+from radixkv.tools.pieces import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 QUESTION = {"role": "user", "content": "Name three colours."}
 RESULT = {"type": "tool_result", "tool_use_id": "one"}

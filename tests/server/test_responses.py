@@ -21,7 +21,7 @@ from radixkv.server.app import create_app
 from radixkv.server.responses.output import Output
 from radixkv.server.responses.request import ResponseRequest
 from radixkv.server.responses.translation import input_messages, output_messages
-from radixkv.tools.events import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
+from radixkv.tools.pieces import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 

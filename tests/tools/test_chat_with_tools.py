@@ -12,7 +12,7 @@ from support.tools import ADD, WEATHER
 
 from radixkv import LLM, Chat, SamplingParams
 from radixkv.tools.definitions import parsed_answer
-from radixkv.tools.events import AnswerPiece, ToolCallArguments
+from radixkv.tools.pieces import AnswerPiece, ToolCallArguments
 
 QUESTIONS = [f"What is the weather in {city}?" for city in ("Paris", "Rome", "Oslo", "Lima", "Cairo")]
 QUESTIONS += [f"What is {a} plus {b}?" for a, b in ((3, 4), (10, 5), (7, 70))]

@@ -17,7 +17,7 @@ from radixkv.server.messages.objects import (
     ThinkingContent,
     ToolUseContent,
 )
-from radixkv.tools.events import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
+from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 
 class MessageStart(BaseModel):

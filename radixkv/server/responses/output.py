@@ -25,7 +25,7 @@ from radixkv.server.responses.objects import (
     Status,
 )
 from radixkv.server.service import new_id
-from radixkv.tools.events import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
+from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 
 class Output:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixkv.tools.definitions import Tool, ToolOptions
-from radixkv.tools.events import TextPiece
 from radixkv.tools.grammar import GrammarWriter
+from radixkv.tools.pieces import TextPiece
 from radixkv.tools.source import AnswerSource, MalformedCallError, Parsing, new_call_id
 
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from radixkv.tools.definitions import Tool, ToolOptions
-from radixkv.tools.events import ReasoningPiece, TextPiece
 from radixkv.tools.formats.base import CallFormat, guarded_call, json_text
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.json_calls import json_arguments
+from radixkv.tools.pieces import ReasoningPiece, TextPiece
 from radixkv.tools.source import (
     AnswerSource,
     MalformedCallError,

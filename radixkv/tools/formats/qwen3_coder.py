@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 from radixkv.tools.definitions import Tool
-from radixkv.tools.events import ToolCallArguments
 from radixkv.tools.formats.base import CallFormat, as_object, guarded_call, json_text
 from radixkv.tools.grammar import GrammarWriter
+from radixkv.tools.pieces import ToolCallArguments
 from radixkv.tools.source import (
     AnswerSource,
     Parsing,
