@@ -20,7 +20,7 @@ from radixkv.attention.sharing_rule import SharingRule
 from radixkv.attention.triton.buffers import BatchBuffers, DeviceRows
 from radixkv.attention.triton.cost_model import Tiling, num_pieces, sharing_rule, tile_classes, widest_tile
 from radixkv.attention.triton.launches import Launcher, LayerTensors, PartialResults, flat_launchers, shared_launchers
-from radixkv.attention.triton.layer_launches import LayerLaunches, PoolLayers
+from radixkv.attention.triton.layer_launches import LayerLaunches, PoolLayer, pool_layers
 from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems, lower
 from radixkv.cache import BlockCopy
 from radixkv.memory import KVPool
@@ -90,7 +90,7 @@ class TritonBackend:
         max_blocks = -(-max_model_len // pool.block_size)
         self._planner = Planner(max_sequences, max_blocks, pool.block_size, sharing)
         self.buffers = BatchBuffers(max_sequences, max_blocks, device, max_draft_rows)
-        self.pool_layers = PoolLayers(pool)
+        self.pool_layers = pool_layers(pool)
         self._attention: TritonAttention | None = None
         self._steps_left = 0
 
@@ -140,7 +140,7 @@ class TritonAttention:
         plan: AttentionPlan,
         rows: DeviceRows,
         buffers: BatchBuffers,
-        pool_layers: PoolLayers,
+        layers: list[PoolLayer],
         dtype: torch.dtype,
         tiling: Tiling,
         decodes: bool,
@@ -153,7 +153,7 @@ class TritonAttention:
         self.dtype = dtype
         narrow = decodes or int(np.diff(plan.row_starts).max(initial=0)) <= _MOST_DECODING_ROWS
         self.tiling = tiling if narrow else replace(tiling, one_class=False)
-        self._layers = LayerLaunches(pool_layers)
+        self._layers = LayerLaunches(layers)
         self._partials = PartialResults(rows.positions.device)
         self._host_items: dict[HeadShape, HostItems] = {}
         self._items: dict[HeadShape, DeviceItems] = {}

@@ -17,26 +17,19 @@ from radixkv_kernels import RepeatedLaunch
 
 # What decides whether a checked and compiled launch fits another tensor. Triton compiles for alignment to 16 bytes.
 _Layout = tuple[object, ...]
-_Layer = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+# A layer's keys, values and their scales in the pool, and how they lie.
+PoolLayer = tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None], _Layout]
 # What a layer launches, when it cannot repeat another's launches.
 LaunchersOf = Callable[[LayerTensors, AttentionOptions], list[Launcher]]
 
 
-class PoolLayers:
-    """Each layer's keys and values in a pool, whose tensors stay where they are, and how they lie.
-
-    Args:
-        pool: of keys and values.
-    """
-
-    def __init__(self, pool: KVPool) -> None:
-        self._layers: list[tuple[_Layer, _Layout]] = []
-        for layer, (keys, values) in enumerate(zip(pool.keys, pool.values, strict=True)):
-            tensors = (keys, values, *pool.scales(layer))
-            self._layers.append((tensors, tuple(map(_layout, tensors))))
-
-    def __getitem__(self, layer: int) -> tuple[_Layer, _Layout]:
-        return self._layers[layer]
+def pool_layers(pool: KVPool) -> list[PoolLayer]:
+    """The layers of a pool, whose tensors must stay where they are."""
+    layers: list[PoolLayer] = []
+    for layer, (keys, values) in enumerate(zip(pool.keys, pool.values, strict=True)):
+        tensors = (keys, values, *pool.scales(layer))
+        layers.append((tensors, tuple(map(_layout, tensors))))
+    return layers
 
 
 class LayerLaunches:
@@ -46,7 +39,7 @@ class LayerLaunches:
         layers: of the pool.
     """
 
-    def __init__(self, layers: PoolLayers) -> None:
+    def __init__(self, layers: list[PoolLayer]) -> None:
         self._layers = layers
         self._repeated: dict[_Layout, list[RepeatedLaunch]] = {}
 
