@@ -19,10 +19,9 @@ import torch
 from radixkv.outputs import FinishReason
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
 from radixkv.sampling.grammar_mask import apply_grammar_bitmask
+from radixkv.sampling.logprobs import TokenLogprob
 from radixkv.sampling.structured_output import GrammarState
 from radixkv.sampling_params import BeamSearchParams
-
-TopLogprobs = list[tuple[int, float, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,7 @@ class Continuation:
         score: sum of the log-probabilities of all generated tokens, this one included.
         logprob: this token's own.
         rank: this token's rank among its parent's continuations, from 1.
-        top_logprobs: ``(token id, log-probability, rank)`` of the parent's best continuations, where requested; under a
-            grammar, of those that it allows.
+        top_logprobs: those of the parent's best continuations, where requested; under a grammar, of those that it allows.
     """
 
     parent: int
@@ -42,7 +40,7 @@ class Continuation:
     score: float
     logprob: float
     rank: int
-    top_logprobs: TopLogprobs
+    top_logprobs: list[TokenLogprob]
 
 
 @dataclass(frozen=True, slots=True)
