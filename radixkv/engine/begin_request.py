@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from radixkv.engine.completion import prepare_sampling
+from radixkv.engine.sampled_token import prepare_sampling
 from radixkv.sampling.beam_search import BeamSearch
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
 from radixkv.sampling_params import BeamSearchParams

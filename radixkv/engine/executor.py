@@ -9,7 +9,7 @@ import torch
 
 from radixkv.attention import QueryBatch
 from radixkv.cache import PrefixCache
-from radixkv.engine.completion import TokenDecoder, logprobs_with_text, prepare_sampling
+from radixkv.engine.sampled_token import TokenDecoder, logprobs_with_text, prepare_sampling
 from radixkv.model.model_input import HOST_TOKEN, ModelInput
 from radixkv.model.runner import ModelRunner
 from radixkv.sampling.logprobs import prompt_logprobs

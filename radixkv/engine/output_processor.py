@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from radixkv.engine.completion import TokenDecoder, append_logprobs, append_token
+from radixkv.engine.sampled_token import TokenDecoder, append_logprobs, append_token
 from radixkv.errors import StructuredOutputError
 from radixkv.sampling.grammar_budget import costs, settle
 from radixkv.sampling.logprobs import SampledToken

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from radixkv.engine.completion import TokenDecoder
+from radixkv.engine.sampled_token import TokenDecoder
 from radixkv.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
 from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.sampling_params import BeamSearchParams, SamplingParams

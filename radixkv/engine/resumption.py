@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from radixkv.cache.arguments import is_number, is_whole
-from radixkv.engine.completion import append_token, prepare_sampling
 from radixkv.engine.resumable import check_resumable
+from radixkv.engine.sampled_token import append_token, prepare_sampling
 from radixkv.outputs import FINISH_REASONS, CompletionOutput
 from radixkv.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request, TokenSequence
