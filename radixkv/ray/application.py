@@ -8,8 +8,8 @@ from ray import serve
 from ray.serve import Application
 
 from radixkv.config import DEVICE_DEFAULTS, ModelConfig
-from radixkv.ray.engine import Engine
-from radixkv.ray.ingress import Ingress, ProxiedIngress
+from radixkv.ray.engine import EngineDeployment
+from radixkv.ray.ingress import ListeningIngress, ProxiedIngress
 from radixkv.ray.memory import replica_memory
 from radixkv.ray.options import ApplicationOptions
 from radixkv.ray.registry import Registry
@@ -54,7 +54,7 @@ def build(options: ApplicationOptions) -> Application:
         )
         .bind()
     )
-    engine = serve.deployment(Engine, name="Engine").options(
+    engine = serve.deployment(EngineDeployment, name="Engine").options(
         ray_actor_options={
             "num_cpus": placement.num_cpus or 1,
             "num_gpus": placement.num_gpus,
@@ -67,7 +67,7 @@ def build(options: ApplicationOptions) -> Application:
         **_number_of_engines(options),
         **at_once,
     )
-    ingress = serve.deployment(Ingress if options.own_socket else ProxiedIngress, name="Ingress").options(
+    ingress = serve.deployment(ListeningIngress if options.own_socket else ProxiedIngress, name="Ingress").options(
         num_replicas=placement.ingresses,
         ray_actor_options={"num_cpus": 1},
         max_surge_percent=100,

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 _SECONDS_TO_LEAVE = 1.0
 
 
-class Engine:
+class EngineDeployment:
     """One replica.
 
     Args:

@@ -1,7 +1,7 @@
 """The public server under Ray Serve: it finds the replicas by the registry, and keeps nothing that matters.
 
-`Ingress` listens on the public port itself; `ProxiedIngress` gets requests from Serve's proxy, which costs a millisecond for
-each event of a stream.
+`ListeningIngress` listens on the public port itself; `ProxiedIngress` gets requests from Serve's proxy, which costs a
+millisecond for each event of a stream.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _SECONDS_BETWEEN_LOOKS = 5.0  # at the file of keys
 _SECONDS_TO_READ = 5.0
 
 
-class _Front:
+class _IngressDeployment:
     """What both kinds share.
 
     Args:
         registry: the handle of the `Registry`.
-        engines: the handle of the `Engine`, which Serve starts because it is an argument.
+        engines: the handle of the `EngineDeployment`, which Serve starts because it is an argument.
         server: the server's options.
         model: options of which some say how answers are read.
         namespaces: the secret of the tenants' namespaces; None: one that all ingresses have until the application ends.
@@ -50,7 +50,7 @@ class _Front:
         # Imported only here: the process that describes the application needs none of it.
         from radixkv.cluster import ReplicaSet
         from radixkv.cluster.ingress import create_ingress, tenant_names_key
-        from radixkv.ray.membership import Membership
+        from radixkv.ray.membership import RegistryMembership
         from radixkv.server.reload import KeysReload
         from radixkv.server.run import make_observers, make_tenants
 
@@ -59,7 +59,7 @@ class _Front:
         write_log, tracer = make_observers(server)
         replicas = ReplicaSet(secret)
         await replicas.set_tenants(self._tenants.shares)  # there is no replica yet: each gets them before it is up
-        self._membership = Membership(replicas)
+        self._membership = RegistryMembership(replicas)
 
         async def follow() -> None:
             self._membership.follow(await answer_of(registry.listing.remote()))
@@ -96,7 +96,7 @@ class _Front:
         await self._membership.close()
 
 
-class Ingress(_Front):
+class ListeningIngress(_IngressDeployment):
     """It listens on host and port of the server's options; several may listen on the same port of a machine."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -118,7 +118,7 @@ class Ingress(_Front):
         self._serving = asyncio.ensure_future(self._server.serve([self._listener]))
 
     async def check_health(self) -> None:
-        """See `_Front`.
+        """See `_IngressDeployment`.
 
         Raises:
             RuntimeError: as there, or it has stopped listening.
@@ -138,7 +138,7 @@ class Ingress(_Front):
 
 
 @serve.ingress()
-class ProxiedIngress(_Front):
+class ProxiedIngress(_IngressDeployment):
     """Its requests come by Serve's proxy."""
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

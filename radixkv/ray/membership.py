@@ -14,7 +14,7 @@ from radixkv.ray.registry import Listing, changes
 _log = logging.getLogger(__name__)
 
 
-class Membership:
+class RegistryMembership:
     """Adds replicas to a set, and removes them, without waiting for either.
 
     Args:

@@ -13,7 +13,7 @@ from support.pretended_replicas import GREEDY, Body, Cluster, line, llm_of
 
 from radixkv.prompts import Prompt
 from radixkv.ray.application import build
-from radixkv.ray.ingress import Ingress, _Front
+from radixkv.ray.ingress import ListeningIngress, _IngressDeployment
 from radixkv.ray.options import ApplicationOptions
 from radixkv.server.run import namespaces_secret
 
@@ -35,16 +35,16 @@ def test_serve_replaces_an_ingress_that_was_drained_when_it_has_answered_everyth
         cluster.answers["/generate"] = generate
         replicas = cluster.replicas()
         await replicas.add("a", "http://a")
-        front = _Front.__new__(_Front)
-        front._tasks, front._llm = [], llm_of(replicas)
-        front._membership = SimpleNamespace(is_outdated=False)
-        (stream,) = await front._llm.submit([Prompt([1])], GREEDY)
-        front._llm.start_draining()
-        await front.check_health()
+        ingress = _IngressDeployment.__new__(_IngressDeployment)
+        ingress._tasks, ingress._llm = [], llm_of(replicas)
+        ingress._membership = SimpleNamespace(is_outdated=False)
+        (stream,) = await ingress._llm.submit([Prompt([1])], GREEDY)
+        ingress._llm.start_draining()
+        await ingress.check_health()
         end.set()
         assert [delta async for delta in stream][-1].finished
         with pytest.raises(RuntimeError, match="drained"):
-            await front.check_health()
+            await ingress.check_health()
         await replicas.close()
 
     asyncio.run(main())
@@ -59,5 +59,5 @@ def test_tenants_find_what_was_stored_for_them_before_a_restart(options: dict[st
     expected = namespaces_secret({**llm, "disk_cache_read_only": False})  # another process has written there
     application = build(ApplicationOptions.of({"port": 8000, **llm}))
     deployment = application._bound_deployment
-    assert deployment.func_or_class.__name__ == Ingress.__name__
+    assert deployment.func_or_class.__name__ == ListeningIngress.__name__
     assert deployment.init_args[-1] == expected
