@@ -65,8 +65,7 @@ class EngineDeployment:
 
         llm = LLM(server.model, **options)
         avoid_pauses(llm.engine.grammars)
-        max_seqs = server.max_seqs_per_request or max(1, llm.engine.max_num_seqs // 2)
-        self._llm: AsyncLLM = AsyncLLM(llm, max_queue=server.max_queue, max_seqs_per_request=max_seqs)
+        self._llm: AsyncLLM = AsyncLLM(llm, max_queue=server.max_queue)
         self._registry = registry
         self._name = serve.get_replica_context().replica_tag
         self._grace_seconds = server.grace_seconds
