@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Unpack
 from radixkv.cache import Pin
 from radixkv.cache.arguments import is_whole
 from radixkv.engine.explain import add_tiers, decode_explanations, explain_cached
-from radixkv.llm import CANNOT_PIN, LLM
+from radixkv.llm import LLM
 from radixkv.llm_options import LLM_OPTIONS, LLMOptions
 from radixkv.model.loader import LoadedModel
 from radixkv.model.tokenizer import with_chat_template
@@ -238,7 +238,7 @@ class AsyncLLM(AsyncEngine):
         """Keep a prompt or a conversation from eviction, as `LLM.pin` does. Its uncached part is computed now.
 
         Raises:
-            PinQuotaExceeded: half of all blocks would be pinned.
+            PinQuotaExceeded: half of all blocks would be pinned; nothing is computed then.
             Exception: what `generate` raises.
         """
         single = await self.run_tokenizer(lambda loaded: as_single_prompt(prompt, loaded, cache_salt), tenant=tenant)
@@ -246,9 +246,10 @@ class AsyncLLM(AsyncEngine):
 
     async def pin_prompt(self, prompt: Prompt, ttl: float | None = None, *, tenant: str = "") -> Pin:
         """Keep an already tokenized prompt from eviction; otherwise like `pin`."""
-        if not await self.call(lambda engine: engine.enable_prefix_caching):
-            raise ValueError(CANNOT_PIN)
-        (stream,) = await self.submit([prompt], SamplingParams(max_tokens=1, temperature=0.0), tenant=tenant)
+        await self.call(lambda engine: engine.check_pin(prompt, ttl))
+        # With a seed of its own, it takes none from later requests.
+        params = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
+        (stream,) = await self.submit([prompt], params, tenant=tenant)
         try:
             async for _ in stream:
                 pass

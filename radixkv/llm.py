@@ -46,8 +46,6 @@ from radixkv.vllm_options import CALLS, takes_vllm_options, without_vllm_options
 
 _log = logging.getLogger(__name__)
 
-CANNOT_PIN = "pin: nothing is cached with enable_prefix_caching=False"
-
 
 class LLM:
     """A language model whose prompts share the keys and values of their common prefixes.
@@ -253,19 +251,20 @@ class LLM:
         again replaces its stored pin.
 
         Raises:
-            PinQuotaExceeded: half of all blocks would be pinned.
-            TypeError, ValueError: the prompt is impossible, or nothing is cached, by ``enable_prefix_caching=False``.
+            PinQuotaExceeded: half of all blocks would be pinned; nothing is computed then.
+            TypeError, ValueError: the prompt or ``ttl`` is impossible, or nothing is cached, by
+                ``enable_prefix_caching=False`` or by the prompt's own ``cache``.
         """
-        if not self.engine.enable_prefix_caching:
-            raise ValueError(CANNOT_PIN)
-        single = as_single_prompt(prompt, self.engine.loaded, cache_salt)
-        request = self._make_request(single, SamplingParams(max_tokens=1, temperature=0.0))
-        cache = self.engine.cache
+        engine, cache = self.engine, self.engine.cache
+        single = as_single_prompt(prompt, engine.loaded, cache_salt)
         whole = len(single.token_ids) // cache.block_size * cache.block_size
         with self._use.hold():
+            engine.check_pin(single, ttl)
             if cache.match(single.token_ids, single.namespace) < whole:
-                self._run([request], use_tqdm=False)
-            return self.engine.pins.pin(single.token_ids, single.namespace, ttl)
+                # With a seed of its own, it takes none from later requests.
+                params = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
+                self._run([self._make_request(single, params)], use_tqdm=False)
+            return engine.pins.pin(single.token_ids, single.namespace, ttl)
 
     def pins(self) -> list[Pin]:
         """The pins that are in force."""

@@ -10,7 +10,7 @@ from radixkv.cache.cache_view import CacheView
 from radixkv.cache.errors import InvalidArgumentError
 from radixkv.cache.observer import TreeObserver, check_observer
 from radixkv.cache.pin import Pin
-from radixkv.cache.tokens import TokenIds, encode
+from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode
 
 
 class CacheControl(CacheView):
@@ -25,12 +25,25 @@ class CacheControl(CacheView):
             PinQuotaExceeded: more than ``max_pinned_blocks`` would be pinned; nothing is.
         """
         check_namespace(namespace)
-        if ttl is not None and not (is_number(ttl) and 0 < ttl <= sys.float_info.max):
-            raise InvalidArgumentError(f"ttl: expected a finite number of seconds above 0, or None, got {ttl!r:.80}")
+        _check_ttl(ttl)
         match = self._tree.match(encode(tokens), namespace)
         if match is None or match.num_tokens < self.block_size:
             return Pin(namespace, 0, None, None)
         return self._pins.add(match, namespace, ttl)
+
+    def check_pin(self, tokens: TokenIds, namespace: str = "", ttl: float | None = None) -> None:
+        """Raise what `pin` would raise if all of ``tokens`` were cached: before they are computed in order to be pinned.
+
+        Raises:
+            InvalidArgumentError: as `pin`.
+            PinQuotaExceeded: likewise.
+        """
+        check_namespace(namespace)
+        _check_ttl(ttl)
+        prefix = encode(tokens)
+        match = self._tree.match(prefix, namespace)
+        num_cached = 0 if match is None else match.num_tokens // self.block_size
+        self._pins.require(match, len(prefix) // (self.block_size * TOKEN_BYTES) - num_cached)
 
     def pins(self) -> list[Pin]:
         """The pins that are in force."""
@@ -103,3 +116,8 @@ class CacheControl(CacheView):
             InvalidArgumentError: it was not added.
         """
         self._tree.remove_observer(observer)
+
+
+def _check_ttl(ttl: float | None) -> None:
+    if ttl is not None and not (is_number(ttl) and 0 < ttl <= sys.float_info.max):
+        raise InvalidArgumentError(f"ttl: expected a finite number of seconds above 0, or None, got {ttl!r:.80}")

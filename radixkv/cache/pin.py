@@ -62,16 +62,24 @@ class Pins:
         Raises:
             PinQuotaExceeded: more than ``max_blocks`` would be pinned; nothing is.
         """
-        self.release_expired()
-        needed = self._num_blocks_with(match)
-        if needed > self.max_blocks:
-            raise PinQuotaExceeded(needed, self.max_blocks)
+        self.require(match)
         expires_at = None if ttl is None else self._now() + ttl
         pin = Pin(namespace, match.num_tokens - match.num_partial_tokens, expires_at, self._tree.lock(match))
         self._pins.add(pin)
         if expires_at is not None:
             self._first_expires_at = min(self._first_expires_at, expires_at)
         return pin
+
+    def require(self, match: Match | None, num_more_blocks: int = 0) -> None:
+        """Check that what was matched, and so many blocks that are to continue it, may be pinned; pins nothing.
+
+        Raises:
+            PinQuotaExceeded: more than ``max_blocks`` would be pinned.
+        """
+        self.release_expired()
+        needed = num_more_blocks + self._num_blocks_with(match)
+        if needed > self.max_blocks:
+            raise PinQuotaExceeded(needed, self.max_blocks)
 
     def release(self, pin: Pin) -> None:
         """See `PrefixCache.release`."""
@@ -107,10 +115,12 @@ class Pins:
         self._pins.remove(pin)
         pin.released, pin._node = True, None
 
-    def _num_blocks_with(self, match: Match) -> int:
+    def _num_blocks_with(self, match: Match | None) -> int:
         """Blocks that would be pinned if this match was pinned too."""
-        last, *above = match.node.path()
-        num_blocks = {node: node.num_blocks for node in above} | {last: match.num_node_blocks}
+        num_blocks: dict[Node, int] = {}
+        if match is not None:
+            last, *above = match.node.path()
+            num_blocks = {node: node.num_blocks for node in above} | {last: match.num_node_blocks}
         for pin in self._pins:
             assert pin._node is not None
             num_blocks |= {node: node.num_blocks for node in pin._node.path()}

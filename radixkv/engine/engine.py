@@ -43,13 +43,14 @@ from radixkv.model.loader import LoadedModel
 from radixkv.model.native import weights_of
 from radixkv.model.runner import ModelRunner
 from radixkv.outputs import DraftCounts
+from radixkv.prompts import Prompt
 from radixkv.routing import PrefillRate
 from radixkv.sampling.detokenizer import token_decoder
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.logit_rows import PROMPT_LOGIT_ROWS
 from radixkv.scheduling.request import Request
-from radixkv.scheduling.request_validation import Capacity
+from radixkv.scheduling.request_validation import Capacity, validate_prompt
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.threads import run_outside_workers
 
@@ -179,6 +180,21 @@ class Engine:
             self.scheduler.add(*groups)
         else:
             self._requests.add_ended_elsewhere(request)
+
+    def check_pin(self, prompt: Prompt, ttl: float | None) -> None:
+        """Raise, before its uncached part is computed, what pinning a prompt would raise.
+
+        Raises:
+            TypeError, ValueError: the prompt or ``ttl`` is impossible, or nothing of the prompt is cached.
+            PinQuotaExceeded: more would be pinned than may be.
+        """
+        if not self.enable_prefix_caching:
+            raise ValueError("pin: nothing is cached with enable_prefix_caching=False")
+        if not prompt.write_cache:
+            raise ValueError("cache: expected 'write' to be True for a prompt to pin, got False")
+        loaded = self.loaded
+        tokens = validate_prompt(prompt.token_ids, loaded.vocab_size, loaded.max_model_len, loaded.model_length)
+        self.cache.check_pin(tokens, prompt.namespace, ttl)
 
     def unfinished_request(self, request_id: str) -> Request | None:
         """The request with this id, if it is waiting or running."""

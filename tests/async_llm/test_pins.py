@@ -11,7 +11,7 @@ import pytest
 from support.async_streams import ENDLESS, GREEDY, prompts, run, tiny, tokens_of
 from support.event_replay import replay_events
 
-from radixkv import AsyncLLM
+from radixkv import AsyncLLM, SamplingParams
 from radixkv.cache import PinQuotaExceeded
 from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
@@ -96,17 +96,43 @@ def test_what_is_cleared_is_published_at_once(tmp_path: Path) -> None:
     run(test, tiny(kv_events_endpoint=f"ipc://{tmp_path}/events", kv_events_replay_endpoint=replay))
 
 
-def test_nothing_is_computed_for_a_pin_where_nothing_is_cached() -> None:
-    llm = tiny(enable_prefix_caching=False)
-    with pytest.raises(ValueError, match="enable_prefix_caching=False"):
-        llm.pin(PINNED)
+@pytest.mark.parametrize(
+    ("prompt", "ttl", "error", "message", "options"),
+    [
+        (PINNED, None, ValueError, "^pin: nothing is cached .*enable_prefix_caching=False", {"enable_prefix_caching": False}),
+        (PINNED, -1, ValueError, "^ttl: expected a finite number of seconds above 0, or None, got -1", {}),
+        ({**PINNED, "cache": {"write": False}}, None, ValueError, "^cache: expected 'write' to be True .*got False", {}),
+        ([500], None, ValueError, "^prompt_token_ids: 500 is outside the vocabulary", {}),
+        (PINNED, None, PinQuotaExceeded, "5 blocks would be pinned, 4 may be", {"num_blocks": 8}),
+    ],
+)  # fmt: skip
+def test_nothing_is_computed_for_a_pin_that_is_refused(
+    prompt: Any, ttl: float | None, error: type[Exception], message: str, options: dict[str, Any]
+) -> None:
+    llm = tiny(**options)
+    with pytest.raises(error, match=message):
+        llm.pin(prompt, ttl)
 
     async def test(llm: AsyncLLM) -> None:
-        with pytest.raises(ValueError, match="enable_prefix_caching=False"):
-            await llm.pin(PINNED)
+        with pytest.raises(error, match=message):
+            await llm.pin(prompt, ttl)
 
     run(test, llm)
     assert llm.engine.num_steps == 0
+
+
+def test_a_pin_changes_no_answer_of_a_request_without_a_seed() -> None:
+    """It took the seed that the next such request would have had."""
+    drawn = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
+    (expected,) = tiny(seed=5).generate([PINNED], drawn, use_tqdm=False)
+    offline = tiny(seed=5)
+    offline.unpin(offline.pin(PINNED))
+
+    async def test(llm: AsyncLLM) -> None:
+        await llm.unpin(await llm.pin(PINNED))
+        assert await tokens_of(llm, PINNED, drawn) == [expected.outputs[0].token_ids]
+
+    run(test, offline)
 
 
 def test_to_forget_everything_is_said_once() -> None:

@@ -83,11 +83,37 @@ def test_the_quota_counts_shared_blocks_once() -> None:
     cache.check()
 
 
+@pytest.mark.parametrize(
+    "tokens", [[1, 2, 4, 8], [1, 2, 3, 7, 5], [1, 2, 3, 4, 5], [9, 9, 9], [9, 9, 9, 9, 9], [1], []]
+)
+def test_what_may_be_pinned_is_known_before_it_is_computed(tokens: list[int]) -> None:
+    cache = PrefixCache(20, 2, max_pinned_blocks=4)
+    leave(cache, [1, 2, 3, 4, 5, 6, 7, 8])
+    leave(cache, [9, 9])
+    cache.pin([1, 2, 3, 4])
+    before = repr(cache.tree_snapshot()), cache.stats, cache.pins()
+    refusal = None
+    try:
+        cache.check_pin(tokens)
+    except PinQuotaExceeded as error:
+        refusal = error
+    assert (repr(cache.tree_snapshot()), cache.stats, cache.pins()) == before
+    if tokens:
+        leave(cache, tokens)
+    if refusal is None:
+        assert cache.pin(tokens).num_tokens == len(tokens) // 2 * 2
+    else:
+        with pytest.raises(PinQuotaExceeded) as caught:
+            cache.pin(tokens)
+        assert str(caught.value) == str(refusal)
+
+
 @pytest.mark.parametrize("ttl", [0, -1, "soon"])
 def test_impossible_times_are_refused(ttl: object) -> None:
     cache = PrefixCache(4, 2)
-    with pytest.raises(InvalidArgumentError, match="ttl"):
-        cache.pin([1], ttl=ttl)  # type: ignore[arg-type]
+    for call in (cache.pin, cache.check_pin):
+        with pytest.raises(InvalidArgumentError, match="ttl"):
+            call([1], ttl=ttl)  # type: ignore[operator]
 
 
 def test_a_pin_says_what_it_is() -> None:
