@@ -17,10 +17,9 @@ from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from radixkv.model.replace_modules import replace_modules
+from radixkv.model.rotary_types import NEVER_CHANGED, fix, layers_of_type, prefix_of, restore_frequencies
 
 LONGROPE = "longrope"
-# The type whose frequencies transformers never changes.
-_NEVER_CHANGED = "default"
 
 
 class FixedRotation(nn.Module):
@@ -34,8 +33,10 @@ class FixedRotation(nn.Module):
         super().__init__()
         # Not a part of it: what an engine chooses is no part of the model's fingerprint.
         self._rotary: tuple[Any] = (rotary,)
-        self._layer_types = _longrope_layers(rotary)
-        self._stop_changes()
+        self._layer_types = layers_of_type(rotary, LONGROPE)
+        fix(rotary, self._layer_types)
+        # Its own, for `_choose` changes it.
+        self._rotary[0].config = copy.deepcopy(self._rotary[0].config)
         self._given = {layer_type: dict(self._rope_parameters(layer_type)) for layer_type in self._layer_types}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -51,24 +52,14 @@ class FixedRotation(nn.Module):
         """Rotate as transformers rotates a sequence of so many computed tokens: "short" or "long", by the type of layers."""
         return {layer_type: self._choose(layer_type, num_tokens) for layer_type in self._layer_types}
 
-    def _stop_changes(self) -> None:
-        rotary = self._rotary[0]
-        if isinstance(rotary.rope_type, str):
-            rotary.rope_type = _NEVER_CHANGED
-        else:
-            rotary.rope_type = {**rotary.rope_type, **dict.fromkeys(self._layer_types, _NEVER_CHANGED)}
-        # Its own, for `_choose` changes it.
-        rotary.config = copy.deepcopy(rotary.config)
-
     def _choose(self, layer_type: str | None, num_tokens: int) -> str:
-        rotary, prefix = self._rotary[0], "" if layer_type is None else f"{layer_type}_"
+        rotary = self._rotary[0]
         parameters = self._given[layer_type]
         original_length = parameters["original_max_position_embeddings"]
         chosen = "long" if num_tokens > original_length else "short"
-        frequencies = getattr(rotary, f"{prefix}inv_freq")
-        if chosen == "short":
-            frequencies.copy_(getattr(rotary, f"{prefix}original_inv_freq"))
-        else:
+        restore_frequencies(rotary, layer_type)
+        if chosen == "long":
+            frequencies = getattr(rotary, f"{prefix_of(layer_type)}inv_freq")
             compute: Any = ROPE_INIT_FUNCTIONS[LONGROPE]
             long, _ = compute(rotary.config, frequencies.device, seq_len=original_length + 1, layer_type=layer_type)
             frequencies.copy_(long)
@@ -76,7 +67,7 @@ class FixedRotation(nn.Module):
             # phimoe chooses its scale at each call, too, and reads its configuration there: one of another type has but the
             # scale that it names. Its frequencies are always by the short factors.
             scale = parameters[f"{chosen}_mscale"]
-            self._rope_parameters(layer_type).update(rope_type=_NEVER_CHANGED, attention_factor=scale)
+            self._rope_parameters(layer_type).update(rope_type=NEVER_CHANGED, attention_factor=scale)
         return chosen
 
     def _rope_parameters(self, layer_type: str | None) -> dict[str, Any]:
@@ -86,7 +77,7 @@ class FixedRotation(nn.Module):
 
 def has_fixable_rotation(model: nn.Module) -> bool:
     """Whether some of a model's rotary embeddings are of type longrope, and made so that their factors can be chosen."""
-    return any(isinstance(module, FixedRotation) or _longrope_layers(module) for module in model.modules())
+    return any(isinstance(module, FixedRotation) or layers_of_type(module, LONGROPE) for module in model.modules())
 
 
 def choose_factors(model: transformers.PreTrainedModel, model_length: int) -> str | None:
@@ -100,7 +91,8 @@ def choose_factors(model: transformers.PreTrainedModel, model_length: int) -> st
         "short" or "long"; where types of layers differ, such as "full_attention: long, sliding_attention: short"; None: the
         model has no such embeddings.
     """
-    replace_modules(model, {each: FixedRotation(each) for each in [*model.modules()] if _longrope_layers(each)})
+    embeddings = [module for module in model.modules() if layers_of_type(module, LONGROPE)]
+    replace_modules(model, {rotary: FixedRotation(rotary) for rotary in embeddings})
     chosen: dict[str | None, str] = {}
     for rotation in _fixed_rotations(model):
         chosen |= rotation.choose(model_length - 1)
@@ -116,11 +108,3 @@ def original_length(model: nn.Module) -> int:
 
 def _fixed_rotations(model: nn.Module) -> list[FixedRotation]:
     return [module for module in model.modules() if isinstance(module, FixedRotation)]
-
-
-def _longrope_layers(module: nn.Module) -> list[str | None]:
-    """The types of layers that a rotary embedding rotates by longrope; None among them: it rotates all layers alike."""
-    types = getattr(module, "rope_type", None)
-    if isinstance(types, str):
-        return [None] if types == LONGROPE else []
-    return [layer_type for layer_type, each in types.items() if each == LONGROPE] if isinstance(types, dict) else []
