@@ -15,6 +15,7 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from radixkv.model.attention_function import OWN_NAMES
+from radixkv.model.attention_parts import attention_parts
 from radixkv.model.equivalence import Call, error_in_tolerances, probe_attention, record_calls
 from radixkv.model.replace_modules import replace_modules
 
@@ -101,24 +102,18 @@ def _rotated(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) ->
 
 def is_candidate(module: nn.Module) -> bool:
     """Whether the module has the parts that `DeferredRotation` knows, and no others with parameters."""
-    children = dict(module.named_children())
-    projections = [children.pop(f"{name}_proj", None) for name in "qkvo"]
-    head_dim = getattr(module, "head_dim", None)
-    if isinstance(module, DeferredRotation) or not all(isinstance(part, nn.Linear) for part in projections):
+    parts = attention_parts(module)
+    if parts is None or isinstance(module, DeferredRotation):
         return False
-    if not isinstance(head_dim, int) or not isinstance(getattr(module, "layer_idx", None), int):
+    linears = [part for part in parts.projections if isinstance(part, nn.Linear)]
+    if len(linears) < len(parts.projections):
         return False
-    norms = [children.pop(name) for name in ("q_norm", "k_norm") if name in children]
-    if len(norms) == 1 or any(True for child in children.values() for _ in child.parameters()):
-        return False
-    query, key, value, output = (part.out_features for part in projections if isinstance(part, nn.Linear))
+    query, key, value, _ = (linear.out_features for linear in linears)
     return (
-        all(size % head_dim == 0 for size in (query, key, value))
+        all(size % parts.head_dim == 0 for size in (query, key, value))
         and key == value
         and query % key == 0
-        and isinstance(projections[3], nn.Linear)
-        and projections[3].in_features == query
-        and output > 0
+        and linears[-1].in_features == query
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from radixkv.model.attention_parts import attention_parts
 from radixkv.model.native.linear import is_replaceable
 from radixkv.model.native.norm import NativeRMSNorm
 from radixkv.model.native.weights import AnyQuantiser, make_weight
@@ -66,14 +67,9 @@ class NativeSelfAttention(nn.Module):
 
 def is_candidate(module: nn.Module) -> bool:
     """Whether the module has the parts that `NativeSelfAttention` is made of, and no others with parameters."""
-    children = dict(module.named_children())
-    projections = [children.pop(f"{name}_proj", None) for name in "qkvo"]
-    if not all(part is not None and is_replaceable(part) for part in projections):
-        return False
-    norms = [children.pop(name) for name in ("q_norm", "k_norm") if name in children]
-    head_dim = getattr(module, "head_dim", None)
-    if len(norms) == 1 or not all(isinstance(n, NativeRMSNorm) and len(n.scale) == head_dim for n in norms):
-        return False
-    if any(True for child in children.values() for _ in child.parameters()):
-        return False
-    return isinstance(head_dim, int) and isinstance(getattr(module, "layer_idx", None), int)
+    parts = attention_parts(module)
+    return (
+        parts is not None
+        and all(map(is_replaceable, parts.projections))
+        and all(isinstance(norm, NativeRMSNorm) and len(norm.scale) == parts.head_dim for norm in parts.norms)
+    )
