@@ -26,6 +26,7 @@ from radixkv.prompts import (
     as_chat_prompts,
     as_prompts,
     as_single_prompt,
+    is_prompt,
 )
 from radixkv.sampling_defaults import given_or_default
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -145,7 +146,7 @@ class AsyncLLM(AsyncEngine):
         ``text`` is what the model writes, markers of reasoning and calls included. ``pieces`` has what is new as text,
         reasoning and tool calls; when an answer has ended, its ``answer`` has the whole of it in these parts.
         """
-        own_messages, params = copy.deepcopy(messages), self._own_sampling_params(sampling_params)
+        own_messages, params = _copied(messages), self._own_sampling_params(sampling_params)
 
         def make_prompts(loaded: LoadedModel) -> list[Prompt]:
             return as_chat_prompts(
@@ -198,8 +199,9 @@ class AsyncLLM(AsyncEngine):
         tenant: str = "",
     ) -> PromptExplanation:
         """Which tokens of a prompt would be reused now, and why not more, as `LLM.explain` says. Runs and changes nothing."""
+        own_prompt, own_cache = _copied(prompt), copy.copy(cache)
         single = await self.run_tokenizer(
-            lambda loaded: as_single_prompt(prompt, loaded, cache_salt, cache), tenant=tenant
+            lambda loaded: as_single_prompt(own_prompt, loaded, cache_salt, own_cache), tenant=tenant
         )
         (explanation,) = await self.explain_prompts([single], tenant=tenant, look_elsewhere=True)
         return explanation
@@ -241,7 +243,10 @@ class AsyncLLM(AsyncEngine):
             PinQuotaExceeded: half of all blocks would be pinned; nothing is computed then.
             Exception: what `generate` raises.
         """
-        single = await self.run_tokenizer(lambda loaded: as_single_prompt(prompt, loaded, cache_salt), tenant=tenant)
+        own_prompt = _copied(prompt)
+        single = await self.run_tokenizer(
+            lambda loaded: as_single_prompt(own_prompt, loaded, cache_salt), tenant=tenant
+        )
         return await self.pin_prompt(single, ttl, tenant=tenant)
 
     async def pin_prompt(self, prompt: Prompt, ttl: float | None = None, *, tenant: str = "") -> Pin:
@@ -324,8 +329,8 @@ class AsyncLLM(AsyncEngine):
         return prompts[0], stream
 
 
-def _copied(prompt: PromptInput) -> PromptInput:
-    """A prompt with token ids of its own."""
+def _copied(prompt: Any) -> Any:
+    """A prompt with token ids of its own, or a conversation with messages of its own."""
     if isinstance(prompt, Mapping):
         return {key: copy.copy(value) for key, value in prompt.items()}
-    return copy.copy(prompt)
+    return copy.copy(prompt) if is_prompt(prompt) else copy.deepcopy(prompt)

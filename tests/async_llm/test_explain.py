@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, run
+from support.async_streams import ENDLESS, HANGING, run
 from support.replica_servers import tiny_model
 
 from radixkv import LLM, AsyncLLM
@@ -50,6 +52,33 @@ def test_a_prompt_is_explained_while_others_stream_as_it_is_offline(default_toke
             await llm.explain(5)  # type: ignore[arg-type]
 
     run(test, offline)
+
+
+@pytest.mark.parametrize("form", ["prompt", "messages"])
+def test_what_is_changed_while_the_tokenizer_is_busy_is_neither_explained_nor_pinned(
+    default_tokenizer: Any, form: str
+) -> None:
+    """A list of token ids or messages that the program went on writing was read when its turn had come."""
+
+    async def test(llm: AsyncLLM) -> None:
+        given: list[Any] = [5, 6, 7, 8, 9, 10, 11, 12] if form == "prompt" else [dict(MESSAGES[0])]
+        expected = (await llm.explain(given)).num_prompt_tokens
+        may_go_on = threading.Event()
+        busy = asyncio.ensure_future(llm.run_tokenizer(lambda _: may_go_on.wait(HANGING)))
+        explains, pins = asyncio.ensure_future(llm.explain(given)), asyncio.ensure_future(llm.pin(given))
+        await asyncio.sleep(0)  # all have begun
+        if form == "prompt":
+            given += range(3, 40)
+        else:
+            given[0]["content"] += " Say it at length, and say it again."
+        may_go_on.set()
+        await busy
+        assert (await explains).num_prompt_tokens == expected
+        pin = await pins
+        assert pin.num_tokens == expected // 4 * 4
+        await llm.unpin(pin)
+
+    run(test, worded(default_tokenizer))
 
 
 def test_an_explanation_says_what_lies_on_the_disk(default_tokenizer: Any, tmp_path: Path) -> None:
