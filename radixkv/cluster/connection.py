@@ -92,13 +92,18 @@ class _Transport(AiohttpTransport):
 
 
 def check_secret(secret: str) -> None:
-    """Refuse a secret that is easily guessed, or cannot be sent in a header.
+    """Refuse a secret that is easily guessed, or cannot be sent in a header. The error does not show it.
 
     Raises:
-        ValueError: it is.
+        TypeError: it is not a string.
+        ValueError: it is too short, or a header would not bring it as it is.
     """
+    if not isinstance(secret, str):
+        raise TypeError(f"secret: expected a string, got a value of type {type(secret).__name__}")
     if len(secret) < 16 or not (secret.isascii() and secret.isprintable()):
         raise ValueError("secret: expected at least 16 printable ASCII characters")
+    if secret.endswith(" "):  # which HTTP takes for no part of a header's value
+        raise ValueError("secret: expected no space at its end")
 
 
 def check_url(url: str) -> SplitResult:

@@ -80,7 +80,7 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
         drain: called by ``POST /drain``, in addition to `AsyncLLM.start_draining`: to end the process when it has finished.
 
     Raises:
-        ValueError: the secret is shorter than 16 characters, or not ASCII.
+        TypeError, ValueError: the secret is impossible.
     """
     check_secret(secret)
     replica = _Replica(llm, drain)

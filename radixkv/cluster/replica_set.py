@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from radixkv.cache.arguments import check_count, is_number
-from radixkv.cluster.connection import connect
+from radixkv.cluster.connection import check_secret, connect
 from radixkv.cluster.counters import CounterTotals
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.generations import Generations, MismatchError
@@ -56,7 +56,7 @@ class ReplicaSet:
         wanted: names of replicas that are to be in the set, as whoever adds them says: they are down until they are added.
 
     Raises:
-        ValueError: a number is impossible.
+        TypeError, ValueError: the secret or a number is impossible.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class ReplicaSet:
         wait_seconds: float = 30.0,
         connect: Callable[[str], httpx.AsyncClient] = connect,
     ) -> None:
+        check_secret(secret)
         check_count("max_attempts", max_attempts, 1)
         if not (is_number(wait_seconds) and wait_seconds >= 0):
             raise ValueError(f"wait_seconds: expected a number of at least 0, got {wait_seconds!r}")

@@ -28,10 +28,12 @@ from weakref import WeakSet
 
 import httpx
 
+from radixkv.cache.arguments import check_count
 from radixkv.cache.tokens import MAX_TOKEN_ID
 from radixkv.cluster.answer_checks import AnswerChecks
 from radixkv.cluster.answer_lines import answer_lines
 from radixkv.cluster.attempt import MovedError, Ticket, Trial
+from radixkv.cluster.connection import check_secret
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.received import Received
 from radixkv.cluster.wire import decode_beams, decode_delta, encode_accepted, encode_request, encode_sender
@@ -99,7 +101,7 @@ class ReplicaStreams:
         sender: number by which requests from here are recognised among those that a replica has taken.
 
     Raises:
-        ValueError: ``max_attempts`` is below 1.
+        TypeError, ValueError: the secret is impossible, or ``max_attempts`` is below 1.
     """
 
     def __init__(
@@ -114,8 +116,8 @@ class ReplicaStreams:
         max_attempts: int = 4,
         wait_seconds: float = 0.0,
     ) -> None:
-        if max_attempts < 1:
-            raise ValueError(f"max_attempts: expected a whole number of at least 1, got {max_attempts!r}")
+        check_secret(secret)
+        check_count("max_attempts", max_attempts, 1)
         self._router = router
         self._clients = clients
         self._generations = generations

@@ -12,10 +12,10 @@ from support.pretended_replicas import GREEDY, Cluster, until
 from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_llm
 
 from radixkv import AsyncLLM, SamplingParams
-from radixkv.cluster import MismatchError, ReplicaSet
+from radixkv.cluster import MismatchError, ReplicaSet, ReplicaStreams
 from radixkv.errors import QueueFullError
 from radixkv.prompts import Prompt
-from radixkv.routing import prompt_hashes
+from radixkv.routing import Router, prompt_hashes
 
 PROMPT = list(range(100, 200))
 
@@ -32,6 +32,24 @@ async def answer(replicas: ReplicaSet, prompt: Prompt, params: SamplingParams) -
 def test_impossible_numbers_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{name}: expected a .*number of at least \d, got {value!r}$"):
         ReplicaSet(SECRET, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("secret", "expected"),
+    [
+        ("too short", "at least 16 printable ASCII characters"),
+        ("a secret, and more\r\n", "at least 16 printable ASCII characters"),
+        ("a secret of the réplicas", "at least 16 printable ASCII characters"),
+        ("a secret that a header cuts ", "no space at its end"),
+        (b"a secret of the replicas", "a string, got a value of type bytes"),
+        (None, "a string, got a value of type NoneType"),
+    ],
+)
+def test_an_impossible_secret_is_refused_at_once_and_not_shown(secret: Any, expected: str) -> None:
+    """A replica set used to try for ever to send it."""
+    for make in (ReplicaSet, lambda secret: ReplicaStreams(Router(16), {}, secret)):
+        with pytest.raises((TypeError, ValueError), match=rf"^secret: expected {expected}$"):
+            make(secret)
 
 
 def test_the_router_knows_what_each_replica_holds(default_tokenizer: Any, tmp_path: Path) -> None:
