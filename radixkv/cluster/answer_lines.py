@@ -13,7 +13,7 @@ import httpx
 
 from radixkv.cluster.losses import LostError, RefusedError
 from radixkv.cluster.wire import error_of, has_crashed
-from radixkv.errors import DrainingError, QueueFullError, RequestTooLargeError
+from radixkv.errors import DrainingError, NoBlocksLeftError, QueueFullError, RequestTooLargeError
 
 _SECONDS_FOR_HEALTH = 2.0
 # After the last line, for the response's end.
@@ -35,7 +35,7 @@ async def answer_lines(
 
     Raises:
         Exception: the replica refuses the request, as any would.
-        RefusedError: it does not take it now.
+        RefusedError: it does not take it now, or its pins leave no room to go on.
         LostError: there is no last line.
     """
     accepted = False
@@ -50,7 +50,7 @@ async def answer_lines(
                 async for line in lines:
                     piece = _parsed(replica, line)
                     if "error" in piece:
-                        raise error_of(piece) or LostError(f"{replica}: {piece['error']}", died=has_crashed(piece))
+                        raise _failure(replica, piece)
                     try:
                         yield piece
                     finally:  # the reader closes this after the last line
@@ -100,6 +100,13 @@ async def _is_dead(client: httpx.AsyncClient) -> bool:
     except (httpx.HTTPError, RuntimeError):  # RuntimeError: the client is closed
         return True
     return response.status_code != HTTPStatus.OK
+
+
+def _failure(replica: str, line: Mapping[str, Any]) -> Exception:
+    """Why there is no further line."""
+    if line["kind"] == NoBlocksLeftError.__name__:  # each replica has pins of its own
+        return RefusedError(NoBlocksLeftError(line["error"]))
+    return error_of(line) or LostError(f"{replica}: {line['error']}", died=has_crashed(line))
 
 
 def _refusal(replica: str, response: httpx.Response) -> Exception:

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 
 import httpx
 
-from radixkv.errors import QueueFullError, ReplicasLostError, RequestCrashesError, RequestTooLargeError
+from radixkv.errors import (
+    NoBlocksLeftError,
+    QueueFullError,
+    ReplicasLostError,
+    RequestCrashesError,
+    RequestTooLargeError,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -34,13 +40,13 @@ class LostError(Exception):
 
 
 class RefusedError(Exception):
-    """A replica does not take the request now.
+    """A replica does not take the request now, or cannot go on with it.
 
     Args:
-        reason: it has too much to do, or is too small; None: it takes nothing any more.
+        reason: it has too much to do, is too small, or its pins leave no room; None: it takes nothing any more.
     """
 
-    def __init__(self, reason: QueueFullError | RequestTooLargeError | None) -> None:
+    def __init__(self, reason: QueueFullError | RequestTooLargeError | NoBlocksLeftError | None) -> None:
         super().__init__()
         self.reason = reason
 
@@ -66,6 +72,7 @@ class Losses:
         self._dead: list[str] = []
         self._full: QueueFullError | None = None
         self._too_large: RequestTooLargeError | None = None
+        self._no_blocks: NoBlocksLeftError | None = None
         self._tried: dict[str, httpx.AsyncClient] = {}
         self._refused: dict[str, httpx.AsyncClient] = {}
         self.accepted = False
@@ -119,8 +126,16 @@ class Losses:
             raise ReplicasLostError(f"request {self._request_id!r} was lost by {self._num_lost} replicas") from error
 
     def note_refusal(self, replica: str, client: httpx.AsyncClient, error: RefusedError) -> None:
-        """A replica does not take it now."""
-        if isinstance(error.reason, QueueFullError):
+        """A replica does not take it now, or cannot go on with it.
+
+        Raises:
+            NoBlocksLeftError: it is the second one whose pins leave no room.
+        """
+        if isinstance(error.reason, NoBlocksLeftError):
+            if self._no_blocks is not None:
+                raise error.reason
+            self._no_blocks = error.reason
+        elif isinstance(error.reason, QueueFullError):
             self._full = error.reason
         elif error.reason is not None:
             self._too_large = error.reason
@@ -128,7 +143,7 @@ class Losses:
 
     def forget_refusals(self) -> None:
         """Ask again those that refused it: they may have room by now."""
-        self._full = self._too_large = None
+        self._full = self._too_large = self._no_blocks = None
         self._refused.clear()
 
     def next_pause(self) -> float:
@@ -158,9 +173,12 @@ class Losses:
         """Until when to wait, as there is no replica now: for ``wait_seconds`` in all since it was last accepted, or lost.
 
         Raises:
+            NoBlocksLeftError: the pins of a replica leave it no room, and there is no other.
             QueueFullError, RequestTooLargeError: what the last replica said, if none has taken it yet.
             ReplicasLostError: it has waited for so long.
         """
+        if self._no_blocks is not None:
+            raise self._no_blocks
         if not self.accepted:
             reason = self._full or self._too_large
             if reason is not None:

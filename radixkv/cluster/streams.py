@@ -162,6 +162,7 @@ class ReplicaStreams:
             QueueFullError: all replicas have too much to do. Not raised once a replica has taken the request: if that replica
                 is lost, others queue it.
             RequestTooLargeError: it would fit into no replica that is up.
+            NoBlocksLeftError: pins leave it no room on the replica that it was sent to, nor on another one.
             RequestCrashesError: two replicas died while they ran it, at the same token.
             ReplicasLostError: it was lost ``max_attempts`` times without a token in between, or there is no other replica.
         """
@@ -386,7 +387,7 @@ class ReplicaStreams:
 
         Raises:
             ValueError: it refuses the request, as any would.
-            RefusedError: it does not take it now.
+            RefusedError: it does not take it now, or its pins leave no room to go on.
             MovedError: the request was called away, or the replica is drained.
             LostError: the last line is missing, or does not end the answer.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable
 
 import httpx
@@ -14,8 +15,8 @@ from radixkv import BeamSearchParams
 from radixkv.cluster import ReplicaStreams
 from radixkv.cluster.attempt import Ticket
 from radixkv.cluster.losses import Losses, LostError
-from radixkv.cluster.wire import encode_begun
-from radixkv.errors import QueueFullError, ReplicasLostError, RequestCrashesError
+from radixkv.cluster.wire import encode_begun, encode_error
+from radixkv.errors import NoBlocksLeftError, QueueFullError, ReplicasLostError, RequestCrashesError
 from radixkv.prompts import Prompt
 from radixkv.routing import Router
 
@@ -93,6 +94,32 @@ def test_replicas_that_are_full_are_no_loss() -> None:
     with pytest.raises(QueueFullError, match="full") as refusal:
         asyncio.run(tokens(streams_over(Full(), Full())))
     assert refusal.value.retry_after == 7
+
+
+def pinned_full(_: int) -> tuple[list[bytes], bool]:
+    return [encode_error(NoBlocksLeftError("request 'one' needs more blocks than can be had: 0 free"))], False
+
+
+@pytest.mark.parametrize(("num_replicas", "num_requests"), [(1, 1), (4, 2)])
+def test_what_pins_leave_no_room_for_is_tried_on_one_more_replica_and_is_not_lost(
+    num_replicas: int, num_requests: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It used to be sent to four replicas, and to be reported as lost by them."""
+    replicas = [Replica(pinned_full) for _ in range(num_replicas)]
+    streams = streams_over(*replicas, wait_seconds=HANGING)
+    with (
+        caplog.at_level(logging.INFO),
+        pytest.raises(NoBlocksLeftError, match=r"^request 'one' needs more blocks than can be had: 0 free$"),
+    ):
+        asyncio.run(tokens(streams))
+    assert sum(replica.num_requests for replica in replicas) == num_requests
+    assert not [message for message in caplog.messages if "lost" in message or "given up" in message]
+
+
+def test_what_pins_leave_no_room_for_goes_on_where_there_is_room() -> None:
+    starved = Replica(lambda _: ([line(5), *pinned_full(1)[0]], False))
+    roomy = Replica(lambda num_given: ([line(6 + num_given, "length")], False))
+    assert asyncio.run(tokens(streams_over(starved, roomy))) == [5, 7]
 
 
 def test_without_any_replica_it_says_so() -> None:
