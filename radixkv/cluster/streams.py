@@ -43,11 +43,13 @@ from radixkv.outputs import BeamSearchOutput, RequestMetrics, RequestOutput
 from radixkv.prompts import Prompt, with_answer_form
 from radixkv.routing import Placement, Router, prompt_hashes
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.scheduling.request_validation import validate_token_ids
 
 # Pause before a replica that has lost a request gets it again.
 _SECONDS_BETWEEN_ATTEMPTS = 0.25
 
 
+_Params = TypeVar("_Params", SamplingParams, BeamSearchParams)
 _Piece = TypeVar("_Piece", RequestOutput, BeamSearchOutput)
 
 
@@ -156,8 +158,8 @@ class ReplicaStreams:
             on_accepted: called once, when a replica has taken the request.
 
         Raises:
-            ValueError: the replica refuses the request, as any would; or ``prompt.resume`` is given without a seed, or not
-                for every sample.
+            TypeError, ValueError: a token id or a parameter is impossible; or the replica refuses the request, as any would;
+                or ``prompt.resume`` is given without a seed, or not for every sample.
             StructuredOutputError: as `AsyncLLM.generate`.
             QueueFullError: all replicas have too much to do. Not raised once a replica has taken the request: if that replica
                 is lost, others queue it.
@@ -166,7 +168,7 @@ class ReplicaStreams:
             RequestCrashesError: two replicas died while they ran it, at the same token.
             ReplicasLostError: it was lost ``max_attempts`` times without a token in between, or there is no other replica.
         """
-        params = with_answer_form(params, prompt.answer_form)
+        prompt, params = self._validated(prompt, params)
         if prompt.resume:
             check_resumable(params, prompt.resume)  # checked here: a replica always gets a seed and every sample
         if params.seed is None and not params.greedy:
@@ -223,9 +225,9 @@ class ReplicaStreams:
         Raises:
             Exception: what `generate` raises.
         """
-        params = with_answer_form(params, prompt.answer_form)
+        prompt, params = self._validated(prompt, params)
         metrics = RequestMetrics(time.monotonic() if arrival_time is None else arrival_time)
-        checks = AnswerChecks(list(prompt.token_ids), params, self._vocab_size)
+        checks = AnswerChecks(prompt.token_ids, params, self._vocab_size)
         sent = self._sent_prompt(prompt)
 
         def body() -> bytes:
@@ -282,6 +284,14 @@ class ReplicaStreams:
     def num_on(self, client: httpx.AsyncClient) -> int:
         """How many streams are on a replica, even if it was removed and another one has its name."""
         return len(self._tickets.get(client, ()))
+
+    def _validated(self, prompt: Prompt, params: _Params) -> tuple[Prompt, _Params]:
+        """The prompt with its ids as Python's numbers, and a copy of the parameters for its form of answer.
+
+        Both are validated anew, as an engine does it: ids may be numpy's, and programs assign to fields of parameters.
+        """
+        token_ids = validate_token_ids(prompt.token_ids, self._vocab_size).tolist()
+        return replace(prompt, token_ids=token_ids), with_answer_form(replace(params), prompt.answer_form)
 
     def _sent_prompt(self, prompt: Prompt) -> _SentPrompt:
         sent = _SentPrompt(prompt)

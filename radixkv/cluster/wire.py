@@ -6,11 +6,12 @@ Both ends run the same version, so the fields are those of the library's own cla
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from types import MappingProxyType
 from typing import Any
 
+from radixkv.cache.arguments import is_number, is_whole
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.errors import (
     EngineDeadError,
@@ -59,20 +60,20 @@ def encode_request(prompt: Prompt, params: SamplingParams | BeamSearchParams, pr
     What its prompt's ``resume`` holds is sent without texts and log-probabilities, which are not needed.
     """
     resume = [asdict(replace(output, text="", logprobs=None, answer=None)) for output in prompt.resume]
-    return json.dumps(
+    return _encoded(
         {
-            "prompt_token_ids": list(prompt.token_ids),
+            "prompt_token_ids": prompt.token_ids,
             "namespace": prompt.namespace,
             "read_cache": prompt.read_cache,
             "write_cache": prompt.write_cache,
             "resume": resume,
-            "prediction": [int(token_id) for token_id in prompt.prediction],
+            "prediction": prompt.prediction,
             "use_beam_search": isinstance(params, BeamSearchParams),
-            "params": {field.name: _plain(getattr(params, field.name)) for field in fields(params)},
+            "params": _fields_of(params),
             "priority": priority,
             "tenant": tenant,
         }
-    ).encode()
+    )
 
 
 def decode_request(body: bytes) -> tuple[Prompt, SamplingParams | BeamSearchParams, int, str]:
@@ -246,10 +247,10 @@ def encode_pin(tenant: str | None, namespace: str, token_ids: Sequence[int], ttl
     sent = {
         "tenant": tenant,
         "namespace": namespace,
-        "token_ids": [int(token_id) for token_id in token_ids],
+        "token_ids": token_ids,
         "ttl": ttl,
     }
-    return json.dumps(sent).encode()
+    return _encoded(sent)
 
 
 def decode_pin(body: bytes) -> tuple[str | None, str, list[int], float | None]:
@@ -266,13 +267,13 @@ def encode_prompts(prompts: Sequence[Prompt], tenant: str) -> bytes:
     """Prompts to be explained: what decides whether they are cached."""
     sent = [
         {
-            "token_ids": [int(token_id) for token_id in prompt.token_ids],
+            "token_ids": prompt.token_ids,
             "namespace": prompt.namespace,
             "read_cache": prompt.read_cache,
         }
         for prompt in prompts
     ]
-    return json.dumps({"prompts": sent, "tenant": tenant}).encode()
+    return _encoded({"prompts": sent, "tenant": tenant})
 
 
 def decode_prompts(body: bytes) -> tuple[list[Prompt], str]:
@@ -287,7 +288,7 @@ def decode_prompts(body: bytes) -> tuple[list[Prompt], str]:
 
 def encode_shares(shares: Mapping[str, TenantShare]) -> bytes:
     """What each tenant may have."""
-    return json.dumps({name: asdict(share) for name, share in shares.items()}).encode()
+    return _encoded({name: asdict(share) for name, share in shares.items()})
 
 
 def decode_shares(body: bytes) -> dict[str, TenantShare]:
@@ -339,8 +340,33 @@ def _with_counts(metrics: RequestMetrics, line: Mapping[str, Any]) -> RequestMet
     return replace(metrics, loaded_tokens=loaded_tokens, load_seconds=load_seconds, drafts=drafts)
 
 
+def _fields_of(params: SamplingParams | BeamSearchParams) -> dict[str, Any]:
+    values = {field.name: getattr(params, field.name) for field in fields(params)}
+    if params.structured_outputs is not None:
+        values["structured_outputs"] = asdict(params.structured_outputs)
+    if isinstance(params, SamplingParams):
+        values["logit_bias"] = params.biases  # whose keys are Python's integers
+    return values
+
+
+def _encoded(sent: Mapping[str, Any]) -> bytes:
+    """JSON of arguments, which may be all that an engine accepts: numpy's numbers and arrays, and other collections."""
+    return json.dumps(sent, default=_plain).encode()
+
+
 def _plain(value: Any) -> Any:
-    return asdict(value) if isinstance(value, StructuredOutputsParams) else value
+    """What `json` does not know.
+
+    Raises:
+        TypeError: nor is it a number or a collection.
+    """
+    if is_whole(value):
+        return int(value)
+    if is_number(value):
+        return float(value)
+    if isinstance(value, Collection) and not isinstance(value, bytes):
+        return list(value)
+    raise TypeError(f"expected numbers, strings and collections of them, got {value!r:.80}")
 
 
 def _encode_logprobs(entry: Mapping[int, Logprob]) -> list[tuple[int, float, int, str | None]]:

@@ -45,9 +45,24 @@ def validate_prompt(
         max_model_len, model_length: as `LoadedModel` has them.
 
     Raises:
+        TypeError, ValueError: what `validate_token_ids` raises.
+        PromptTooLongError: not even one token could be generated after them.
+    """
+    tokens = validate_token_ids(token_ids, vocab_size)
+    check_prompt_length(tokens.size, max_model_len, model_length)
+    return tokens
+
+
+def validate_token_ids(token_ids: Sequence[int] | NDArray[np.int32], vocab_size: int) -> NDArray[np.int32]:
+    """A prompt of any length as int32.
+
+    Args:
+        token_ids: of the prompt.
+        vocab_size: ids that the model has.
+
+    Raises:
         TypeError: ids are not whole numbers.
         ValueError: there are none, or one is outside the vocabulary.
-        PromptTooLongError: not even one token could be generated after them.
     """
     try:
         tokens = np.asarray(token_ids)
@@ -67,7 +82,6 @@ def validate_prompt(
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocab_size:
         _refuse_id(low if low < 0 else high, vocab_size)
-    check_prompt_length(tokens.size, max_model_len, model_length)
     return tokens.astype(np.int32)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from support.held_steps import HeldSteps
 from support.model_zoo import build_supported
@@ -26,10 +28,19 @@ from radixkv import (
 from radixkv.cache import BlocksStored
 from radixkv.cluster import ReplicaStreams, replica_app
 from radixkv.cluster.received import Received
+from radixkv.cluster.wire import (
+    decode_pin,
+    decode_prompts,
+    decode_shares,
+    encode_pin,
+    encode_prompts,
+    encode_shares,
+)
 from radixkv.errors import ReplicasLostError
 from radixkv.outputs import DraftCounts, Logprob, RequestMetrics
 from radixkv.prompts import Prompt, as_prompts
 from radixkv.routing import Router, prompt_hashes
+from radixkv.scheduling.tenant_share import TenantShare
 
 SECRET = "a secret of the replicas"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
@@ -165,6 +176,62 @@ def test_what_any_replica_would_refuse_is_sent_to_one(llm: LLM) -> None:
             assert transport.num_requests == 1
 
     asyncio.run(main())
+
+
+def test_numpy_s_numbers_and_any_collections_are_taken_as_an_engine_takes_them() -> None:
+    """They used to fail where they were written as JSON."""
+    llm = LLM(build_supported("llama"), num_blocks=40)
+    prompt = Prompt(np.array([5, 6, 7]), prediction=list(np.array([8])))  # type: ignore[arg-type]
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=6,
+        logit_bias={np.int64(9): np.float32(2.5)},  # type: ignore[dict-item]
+        stop_token_ids={np.int64(3)},  # type: ignore[arg-type]
+    )
+    params.min_p = np.float32(0.5)  # type: ignore[assignment]
+    begun = CompletionOutput(0, "", list(np.array([4])), np.float32(0.5))  # type: ignore[arg-type]
+    expected = llm.generate({"prompt_token_ids": [5, 6, 7], "resume": [begun]}, params, use_tqdm=False)
+    beams = llm.beam_search([{"prompt_token_ids": [5, 6, 7]}], BeamSearchParams(beam_width=2, max_tokens=4))
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            streams, _ = replicas(engine, [])
+            outputs: list[RequestOutput] = []
+            options: Any = {"priority": np.int64(1)}
+            async for output in streams.generate(replace(prompt, resume=[begun]), params, "one", **options):
+                outputs.append(output)
+            token_ids = [token_id for output in outputs for token_id in output.outputs[0].token_ids]
+            assert token_ids == expected[0].outputs[0].token_ids
+            assert json.dumps(outputs[0].prompt_token_ids) == "[5, 6, 7]"
+            search = BeamSearchParams(beam_width=2, max_tokens=4)
+            found = await streams.beam_search(prompt, search, "two", **options)
+            assert [beam.tokens for beam in found.sequences] == [beam.tokens for beam in beams[0].sequences]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "temperature", "expected"),
+    [
+        ([5, 1.5], 0.0, "prompt_token_ids: expected whole numbers, got [5, 1.5]"),
+        ([5, True], 0.0, "prompt_token_ids: expected whole numbers, got [5, True]"),
+        ([5], "hot", "temperature: expected a number, got 'hot'"),
+    ],
+)
+def test_what_an_engine_would_refuse_is_sent_to_no_replica(token_ids: Any, temperature: Any, expected: str) -> None:
+    params = SamplingParams(max_tokens=4)
+    params.temperature = temperature
+    with pytest.raises(TypeError, match=f"^{re.escape(expected)}$"):
+        asyncio.run(collect(ReplicaStreams(Router(16), {}, SECRET), Prompt(token_ids), params))
+
+
+def test_pins_explanations_and_shares_may_have_numpy_s_numbers() -> None:
+    ids: Any = np.array([5, 6, 7])
+    ttl: Any = np.float32(0.5)
+    assert decode_pin(encode_pin("ann", "", ids, ttl)) == ("ann", "", [5, 6, 7], 0.5)
+    assert decode_prompts(encode_prompts([Prompt(ids)], "ann")) == ([Prompt([5, 6, 7])], "ann")
+    share = TenantShare(weight=np.float32(0.5), max_num_seqs=np.int64(3))  # type: ignore[arg-type]
+    assert decode_shares(encode_shares({"ann": share})) == {"ann": share}
 
 
 async def stop_after_some_steps(engine: AsyncLLM, steps: HeldSteps) -> None:
