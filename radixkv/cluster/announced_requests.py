@@ -10,10 +10,12 @@ import itertools
 from collections.abc import Iterator
 
 from radixkv.cache import InvalidArgumentError
+from radixkv.cluster.cache_use import reads_cache
 from radixkv.cluster.feed import BlockFeed
 from radixkv.cluster.records import TakenRequest, encode_ended, encode_taken
 from radixkv.prompts import Prompt
 from radixkv.routing import prompt_hashes
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 
 class AnnouncedRequests:
@@ -24,17 +26,18 @@ class AnnouncedRequests:
         self._requests: dict[int, PendingRequest] = {}
         self._numbers = itertools.count(1)
 
-    def add(self, prompt: Prompt, sender: int) -> PendingRequest:
+    def add(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, sender: int) -> PendingRequest:
         """A request has come; it is announced if there are several readers, since its sender knows it.
 
         Args:
             prompt: of the request.
+            params: of the request.
             sender: who sent it.
 
         Raises:
             InvalidArgumentError: its tokens or its namespace are invalid, and there are several readers.
         """
-        request = PendingRequest(self, next(self._numbers), prompt, sender)
+        request = PendingRequest(self, next(self._numbers), prompt, params, sender)
         if len(self._feeds) > 1:
             self._send(request.record(self._feeds[0].block_size))
             request.announced = True
@@ -86,11 +89,19 @@ class PendingRequest:
         announced: whether a reader may have heard of it.
     """
 
-    def __init__(self, requests: AnnouncedRequests, number: int, prompt: Prompt, sender: int) -> None:
+    def __init__(
+        self,
+        requests: AnnouncedRequests,
+        number: int,
+        prompt: Prompt,
+        params: SamplingParams | BeamSearchParams,
+        sender: int,
+    ) -> None:
         self.number = number
         self.announced = False
         self._requests = requests
         self._prompt = prompt
+        self._params = params
         self._sender = sender
         self._record: bytes | None = None
 
@@ -111,7 +122,8 @@ class PendingRequest:
         if self._record is None:
             prompt = self._prompt
             hashes = prompt_hashes(prompt.token_ids, prompt.namespace, block_size)
-            if not (prompt.read_cache and prompt.write_cache):
+            reads = reads_cache(prompt, self._params, has_tokens=bool(prompt.resume))
+            if not (reads and prompt.write_cache):
                 hashes = []  # all of it may be computed, and none of it be held
             self._record = encode_taken(TakenRequest(self.number, self._sender, len(prompt.token_ids), hashes))
         return self._record

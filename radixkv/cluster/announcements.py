@@ -19,6 +19,7 @@ from radixkv.engine.engine import Engine
 from radixkv.engine.stats import GAUGES
 from radixkv.errors import EngineDeadError
 from radixkv.prompts import Prompt
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 # Between two looks at the replica's load.
 _SECONDS_BETWEEN_LOADS = 0.2
@@ -39,17 +40,18 @@ class Announcements:
         self._farewells: set[asyncio.Task[None]] = set()
         self._announced = AnnouncedRequests()
 
-    def add(self, prompt: Prompt, sender: int) -> PendingRequest:
+    def add(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, sender: int) -> PendingRequest:
         """A request has come, which is announced where there are several readers. Whoever calls this must `end` it.
 
         Args:
             prompt: of the request.
+            params: of the request.
             sender: who sent it, see `TakenRequest`.
 
         Raises:
             InvalidArgumentError: its tokens or its namespace are invalid, and there are several readers.
         """
-        return self._announced.add(prompt, sender)
+        return self._announced.add(prompt, params, sender)
 
     def announce(self) -> None:
         """Let every reader know at once what has changed."""

@@ -144,7 +144,7 @@ class _Replica:
         self._check_room(prompt, params)
         sender = decode_sender(request.headers)
         # Announced at once: the engine takes it only between two steps.
-        pending = self._announcements.add(prompt, sender)
+        pending = self._announcements.add(prompt, params, sender)
         try:
             accepted = decode_accepted(request.headers)
             (stream,) = await self._llm.submit([prompt], params, priority=priority, tenant=tenant, accepted=accepted)

@@ -33,6 +33,7 @@ from radixkv.cache.tokens import MAX_TOKEN_ID
 from radixkv.cluster.answer_checks import AnswerChecks
 from radixkv.cluster.answer_lines import answer_lines
 from radixkv.cluster.attempt import MovedError, Ticket, Trial
+from radixkv.cluster.cache_use import reads_cache
 from radixkv.cluster.connection import check_secret
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.received import Received
@@ -70,12 +71,6 @@ def _has_tokens(piece: RequestOutput | BeamSearchOutput) -> bool:
     if isinstance(piece, BeamSearchOutput):
         return bool(piece.sequences)
     return any(output.token_ids for output in piece.outputs)
-
-
-def _reads_cache(prompt: Prompt, params: SamplingParams | BeamSearchParams, has_tokens: bool) -> bool:
-    """Whether a replica reuses cached prefixes; see `radixkv.scheduling.request.Request.reads_cache`."""
-    wants_prompt_logprobs = isinstance(params, SamplingParams) and params.prompt_logprobs is not None
-    return prompt.read_cache and (has_tokens or bool(prompt.resume) or not wants_prompt_logprobs)
 
 
 @dataclass(eq=False)
@@ -317,7 +312,8 @@ class ReplicaStreams:
         losses = Losses(request_id, self._max_attempts)
         num_tokens = len(prompt.token_ids) + (params.max_tokens or 0)
         while True:
-            known = hashes if _reads_cache(prompt, params, losses.has_tokens) else []
+            has_tokens = losses.has_tokens or bool(prompt.resume)
+            known = hashes if reads_cache(prompt, params, has_tokens=has_tokens) else []
             placement, client = await self._choose(known, prompt, losses)
             generation = self._generations.get(placement.replica)
             ticket = Ticket(placement.replica, generation, num_tokens, begun=losses.has_tokens)

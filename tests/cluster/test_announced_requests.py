@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.pretended_replicas import GREEDY
 
+from radixkv import CompletionOutput, SamplingParams
 from radixkv.cache import InvalidArgumentError
 from radixkv.cluster.announced_requests import AnnouncedRequests, PendingRequest
 from radixkv.cluster.feed import BlockFeed
@@ -49,7 +52,7 @@ class Unfinished(RuleBasedStateMachine):
 
     @rule(length=st.integers(1, 10))
     def take(self, length: int) -> None:
-        request = self.requests.add(Prompt(list(range(length))), 1)
+        request = self.requests.add(Prompt(list(range(length))), GREEDY, 1)
         self.present[request.number] = request
         if len(self.readers) > 1:
             self.taken_among_several.add(request.number)
@@ -109,7 +112,7 @@ def test_to_a_single_reader_nothing_is_announced() -> None:
     assert not list(requests.join(reader.feed))
 
     def announced() -> int:
-        requests.add(Prompt([1, 2, 3]), 1).end(computed=True)
+        requests.add(Prompt([1, 2, 3]), GREEDY, 1).end(computed=True)
         reader.read(reader.feed.take())
         num_records, reader.num_records = reader.num_records, 0
         return num_records
@@ -131,8 +134,8 @@ def test_what_is_taken_is_hashed_when_it_is_told_for_the_first_time(monkeypatch:
     monkeypatch.setattr("radixkv.cluster.announced_requests.prompt_hashes", prompt_hashes)
     requests, readers = AnnouncedRequests(), [Reader() for _ in range(3)]
     requests.join(readers[0].feed)
-    requests.add(Prompt([1, 2, 3]), 1)
-    ended = requests.add(Prompt([1, 2]), 1)
+    requests.add(Prompt([1, 2, 3]), GREEDY, 1)
+    ended = requests.add(Prompt([1, 2]), GREEDY, 1)
     assert not hashed
     records = requests.join(readers[1].feed)
     ended.end()
@@ -145,20 +148,34 @@ def test_what_is_taken_is_hashed_when_it_is_told_for_the_first_time(monkeypatch:
 def test_what_the_engine_is_about_to_refuse_is_announced_to_nobody(prompt: Prompt) -> None:
     requests, readers = AnnouncedRequests(), [Reader() for _ in range(2)]
     requests.join(readers[0].feed)
-    request = requests.add(prompt, 1)
+    request = requests.add(prompt, GREEDY, 1)
     assert not list(requests.join(readers[1].feed))
     request.end()
     with pytest.raises(InvalidArgumentError):
-        requests.add(prompt, 1)
+        requests.add(prompt, GREEDY, 1)
     assert not requests._requests
 
 
-@pytest.mark.parametrize(("read", "write", "num_blocks"), [(True, True, 2), (False, True, 0), (True, False, 0)])
+BEGUN = [CompletionOutput(0, "x", [2], 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "num_blocks"),
+    [
+        (Prompt([1] * 9), GREEDY, 2),
+        (Prompt([1] * 9, read_cache=False), GREEDY, 0),
+        (Prompt([1] * 9, write_cache=False), GREEDY, 0),
+        # The log-probabilities of a prompt have to be computed, and are complete when its answer begins.
+        (Prompt([1] * 9), replace(GREEDY, prompt_logprobs=0), 0),
+        (Prompt([1] * 9, resume=BEGUN), replace(GREEDY, prompt_logprobs=0), 2),
+    ],
+)
 def test_of_what_is_not_shared_by_the_cache_only_its_length_is_announced(
-    read: bool, write: bool, num_blocks: int
+    prompt: Prompt, params: SamplingParams, num_blocks: int
 ) -> None:
+    """With prompt_logprobs, what a replica held of a prompt did not count as work for it."""
     requests, feed = AnnouncedRequests(), BlockFeed(BLOCK, lambda: None)
-    requests.add(Prompt([1] * 9, read_cache=read, write_cache=write), 1)
+    requests.add(prompt, params, 1)
     (record,) = requests.join(feed)
     ((_, payload),) = RecordReader().read(record)
     taken = decode_taken(payload, BLOCK)
