@@ -18,8 +18,7 @@ class Placement:
     Attributes:
         replica: the name.
         block_hashes: of the whole blocks of its prompt that the replica will hold; empty where it caches none of them.
-        num_hit_tokens: tokens of the prompt that the replica was expected to hold.
-        num_tokens: tokens that it was expected to compute.
+        num_tokens: tokens of the prompt that the replica was expected to compute, because it did not hold them.
         first_expected: the first of its blocks that is expected because of this request; those before it are held, or
             expected because of others.
         prefilled: whether it has its first token, or has ended.
@@ -27,7 +26,6 @@ class Placement:
 
     replica: str
     block_hashes: Sequence[int]
-    num_hit_tokens: int
     num_tokens: int
     first_expected: int
     prefilled: bool = False

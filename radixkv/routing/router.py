@@ -342,7 +342,7 @@ class Router:
             block_hashes: of the blocks that it will hold then, if it caches.
         """
         num_lacking, first_expected = num_prompt_tokens - num_hit_tokens, num_hit_tokens // self.block_size
-        placement = Placement(name, block_hashes if replica.caches else (), num_hit_tokens, num_lacking, first_expected)
+        placement = Placement(name, block_hashes if replica.caches else (), num_lacking, first_expected)
         replica.enqueue(placement, now)
         return placement
 

@@ -48,7 +48,7 @@ def test_a_prompt_goes_to_who_holds_most_of_it(router: Router) -> None:
     router.update("a", stored(1, 2))
     router.update("b", stored(1, 2, 3))
     placement = send(router, 1, 2, 3, 4)
-    assert (placement.replica, placement.num_hit_tokens, placement.num_tokens) == ("b", 3 * BLOCK, BLOCK + 1)
+    assert (placement.replica, placement.num_tokens) == ("b", BLOCK + 1)
     router.update("b", BlocksRemoved((2, 3), 0, "CPU"))
     router.finish(placement)
     assert send(router, 1, 2, 3).replica == "a"
@@ -89,7 +89,7 @@ def test_what_was_sent_counts_as_held_before_any_event(router: Router) -> None:
     first = send(router, 1, 2, 3, 4, 5, 6, 7, 8)
     second = send(router, *range(1, 9), 9)
     assert second.replica == first.replica
-    assert second.num_hit_tokens == 8 * BLOCK
+    assert second.num_tokens == BLOCK + 1
 
 
 def test_what_no_event_confirms_is_expected_no_longer(router: Router, clock: Clock) -> None:
@@ -99,11 +99,11 @@ def test_what_no_event_confirms_is_expected_no_longer(router: Router, clock: Clo
     router.finish(placement)
     clock.now = 5.9
     second = send(router, 1, 2, 3)
-    assert second.num_hit_tokens == 3 * BLOCK
+    assert second.num_tokens == 1
     router.finish(second)
     clock.now = 6.1
     router.report("b", 0, 0, 0)
-    assert send(router, 1, 2, 3).num_hit_tokens == 0
+    assert send(router, 1, 2, 3).num_tokens == 3 * BLOCK + 1
 
 
 def test_what_was_sent_long_ago_is_forgotten_between_choices_and_not_all_at_once(router: Router, clock: Clock) -> None:
@@ -262,9 +262,9 @@ def test_a_removed_replica_is_chosen_and_known_no_more(router: Router) -> None:
     router.prefilled(placement)
     router.finish(placement)
     router.update("a", stored(1, 2, 3))
-    assert send(router, 1, 2, 3).num_hit_tokens == 0
+    assert send(router, 1, 2, 3).num_tokens == 3 * BLOCK + 1
     router.add("a")
-    assert router.choose([1, 2, 3], 49, excluded=["b", "c"]).num_hit_tokens == 0
+    assert router.choose([1, 2, 3], 49, excluded=["b", "c"]).num_tokens == 49
     assert router.choose([1], 17, excluded=["a", "b", "c"]) is None
 
 
@@ -291,9 +291,9 @@ def test_hashes_are_those_of_the_cache_s_events_also_in_namespaces(router: Route
     for name, namespace in (("a", "tenant-1"), ("b", "tenant-2")):
         placement = router.choose(prompt_hashes(tokens, namespace, BLOCK), 50)
         assert placement is not None
-        assert (placement.replica, placement.num_hit_tokens) == (name, 48)
+        assert (placement.replica, placement.num_tokens) == (name, 2)
         router.finish(placement)
-    assert router.choose(prompt_hashes(tokens, "tenant-3", BLOCK), 50).num_hit_tokens == 0
+    assert router.choose(prompt_hashes(tokens, "tenant-3", BLOCK), 50).num_tokens == 50
 
 
 def test_impossible_numbers_are_refused() -> None:
