@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from radixkv.async_llm import AsyncLLM
 from radixkv.cluster.announced_requests import AnnouncedRequests, PendingRequest
 from radixkv.cluster.counters import counters_of
 from radixkv.cluster.feed import BlockFeed
+from radixkv.cluster.load import ReplicaLoad
 from radixkv.cluster.records import encode_held, encode_load
 from radixkv.engine.engine import Engine
 from radixkv.engine.stats import GAUGES
@@ -91,7 +91,7 @@ class Announcements:
             for record in taken:
                 yield record
                 await asyncio.sleep(0)  # hashing a long prompt takes milliseconds
-            sent: dict[str, Any] = {}
+            sent: ReplicaLoad | None = None
             silent = 0
             while llm.death is None and not feed.overflowed:
                 load = _load(llm)
@@ -128,12 +128,11 @@ class Announcements:
             await self._llm.call(end)
 
 
-def _load(llm: AsyncLLM) -> dict[str, Any]:
-    """What a replica has to do, and how it stands, in numbers."""
+def _load(llm: AsyncLLM) -> ReplicaLoad:
     stats = llm.stats
-    return {
-        "draining": llm.draining,
+    return ReplicaLoad(
+        draining=llm.draining,
         **{name: getattr(stats, name) for name in GAUGES},
-        "prefill_seconds_per_token": stats.prefill_seconds_per_token,
-        "counters": counters_of(stats),
-    }
+        prefill_seconds_per_token=stats.prefill_seconds_per_token,
+        counters=counters_of(stats),
+    )

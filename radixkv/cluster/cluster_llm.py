@@ -244,7 +244,7 @@ class ClusterLLM:
     def stats(self) -> EngineStats:
         """Sums: of the state of all replicas that are up, and of what all that ever were up have counted."""
         loads = list(self.replicas.loads.values())
-        sums: dict[str, Any] = {name: sum(load.get(name, 0) for load in loads) for name in GAUGES}
+        sums: dict[str, Any] = {name: sum(getattr(load, name) for load in loads) for name in GAUGES}
         if not sums["num_blocks"]:
             sums["num_blocks"] = sums["num_free_blocks"] = 1  # others divide by it, and nothing is in use
         return EngineStats(**sums, **stats_of(self.replicas.counters.totals()), last_batch=BatchSize(0, 0))

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from radixkv.cluster.answers import all_answers, failure
 from radixkv.cluster.cluster_llm import ClusterLLM
+from radixkv.cluster.load import ReplicaLoad
 from radixkv.observe.inspect.replica_snapshots import join_snapshots
 from radixkv.server.admin import CheckResponse, ClearRequest, ClearResponse, DrainResponse, selection_of
 from radixkv.server.authentication import CurrentTenant, administrator
@@ -129,18 +130,18 @@ def _states(llm: ClusterLLM) -> list[ReplicaState]:
 
 
 def _state(llm: ClusterLLM, name: str) -> ReplicaState:
-    load = llm.replicas.load_of(name)
+    load = llm.replicas.loads.get(name, ReplicaLoad())
     return ReplicaState(
         name=name,
         up=name in llm.replicas.available,
-        draining=bool(load.get("draining")),
+        draining=load.draining,
         generation=llm.replicas.generations.names.get(name),
         streams=llm.replicas.streams.num_streams(name),
-        running=load.get("num_running", 0),
-        waiting=load.get("num_waiting", 0),
-        queued_tokens=load.get("num_queued_tokens", 0),
-        blocks=load.get("num_blocks", 0),
-        cached_blocks=load.get("num_evictable_blocks", 0),
+        running=load.num_running,
+        waiting=load.num_waiting,
+        queued_tokens=load.num_queued_tokens,
+        blocks=load.num_blocks,
+        cached_blocks=load.num_evictable_blocks,
     )
 
 

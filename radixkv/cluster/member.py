@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import httpx
 
 from radixkv.cluster.description import ReplicaDescription
+from radixkv.cluster.load import ReplicaLoad
 from radixkv.scheduling.tenant_share import TenantShare
 
 
@@ -21,7 +21,7 @@ class Member:
         joined: done when it is up for the first time, or when something keeps it from that, with the error.
         description: when it was last reached; None: never.
         client: with which it is up; None: it is down.
-        load: its latest report.
+        load: its latest report; None: it is down, or did not report yet.
         sent_shares: what each tenant may have, as it last confirmed it; None: it confirmed nothing yet.
         telling: the task that tells it the newest shares; None: there was none yet.
         is_behind: whether it did not confirm the newest shares when it was told.
@@ -34,7 +34,7 @@ class Member:
     joined: asyncio.Future[None]
     description: ReplicaDescription | None = None
     client: httpx.AsyncClient | None = None
-    load: Mapping[str, Any] = field(default_factory=dict)
+    load: ReplicaLoad | None = None
     sent_shares: Mapping[str, TenantShare] | None = None
     telling: asyncio.Task[None] | None = None
     is_behind: bool = False

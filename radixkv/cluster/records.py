@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from typing import Any
 
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, CacheEvent
 from radixkv.cache.arguments import is_number
+from radixkv.cluster.load import ReplicaLoad
 from radixkv.engine.stats import GAUGES
 
 _HEADER = struct.Struct("<BI")
@@ -90,12 +91,12 @@ def encode_hashes(block_hashes: Sequence[int]) -> bytes:
     return np.array(block_hashes, dtype=_HASH).tobytes()
 
 
-def encode_load(load: Mapping[str, Any]) -> bytes:
+def encode_load(load: ReplicaLoad) -> bytes:
     """What a replica has to do."""
-    return encode_record(Kind.LOAD, json.dumps(load, separators=(",", ":")).encode())
+    return encode_record(Kind.LOAD, json.dumps(asdict(load), separators=(",", ":")).encode())
 
 
-def decode_load(payload: bytes) -> dict[str, Any]:
+def decode_load(payload: bytes) -> ReplicaLoad:
     """What `encode_load` was given.
 
     Raises:
@@ -119,7 +120,8 @@ def decode_load(payload: bytes) -> dict[str, Any]:
     rate = load.get("prefill_seconds_per_token")
     if rate is not None and not (is_number(rate) and 0 < rate < _MAX_NUMBER):
         raise ValueError(f"expected seconds above 0 for a token of a prompt, got {rate!r:.80}")
-    return load
+    values: dict[str, Any] = {field.name: load.get(field.name) for field in fields(ReplicaLoad)}
+    return ReplicaLoad(**values)
 
 
 def encode_taken(request: TakenRequest) -> bytes:

@@ -22,7 +22,7 @@ class ReplicaCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         names, available = self._replicas.names, self._replicas.available
-        loads = {name: load for name in names if (load := self._replicas.load_of(name))}
+        loads = self._replicas.loads
 
         def of_each(metric: Gauge | Counter, figures: Mapping[str, float]) -> Metric:
             for name, figure in figures.items():
@@ -39,18 +39,21 @@ class ReplicaCollector(Collector):
         for name, generation in self._replicas.generations.names.items():
             info.add_metric([name, generation], 1)
         yield info
-        for metric, documentation, field in [
-            ("num_requests_running", "Requests with at least one running sequence.", "num_running"),
-            ("num_requests_waiting", "Requests waiting to be scheduled.", "num_waiting"),
-            ("queued_prompt_tokens", "Prompt tokens that are still to be computed.", "num_queued_tokens"),
-        ]:
-            gauge = Gauge(_PREFIX + metric, documentation, labels=["replica"])
-            yield of_each(gauge, {name: load.get(field, 0) for name, load in loads.items()})
+        running = Gauge(
+            _PREFIX + "num_requests_running", "Requests with at least one running sequence.", labels=["replica"]
+        )
+        yield of_each(running, {name: load.num_running for name, load in loads.items()})
+        waiting = Gauge(_PREFIX + "num_requests_waiting", "Requests waiting to be scheduled.", labels=["replica"])
+        yield of_each(waiting, {name: load.num_waiting for name, load in loads.items()})
+        queued = Gauge(
+            _PREFIX + "queued_prompt_tokens", "Prompt tokens that are still to be computed.", labels=["replica"]
+        )
+        yield of_each(queued, {name: load.num_queued_tokens for name, load in loads.items()})
         blocks = Gauge(_PREFIX + "kv_cache_blocks", "Blocks of its cache by state.", labels=["replica", "state"])
         for name, load in loads.items():
-            free, evictable = load.get("num_free_blocks", 0), load.get("num_evictable_blocks", 0)
+            free, evictable = load.num_free_blocks, load.num_evictable_blocks
             blocks.add_metric([name, "free"], free)
-            blocks.add_metric([name, "held"], load.get("num_blocks", 0) - free - evictable)
+            blocks.add_metric([name, "held"], load.num_blocks - free - evictable)
             blocks.add_metric([name, "evictable"], evictable)
         yield blocks
         for metric, documentation, field in [
@@ -60,4 +63,4 @@ class ReplicaCollector(Collector):
             ("num_preemptions", "Preemptions of running requests.", "num_preemptions"),
         ]:
             counter = Counter(_PREFIX + metric, documentation, labels=["replica"])
-            yield of_each(counter, {name: load["counters"].get(field, 0) for name, load in loads.items()})
+            yield of_each(counter, {name: load.counters.get(field, 0) for name, load in loads.items()})

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import httpx
 
@@ -21,6 +20,7 @@ from radixkv.cluster.connection import check_secret, connect
 from radixkv.cluster.counters import CounterTotals
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.generations import Generations, MismatchError
+from radixkv.cluster.load import ReplicaLoad
 from radixkv.cluster.member import Member
 from radixkv.cluster.records import Kind, RecordReader, as_event, decode_ended, decode_load, decode_taken
 from radixkv.cluster.streams import ReplicaStreams
@@ -183,13 +183,9 @@ class ReplicaSet:
         return self._streams
 
     @property
-    def loads(self) -> dict[str, Mapping[str, Any]]:
-        """The latest load report of each replica that is up, by its name."""
-        return {name: member.load for name, member in self._members.items() if member.client is not None}
-
-    def load_of(self, name: str) -> Mapping[str, Any]:
-        """A replica's latest load report; empty where it is down."""
-        return self._members[name].load if name in self._members else {}
+    def loads(self) -> dict[str, ReplicaLoad]:
+        """The latest report of each replica that is up, by its name."""
+        return {name: member.load for name, member in self._members.items() if member.load is not None}
 
     def obstacle(self) -> str | None:
         """Why no request can be answered now; None: one can."""
@@ -230,9 +226,7 @@ class ReplicaSet:
         if client is None:
             return None
         try:
-            return await client.request(
-                method, path, content=content, headers=self._headers, timeout=_SECONDS_TO_DESCRIBE
-            )
+            return await client.request(method, path, content=content, headers=self._headers, timeout=_SECONDS_TO_DESCRIBE)
         except (httpx.HTTPError, RuntimeError):  # RuntimeError: the client is closed
             return None
 
@@ -296,7 +290,8 @@ class ReplicaSet:
                         await self._mark_down(member)
                     raise
                 complaint = ""
-                if not member.load.get("draining") and loop.time() - began > _SECONDS_OF_SILENCE:
+                draining = member.load is not None and member.load.draining
+                if not draining and loop.time() - began > _SECONDS_OF_SILENCE:
                     continue  # the replica was read too slowly, or is gone: the next attempt finds out
             except Exception as error:
                 if member.leaving:
@@ -398,7 +393,7 @@ class ReplicaSet:
     def _note(self, member: Member, client: httpx.AsyncClient, kind: Kind, payload: bytes) -> None:
         if member.leaving:
             if kind is Kind.LOAD and member.description is not None:
-                self.counters.report(member.description.instance, decode_load(payload)["counters"])
+                self.counters.report(member.description.instance, decode_load(payload).counters)
             return
         if member.client is None:
             if kind is Kind.LOAD:
@@ -424,20 +419,20 @@ class ReplicaSet:
                 self._note_load(member, client, decode_load(payload), router, streams)
 
     def _note_load(
-        self, member: Member, client: httpx.AsyncClient, load: dict[str, Any], router: Router, streams: ReplicaStreams
+        self, member: Member, client: httpx.AsyncClient, load: ReplicaLoad, router: Router, streams: ReplicaStreams
     ) -> None:
         member.load = load
-        if load["draining"]:
+        if load.draining:
             router.remove(member.name)
             streams.move(client)
         assert member.description is not None
-        self.counters.report(member.description.instance, load["counters"])
+        self.counters.report(member.description.instance, load.counters)
         router.report(
             member.name,
-            load["num_queued_tokens"],
-            load["num_queued"],
-            load["num_decoding"],
-            load["prefill_seconds_per_token"],
+            load.num_queued_tokens,
+            load.num_queued,
+            load.num_decoding,
+            load.prefill_seconds_per_token,
         )
         if not member.joined.done():
             member.joined.set_result(None)
@@ -447,7 +442,7 @@ class ReplicaSet:
     async def _mark_down(self, member: Member) -> None:
         """A replica is gone: its streams go on elsewhere."""
         self._take_out(member)
-        client, member.client, member.load = member.client, None, {}
+        client, member.client, member.load = member.client, None, None
         if member.telling is not None:
             member.telling.cancel()
         member.sent_shares, member.is_behind = None, False

@@ -10,13 +10,13 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from support.pretended_replicas import HANGING, LOAD, Body, Cluster, tokens, until
+from support.pretended_replicas import HANGING, LOAD, Body, Cluster, load_record, tokens, until
 
 from radixkv.cluster import ReplicaStreams
 from radixkv.cluster.membership import Membership
 from radixkv.cluster.records import Kind, encode_load, encode_record
 
-RUNNING, DRAINED = encode_load(LOAD), encode_load({**LOAD, "draining": True})
+RUNNING, DRAINED = encode_load(LOAD), load_record(draining=True)
 
 
 class Restarting:

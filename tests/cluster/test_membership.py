@@ -25,6 +25,7 @@ from support.pretended_replicas import (
     Cluster,
     client_of,
     llm_of,
+    load_record,
     tokens,
     until,
 )
@@ -85,9 +86,9 @@ def test_an_empty_list_changes_nothing(tmp_path: Path, caplog: pytest.LogCapture
 def test_what_a_drained_replica_has_to_do_counts_while_it_works() -> None:
     """During an update, the load of all replicas used to look halved."""
     cluster = Cluster()
-    drained = encode_load({**LOAD, "num_running": 2, "draining": True})
+    drained = load_record(num_running=2, draining=True)
     cluster.events["http://a"] = [encode_record(Kind.HELD), drained]
-    cluster.events["http://b"] = [encode_record(Kind.HELD), encode_load({**LOAD, "num_running": 1})]
+    cluster.events["http://b"] = [encode_record(Kind.HELD), load_record(num_running=1)]
 
     async def main() -> None:
         replicas = cluster.replicas()
@@ -175,7 +176,7 @@ def test_a_replica_that_was_never_reached_is_one_of_all() -> None:
         await membership.wait_for_first()
         await until(lambda: replicas.added == ["a"])  # the attempt has failed
         assert replicas.names == ["a", "b"]
-        assert not replicas.load_of("b")
+        assert "b" not in replicas.loads
         with pytest.raises(ReplicasLostError, match="are down, or did not do it: 'b'; ask again"):
             await llm_of(replicas).clear(NamespaceSelection())
         membership._update({"a": "http://a"})
@@ -271,11 +272,11 @@ def test_removing_a_replica_ends_the_wait_for_it() -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        encode_load({"draining": False}),
-        encode_load({**LOAD, "num_blocks": "x"}),
-        encode_load({**LOAD, "num_queued_tokens": -1}),
-        encode_load({**LOAD, "prefill_seconds_per_token": float("nan")}),
-        encode_load({**LOAD, "counters": {"num_steps": float("inf")}}),
+        encode_record(Kind.LOAD, b'{"draining": false}'),
+        load_record(num_blocks="x"),
+        load_record(num_queued_tokens=-1),
+        load_record(prefill_seconds_per_token=float("nan")),
+        load_record(counters={"num_steps": float("inf")}),
         encode_record(Kind.STORED, bytes(7)),
         encode_record(Kind.TAKEN, bytes(23)),
         encode_record(Kind.TAKEN, bytes(24)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -74,6 +75,6 @@ def test_why_a_request_is_refused() -> None:
     ],
 )
 def test_a_load_that_cannot_be_counted_with_is_refused(fields: dict[str, object], message: str) -> None:
-    assert decode_load(json.dumps(LOAD).encode()) == LOAD
+    assert decode_load(json.dumps(asdict(LOAD)).encode()) == LOAD
     with pytest.raises(ValueError, match=message):
-        decode_load(json.dumps({**LOAD, **fields}).encode())
+        decode_load(json.dumps({**asdict(LOAD), **fields}).encode())

@@ -97,7 +97,7 @@ def test_a_prompt_goes_where_another_ingress_has_sent_its_prefix(default_tokeniz
             assert [others_on(one, name) for name in "01"] == [0, 0]  # it has sent both itself
             # No step has ended, so no report says what replicas have to do: both seem idle, and the first of them would get
             # the next prompt.
-            assert all(not load["num_queued"] for load in two.loads.values())
+            assert all(not load.num_queued for load in two.loads.values())
             holder = router_of(two).holder(prompt_hashes(LONG, "", 16))
             assert holder == "1"
             tasks.append(asyncio.ensure_future(answer(two, [*LONG, 7, 8, 9])))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import asdict
 from typing import Any
 
 import httpx
 
 from radixkv import SamplingParams, __version__
 from radixkv.cluster import ClusterLLM, ReplicaSet, ReplicaStreams
+from radixkv.cluster.load import ReplicaLoad
 from radixkv.cluster.records import Kind, encode_load, encode_record
 from radixkv.engine.clearing import Cleared
-from radixkv.engine.stats import GAUGES
 from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Prompt
 
@@ -39,7 +40,7 @@ IDENTITY = {
     "quantised_bytes": 0,
 }
 CAPACITY = {"max_model_len": 100, "max_num_seqs": 4, "max_num_batched_tokens": 100}
-LOAD = {**dict.fromkeys(GAUGES, 0), "draining": False, "counters": {}, "prefill_seconds_per_token": None}
+LOAD = ReplicaLoad()
 Handler = Callable[[httpx.Request], Coroutine[None, None, httpx.Response]]
 
 
@@ -61,6 +62,11 @@ class Body(httpx.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for part in self._parts():
             yield part
+
+
+def load_record(**fields: Any) -> bytes:
+    """A load of which some fields are others, perhaps impossible ones."""
+    return encode_record(Kind.LOAD, json.dumps({**asdict(LOAD), **fields}).encode())
 
 
 def client_of(handler: Handler, url: str = "http://replica") -> httpx.AsyncClient:
