@@ -19,6 +19,8 @@ from httpx_aiohttp.transport import AiohttpResponseStream
 from radixkv.server.listener import notice_loss
 
 _EXPECTED_URL = "expected http://host:port or unix:///path"
+# For most questions. A replica may have to read its model's files, or to wait for the end of a step.
+SECONDS_TO_ANSWER = 120.0
 _SECONDS_TO_CONNECT = 5.0
 # Shorter than the replica's server keeps an idle connection, so that no request is sent on one that is being closed.
 _SECONDS_TO_KEEP = 2.0

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import httpx
 
 from radixkv.cache.arguments import check_count, is_number
-from radixkv.cluster.connection import check_secret, connect
+from radixkv.cluster.connection import SECONDS_TO_ANSWER, check_secret, connect
 from radixkv.cluster.counters import CounterTotals
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.generations import Generations, MismatchError
@@ -31,8 +31,6 @@ from radixkv.scheduling.tenant_share import TenantShare
 
 _log = logging.getLogger(__name__)
 
-# The first description takes as long as reading the model's files does.
-_SECONDS_TO_DESCRIBE = 120.0
 # A replica sends something at least once a second. Events that end sooner than this are not read again at once.
 _SECONDS_OF_SILENCE = 10.0
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
@@ -226,7 +224,7 @@ class ReplicaSet:
         if client is None:
             return None
         try:
-            return await client.request(method, path, content=content, headers=self._headers, timeout=_SECONDS_TO_DESCRIBE)
+            return await client.request(method, path, content=content, headers=self._headers, timeout=SECONDS_TO_ANSWER)
         except (httpx.HTTPError, RuntimeError):  # RuntimeError: the client is closed
             return None
 
@@ -348,7 +346,7 @@ class ReplicaSet:
 
     def _answer_timeout(self, member: Member, client: httpx.AsyncClient) -> float:
         """Seconds to wait for a description: a replica that is up has made its own already."""
-        return _SECONDS_OF_SILENCE if member.client is client else _SECONDS_TO_DESCRIBE
+        return _SECONDS_OF_SILENCE if member.client is client else SECONDS_TO_ANSWER
 
     async def _describe(self, member: Member, client: httpx.AsyncClient) -> ReplicaDescription:
         try:

@@ -8,14 +8,12 @@ from collections.abc import Iterable, Mapping
 
 import httpx
 
+from radixkv.cluster.connection import SECONDS_TO_ANSWER
 from radixkv.cluster.member import Member
 from radixkv.cluster.wire import encode_shares
 from radixkv.scheduling.tenant_share import TenantShare
 
 _log = logging.getLogger(__name__)
-
-# As long as a replica may take for its description, because it sets shares between two steps.
-_SECONDS_TO_CONFIRM = 120.0
 
 
 class TenantShares:
@@ -78,6 +76,6 @@ class TenantShares:
         if shares is None or member.sent_shares is shares:
             return
         body = encode_shares(shares)
-        answer = await client.put("/tenants", content=body, headers=self._headers, timeout=_SECONDS_TO_CONFIRM)
+        answer = await client.put("/tenants", content=body, headers=self._headers, timeout=SECONDS_TO_ANSWER)
         answer.raise_for_status()
         member.sent_shares, member.is_behind = shares, False

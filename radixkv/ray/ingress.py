@@ -23,8 +23,6 @@ from radixkv.ray.registry import RENEWAL_SECONDS
 from radixkv.server.config import ServerConfig
 
 _SECONDS_BETWEEN_LOOKS = 5.0  # at the file of keys
-# After grace_seconds, for slow readers to read their answers.
-_SECONDS_TO_READ = 5.0
 
 
 class _IngressDeployment:
@@ -108,13 +106,13 @@ class ListeningIngress(_IngressDeployment):
         namespaces: bytes | None,
     ) -> None:
         from radixkv.server.handover import Handover
-        from radixkv.server.run import listener_for, uvicorn_config
+        from radixkv.server.run import SECONDS_TO_READ, listener_for, uvicorn_config
 
         await super().__init__(registry, engines, server, model, namespaces)
         self._listening = ExitStack()
         self._listener = self._listening.enter_context(listener_for(server, self._tenants, shared=True))
         self._handover = Handover(self._app)
-        self._server = uvicorn.Server(uvicorn_config(server, self._handover, server.grace_seconds + _SECONDS_TO_READ))
+        self._server = uvicorn.Server(uvicorn_config(server, self._handover, server.grace_seconds + SECONDS_TO_READ))
         self._serving = asyncio.ensure_future(self._server.serve([self._listener]))
 
     async def check_health(self) -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 # After the last request is finished, for slow readers to read their answers.
-_SECONDS_TO_READ = 5
+SECONDS_TO_READ = 5.0
 
 
 def run_server(config: ServerConfig, options: LLMOptions) -> int:
@@ -180,7 +180,7 @@ async def serve(
     return 0
 
 
-def uvicorn_config(config: ServerConfig, app: ASGIApp, seconds_to_end: float = _SECONDS_TO_READ) -> uvicorn.Config:
+def uvicorn_config(config: ServerConfig, app: ASGIApp, seconds_to_end: float = SECONDS_TO_READ) -> uvicorn.Config:
     """How the application is served.
 
     Args:
