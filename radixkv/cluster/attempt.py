@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
+from typing import TypeVar
 
 from radixkv.cluster.losses import LostError
+
+_Line = TypeVar("_Line")
 
 
 class MovedError(Exception):
@@ -74,6 +77,27 @@ class Ticket:
         if not self._interrupted and self.scope is not None:
             self.scope.reschedule(asyncio.get_running_loop().time())
         self._interrupted = True
+
+    async def read(self, lines: AsyncGenerator[_Line, None]) -> AsyncGenerator[_Line, None]:
+        """The lines of the replica's answer, until the request is called away.
+
+        Raises:
+            LostError, MovedError: it was.
+        """
+        while True:
+            self.check()
+            self.sent = True
+            try:
+                async with asyncio.timeout(None) as self.scope:
+                    line = await anext(lines)
+            except TimeoutError:
+                self.check()
+                raise
+            except StopAsyncIteration:
+                return
+            finally:
+                self.scope = None
+            yield line
 
     def check(self) -> None:
         """Raise if it was interrupted.

@@ -321,7 +321,9 @@ class ReplicaStreams:
             trial = Trial(self._trials.setdefault(client, asyncio.Lock()) if losses.suspected else None)
             try:
                 await trial.begin()
-                async with aclosing(self._lines_of(placement.replica, client, body(), ticket, losses)) as lines:
+                headers = {**self._headers, **encode_accepted()} if losses.accepted else self._headers
+                answer = answer_lines(placement.replica, client, body(), headers)
+                async with aclosing(answer), aclosing(ticket.read(answer)) as lines:
                     async for line in lines:
                         if line is None:
                             ticket.accepted = True
@@ -339,6 +341,8 @@ class ReplicaStreams:
                             ticket.begin()
                             losses.progress(generation)
                         yield piece
+                if placement.replica in self._router.replicas:  # otherwise it is drained
+                    raise LostError(f"{placement.replica}: it ended the request before its end")
             except RefusedError as error:
                 losses.note_refusal(placement.replica, client, error)
             except LostError as error:
@@ -385,34 +389,3 @@ class ReplicaStreams:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
                     await self._arrival.wait()
-
-    async def _lines_of(
-        self, replica: str, client: httpx.AsyncClient, body: bytes, ticket: Ticket, losses: Losses
-    ) -> AsyncGenerator[dict[str, Any] | None, None]:
-        """Yields None when a replica has taken the request, and then its lines.
-
-        Raises:
-            ValueError: it refuses the request, as any would.
-            RefusedError: it does not take it now, or its pins leave no room to go on.
-            MovedError: the request was called away, or the replica is drained.
-            LostError: the last line is missing, or does not end the answer.
-        """
-        headers = {**self._headers, **encode_accepted()} if losses.accepted else self._headers
-        async with aclosing(answer_lines(replica, client, body, headers)) as lines:
-            while True:
-                ticket.check()
-                ticket.sent = True
-                try:
-                    async with asyncio.timeout(None) as ticket.scope:
-                        line = await anext(lines)
-                except TimeoutError:
-                    ticket.check()
-                    raise
-                except StopAsyncIteration:
-                    # The last line was not the end.
-                    if replica in self._router.replicas:
-                        raise LostError(f"{replica}: it ended the request before its end") from None
-                    raise MovedError from None  # it is drained
-                finally:
-                    ticket.scope = None
-                yield line
