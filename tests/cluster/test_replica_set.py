@@ -197,7 +197,7 @@ def test_closing_leaves_a_replica_whose_removal_was_cancelled() -> None:
         cluster = Cluster()
         replicas = cluster.replicas()
         await replicas.add("a", "http://a")
-        stream = asyncio.ensure_future(anext(replicas.streams.generate(Prompt(PROMPT), GREEDY, "one")))
+        stream = asyncio.ensure_future(anext(replicas.streams.generate(Prompt([1, 2, 3]), GREEDY, "one")))
         await until(lambda: replicas.streams.num_streams("a"))
         (member,) = replicas._members.values()
         removal = asyncio.ensure_future(replicas.remove("a"))
