@@ -1,4 +1,4 @@
-"""What the replicas answered that were all asked for the same; see `ReplicaSet.ask_all`."""
+"""Asking replicas, and what those answered that were all asked for the same; see `ReplicaSet.ask_all`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,28 @@ from collections.abc import Mapping
 
 import httpx
 
+from radixkv.cluster.connection import SECONDS_TO_ANSWER
 from radixkv.errors import ReplicasLostError
+
+
+async def ask(
+    client: httpx.AsyncClient | None, method: str, path: str, content: bytes, headers: Mapping[str, str]
+) -> httpx.Response | None:
+    """What one replica answers; None: it is down, or does not answer.
+
+    Args:
+        client: of the replica; None: it is down.
+        method: of HTTP.
+        path: of `replica_app`.
+        content: the body.
+        headers: with the replicas' secret.
+    """
+    if client is None:
+        return None
+    try:
+        return await client.request(method, path, content=content, headers=headers, timeout=SECONDS_TO_ANSWER)
+    except (httpx.HTTPError, RuntimeError):  # RuntimeError: the client is closed
+        return None
 
 
 def all_answers(answers: Mapping[str, httpx.Response | None]) -> dict[str, httpx.Response]:

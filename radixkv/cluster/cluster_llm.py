@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from radixkv.cluster.answers import all_answers
 from radixkv.cluster.counters import stats_of
 from radixkv.cluster.replica_insight import explain_by_replicas
+from radixkv.cluster.replica_pins import keep_prefix
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.cluster.replica_text import with_template_of
 from radixkv.cluster.wire import encode_selection
@@ -237,8 +238,8 @@ class ClusterLLM:
         return await explain_by_replicas(self.replicas, prompts, tenant)
 
     async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int:
-        """See `ReplicaSet.keep`."""
-        return await self.replicas.keep(tenant, namespace, token_ids, ttl)
+        """See `keep_prefix`."""
+        return await keep_prefix(self.replicas, tenant, namespace, token_ids, ttl)
 
     @property
     def stats(self) -> EngineStats:

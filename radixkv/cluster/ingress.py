@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.cluster.cluster_llm import ClusterLLM
 from radixkv.cluster.cluster_routes import cluster_routes
-from radixkv.cluster.replica_insight import ReplicaPins
 from radixkv.cluster.replica_metrics import ReplicaCollector
+from radixkv.cluster.replica_pins import ReplicaPins
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.cluster.replica_text import text_interface
 from radixkv.config import ModelConfig

@@ -31,6 +31,7 @@ from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, CacheEvent
 from radixkv.cache.arguments import is_number
 from radixkv.cluster.load import ReplicaLoad
 from radixkv.engine.stats import GAUGES
+from radixkv.routing import Router
 
 _HEADER = struct.Struct("<BI")
 _TAKEN = struct.Struct("<QQQ")
@@ -202,6 +203,33 @@ def as_event(kind: Kind, payload: bytes, block_size: int) -> CacheEvent:
     if kind is Kind.STORED:
         return BlocksStored(hashes, None, (), block_size, 0, "")
     return BlocksRemoved(hashes, 0, "")
+
+
+def tell_router(router: Router, replica: str, kind: Kind, payload: bytes, sender: int) -> None:
+    """Have a router note what a replica has reported.
+
+    Args:
+        router: that knows the replica.
+        replica: its name there.
+        kind: of the record, and no LOAD.
+        payload: what follows the record's header.
+        sender: of the router's own requests, which it knows already.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    match kind:
+        case Kind.HELD:
+            router.reset(replica)
+        case Kind.TAKEN:
+            taken = decode_taken(payload, router.block_size)
+            if taken.sender != sender:
+                router.expect(replica, taken.number, taken.block_hashes, taken.num_tokens)
+        case Kind.ENDED:
+            number, computed = decode_ended(payload)
+            router.end_expected(replica, number, computed=computed)
+        case _:
+            router.update(replica, as_event(kind, payload, router.block_size))
 
 
 def _hashes(payload: bytes) -> list[int]:

@@ -11,22 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 import httpx
 
 from radixkv.cache.arguments import check_count, is_number
+from radixkv.cluster.answers import ask
 from radixkv.cluster.connection import SECONDS_TO_ANSWER, check_secret, connect
 from radixkv.cluster.counters import CounterTotals
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.generations import Generations, MismatchError
 from radixkv.cluster.load import ReplicaLoad
 from radixkv.cluster.member import Member
-from radixkv.cluster.records import Kind, RecordReader, as_event, decode_ended, decode_load, decode_taken
+from radixkv.cluster.records import Kind, RecordReader, decode_load, tell_router
 from radixkv.cluster.streams import ReplicaStreams
 from radixkv.cluster.tenant_shares import TenantShares
-from radixkv.cluster.wire import encode_pin
-from radixkv.routing import Router, prompt_hashes
+from radixkv.routing import Router
 from radixkv.scheduling.tenant_share import TenantShare
 
 _log = logging.getLogger(__name__)
@@ -34,8 +34,6 @@ _log = logging.getLogger(__name__)
 # A replica sends something at least once a second. Events that end sooner than this are not read again at once.
 _SECONDS_OF_SILENCE = 10.0
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
-# The answer to a message cannot begin before it is known how much of its prefixes was kept.
-_SECONDS_TO_PIN = 1.0
 
 
 class ReplicaSet:
@@ -181,6 +179,11 @@ class ReplicaSet:
         return self._streams
 
     @property
+    def router(self) -> Router | None:
+        """Knows what each replica holds; None: there was no replica yet."""
+        return self._router
+
+    @property
     def loads(self) -> dict[str, ReplicaLoad]:
         """The latest report of each replica that is up, by its name."""
         return {name: member.load for name, member in self._members.items() if member.load is not None}
@@ -195,7 +198,7 @@ class ReplicaSet:
 
     async def ask(self, name: str, method: str, path: str, content: bytes = b"") -> httpx.Response | None:
         """Ask one replica; None: it is down, or does not answer."""
-        return await self._ask(self._clients.get(name), method, path, content)
+        return await ask(self._clients.get(name), method, path, content, self._headers)
 
     async def ask_all(
         self, method: str, path: str, content: bytes = b"", *, leaving: bool = False
@@ -215,63 +218,8 @@ class ReplicaSet:
         clients = {name: self._clients.get(name) for name in self.names}
         if leaving:
             clients |= {f"{each.name} at {each.url}": each.client for each in self._leaving if each.client is not None}
-        answers = await asyncio.gather(*(self._ask(client, method, path, content) for client in clients.values()))
-        return dict(zip(clients, answers, strict=True))
-
-    async def _ask(
-        self, client: httpx.AsyncClient | None, method: str, path: str, content: bytes
-    ) -> httpx.Response | None:
-        if client is None:
-            return None
-        try:
-            return await client.request(method, path, content=content, headers=self._headers, timeout=SECONDS_TO_ANSWER)
-        except (httpx.HTTPError, RuntimeError):  # RuntimeError: the client is closed
-            return None
-
-    def place_prefix(self, token_ids: Sequence[int], namespace: str) -> str | None:
-        """The replica that holds most of a prefix or, where none holds any, the one that a request for it would go to.
-
-        In the second case the router expects the prefix there for a while, as if such a request had come and ended.
-
-        Returns:
-            The replica's name; None: no replica is up.
-        """
-        router = self._router
-        if router is None:
-            return None
-        hashes = prompt_hashes(token_ids, namespace, router.block_size)
-        name = router.holder(hashes)
-        if name is None and (placement := router.choose(hashes, len(token_ids))) is not None:
-            router.finish(placement)
-            name = placement.replica
-        return name
-
-    async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int:
-        """Pin a prefix on the replica that holds most of it; that replica bounds how much each tenant may pin.
-
-        Args:
-            tenant: on whose behalf.
-            namespace: of the prefix.
-            token_ids: of the prefix.
-            ttl: seconds.
-
-        Returns:
-            How many tokens are kept: 0 where no replica holds a whole block of it, or that one does not answer soon.
-        """
-        router = self._router
-        if router is None or len(token_ids) < router.block_size:
-            return 0
-        name = router.holder(prompt_hashes(token_ids, namespace, router.block_size))
-        client = None if name is None else self._clients.get(name)
-        if client is None:
-            return 0
-        try:
-            async with asyncio.timeout(_SECONDS_TO_PIN):
-                answer = await self._ask(client, "POST", "/pin", encode_pin(tenant, namespace, token_ids, ttl))
-            return int(answer.json()["num_tokens"]) if answer is not None and answer.is_success else 0
-        except (TimeoutError, ValueError, KeyError, TypeError) as error:
-            _log.info("replica %r did not pin a prefix: %r", name, error)
-            return 0
+        asking = [ask(client, method, path, content, self._headers) for client in clients.values()]
+        return dict(zip(clients, await asyncio.gather(*asking), strict=True))
 
     # -- following one replica -----------------------------------------------------------------------------------
 
@@ -344,13 +292,10 @@ class ReplicaSet:
             if member.client is not client:
                 await client.aclose()
 
-    def _answer_timeout(self, member: Member, client: httpx.AsyncClient) -> float:
-        """Seconds to wait for a description: a replica that is up has made its own already."""
-        return _SECONDS_OF_SILENCE if member.client is client else SECONDS_TO_ANSWER
-
     async def _describe(self, member: Member, client: httpx.AsyncClient) -> ReplicaDescription:
         try:
-            timeout = self._answer_timeout(member, client)
+            # A replica that is up has made its own already.
+            timeout = _SECONDS_OF_SILENCE if member.client is client else SECONDS_TO_ANSWER
             answer = await client.get("/description", headers=self._headers, timeout=timeout)
             answer.raise_for_status()
             description = ReplicaDescription.from_json(answer.json())
@@ -401,20 +346,10 @@ class ReplicaSet:
             self._put_up(member, client)
         router, streams = self._router, self._streams
         assert router is not None and streams is not None
-        match kind:
-            case Kind.HELD:
-                router.reset(member.name)
-            case Kind.STORED | Kind.REMOVED | Kind.CLEARED:
-                router.update(member.name, as_event(kind, payload, router.block_size))
-            case Kind.TAKEN:
-                taken = decode_taken(payload, router.block_size)
-                if taken.sender != streams.sender:
-                    router.expect(member.name, taken.number, taken.block_hashes, taken.num_tokens)
-            case Kind.ENDED:
-                number, computed = decode_ended(payload)
-                router.end_expected(member.name, number, computed=computed)
-            case Kind.LOAD:
-                self._note_load(member, client, decode_load(payload), router, streams)
+        if kind is Kind.LOAD:
+            self._note_load(member, client, decode_load(payload), router, streams)
+        else:
+            tell_router(router, member.name, kind, payload, streams.sender)
 
     def _note_load(
         self, member: Member, client: httpx.AsyncClient, load: ReplicaLoad, router: Router, streams: ReplicaStreams

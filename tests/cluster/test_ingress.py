@@ -18,7 +18,8 @@ from support.replica_servers import SECRET, ingress_client, local_replicas, tiny
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from radixkv.cache import InvariantViolation
-from radixkv.cluster import ClusterLLM, ReplicaSet, create_ingress, replica_set, text_interface
+from radixkv.cluster import ClusterLLM, ReplicaSet, create_ingress, replica_pins, text_interface
+from radixkv.cluster.replica_pins import keep_prefix
 from radixkv.config import ModelConfig
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.observe.inspect.replica_snapshots import read_snapshots
@@ -258,7 +259,7 @@ def test_a_client_that_goes_away_is_aborted_where_its_stream_is(default_tokenize
 def test_a_marked_prefix_is_kept_on_the_replica_that_has_it(
     path: str, default_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_set, "_SECONDS_TO_PIN", 600.0)  # however busy the machine
+    monkeypatch.setattr(replica_pins, "_SECONDS_TO_PIN", 600.0)  # however busy the machine
     body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2}
     text = {"type": "text", "text": TEXT}
     if path == "/v1/messages":
@@ -288,7 +289,7 @@ def test_a_marked_prefix_is_kept_on_the_replica_that_has_it(
             assert answered[1][1] >= kept
             served = [server.llm.stats.cache.opened_tables for server in servers]
             assert [bool(each) for each in pins] == [bool(count) for count in served]
-            assert await replicas.keep("", "another", list(range(100)), 5.0) == 0
+            assert await keep_prefix(replicas, "", "another", list(range(100)), 5.0) == 0
 
     asyncio.run(main())
 

@@ -12,7 +12,8 @@ from support.model_zoo import build_supported
 
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cache import BlocksStored
-from radixkv.cluster import ReplicaSet, replica_app, replica_set
+from radixkv.cluster import ReplicaSet, replica_app, replica_pins
+from radixkv.cluster.replica_pins import keep_prefix
 from radixkv.cluster.wire import encode_pin
 from radixkv.prompts import Prompt
 from radixkv.routing import Router, prompt_hashes
@@ -45,18 +46,18 @@ def holding(answer: Callable[[httpx.Request], Awaitable[httpx.Response]]) -> Rep
 
 def test_an_empty_prefix_is_kept_nowhere() -> None:
     """Where a chat template cannot tell which part of the prompt is marked, the answer comes all the same."""
-    assert asyncio.run(holding(never).keep("", "", [], 300.0)) == 0
+    assert asyncio.run(keep_prefix(holding(never), "", "", [], 300.0)) == 0
 
 
 @pytest.mark.parametrize("answer", [never, broken])
 def test_a_replica_that_does_not_pin_holds_nothing_up(
     answer: Callable[[httpx.Request], Awaitable[httpx.Response]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_set, "_SECONDS_TO_PIN", 0.0 if answer is never else 60.0)
+    monkeypatch.setattr(replica_pins, "_SECONDS_TO_PIN", 0.0 if answer is never else 60.0)
 
     async def main() -> int:
         async with asyncio.timeout(60):
-            return await holding(answer).keep("", "", PREFIX, 300.0)
+            return await keep_prefix(holding(answer), "", "", PREFIX, 300.0)
 
     assert asyncio.run(main()) == 0
 
