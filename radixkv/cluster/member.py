@@ -43,3 +43,8 @@ class Member:
 
     def __str__(self) -> str:
         return f"replica {self.name!r} at {self.url}"
+
+    def give_up(self) -> None:
+        """End the wait for it, if it has not been up: it comes no more."""
+        if not self.joined.done():
+            self.joined.set_exception(ConnectionError(f"replica {self.name!r} was removed before it was up"))

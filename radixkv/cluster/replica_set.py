@@ -135,8 +135,7 @@ class ReplicaSet:
         if self._members.get(member.name) is not member:
             return
         del self._members[member.name]
-        if not member.joined.done():
-            member.joined.set_exception(ConnectionError(f"replica {member.name!r} was removed before it was up"))
+        member.give_up()
         self._take_out(member)
         # Followed until its streams have ended: its counters still arrive, and if it falls silent, the streams count as lost.
         member.leaving = True
@@ -149,8 +148,10 @@ class ReplicaSet:
         self._leaving.discard(member)
 
     async def close(self) -> None:
-        """Leave all replicas. Streams must have ended."""
+        """Leave all replicas; calls of `add` that wait end as if theirs were removed. Streams must have ended."""
         members = [*self._members.values(), *self._leaving]  # `_leaving` has those whose removal was cancelled
+        for member in members:
+            member.give_up()
         await asyncio.gather(*map(self._stop_following, members))
         for member in members:
             self._take_out(member)

@@ -119,36 +119,37 @@ def run_ingress(
         together = ReplicaSet(secret)
         await together.set_tenants(tenants.shares)  # there is no replica yet: each learns it before it is up
         membership = Membership(together, wanted)
-        reload_keys = None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, together)
-
-        def reload() -> None:
-            if reload_keys is not None:
-                reload_keys()
-            if replicas_file is not None:
-                membership.reload(replicas, replicas_file)
-
-        reload_signal.call(None if reload_keys is None and replicas_file is None else reload)
-        await membership.wait_for_first()
-
-        def make_app(drain: Callable[[], None]) -> tuple[str, ASGIApp]:
-            return f"{ingress.service.model_name} by {membership.num_wanted} replicas", ingress
-
-        drain = asyncio.Event()
-        ingress = create_ingress(
-            config,
-            together,
-            model_config=model_config,
-            tenants=tenants,
-            drain=drain.set,
-            write_log=write_log,
-            tracer=tracer,
-        )
-        if config.keys_file is not None:
-            reload_keys = KeysReload(Path(config.keys_file), tenants, ingress.llm)  # whose queue is shared out, too
-
         try:
+            reload_keys = None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, together)
+
+            def reload() -> None:
+                if reload_keys is not None:
+                    reload_keys()
+                if replicas_file is not None:
+                    membership.reload(replicas, replicas_file)
+
+            reload_signal.call(None if reload_keys is None and replicas_file is None else reload)
+            await membership.wait_for_first()
+
+            def make_app(drain: Callable[[], None]) -> tuple[str, ASGIApp]:
+                return f"{ingress.service.model_name} by {membership.num_wanted} replicas", ingress
+
+            drain = asyncio.Event()
+            ingress = create_ingress(
+                config,
+                together,
+                model_config=model_config,
+                tenants=tenants,
+                drain=drain.set,
+                write_log=write_log,
+                tracer=tracer,
+            )
+            if config.keys_file is not None:
+                reload_keys = KeysReload(Path(config.keys_file), tenants, ingress.llm)  # whose queue is shared out, too
+
             return await serve(ingress.llm, config, listener, make_app, metrics_listener, drain=drain)
         finally:
+            reload_signal.call(None)  # a replica that joins now would be left by nobody
             await membership.close()
             await together.close()
 

@@ -1,4 +1,4 @@
-"""An ingress from its start to its first request: what may hang, and what may change, meanwhile."""
+"""An ingress from its start to its first request, and at its end: what may hang, and what may change, meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.pretended_replicas import SECRET, Cluster
+from support.pretended_replicas import SECRET, Cluster, until
 from support.replica_servers import local_replicas, tiny_llm
 
 from radixkv import AsyncLLM
@@ -103,6 +103,44 @@ def test_a_replica_says_what_it_loads_before_it_does(tmp_path: Path, caplog: pyt
     with pytest.raises(ModelLoadError):
         cluster_run.run_replica("/no/such/model", {}, f"unix:{tmp_path}/replica", SECRET, ServerConfig())
     assert caplog.messages == ["loading /no/such/model ..."]
+
+
+async def confirm(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200)
+
+
+def test_an_ingress_that_cannot_start_leaves_its_replicas(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were left only after it had served."""
+    cluster.answers["/tenants"] = confirm
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError("queue_timeout: planted")
+
+    monkeypatch.setattr(cluster_run, "create_ingress", refuse)
+    with pytest.raises(ValueError, match="queue_timeout: planted"):
+        cluster_run.run_ingress(ServerConfig(port=0), ModelConfig(), {"a": "http://a"}, None, SECRET)
+    assert all(client.is_closed for client in cluster.made)
+
+
+def test_an_ingress_that_ends_reads_no_list_of_replicas(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What joined then was left by nobody."""
+    cluster.answers["/tenants"] = confirm
+    file = tmp_path / "replicas"
+    file.write_text("a = http://a\n")
+    close = ReplicaSet.close
+
+    async def reload_and_close(replicas: ReplicaSet) -> None:
+        file.write_text("late = http://late\n")
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: "SIGHUP" in caplog.text or len(cluster.made) > 1)
+        await close(replicas)
+
+    monkeypatch.setattr(ReplicaSet, "close", reload_and_close)
+    with caplog.at_level(logging.INFO):
+        started(monkeypatch, ServerConfig(port=0), file)
+    assert len(cluster.made) == 1
 
 
 @pytest.mark.parametrize("kind", ["ingress", "replica"])

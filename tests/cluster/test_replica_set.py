@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.held_steps import HeldSteps
-from support.pretended_replicas import GREEDY, Cluster, until
+from support.pretended_replicas import GREEDY, HANGING, Cluster, until
 from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_llm
 
 from radixkv import AsyncLLM, SamplingParams
@@ -186,6 +186,24 @@ def test_what_was_accepted_is_queued_by_a_replica_that_is_full(
             for each in steps:
                 each.allow_all()
             assert await asyncio.gather(*running) == expected
+
+    asyncio.run(main())
+
+
+def test_closing_ends_the_wait_for_a_replica() -> None:
+    """The call waited for ever: nobody followed its replica any more."""
+
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.hung.add("http://a")
+        replicas = cluster.replicas()
+        adding = asyncio.ensure_future(replicas.add("a", "http://a"))
+        await until(lambda: cluster.timeouts)
+        await replicas.close()
+        with pytest.raises(ConnectionError, match=r"^replica 'a' was removed before it was up$"):
+            await asyncio.wait_for(adding, HANGING)
+        assert not replicas.names
+        assert all(client.is_closed for client in cluster.made)
 
     asyncio.run(main())
 
