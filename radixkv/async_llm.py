@@ -320,12 +320,13 @@ class AsyncLLM(AsyncEngine):
         if not isinstance(tenant, str):
             raise TypeError(f"tenant: expected a string, got {tenant!r:.80}")
         arrived = time.monotonic()
-        prompts = await self.run_tokenizer(make_prompts, tenant=tenant)
-        if len(prompts) != 1:
-            raise ValueError(f"prompt: expected one prompt or conversation, got {len(prompts)}")
-        (stream,) = await self.submit(
-            prompts, params, request_id, priority=priority, tenant=tenant, arrival_time=arrived
-        )
+        with self.preparing(request_id):
+            prompts = await self.run_tokenizer(make_prompts, tenant=tenant)
+            if len(prompts) != 1:
+                raise ValueError(f"prompt: expected one prompt or conversation, got {len(prompts)}")
+            (stream,) = await self.submit(
+                prompts, params, request_id, priority=priority, tenant=tenant, arrival_time=arrived
+            )
         return prompts[0], stream
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
@@ -30,6 +30,14 @@ _T = TypeVar("_T")
 
 # Time for writing what is cached into tiers at the end of an `async with` block: as much as `LLM.shutdown` has by default.
 _WRITE_SECONDS = 30.0
+
+
+@dataclass(eq=False, slots=True)
+class _Preparation:
+    """A request that the engine does not have yet, and whether it was aborted."""
+
+    request_id: str
+    aborted: bool = False
 
 
 class AsyncEngine:
@@ -73,6 +81,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_ended = False
         self._streams: dict[str, RequestStream] = {}
+        self._preparations: set[_Preparation] = set()
         self.abandoned = False
         self._cut_short = False
         self._idle = asyncio.Event()
@@ -82,9 +91,15 @@ class AsyncEngine:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def abort(self, request_id: str) -> None:
-        """Abort a request before the next step; its iteration ends with ``finish_reason`` "abort"."""
+        """Abort a request before the next step; its iteration ends with ``finish_reason`` "abort".
+
+        One whose prompt is being tokenized, or that is prepared otherwise, is aborted when the engine has it.
+        """
         if request_id in self._streams:
             self._engine_thread.abort(request_id)
+        for preparation in self._preparations:
+            if preparation.request_id == request_id:
+                preparation.aborted = True
 
     def fail(self, request_id: str, error: Exception) -> None:
         """Abort a request before the next step; what was not read yet is dropped, and its iteration raises ``error``."""
@@ -92,6 +107,19 @@ class AsyncEngine:
         if stream is not None and not stream.ended:
             stream.put(error)
             self._engine_thread.abort(request_id)
+
+    @contextmanager
+    def preparing(self, request_id: str | None) -> Iterator[None]:
+        """A request is about to be tokenized and submitted under this id: from now on `abort` finds it."""
+        if request_id is None:
+            yield
+            return
+        preparation = _Preparation(request_id)
+        self._preparations.add(preparation)
+        try:
+            yield
+        finally:
+            self._preparations.remove(preparation)
 
     async def times(self, streams: Sequence[RequestStream]) -> list[RequestMetrics]:
         """When the unfinished ones of these streams' requests were scheduled, and had their first token."""
@@ -151,7 +179,11 @@ class AsyncEngine:
         self._streams.update(zip(names, streams, strict=True))
         self._idle.clear()
         try:
-            await asyncio.wrap_future(self._engine_thread.add(make_requests))
+            added = self._engine_thread.add(make_requests)
+            for preparation in self._preparations:
+                if preparation.aborted and preparation.request_id in names:
+                    self._engine_thread.abort(preparation.request_id)
+            await asyncio.wrap_future(added)
         except BaseException:
             # Possibly cancelled after the engine had added them: closing a stream aborts its request.
             for stream in streams:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,16 @@ from support.held_steps import HeldSteps
 from support.model_zoo import VOCAB_SIZE
 from support.replica_servers import tiny_model
 
-from radixkv import LLM, AsyncLLM, BeamSearchParams, RequestOutput, SamplingParams
+from radixkv import (
+    LLM,
+    AsyncLLM,
+    BeamSearchParams,
+    CompletionOutput,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutputsParams,
+    async_llm,
+)
 
 
 def test_64_streams_get_the_tokens_that_they_get_offline() -> None:
@@ -189,6 +199,50 @@ def test_abort_ends_the_iteration() -> None:
         llm.abort("no such request")
 
     run(test)
+
+
+@pytest.mark.parametrize("prepared", ["tokenized", "compiled", "resumed"])
+def test_a_request_that_is_aborted_before_the_engine_has_it_ends(
+    prepared: str, default_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was found under its id then, and it ran to its end."""
+    offline = LLM(tiny_model(len(default_tokenizer)), tokenizer=default_tokenizer, block_size=4, num_blocks=200)
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def held(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wait_first(*arguments: Any, **options: Any) -> Any:
+            begun.set()
+            assert may_go_on.wait(HANGING)
+            return function(*arguments, **options)
+
+        return wait_first
+
+    prompt: dict[str, Any] = {"prompt": "Who are you?"}
+    params = replace(ENDLESS, max_tokens=60)
+    if prepared == "tokenized":
+        monkeypatch.setattr(async_llm, "as_prompts", held(async_llm.as_prompts))
+    elif prepared == "compiled":
+        params = replace(params, structured_outputs=StructuredOutputsParams(regex="[a-z]{200}"))
+        grammars = offline.engine.grammars
+        monkeypatch.setattr(grammars, "compile", held(grammars.compile))
+    else:
+        prompt["resume"] = [CompletionOutput(0, "", [7, 8, 9])]
+        factory = offline.engine.request_factory
+        monkeypatch.setattr(factory, "make", held(factory.make))
+
+    async def test(llm: AsyncLLM) -> None:
+        async def reasons() -> list[str | None]:
+            return [piece.outputs[0].finish_reason async for piece in llm.generate(prompt, params, "mine")]
+
+        aborted = asyncio.create_task(reasons())
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        llm.abort("mine")
+        may_go_on.set()
+        assert (await aborted)[-1] == "abort"
+        assert (await reasons())[-1] in ("stop", "length")  # the next one with that id
+
+    run(test, offline)
 
 
 def test_an_aborted_stream_has_the_text_of_all_its_tokens(default_tokenizer: Any) -> None:
