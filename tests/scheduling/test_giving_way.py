@@ -177,3 +177,25 @@ def test_who_gives_way_has_no_token_in_flight() -> None:
                 driver.step()
     driver.run()
     driver.cache.check()
+
+
+def test_who_has_a_token_in_flight_gives_way_a_step_later() -> None:
+    """With a pin released, there is room for a waiting request until the step's own reservations have taken it."""
+    driver = SchedulerDriver(num_blocks=24, ahead=True)
+    pinned = prompt(16)
+    driver.add(pinned, max_new=1)
+    driver.run()
+    pin = driver.cache.pin(pinned)
+    for _ in range(3):
+        driver.add(prompt(8), tenant="a", max_new=200)
+    for _ in range(4):
+        driver.step()
+    waits = driver.add(prompt(28), tenant="b")
+    for _ in range(5):
+        driver.step()
+    driver.cache.release(pin)
+    driver.step()
+    assert not driver.preempted
+    while waits not in driver.admitted:
+        driver.step()
+    assert [request.tenant for request in driver.preempted] == ["a"]

@@ -190,6 +190,7 @@ class SchedulerDriver:
     def _verify_preemption(self, group: SequenceGroup, num_computed: int, plenty: bool) -> None:
         self.preempted.append(group.request)
         assert all(sequence.table is None for sequence in group.sequences)
+        assert not any(sequence.num_placeholders for sequence in group.sequences), "preempted with a token in flight"
         # Samples that part from each other while nothing else runs may run out of blocks earlier.
         if all(len(request.sequences) == 1 and request.num_seqs == 1 for request in self.requests):
             generated = len(group.sequences[0].token_ids) - self._num_tokens_when_started[group]
