@@ -159,20 +159,32 @@ class LLM:
         prompt: PromptInput | Sequence[Message],
         sampling_params: SamplingParams | None = None,
         *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | Path | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
+        cache: Mapping[str, bool] | None = None,
+        priority: int | None = 0,
     ) -> Iterator[RequestOutput]:
         """Complete one prompt, or answer one conversation, piece by piece.
 
         Args:
             prompt: a prompt, or a conversation, as for `generate` and `chat`.
             sampling_params: how to choose tokens.
-            tools: for a conversation, as for `chat`.
+            add_generation_prompt: for a conversation, as for `chat`.
+            continue_final_message: likewise.
+            chat_template: likewise.
+            tools: likewise.
             tool_choice: likewise.
             parallel_tool_calls: likewise.
             chat_template_kwargs: likewise.
+            cache_salt: only prompts with the same one share blocks; a prompt may also bring its own.
+            cache: whether to read the cache, and whether to write into it; likewise.
+            priority: as for `generate`.
 
         Yields:
             The request with what is new in each of its outputs: ``text`` and ``token_ids`` hold only that. The last one
@@ -183,14 +195,30 @@ class LLM:
             TypeError, ValueError: what `chat` raises, or a prompt comes with options that only conversations have.
         """
         params = self._sampling_params(sampling_params)
-        options = as_tool_options(tools, tool_choice, parallel_tool_calls)
+        tool_options = as_tool_options(tools, tool_choice, parallel_tool_calls)
         if is_prompt(prompt):
-            if options is not None or chat_template_kwargs is not None:
-                raise ValueError("tools and chat_template_kwargs: expected a conversation, got a prompt")
-            single = as_single_prompt(prompt, self.engine.loaded)
-            return self._stream(self._make_request(single, params))
-        single = as_single_prompt(prompt, self.engine.loaded, tools=options, chat_template_kwargs=chat_template_kwargs)
-        return self.stream_prompt(single, params)
+            is_given = {
+                "add_generation_prompt": add_generation_prompt is not True,
+                "continue_final_message": continue_final_message is not False,
+                "chat_template": chat_template is not None,
+                "tools": tool_options is not None,
+                "chat_template_kwargs": chat_template_kwargs is not None,
+            }
+            if any(is_given.values()):
+                names = ", ".join(name for name, given in is_given.items() if given)
+                raise ValueError(f"{names}: expected a conversation, got a prompt")
+        single = as_single_prompt(
+            prompt,
+            with_chat_template(self.engine.loaded, chat_template),
+            cache_salt,
+            cache,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tool_options,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        request = self._make_request(single, params, 0 if priority is None else priority)
+        return self._stream(request, None if is_prompt(prompt) else AnswerReader(single))
 
     def stream_prompt(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[RequestOutput]:
         """Answer a conversation that has been tokenized already; otherwise like `stream`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,12 @@ def llm(default_tokenizer: Any) -> LLM:
         (lambda llm: llm.chat(HI, [BEAMS]), "sampling_params: expected SamplingParams, got BeamSearchParams"),
         (lambda llm: llm.stream("a", BEAMS), "sampling_params: expected SamplingParams, got BeamSearchParams"),
         (lambda llm: llm.stream(HI, BEAMS), "sampling_params: expected SamplingParams, got BeamSearchParams"),
+        (
+            lambda llm: llm.stream("a", ONE, add_generation_prompt=False, chat_template="{{ messages }}"),
+            "add_generation_prompt, chat_template: expected a conversation, got a prompt",
+        ),
+        (lambda llm: llm.stream("a", ONE, cache_salt=5), "cache_salt: expected a string, got 5"),
+        (lambda llm: llm.stream(HI, ONE, priority=0.5), "priority: expected a whole number, got 0.5"),
         (lambda llm: llm.pin([10**6]), "prompt_token_ids: 1000000 is outside the vocabulary of 49152"),
         (
             lambda llm: llm.pin({"prompt_token_ids": []}),
@@ -95,6 +102,31 @@ def test_calls(llm: LLM, call: Callable[[LLM], Any], message: str) -> None:
         call(llm)
     assert len(str(refusal.value)) < 400
     assert llm.engine.cache.num_held_blocks == num_held_blocks
+
+
+def test_a_stream_takes_what_one_chat_takes(llm: LLM) -> None:
+    """It had no options of the cache, no priority, no template, and could not continue a message."""
+    of_chat, of_stream = (set(inspect.signature(call).parameters) for call in (LLM.chat, LLM.stream))
+    assert of_chat - {"messages", "use_tqdm"} == of_stream - {"prompt"}
+    begun = [*HI, {"role": "assistant", "content": "Good"}]
+    options: dict[str, Any] = {
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+        "chat_template": "{% for message in messages %}{{ message['content'] }} {% endfor %}",
+        "cache_salt": "streams",
+        "priority": 3,
+    }
+    (whole,) = llm.chat(begun, ONE, False, **options, cache={"read": False, "write": False})
+    assert llm.explain(whole.prompt_token_ids, cache_salt="streams").num_reused_tokens == 0
+    pieces = list(llm.stream(begun, ONE, **options))
+    assert pieces[-1].prompt == whole.prompt == "Hi. Good"
+    assert [token for piece in pieces for token in piece.outputs[0].token_ids] == whole.outputs[0].token_ids
+    for salt, is_cached in (("streams", True), ("others", False)):
+        explained = llm.explain(whole.prompt_token_ids, cache_salt=salt)
+        assert (explained.num_reused_tokens > 0) == is_cached
+    prompt = [7, 8, 9, 10, 11, 12]
+    assert [piece.finished for piece in llm.stream(prompt, ONE, cache_salt="streams", cache={"write": False})][-1]
+    assert llm.explain(prompt, cache_salt="streams").num_reused_tokens == 0
 
 
 def test_calls_of_a_server_s_engine(llm: LLM) -> None:
