@@ -6,12 +6,11 @@ equal layers share the compiled code, and 32 take no longer to start than one. S
 compilation for a single token and one for all other batches; CUDA graphs are captured by `decode_graphs`.
 
 To the compiler, attention is one opaque operator, `opaque_attention`, and so is a packed linear layer. So each layer is
-one graph. With a graph break at attention it was four, and SmolLM2-135M decoded 16 to 24 % slower on a CPU than uncompiled.
+one graph; with a graph break at attention it would be four.
 
-As one graph it does not pay there either: decoding took 3 to 9 % longer, prefill between 4 % less and 3 % more, and the
-start 8 to 15 s (one core of an AMD EPYC, float32, processor time). So it is off by default there. On a GPU it is on: some
-30 element-wise kernels a layer, 46 in Qwen3, become a few. What that gains has not been measured yet; `radixkv bench decode`
-does.
+On a CPU that makes a model no faster (docs/benchmarks/cpu.md has the figures), so it is off by default there. On a GPU it is
+on: some 30 element-wise kernels a layer, 46 in Qwen3, become a few. What that gains has not been measured yet;
+`radixkv bench decode` does.
 
 torch keeps eight compilations per class of layers. gemma3n and gemma4, whose layers pass keys to each other in a dictionary,
 need more variants than that, and run the others uncompiled; experts that read values on the host break the graph (jetmoe).

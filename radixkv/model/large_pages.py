@@ -1,11 +1,11 @@
 """Packed weights in large pages, so that reading them takes fewer translations of addresses.
 
-A step reads all weights once, and in pages of 4 KiB they are more pages than a processor keeps translations of: a stream of
-SmolLM2-135M on two cores of an AMD EPYC (Zen 4) took 1.45 times as long as with pages of 2 MiB in bfloat16, and 1.8 times in
-float32. Steps of many rows, which read a weight many times from a cache, gain nothing; nor do keys and values.
+A step reads all weights once, and in pages of 4 KiB they are more pages than a processor keeps translations of
+(docs/benchmarks/cpu.md has the figures). Steps of many rows, which read a weight many times from a cache, gain nothing; nor
+do keys and values.
 
-Memory is put into large pages where it lies, while it is in use, by a thread of its own, in two to ten seconds of which most
-are pauses: a system hands out no memory while it makes a page large. Without pauses a first token took 0.7 s, not 0.02.
+Memory is put into large pages where it lies, while it is in use, by a thread of its own, which pauses most of the time: a
+system hands out no memory while it makes a page large, and the first tokens would wait for that.
 """
 
 from __future__ import annotations

@@ -3,11 +3,8 @@
 A primitive is the code that oneDNN generates for one shape of a matrix product; torch caches a descriptor for each. Both
 caches hold 1,024 entries by default: half a megabyte each, for every layer shape and every number of rows that a step had.
 Prompts of all lengths need more shapes than that, so that primitives are evicted and created again without end, and
-fragment the heap.
-
-With the five products of SmolLM2-135M and steps of 1 to 512 rows at random, a process grew from 356 MB to 1,100 in 400 steps
-and to 1,496 in 3,200, and went on growing; with a capacity of 256, it stayed between 850 and 900 from step 800 on. Under a
-load of mixed prompts, creating primitives took 0.24 to 0.36 ms per step with 1,024 and 0.36 to 0.39 with 256; with 64, 0.9.
+fragment the heap: a process goes on growing. With a quarter of the capacity it stops growing, and creates hardly more
+primitives; with a sixteenth, many more. docs/benchmarks/cpu.md has the figures.
 """
 
 from __future__ import annotations

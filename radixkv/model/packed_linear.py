@@ -1,14 +1,13 @@
 """Linear layers whose weights are packed once for the CPU's matrix kernels, and fused where they have the same input.
 
 torch runs a float32 `nn.Linear` in MKL, which packs the weight again at every call and on AMD processors does not use the
-widest instructions. oneDNN with a weight packed in advance gives the same product up to rounding. On two cores of an
-AMD EPYC (Zen 5), SmolLM2-135M's shapes: 2.3 times as fast at 256 rows and more, 2 to 3 times at 4 to 64 rows. In
-bfloat16, where the processor computes in it: 1.4 to 2.2 times up to 16 rows, no more than the same from 512 rows on.
+widest instructions. oneDNN with a weight packed in advance gives the same product up to rounding, and sooner
+(docs/benchmarks/cpu.md has the figures).
 
 With few rows a product is so short that its launch overhead counts. Where several layers read the same input, as query, key
-and value projections do, their weights are packed as one and the first of them to be called computes all outputs. For query,
-key and value that saves 3 % of all time in a single stream, 5 % with four, and nothing in a long prompt; the much wider
-layers of an MLP are not fused, because there it costs long prompts 2 %: the next operation must read halves of wide rows.
+and value projections do, their weights are packed as one and the first of them to be called computes all outputs. The much
+wider layers of an MLP are not fused: that would cost long prompts more than it saves, for the next operation must read
+halves of wide rows.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from radixkv_cpu import BlockWeight, PackedWeight, Weight
 class NativeEmbedding(nn.Module):
     """Reads tokens' embeddings out of packed weights: the head's, so that a tied weight is held once, or their own blocks.
 
-    A row is not in one piece there. For 1,000 different tokens of a model of 576 dimensions, reading them takes 0.7 ms in
-    bfloat16 and 1.6 in float32, of the 300 and 600 that the model takes on two cores of a Zen 5.
+    A row is not in one piece there, which costs little beside the rest of the model (docs/benchmarks/cpu.md has the figures).
 
     Args:
         weight: of the head, or the embeddings alone, kept in blocks.
