@@ -102,70 +102,69 @@ def load_model(
     """
     config = config or ModelConfig()
     generation_config = read_generation_config(config.generation_config)
-    target_device = _resolve_device(config.device)
-    torch_dtype = _resolve_dtype(config.dtype, target_device, native)
-    max_model_len = config.max_model_len
-    panel_cache = deferred = origin = None
+    device = _resolve_device(config.device)
+    dtype = _resolve_dtype(config.dtype, device, native)
+    panel_cache = deferred_weights = origin = None
     if isinstance(model, transformers.PreTrainedModel):
         name = model.config.name_or_path or type(model).__name__
-        if config.dtype != "auto" and torch_dtype != model.dtype:
+        if config.dtype != "auto" and dtype != model.dtype:
             raise ValueError(
                 f"dtype: expected 'auto', for a loaded model keeps its own, {model.dtype}, got {config.dtype!r}; "
-                f"model.to({torch_dtype}) converts it"
+                f"model.to({dtype}) converts it"
             )
         _check_quantization(config.quantization, model.device, model.dtype, native)
         tokenizer = chosen_tokenizer(config, lambda: None)
+        loaded_model = model
     else:
-        _check_quantization(config.quantization, target_device, torch_dtype, native)
+        _check_quantization(config.quantization, device, dtype, native)
         name = DEFAULT_MODEL_NAME if model is None else str(model)
         folder = resolve_folder(model, progress or print_progress, config.quantization == "gguf")
         panel_cache = PanelCache(quantised_folder())
-        may_defer = native and library() is not None and torch_dtype in TOLERANCES
+        may_defer = native and library() is not None and dtype in TOLERANCES
         tokenizer = chosen_tokenizer(config, partial(_read_own_tokenizer, folder, name))
         with silence_transformers(), load_errors(name):
             origin = ModelFiles.of(Path(folder)) if Path(folder).is_dir() else None
-            own_generation_config = read_own_generation_config(folder, config.generation_config)
-            read, deferred = read_checkpoint(folder, torch_dtype, target_device, may_defer)
-        if own_generation_config is not None:
-            read.generation_config = own_generation_config
-        model, origin = read, origin or getattr(read.config, "_commit_hash", None)
-    assert isinstance(model, transformers.PreTrainedModel)
-    model.eval()
-    check_supported(model, name)
-    model_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20
-    if max_model_len is not None and max_model_len > model_length:
-        raise ValueError(f"max_model_len: expected 2 to {model_length} for {name}, got {max_model_len!r}")
-    allowed_length = max_model_len or model_length
-    rope_factors = choose_factors(model, allowed_length)
-    stop_changes(model)
-    generation_config = generation_config or model.generation_config
+            generation_config = generation_config or read_own_generation_config(folder, config.generation_config)
+            loaded_model, deferred_weights = read_checkpoint(folder, dtype, device, may_defer)
+        origin = origin or getattr(loaded_model.config, "_commit_hash", None)
+    loaded_model.eval()
+    check_supported(loaded_model, name)
+    text_config = loaded_model.config.get_text_config()
+    longest = getattr(text_config, "max_position_embeddings", None) or 2**20
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise ValueError(f"max_model_len: expected 2 to {longest} for {name}, got {config.max_model_len!r}")
+    model_length = config.max_model_len or longest
+    rope_factors = choose_factors(loaded_model, model_length)
+    stop_changes(loaded_model)
+    generation_config = generation_config or loaded_model.generation_config
     sampling_defaults = sampling_defaults_of(generation_config, config, name)
-    named = None
+    weights_fingerprint = None
     if fingerprint:
-        named = model_fingerprint(model, config.quantization, deferred)
-    elif origin is None and model.device.type == "cpu":  # once compiled code has repacked them, nothing else tells them
+        weights_fingerprint = model_fingerprint(loaded_model, config.quantization, deferred_weights)
+    elif origin is None and loaded_model.device.type == "cpu":
+        # Once compiled code has repacked them, nothing else tells them.
         with suppress(ValueError):  # they were repacked already, by an engine that could not name them either
-            named = model_fingerprint(model, config.quantization, deferred)
-    if model.device.type == "cpu":
-        _prepare_on_cpu(model, name, config, native, panel_cache, deferred)
+            weights_fingerprint = model_fingerprint(loaded_model, config.quantization, deferred_weights)
+    if loaded_model.device.type == "cpu":
+        _prepare_on_cpu(loaded_model, name, config, native, panel_cache, deferred_weights)
     else:
-        _prepare_on_gpu(model, name, config)
-    if named is not None:
-        remember_fingerprint(model, named)
+        _prepare_on_gpu(loaded_model, name, config)
+    if weights_fingerprint is not None:
+        remember_fingerprint(loaded_model, weights_fingerprint)
     remove_unused()  # now that what this model uses is marked
     return LoadedModel(
-        model=model,
+        model=loaded_model,
         tokenizer=tokenizer,
         name=name,
-        max_model_len=allowed_length,
-        model_length=allowed_length,
-        vocab_size=model.config.get_text_config().vocab_size,
-        eos_token_ids=end_tokens_of(generation_config, tokenizer, model.config.get_text_config().vocab_size),
-        dtype=model.dtype,
-        device=model.device,
+        max_model_len=model_length,
+        model_length=model_length,
+        vocab_size=text_config.vocab_size,
+        eos_token_ids=end_tokens_of(generation_config, tokenizer, text_config.vocab_size),
+        dtype=loaded_model.dtype,
+        device=loaded_model.device,
         chat_format=chat_format_of(tokenizer, config),
         sampling_defaults=sampling_defaults,
-        fingerprint=named,
+        fingerprint=weights_fingerprint,
         origin=origin,
         rope_factors=rope_factors,
     )
