@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import AttentionInterface
 
 from radixkv.attention import AttentionBackend, AttentionOptions, BatchLimits
@@ -27,6 +26,7 @@ from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
 from radixkv.memory.upload import to_device
 from radixkv.model.attention_function import ATTENTION_NAME, layer_options
+from radixkv.model.batch_checks import refuse_mixing, refuse_other_positions, tokens_to_try
 from radixkv.model.compiled_layers import (
     Attend,
     compile_layers,
@@ -35,18 +35,15 @@ from radixkv.model.compiled_layers import (
     uncompile_layers,
 )
 from radixkv.model.deferred_rotation import DeferredRotation, set_rotate_first
-from radixkv.model.layer_probe import LayerProbe, ProbedLayer, attend_itself, attend_nothing
+from radixkv.model.layer_probe import LayerProbe, ProbedLayer, attend_nothing
 from radixkv.model.loader import LoadedModel
-from radixkv.model.model_input import HOST_TOKEN, ModelInput
+from radixkv.model.model_input import ModelInput
 from radixkv.model.native import Chain, NativeCall, join_layers, layers_over, losing_rows, watch_chains
 from radixkv_cpu import DecoderLayers
 
 if TYPE_CHECKING:
     from radixkv.attention.triton.padded_decode import PaddedDecode
     from radixkv.model.decode_graphs import DecodeGraphs
-
-# By how much rounding may change one token's logits, relative to their norm, if other rows are computed beside it.
-_ROUNDING = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -230,7 +227,7 @@ class ModelRunner:
         num_new, num_logits = model_input.queries.num_new, model_input.num_logits
         batch = self._backend.prepare(model_input.queries)
         order, row_starts = batch.order, batch.row_starts
-        token_ids = self._token_ids(model_input, order, row_starts, device_tokens)
+        token_ids = model_input.packed_tokens(order, row_starts, self._device, device_tokens)
         # All sequences decode, with drafts or without, if logits are wanted of every row.
         if self._graphs is not None and np.array_equal(num_new, num_logits):
             decoded = self._graphs.run(token_ids, batch)
@@ -250,27 +247,6 @@ class ModelRunner:
         finally:
             self._native = None
         return logits[: len(keep)].float()
-
-    def _token_ids(
-        self,
-        model_input: ModelInput,
-        order: NDArray[np.int64],
-        row_starts: NDArray[np.int64],
-        device_tokens: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """The packed batch's tokens on the device in the backend's order, including those that never left it."""
-        num_new = model_input.queries.num_new
-        starts = num_new.cumsum() - num_new
-        known = model_input.token_ids[concatenated_ranges(starts[order], num_new[order])]
-        token_ids = to_device(torch.from_numpy(known), self._device)
-        indices = model_input.device_indices[order]
-        (on_device,) = (indices != HOST_TOKEN).nonzero()
-        if len(on_device):
-            assert device_tokens is not None
-            pairs = torch.from_numpy(np.stack((row_starts[on_device], indices[on_device])))
-            rows, sources = to_device(pairs, self._device).unbind(0)
-            token_ids[rows] = device_tokens[sources]
-        return token_ids
 
     def attend_layer(
         self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -359,13 +335,7 @@ class ModelRunner:
     def _probe(self, name: str, vocab_size: int) -> None:
         """Run three tokens with attention that only observes: configs do not give every layer's shapes."""
         positions = torch.arange(3, device=self._device)
-        # The embedding of padding is zero, and so would be everything computed from it; and some models do not count it.
-        padding = {
-            getattr(self._model.config.get_text_config(), "pad_token_id", None),
-            getattr(self._model.get_input_embeddings(), "padding_idx", None),
-        }
-        usual = [token for token in range(5) if token not in padding]
-        tokens = torch.tensor(usual[:3], device=self._device) % vocab_size
+        tokens = tokens_to_try(self._model, vocab_size)
         probe = LayerProbe(name)
         with probe.noting(self._model), losing_rows(self._model, kept=1) as last, watch_chains(self._model) as chains:
             logits = self._forward(tokens, positions, positions[1:2], None)
@@ -377,38 +347,14 @@ class ModelRunner:
             self._last_layer = last
         self._layers = dict(sorted(called.items()))
         self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(self._layers)}
-        self._refuse_mixing(name, tokens)
-        self._refuse_other_positions(name, tokens)
+        refuse_mixing(self._forward, tokens, name)
+        refuse_other_positions(self._forward, tokens, name)
         join_layers(chains)
         joined = self._forward(tokens, positions, positions[1:2], attend_nothing)
         if not (torch.equal(joined, logits) and logits.any()):  # something reads the states between layers
             chains = [[layer] for chain in chains for layer in chain]
             join_layers(chains)
         self._chains = [*chains]
-
-    def _refuse_mixing(self, name: str, tokens: torch.Tensor) -> None:
-        """Refuse a model that mixes tokens elsewhere than in attention, by a convolution of keys, say.
-
-        If each token attends only to itself, the logits of a token must not depend on the token before it.
-        """
-        first, second, other = tokens.tolist()
-        pairs = torch.tensor([first, second, other, second], device=self._device)
-        positions = torch.tensor([0, 1, 0, 1], device=self._device)
-        one, another = self._forward(pairs, positions, torch.tensor([1, 3], device=self._device), attend_itself).float()
-        if (one - another).norm() > _ROUNDING * one.norm():
-            raise UnsupportedModelError(
-                f"{name}: its layers mix tokens elsewhere than in attention (by a convolution, say), which needs state that "
-                "blocks of keys and values do not hold"
-            )
-
-    def _refuse_other_positions(self, name: str, tokens: torch.Tensor) -> None:
-        """Refuse a model that counts positions from another number than 0, as RoBERTa does from that of padding."""
-        from_zero = torch.arange(len(tokens), device=self._device)
-        ours, its_own = (self._forward(tokens, each, from_zero, attend_itself).float() for each in (from_zero, None))
-        if (ours - its_own).norm() > _ROUNDING * its_own.norm():
-            raise UnsupportedModelError(
-                f"{name}: it counts positions from another number than 0, which a batch of several sequences does not"
-            )
 
     @torch.inference_mode()
     def _compile(self, name: str, must_compile: bool) -> None:

@@ -1,0 +1,80 @@
+"""What a batch of several sequences asks of a model: that its tokens meet only in attention, and that positions are given.
+
+Configurations do not say so of every model. It is tried with attention in which each token sees itself alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import transformers
+
+from radixkv.errors import UnsupportedModelError
+from radixkv.model.compiled_layers import Attend
+from radixkv.model.layer_probe import attend_itself
+
+# By how much rounding may change one token's logits, relative to their norm, if other rows are computed beside it.
+_ROUNDING = 0.05
+
+Forward = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, Attend | None], torch.Tensor]
+"""Logits by tokens, their positions (None: as the model counts those of one sequence), rows, and what attends."""
+
+
+def tokens_to_try(model: transformers.PreTrainedModel, vocab_size: int) -> torch.Tensor:
+    """Three tokens, none of them padding: its embedding is zero, and so would be everything computed from it; and some models
+    do not count it.
+
+    Args:
+        model: that they are for.
+        vocab_size: of the model.
+    """
+    padding = {
+        getattr(model.config.get_text_config(), "pad_token_id", None),
+        getattr(model.get_input_embeddings(), "padding_idx", None),
+    }
+    usual = [token for token in range(5) if token not in padding]
+    return torch.tensor(usual[:3], device=model.device) % vocab_size
+
+
+def refuse_mixing(forward: Forward, tokens: torch.Tensor, name: str) -> None:
+    """Refuse a model that mixes tokens elsewhere than in attention, by a convolution of keys, say.
+
+    If each token attends only to itself, the logits of a token must not depend on the token before it.
+
+    Args:
+        forward: of the model.
+        tokens: from `tokens_to_try`.
+        name: of the model.
+
+    Raises:
+        UnsupportedModelError: it mixes them.
+    """
+    first, second, other = tokens.tolist()
+    pairs = torch.tensor([first, second, other, second], device=tokens.device)
+    positions = torch.tensor([0, 1, 0, 1], device=tokens.device)
+    one, another = forward(pairs, positions, torch.tensor([1, 3], device=tokens.device), attend_itself).float()
+    if (one - another).norm() > _ROUNDING * one.norm():
+        raise UnsupportedModelError(
+            f"{name}: its layers mix tokens elsewhere than in attention (by a convolution, say), which needs state that "
+            "blocks of keys and values do not hold"
+        )
+
+
+def refuse_other_positions(forward: Forward, tokens: torch.Tensor, name: str) -> None:
+    """Refuse a model that counts positions from another number than 0, as RoBERTa does from that of padding.
+
+    Args:
+        forward: of the model.
+        tokens: from `tokens_to_try`.
+        name: of the model.
+
+    Raises:
+        UnsupportedModelError: it does so.
+    """
+    from_zero = torch.arange(len(tokens), device=tokens.device)
+    ours, its_own = (forward(tokens, each, from_zero, attend_itself).float() for each in (from_zero, None))
+    if (ours - its_own).norm() > _ROUNDING * its_own.norm():
+        raise UnsupportedModelError(
+            f"{name}: it counts positions from another number than 0, which a batch of several sequences does not"
+        )
