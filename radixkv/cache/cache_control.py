@@ -107,7 +107,7 @@ class CacheControl(CacheView):
             InvalidArgumentError: it is no `TreeObserver`.
         """
         check_observer("observer", observer)
-        self._tree.add_observer(observer)
+        self._tree.observers.add(observer)
 
     def remove_observer(self, observer: TreeObserver) -> None:
         """Stop notifying an observer.
@@ -115,7 +115,7 @@ class CacheControl(CacheView):
         Raises:
             InvalidArgumentError: it was not added.
         """
-        self._tree.remove_observer(observer)
+        self._tree.observers.remove(observer)
 
 
 def _check_ttl(ttl: float | None) -> None:

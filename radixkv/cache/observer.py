@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from radixkv.cache.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from radixkv.cache.eviction import LearningPolicy
     from radixkv.cache.node import Node
 
 
@@ -48,6 +49,49 @@ class TreeObserver:
 
     def on_reuse(self, group: int, num_blocks: int, idle_since: float, now: float, evicted: bool) -> None:
         """Idle blocks are in use again, or evicted ones are about to be recomputed: see `LearningPolicy.on_reuse`."""
+
+
+class Observers:
+    """Who is notified of a tree's changes: for each call of `TreeObserver`, the bound methods to be called, in order.
+
+    Args:
+        added: observers, in the order in which they are notified; a policy that learns is one of them.
+    """
+
+    def __init__(self, added: Iterable[TreeObserver | LearningPolicy]) -> None:
+        self._added = list(added)
+        self._last: TreeObserver | None = None
+        self._update()
+
+    def add(self, observer: TreeObserver) -> None:
+        """Notify this one too, from now on."""
+        self._added.append(observer)
+        self._update()
+
+    def remove(self, observer: TreeObserver) -> None:
+        """Stop notifying one.
+
+        Raises:
+            InvalidArgumentError: it was never added.
+        """
+        if observer not in self._added:
+            raise InvalidArgumentError(f"observer: expected one that was added, got {observer!r:.80}")
+        self._added.remove(observer)
+        self._update()
+
+    def set_last(self, observer: TreeObserver | None) -> None:
+        """Notify this one after all that were added, in place of the one before; None: no other."""
+        self._last = observer
+        self._update()
+
+    def _update(self) -> None:
+        observers = [*self._added, *filter(None, [self._last])]
+        self.on_insert = handlers(observers, "on_insert")
+        self.on_split = handlers(observers, "on_split")
+        self.on_remove = handlers(observers, "on_remove")
+        self.on_clear = handlers(observers, "on_clear")
+        self.on_idle = handlers(observers, "on_idle")
+        self.on_reuse = handlers(observers, "on_reuse")
 
 
 def check_observer(name: str, observer: TreeObserver) -> None:

@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 
 from radixkv.cache.block_pool import BlockIds, BlockPool
-from radixkv.cache.errors import InvalidArgumentError
 from radixkv.cache.eviction import EvictionPolicy, LearningPolicy
 from radixkv.cache.match import Match, match_in_first_block, match_inside
 from radixkv.cache.node import Node, Root
-from radixkv.cache.observer import TreeObserver, handlers
+from radixkv.cache.observer import Observers, TreeObserver
 from radixkv.cache.owner_limits import OwnerLimits
 from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
 
@@ -46,6 +45,7 @@ class RadixTree:
 
     Attributes:
         policy: which leaf is evicted first; after `limit_owners`, the `OwnerLimits` in front of it.
+        observers: who is notified of changes.
         roots: the root of each namespace that has something cached or in use.
         num_blocks: blocks that the tree owns.
         num_evictable_blocks: those of them that are not locked.
@@ -65,9 +65,8 @@ class RadixTree:
         self._block_bytes = block_size * TOKEN_BYTES
         self.policy = policy
         self._now = now
-        self._observers = list(observers)
+        self.observers = Observers(observers)
         self._owner_limits: OwnerLimits | None = None
-        self._notify()
         self.roots: dict[str, Root] = {}
         self.num_blocks = 0
         self.num_evictable_blocks = 0
@@ -104,28 +103,7 @@ class RadixTree:
         own = self.own_policy
         self._owner_limits = OwnerLimits(limits, own, self.nodes()) if limits else None
         self.policy = self._owner_limits or own
-        self._notify()
-
-    def add_observer(self, observer: TreeObserver) -> None:
-        """Notify this observer too, from now on."""
-        self._observers.append(observer)
-        self._notify()
-
-    def remove_observer(self, observer: TreeObserver) -> None:
-        """Stop notifying an observer; see `PrefixCache.remove_observer`."""
-        if observer not in self._observers:
-            raise InvalidArgumentError(f"observer: expected one that was added, got {observer!r:.80}")
-        self._observers.remove(observer)
-        self._notify()
-
-    def _notify(self) -> None:
-        observers = [*self._observers, *filter(None, [self._owner_limits])]
-        self._on_insert = handlers(observers, "on_insert")
-        self._on_split = handlers(observers, "on_split")
-        self._on_remove = handlers(observers, "on_remove")
-        self._on_clear = handlers(observers, "on_clear")
-        self._on_idle = handlers(observers, "on_idle")
-        self._on_reuse = handlers(observers, "on_reuse")
+        self.observers.set_last(self._owner_limits)
 
     # -- look-up -------------------------------------------------------------------------------------------------
 
@@ -194,7 +172,7 @@ class RadixTree:
         if node.parent is not None:
             if node.children is None:
                 self.policy.remove(node)
-            for notify in self._on_reuse:
+            for notify in self.observers.on_reuse:
                 notify(node.group, len(node.blocks), node.last_use, now, False)
 
     def _to_idle(self, node: Node) -> None:
@@ -204,7 +182,7 @@ class RadixTree:
                 del self.roots[node.namespace]
             return
         self.num_evictable_blocks += len(node.blocks)
-        for notify in self._on_idle:
+        for notify in self.observers.on_idle:
             notify(node)
         if node.children is None:
             self.policy.add(node)
@@ -308,7 +286,7 @@ class RadixTree:
         node.tokens += tokens
         node.blocks.frombytes(blocks.tobytes())
         self.num_blocks += len(blocks)
-        for notify in self._on_insert:
+        for notify in self.observers.on_insert:
             notify(node, len(node.blocks) - len(blocks))
         return node
 
@@ -317,7 +295,7 @@ class RadixTree:
             return False
         # For a learning policy, blocks that were reused and new blocks that follow them stay in separate nodes: their chances
         # of reuse differ.
-        return not self._on_reuse or node.uses == 1 + past_uses
+        return not self.observers.on_reuse or node.uses == 1 + past_uses
 
     def _add_child(self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, owner: str) -> Node:
         child = Node(node, tokens, array("i", blocks.tobytes()), node.last_use)
@@ -325,7 +303,7 @@ class RadixTree:
         child.owner = owner
         node.link(child, self._block_bytes)
         self.num_blocks += len(blocks)
-        for notify in self._on_insert:
+        for notify in self.observers.on_insert:
             notify(child, 0)
         return child
 
@@ -336,14 +314,14 @@ class RadixTree:
         before = node.children.before(key)
         if before is not None and key.startswith(before):
             leaf = node.children[before]
-            for notify in self._on_remove:
+            for notify in self.observers.on_remove:
                 notify(leaf, 0, False)
             self._remove_leaf(leaf)
             self._pool.release(leaf.block_ids())
 
     def _split(self, node: Node, num_blocks: int) -> Node:
         upper = node.split(num_blocks, self._block_bytes)
-        for notify in self._on_split:
+        for notify in self.observers.on_split:
             notify(upper, node)
         return upper
 
@@ -363,7 +341,7 @@ class RadixTree:
             assert isinstance(leaf, Node), f"next_leaf: expected a leaf that was added, got {leaf!r:.80}"
             most = missing if self._owner_limits is None else self._owner_limits.num_to_evict(leaf, missing)
             keep = max(0, len(leaf.blocks) - most)
-            for notify in self._on_remove:
+            for notify in self.observers.on_remove:
                 notify(leaf, keep, True)
             if not keep:
                 missing -= len(leaf.blocks)
@@ -410,5 +388,5 @@ class RadixTree:
                 self.num_evictable_blocks -= node.num_blocks
             self.num_blocks -= node.num_blocks
             self._pool.release(node.block_ids())
-        for notify in self._on_clear:
+        for notify in self.observers.on_clear:
             notify(namespace, removed)
