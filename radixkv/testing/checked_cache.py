@@ -17,6 +17,7 @@ from radixkv.testing.adapter import CacheAdapter
 from radixkv.testing.answers import Answers
 from radixkv.testing.rules import RuleViolation
 from radixkv.testing.shadow_memory import ShadowMemory, namespace_tag, next_tags
+from radixkv.testing.story import Story, ids_in_words, tokens_in_words, under
 
 
 class LiveSequence:
@@ -67,26 +68,26 @@ class CheckedCache:
         self._names = _names()
         self._always = always
         self._keep_story = keep_story
-        self._story: list[str] = []
+        self._story = Story(keep_story)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def open(self, prompt: Sequence[int], namespace: str = "") -> LiveSequence | None:
         """Begin a sequence; None where the cache has not enough blocks."""
         name = next(self._names)
-        self._describe(f"{name} opens with {_words(prompt)}{_under(namespace)}")
+        self._story.begin(f"{name} opens with {tokens_in_words(prompt)}{under(namespace)}")
         prompt = list(prompt)
         expected = self._look_up(prompt[:-1], namespace)
         before = self._state()
         handle = self._answers.open(prompt, namespace)
         if handle is None:
-            self._describe("refused", joined=True)
+            self._story.go_on("refused")
             self._check_refusal(before, len(prompt), others=list(self.live.values()))
             return None
         sequence = LiveSequence(name, namespace, prompt, handle)
         self.live[name] = sequence
         sequence.length = self._answers.length(handle)
-        self._describe(f"finds {sequence.length} known, in blocks {self._blocks(sequence)}", joined=True)
+        self._story.go_on(f"finds {sequence.length} known, in blocks {self._blocks(sequence)}")
         if sequence.length >= len(prompt):
             self._fail(5, f"all {len(prompt)} tokens of {name}'s prompt are reused")
         if sequence.length != expected:
@@ -101,15 +102,17 @@ class CheckedCache:
         """Compute up to ``count`` pending tokens, with room for ``spare`` more; False where the cache refuses."""
         tokens = sequence.tokens[sequence.length : sequence.length + count]
         total = sequence.length + len(tokens) + spare
-        self._describe(f"{sequence.name} computes {_words(tokens)}" + (f" with room for {spare} more" if spare else ""))
+        self._story.begin(
+            f"{sequence.name} computes {tokens_in_words(tokens)}" + (f" with room for {spare} more" if spare else "")
+        )
         before = self._state()
         if not self._answers.reserve(sequence.handle, total):
-            self._describe("refused", joined=True)
+            self._story.go_on("refused")
             self._check_refusal(before, total, others=[other for other in self.live.values() if other is not sequence])
             return False
         self._carry_out_copies()
         blocks = self._answers.blocks(sequence.handle)
-        self._describe(f"in blocks {self._blocks(sequence)}", joined=True)
+        self._story.go_on(f"in blocks {self._blocks(sequence)}")
         if len(blocks) * self.adapter.block_size < total:
             self._fail(7, f"{sequence.name} has {len(blocks)} blocks and was promised room for {total} tokens")
         if tokens:
@@ -132,11 +135,11 @@ class CheckedCache:
     def fork(self, sequence: LiveSequence) -> LiveSequence | None:
         """A second sequence that goes on from where this one is; None where the cache has not enough blocks."""
         name = next(self._names)
-        self._describe(f"{name} forks from {sequence.name} at {sequence.length} tokens")
+        self._story.begin(f"{name} forks from {sequence.name} at {sequence.length} tokens")
         before = self._state()
         handle = self._answers.fork(sequence.handle)
         if handle is None:
-            self._describe("refused", joined=True)
+            self._story.go_on("refused")
             self._check_refusal(before, sequence.length, others=list(self.live.values()))
             return None
         child = LiveSequence(name, sequence.namespace, sequence.tokens[: sequence.length], handle)
@@ -152,7 +155,7 @@ class CheckedCache:
 
     def close(self, sequence: LiveSequence) -> None:
         """End a sequence; its whole blocks must be cached then, unless the cache promises less."""
-        self._describe(f"{sequence.name} closes")
+        self._story.begin(f"{sequence.name} closes")
         self._end(sequence)
         self._answers.close(sequence.handle)
         whole = sequence.length // self.adapter.block_size * self.adapter.block_size
@@ -166,7 +169,7 @@ class CheckedCache:
 
     def abort(self, sequence: LiveSequence) -> None:
         """End a sequence; no more of it may be cached then than before."""
-        self._describe(f"{sequence.name} is aborted")
+        self._story.begin(f"{sequence.name} is aborted")
         tokens, namespace = sequence.tokens[: sequence.length], sequence.namespace
         before = self._answers.match(tokens, namespace) if tokens else 0
         self._end(sequence)
@@ -180,19 +183,19 @@ class CheckedCache:
 
     def clear(self, namespace: str = "") -> None:
         """Drop what is cached under a namespace; nothing of it may be cached then."""
-        self._describe(f"what is known{_under(namespace)} is cleared")
+        self._story.begin(f"what is known{under(namespace)} is cleared")
         self._answers.clear(namespace)
         befores, root = self._memory.tags_before(self._answers.cached_blocks()), self._root_tag(namespace)
         left = [block for block, before in befores.items() if before == root]
         if left:
-            self._fail(4, f"blocks {_ids(left)} are still cached{_under(namespace)}")
+            self._fail(4, f"blocks {ids_in_words(left)} are still cached{under(namespace)}")
         for sequence in self.live.values():
             sequence._outlived_clear |= sequence.namespace == namespace
         self._done()
 
     def match(self, prompt: Sequence[int], namespace: str = "") -> int:
         """Look a prompt up; every prefix of what is cached must be cached too."""
-        self._describe(f"{_words(prompt)} are looked up{_under(namespace)}")
+        self._story.begin(f"{tokens_in_words(prompt)} are looked up{under(namespace)}")
         known = self._look_up(list(prompt), namespace)
         for length in {known // 2, max(0, known - 1)} - {0}:
             part = self._answers.match(prompt[:length], namespace)
@@ -213,7 +216,7 @@ class CheckedCache:
         free = set(self._answers.free_blocks())
         if len(free) != self.adapter.num_blocks:
             lost = sorted(set(range(self.adapter.num_blocks)) - free)
-            self._fail(10, f"everything is closed and cleared, and blocks {_ids(lost)} are not free")
+            self._fail(10, f"everything is closed and cleared, and blocks {ids_in_words(lost)} are not free")
 
     # -- rules ---------------------------------------------------------------------------------------------------
 
@@ -243,11 +246,11 @@ class CheckedCache:
             self._fail(1, f"block {block} is free although the cache holds it")
         if len(set(free)) < len(free):
             twice = sorted(block for block, count in Counter(free).items() if count > 1)
-            self._fail(10, f"blocks {_ids(twice)} are free more than once")
+            self._fail(10, f"blocks {ids_in_words(twice)} are free more than once")
         everything = set(free) | set(cached) | holders.keys()
         if len(everything) != self.adapter.num_blocks:
             lost = sorted(set(range(self.adapter.num_blocks)) - everything)
-            self._fail(10, f"blocks {_ids(lost)} are neither free nor held")
+            self._fail(10, f"blocks {ids_in_words(lost)} are neither free nor held")
         counts = self._answers.ref_counts()
         if counts is not None:
             in_cache = Counter(cached)
@@ -332,7 +335,7 @@ class CheckedCache:
         if sequences is not None:
             known = self._whole(max((_common(sequence, prompt) for sequence in sequences), default=0))
             if matched != known:
-                self._fail(4, f"of {_words(prompt)} {known} are known, and match says {matched}")
+                self._fail(4, f"of {tokens_in_words(prompt)} {known} are known, and match says {matched}")
         return matched
 
     def _whole(self, length: int) -> int:
@@ -342,12 +345,12 @@ class CheckedCache:
 
     def _carry_out_copies(self) -> None:
         for copy in self._answers.take_copies():
-            self._describe(f"block {copy.source} is copied to {copy.target}", joined=True)
+            self._story.go_on(f"block {copy.source} is copied to {copy.target}")
             self._memory.copy(copy.source, copy.target, copy.num_tokens)
 
     def _raised(self, error: Exception) -> NoReturn:
         self._broken = True
-        raise RuleViolation(7, f"the cache raised {error!r}", self._story) from error
+        raise RuleViolation(7, f"the cache raised {error!r}", self._story.steps) from error
 
     def _end(self, sequence: LiveSequence) -> None:
         sequence.closed = True
@@ -370,19 +373,11 @@ class CheckedCache:
         return self._root_tags.setdefault(namespace, namespace_tag(namespace))
 
     def _blocks(self, sequence: LiveSequence) -> str:
-        return _ids(self._answers.blocks(sequence.handle)) if self._keep_story else ""
-
-    def _describe(self, step: str, joined: bool = False) -> None:
-        if not self._keep_story:
-            self._story = [step]
-        elif joined:
-            self._story[-1] += f": {step}" if ":" not in self._story[-1] else f"; {step}"
-        else:
-            self._story.append(step)
+        return ids_in_words(self._answers.blocks(sequence.handle)) if self._keep_story else ""
 
     def _fail(self, rule: int, problem: str) -> NoReturn:
         self._broken = True
-        raise RuleViolation(rule, problem, self._story)
+        raise RuleViolation(rule, problem, self._story.steps)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -394,19 +389,6 @@ def _names() -> Iterator[str]:
     for number in itertools.count():
         for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ":
             yield f"{letter}{number or ''}"
-
-
-def _words(tokens: Sequence[int]) -> str:
-    shown = " ".join(map(str, tokens[:12])) + (" ..." if len(tokens) > 12 else "")
-    return f"{len(tokens)} tokens [{shown}]" if len(tokens) != 1 else f"1 token [{shown}]"
-
-
-def _ids(blocks: Sequence[int]) -> str:
-    return " ".join(map(str, blocks)) or "(none)"
-
-
-def _under(namespace: str) -> str:
-    return f" under {namespace!r}" if namespace else ""
 
 
 def _these(sequences: Sequence[LiveSequence]) -> str:
