@@ -163,7 +163,10 @@ def _sentence(part: Computed) -> str:
         case Reason.OTHER_NAMESPACE:
             return f"{tokens} from {part.start} on: cached, but under another cache salt, which never shares"
         case Reason.READ_OFF:
-            return f"{tokens} from {part.start} on: cached, but this request does not read the cache"
+            return (
+                f"{tokens} from {part.start} on: cached, but this request does not read the cache: that is switched off, or "
+                "log-probabilities of the prompt are wanted, for which all of it is computed"
+            )
         case Reason.LAST_TOKEN:
             return f"{tokens} from {part.start} on: all is cached; the last token is computed for its logits"
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from radixkv.observe.inspect.snapshot import take_snapshot
 from radixkv.prompts import Prompt
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.server.authentication import administrator
 from radixkv.server.service import Service
 
@@ -58,7 +59,9 @@ async def snapshot_json(llm: AsyncLLM) -> str:
     return snapshot.to_json()
 
 
-async def explanations(service: Service, prompts: Sequence[Prompt], tenant: str) -> list[CacheExplanation]:
+async def explanations(
+    service: Service, prompts: Sequence[Prompt], params: SamplingParams | BeamSearchParams, tenant: str
+) -> list[CacheExplanation]:
     """Why no more of the prompts would be reused now; reveals nothing of other tenants or salts.
 
     Where strangers share one tenant, tokens of the prompt that is most like one are left out: they may be another person's.
@@ -66,6 +69,7 @@ async def explanations(service: Service, prompts: Sequence[Prompt], tenant: str)
     Args:
         service: that of the routes.
         prompts: tokenized.
+        params: theirs.
         tenant: on whose behalf.
 
     Raises:
@@ -75,6 +79,8 @@ async def explanations(service: Service, prompts: Sequence[Prompt], tenant: str)
     """
     if len(prompts) > MAX_EXPLAINED:
         raise ValueError(f"explain_cache: expected at most {MAX_EXPLAINED} prompts with it, got {len(prompts)}")
+    if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
+        prompts = [replace(prompt, read_cache=False) for prompt in prompts]  # as `Request.reads_cache`
     explained = await service.llm.explain_prompts(prompts, tenant=tenant)
     if service.tenants.open_to_all and not service.shows_prompts_without_keys:
         explained = [replace(one, difference=None) for one in explained]

@@ -107,7 +107,7 @@ class Generation:
                 reservation = service.rate_limits.admit(tenant, params, lengths, service.llm.loaded.max_model_len)
                 try:
                     cache_explanations = (
-                        await explanations(service, prompts, tenant.name) if body.explain_cache else None
+                        await explanations(service, prompts, params, tenant.name) if body.explain_cache else None
                     )
                     streams = await service.llm.submit(
                         prompts,

@@ -43,6 +43,27 @@ def test_a_response_explains_why_no_more_was_reused(server: ServerProcess) -> No
         assert a.post("/v1/completions", json=streamed).json()["error"]["param"] == "explain_cache"
 
 
+def test_where_log_probabilities_of_the_prompt_are_wanted_nothing_is_explained_as_reused(llm: LLM) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as client:
+            completion = {"prompt": PROMPT}
+            chat = {"messages": [{"role": "user", "content": PROMPT}]}
+            for path, body in (
+                ("completions", completion | {"prompt_logprobs": 1}),
+                ("completions", completion | {"echo": True, "logprobs": 0}),
+                ("chat/completions", chat | {"prompt_logprobs": 1}),
+            ):
+                for _ in range(2):  # the second time, all of it is cached
+                    sent = {**body, "explain_cache": True, **ONE_TOKEN}
+                    answer = (await client.post(f"/v1/{path}", json=sent)).json()
+                explanation = answer.get("cache_explanation") or answer["cache_explanations"][0]
+                reused = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                assert explanation["num_reused_tokens"] == reused == 0
+                assert "log-probabilities of the prompt are wanted" in explanation["text"]
+
+    asyncio.run(main())
+
+
 def test_an_explanation_does_not_reveal_another_tenants_prompt(server: ServerProcess) -> None:
     with server.client(TENANT_A) as a, server.client(TENANT_B) as b:
         before = complete(b, PROMPT, explain_cache=True, cache={"read": True, "write": False})["cache_explanations"]
