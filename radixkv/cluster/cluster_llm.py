@@ -29,7 +29,7 @@ from radixkv.prompts import Prompt
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_defaults import as_sampling_defaults
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
-from radixkv.scheduling.request_validation import check_prompt_length
+from radixkv.scheduling.request_validation import validate_prompt
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.serving.request_intake import RequestIntake
 from radixkv.serving.request_stream import RequestStream
@@ -311,11 +311,14 @@ class ClusterLLM:
         """Parameters with as many tokens as fit on the smallest replica, so that an answer ends at the same token on each.
 
         Raises:
-            PromptTooLongError: there are none.
+            Exception: what `validate_prompt` raises.
         """
-        num_prompt_tokens, max_model_len = len(prompt.token_ids), self.loaded.max_model_len
-        check_prompt_length(num_prompt_tokens, max_model_len)
-        most = max_model_len - num_prompt_tokens
+        loaded, newest = self.loaded, self.replicas.generations.newest
+        assert newest is not None
+        tokens = validate_prompt(
+            prompt.token_ids, loaded.vocab_size, loaded.max_model_len, newest.identity["model_length"]
+        )
+        most = loaded.max_model_len - len(tokens)
         if params.max_tokens is not None and params.max_tokens <= most:
             return params
         if isinstance(params, BeamSearchParams):

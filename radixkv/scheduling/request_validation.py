@@ -49,7 +49,15 @@ def validate_prompt(
         PromptTooLongError: not even one token could be generated after them.
     """
     tokens = validate_token_ids(token_ids, vocab_size)
-    check_prompt_length(tokens.size, max_model_len, model_length)
+    if tokens.size >= max_model_len:
+        bound = ""
+        if model_length > max_model_len:
+            bound = f"; the model allows {model_length}, and memory has no room for them: "
+            bound += "raise kv_cache_memory_bytes or num_blocks"
+        raise PromptTooLongError(
+            f"prompt_token_ids: {tokens.size} tokens; a sequence has at most {max_model_len}, "
+            f"of which at least one is to be generated{bound}"
+        )
     return tokens
 
 
@@ -83,28 +91,6 @@ def validate_token_ids(token_ids: Sequence[int] | NDArray[np.int32], vocab_size:
     if low < 0 or high >= vocab_size:
         _refuse_id(low if low < 0 else high, vocab_size)
     return tokens.astype(np.int32)
-
-
-def check_prompt_length(num_tokens: int, max_model_len: int, model_length: int | None = None) -> None:
-    """Refuse a prompt after which nothing could be generated.
-
-    Args:
-        num_tokens: of the prompt.
-        max_model_len: tokens that a sequence has at most.
-        model_length: those that the model allows; more, where the pool has no room for so many. None: not known.
-
-    Raises:
-        PromptTooLongError: with the figures.
-    """
-    if num_tokens >= max_model_len:
-        bound = ""
-        if model_length is not None and model_length > max_model_len:
-            bound = f"; the model allows {model_length}, and memory has no room for them: "
-            bound += "raise kv_cache_memory_bytes or num_blocks"
-        raise PromptTooLongError(
-            f"prompt_token_ids: {num_tokens} tokens; a sequence has at most {max_model_len}, "
-            f"of which at least one is to be generated{bound}"
-        )
 
 
 def _refuse_id(token_id: int, vocab_size: int) -> NoReturn:

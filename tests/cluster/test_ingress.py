@@ -55,11 +55,25 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tokenize": ("/tokenize", {"prompt": TEXT}),
     "no field": ("/v1/completions", {**COMPLETION, "max_token": 3}),
     "outside the vocabulary": ("/v1/completions", {**COMPLETION, "prompt": [10**6]}),
+    "below it": ("/v1/completions", {**COMPLETION, "prompt": [-1]}),
+    "beyond 32 bits": ("/v1/completions", {**COMPLETION, "prompt": [2**31]}),
+    "beyond 64 bits": ("/v1/completions", {**COMPLETION, "prompt": [10**25]}),
+    "no tokens": ("/v1/completions", {**COMPLETION, "prompt": [[]]}),
     "no schema": ("/v1/completions", {**COMPLETION, "structured_outputs": {"json": {"type": "nothing"}}}),
     "too long": ("/v1/completions", {**COMPLETION, "max_tokens": None, "prompt": [5] * 3000}),
     "too many": ("/v1/completions", {**COMPLETION, "n": 1000}),
 }
-REFUSED = ("no field", "outside the vocabulary", "no schema", "too long", "too many")
+REFUSED = (
+    "no field",
+    "outside the vocabulary",
+    "below it",
+    "beyond 32 bits",
+    "beyond 64 bits",
+    "no tokens",
+    "no schema",
+    "too long",
+    "too many",
+)
 VARYING = ("id", "created", "created_at", "completed_at", "usage", "model", "system_fingerprint")
 
 
@@ -308,6 +322,26 @@ def test_without_a_replica_it_is_not_ready(default_tokenizer: Any, tmp_path: Pat
             refused = await client.post("/v1/completions", json=COMPLETION)
             assert refused.status_code == 503
             assert "there is no replica" in refused.json()["error"]["message"]
+
+    asyncio.run(main())
+
+
+def test_prompts_beside_an_impossible_one_reach_no_replica(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (server,)),
+            ingress_client(replicas, default_tokenizer) as client,
+        ):
+            submit = Mock(wraps=server.llm.submit)
+            server.llm.submit = submit  # type: ignore[method-assign]
+            good = list(range(100, 164))
+            for bad in ([10**6], []):
+                refused = await client.post("/v1/completions", json={**COMPLETION, "prompt": [good, bad]})
+                assert refused.status_code == 400
+                assert refused.json()["error"]["param"] == "prompt"
+            submit.assert_not_called()
+            assert (await client.post("/v1/completions", json={**COMPLETION, "prompt": [good]})).status_code == 200
+            submit.assert_called_once()
 
     asyncio.run(main())
 
