@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Unpack
 from radixkv.cache import Pin
 from radixkv.cache.arguments import is_whole
 from radixkv.engine.explain import add_tiers, decode_explanations, explain_cached
+from radixkv.engine.request_output import with_texts
 from radixkv.llm import LLM
 from radixkv.llm_options import LLM_OPTIONS, LLMOptions
 from radixkv.model.loader import LoadedModel
@@ -188,7 +189,7 @@ class AsyncLLM(AsyncEngine):
         finally:
             stream.close()
         assert isinstance(output, BeamSearchOutput)
-        return output
+        return await asyncio.to_thread(with_texts, output, self.loaded.tokenizer)
 
     async def explain(
         self,

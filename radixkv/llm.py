@@ -16,7 +16,7 @@ from radixkv.cache import Pin
 from radixkv.cache.arguments import check_seconds
 from radixkv.engine.engine import Engine
 from radixkv.engine.explain import add_tiers, decode_explanations, explain_cached
-from radixkv.engine.request_output import beam_output, delta_output, request_output
+from radixkv.engine.request_output import beam_output, delta_output, request_output, with_texts
 from radixkv.llm_options import LLM_OPTIONS, LLMOptions, llm_configs
 from radixkv.model.loader import LoadedModel, load_model
 from radixkv.model.longrope import original_length
@@ -241,7 +241,8 @@ class LLM:
             raise TypeError(f"params: expected BeamSearchParams, got {type(params).__name__}")
         requests = [self._make_request(prompt, params) for prompt in as_prompts(prompts, self.engine.loaded)]
         self._run(requests, use_tqdm)
-        return [beam_output(request, self.engine.loaded.tokenizer, self.engine.decode_token) for request in requests]
+        engine = self.engine
+        return [with_texts(beam_output(each, engine.decode_token), engine.loaded.tokenizer) for each in requests]
 
     def explain(
         self,

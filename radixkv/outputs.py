@@ -116,7 +116,11 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """One beam: its tokens and text, the prompt's included, and the log-probabilities of the generated tokens."""
+    """One beam: its tokens and text, the prompt's included, and the log-probabilities of the generated tokens.
+
+    Attributes:
+        text: special tokens and what ended the beam included; None where the model has no tokenizer.
+    """
 
     tokens: list[int]
     logprobs: SampleLogprobs

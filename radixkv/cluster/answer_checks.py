@@ -99,7 +99,6 @@ class AnswerChecks:
             and beam.tokens[:num_prompt_tokens] == list(self.prompt_token_ids)
             and self._are_of(beam.tokens[num_prompt_tokens:], beam.logprobs)
             and is_number(beam.cum_logprob)
-            and (beam.text is None or _is_text(beam.text))
             and beam.finish_reason in _ENDS_OF_BEAMS
             and _is_stop_reason(beam.stop_reason)
         )

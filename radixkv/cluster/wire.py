@@ -169,7 +169,6 @@ def encode_beams(output: BeamSearchOutput) -> bytes:
             beam.tokens,
             [_encode_logprobs(entry) for entry in beam.logprobs],
             beam.cum_logprob,
-            beam.text,
             beam.finish_reason,
             beam.stop_reason,
         ]
@@ -188,8 +187,8 @@ def encode_beams(output: BeamSearchOutput) -> bytes:
 def decode_beams(line: Mapping[str, Any], metrics: RequestMetrics) -> BeamSearchOutput:
     """What `encode_beams` wrote, with the times of ``metrics``."""
     sequences = [
-        BeamSearchSequence(tokens, _decode_logprobs(logprobs) or [], cumulative, text, finish_reason, stop_reason)
-        for tokens, logprobs, cumulative, text, finish_reason, stop_reason in line["beams"]
+        BeamSearchSequence(tokens, _decode_logprobs(logprobs) or [], cumulative, None, finish_reason, stop_reason)
+        for tokens, logprobs, cumulative, finish_reason, stop_reason in line["beams"]
     ]
     counted = _with_counts(metrics, line)
     return BeamSearchOutput(sequences, line["num_prompt_tokens"], line["num_cached_tokens"], counted)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from radixkv.engine.sampled_token import TokenDecoder
 from radixkv.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
-from radixkv.sampling.detokenizer import decode_tokens
+from radixkv.sampling.detokenizer import answer_text, decode_tokens
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request, TokenSequence
 
@@ -31,8 +32,8 @@ def delta_output(request: Request) -> RequestOutput:
     return _output(request, completions)
 
 
-def beam_output(request: Request, tokenizer: Any, decode: TokenDecoder) -> BeamSearchOutput:
-    """A finished search's beams, best first; without texts where there is no tokenizer."""
+def beam_output(request: Request, decode: TokenDecoder) -> BeamSearchOutput:
+    """A finished search's beams, best first, without their texts, which `with_texts` adds."""
     assert request.beam_search is not None and isinstance(request.params, BeamSearchParams)
     prompt_ids = request.prompt_token_list
     sequences = []
@@ -44,13 +45,12 @@ def beam_output(request: Request, tokenizer: Any, decode: TokenDecoder) -> BeamS
             }
             for step in beam.history
         ]
-        tokens = prompt_ids + beam.token_ids
         sequences.append(
             BeamSearchSequence(
-                tokens=tokens,
+                tokens=prompt_ids + beam.token_ids,
                 logprobs=logprobs,
                 cum_logprob=beam.history[-1].score,
-                text=None if tokenizer is None else decode_tokens(tokenizer, tokens),
+                text=None,
                 finish_reason=beam.finish_reason,
                 stop_reason=beam.stop_reason,
             )
@@ -62,6 +62,24 @@ def beam_output(request: Request, tokenizer: Any, decode: TokenDecoder) -> BeamS
         metrics=request.metrics,
         aborted=any(sequence.finish_reason == "abort" for sequence in request.sequences),
     )
+
+
+def with_texts(output: BeamSearchOutput, tokenizer: Any) -> BeamSearchOutput:
+    """The beams with their texts; unchanged where there is no tokenizer. The prompt, which may be long, is decoded once."""
+    if tokenizer is None or not output.sequences:
+        return output
+    num_prompt_tokens = output.num_prompt_tokens
+    prompt_ids = output.sequences[0].tokens[:num_prompt_tokens]
+    prompt = decode_tokens(tokenizer, prompt_ids)
+    sequences = [
+        replace(
+            beam,
+            text=prompt
+            + answer_text(tokenizer, prompt_ids, beam.tokens[num_prompt_tokens:], skip_special_tokens=False),
+        )
+        for beam in output.sequences
+    ]
+    return replace(output, sequences=sequences)
 
 
 def _text(sequence: TokenSequence) -> str:

@@ -100,6 +100,23 @@ def _byte_tokens(tokenizer: Any) -> Mapping[int, int]:
     return bytes_by_token if letter in bytes_by_token and tokenizer.decode([letter]) == "A" else {}
 
 
+def answer_text(
+    tokenizer: Any, prompt_token_ids: Sequence[int], token_ids: Sequence[int], *, skip_special_tokens: bool = True
+) -> str:
+    """The text of a whole answer.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        prompt_token_ids: the tokens before the answer; only the last few are decoded.
+        token_ids: of the answer.
+        skip_special_tokens: leave special tokens out.
+    """
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens)
+    detokenizer.append(token_ids)
+    detokenizer.finish()
+    return detokenizer.text
+
+
 class IncrementalDetokenizer:
     """The text of one answer.
 

@@ -12,7 +12,7 @@ from radixkv.errors import DrainingError, RequestTimeoutError, StructuredOutputE
 from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import BeamSearchSequence, CompletionOutput, PromptLogprobs, RequestMetrics, RequestOutput
 from radixkv.prompts import Prompt
-from radixkv.sampling.detokenizer import IncrementalDetokenizer
+from radixkv.sampling.detokenizer import answer_text
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.server.cache_insight import CacheExplanation, explanations
 from radixkv.server.errors import client_error
@@ -229,10 +229,10 @@ class Generation:
 
     def _beam_output(self, index: int, beam: BeamSearchSequence, num_prompt_tokens: int) -> CompletionOutput:
         prompt_token_ids, token_ids = beam.tokens[:num_prompt_tokens], beam.tokens[num_prompt_tokens:]
-        detokenizer = IncrementalDetokenizer(self._loaded.require_tokenizer(), prompt_token_ids)
-        detokenizer.append(token_ids)
-        detokenizer.finish()
-        text = detokenizer.text
+        stopped = beam.finish_reason == "stop" and beam.stop_reason is None
+        # A token that ends an answer is one of its tokens, and not part of its text.
+        num_read = len(token_ids) - (stopped and token_ids[-1] in self._loaded.eos_token_ids)
+        text = answer_text(self._loaded.require_tokenizer(), prompt_token_ids, token_ids[:num_read])
         if isinstance(beam.stop_reason, str):
             text = text[: text.find(beam.stop_reason)]
         return CompletionOutput(

@@ -258,7 +258,7 @@ class EngineThread:
                 if output.finished or any(part.token_ids for part in output.outputs):
                     updates[request] = output
             elif request.finished:
-                updates[request] = beam_output(request, self._engine.loaded.tokenizer, self._engine.decode_token)
+                updates[request] = beam_output(request, self._engine.decode_token)
             else:
                 updates[request] = None
         return updates

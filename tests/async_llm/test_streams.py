@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 import threading
 from collections.abc import Callable
@@ -51,6 +52,31 @@ def test_samples_and_beams() -> None:
         assert (await llm.beam_search(prompt, beams)).sequences == found.sequences
 
     run(test)
+
+
+def test_beams_have_the_text_of_their_tokens_and_decode_their_prompt_once(default_tokenizer: Any) -> None:
+    tokenizer = copy.copy(default_tokenizer)
+    decoded: list[int] = []
+
+    def decode(token_ids: Any, **options: Any) -> str:
+        decoded.append(1 if isinstance(token_ids, int) else len(token_ids))
+        return str(default_tokenizer.decode(token_ids, **options))
+
+    tokenizer.decode = decode
+    offline = LLM(tiny_model(len(tokenizer)), tokenizer=tokenizer, num_blocks=200)
+    prompt = {"prompt_token_ids": list(range(500, 900))}
+    params = BeamSearchParams(8, 4, ignore_eos=True)
+    (found,) = offline.beam_search(prompt, params)
+    assert len(found.sequences) == 8
+    assert 400 < sum(decoded) < 800
+    assert [beam.text for beam in found.sequences] == [
+        default_tokenizer.decode(beam.tokens) for beam in found.sequences
+    ]
+
+    async def test(llm: AsyncLLM) -> None:
+        assert (await llm.beam_search(prompt, params)).sequences == found.sequences
+
+    run(test, offline)
 
 
 def test_a_slow_reader_gets_larger_pieces_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

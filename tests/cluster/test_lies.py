@@ -44,7 +44,7 @@ def token_with(place: int, value: Any) -> bytes:
 
 def beams_with(**fields: Any) -> bytes:
     piece = {
-        "beams": [[[*PROMPT, 9], [[[9, -1.0, 1, "a"]]], -1.0, "a", "length", None]],
+        "beams": [[[*PROMPT, 9], [[[9, -1.0, 1, "a"]]], -1.0, "length", None]],
         "finished": True,
         "num_prompt_tokens": len(PROMPT),
         "num_cached_tokens": 0,
@@ -54,7 +54,7 @@ def beams_with(**fields: Any) -> bytes:
 
 
 def beam_with(place: int, value: Any) -> bytes:
-    beam: list[Any] = [[*PROMPT, 9], [[[9, -1.0, 1, "a"]]], -1.0, "a", "length", None]
+    beam: list[Any] = [[*PROMPT, 9], [[[9, -1.0, 1, "a"]]], -1.0, "length", None]
     beam[place] = value
     return beams_with(beams=[beam])
 
@@ -102,9 +102,7 @@ LIES = {
 }
 BEAMS = {
     "none": beams_with(beams=[]),
-    "more than were asked for": beams_with(
-        beams=[[[*PROMPT, 9], [[[9, -1.0, 1, "a"]]], -1.0, "a", "length", None]] * 3
-    ),
+    "more than were asked for": beams_with(beams=[[[*PROMPT, 9], [[[9, -1.0, 1, "a"]]], -1.0, "length", None]] * 3),
     "another prompt's": beams_with(num_prompt_tokens=3),
     "a beam with another prompt": beam_with(0, [*PROMPT[1:], 9, 9]),
     "a token beyond the vocabulary": beam_with(0, [*PROMPT, 10**6]),
@@ -112,10 +110,9 @@ BEAMS = {
     "no log-probabilities": beam_with(1, None),
     "those of another token": beam_with(1, [[[8, -1.0, 1, "a"]]]),
     "a score that is no number": beam_with(2, "low"),
-    "no text": beam_with(3, 7),
-    "no end": beam_with(4, None),
-    "an unknown end": beam_with(4, "tired"),
-    "a reason that is an object": beam_with(5, {}),
+    "no end": beam_with(3, None),
+    "an unknown end": beam_with(3, "tired"),
+    "a reason that is an object": beam_with(4, {}),
     "cached tokens as text": beams_with(num_cached_tokens="none"),
 }
 REFUSALS = {
