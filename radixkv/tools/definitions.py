@@ -65,8 +65,11 @@ def as_tool_options(
         None: there are no tools.
 
     Raises:
+        TypeError: ``parallel`` or a tool's ``strict`` is neither a boolean nor None.
         ValueError: a tool is malformed, two have one name, or ``choice`` is impossible.
     """
+    if not isinstance(parallel, bool | None):
+        raise TypeError(f"parallel_tool_calls: expected a boolean or None, got {parallel!r:.80}")
     if not isinstance(definitions, Sequence | None) or isinstance(definitions, str):
         raise ValueError(f"tools: expected a list, got {definitions!r:.80}")
     tools: dict[str, Tool] = {}
@@ -145,7 +148,10 @@ def _as_tool(definition: Any) -> Tool:
             raise ValueError(
                 f"tools: expected {key} of the parameters of {name!r:.80} to be {what}, got {schema[key]!r:.80}"
             )
-    return Tool(name, function.get("description"), schema, function.get("strict") is True)
+    strict = function.get("strict")
+    if not isinstance(strict, bool | None):
+        raise TypeError(f"tools: expected strict of {name!r:.80} to be a boolean or None, got {strict!r:.80}")
+    return Tool(name, function.get("description"), schema, strict is True)
 
 
 @dataclass(frozen=True)

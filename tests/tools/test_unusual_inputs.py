@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -54,6 +55,18 @@ def test_what_a_template_cannot_compute_with_is_named() -> None:
         render_chat(
             [{"role": "user", "content": "Go."}], interface(WRITES_EACH_ARGUMENT), chat_template_kwargs={"effort": 3}
         )
+
+
+@pytest.mark.parametrize("value", ["false", "true", 0, 1, []])
+def test_a_switch_that_is_no_boolean_is_refused(value: Any) -> None:
+    """Only False and True themselves counted: "false" allowed several calls, and a schema was not strict with "true"."""
+    expected = re.escape(f"parallel_tool_calls: expected a boolean or None, got {value!r}")
+    with pytest.raises(TypeError, match=expected):
+        as_tool_options(None, None, value)
+    function = {"name": "f", "strict": value}
+    expected = re.escape(f"tools: expected strict of 'f' to be a boolean or None, got {value!r}")
+    with pytest.raises(TypeError, match=expected):
+        as_tool_options([{"type": "function", "function": function}], None, None)
 
 
 def test_null_says_nothing_about_a_tool_s_parameters() -> None:
