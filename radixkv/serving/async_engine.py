@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from radixkv.cache.arguments import check_seconds
 from radixkv.engine.engine import Engine
@@ -90,15 +90,23 @@ class AsyncEngine:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def abort(self, request_id: str) -> None:
-        """Abort a request before the next step; its iteration ends with ``finish_reason`` "abort".
+    def abort(self, request_id: str | Iterable[str]) -> None:
+        """Abort a request, or several, before the next step; their iterations end with ``finish_reason`` "abort".
 
         One whose prompt is being tokenized, or that is prepared otherwise, is aborted when the engine has it.
+
+        Raises:
+            TypeError: ``request_id`` is neither a string nor consists of strings.
         """
-        if request_id in self._streams:
-            self._engine_thread.abort(request_id)
+        given: Any = [request_id] if isinstance(request_id, str) else request_id
+        names = list(given) if isinstance(given, Iterable) else [given]
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError(f"request_id: expected a string, or several, got {request_id!r:.80}")
+        for name in names:
+            if name in self._streams:
+                self._engine_thread.abort(name)
         for preparation in self._preparations:
-            if preparation.request_id == request_id:
+            if preparation.request_id in names:
                 preparation.aborted = True
 
     def fail(self, request_id: str, error: Exception) -> None:

@@ -271,6 +271,24 @@ def test_a_request_that_is_aborted_before_the_engine_has_it_ends(
     run(test, offline)
 
 
+@pytest.mark.parametrize("kind", [list, tuple, set, iter])
+def test_several_requests_are_aborted_in_one_call(kind: Any) -> None:
+    async def test(llm: AsyncLLM) -> None:
+        streams = [llm.generate(prompt, ENDLESS, name) for prompt, name in zip(prompts(2), "ab", strict=True)]
+        for stream in streams:
+            await anext(stream)
+        for wrong in (5, None, [["a"]], ["a", 5]):
+            with pytest.raises(TypeError, match="request_id: expected a string, or several, got"):
+                llm.abort(wrong)
+        assert llm.num_unfinished == 2
+        llm.abort(kind(["a", "no such request", "b"]))
+        for stream in streams:
+            reasons = [output.outputs[0].finish_reason async for output in stream]
+            assert reasons[-1] == "abort"
+
+    run(test)
+
+
 def test_an_aborted_stream_has_the_text_of_all_its_tokens(default_tokenizer: Any) -> None:
     """Text held back because it could have become a stop string used to be lost."""
     offline = LLM(tiny_model(len(default_tokenizer)), tokenizer=default_tokenizer, block_size=4, num_blocks=200)
