@@ -7,7 +7,7 @@ import copy
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 from radixkv.cache import Pin
 from radixkv.cache.arguments import is_whole
@@ -27,7 +27,7 @@ from radixkv.prompts import (
     as_chat_prompts,
     as_prompts,
     as_single_prompt,
-    is_prompt,
+    is_token_ids,
 )
 from radixkv.sampling_defaults import given_or_default
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -37,8 +37,6 @@ from radixkv.serving.async_engine import AsyncEngine
 from radixkv.serving.request_stream import RequestStream
 from radixkv.tools.definitions import as_tool_options
 from radixkv.vllm_options import CALLS, takes_vllm_options, without_vllm_options
-
-_Params = TypeVar("_Params", SamplingParams, BeamSearchParams)
 
 
 class AsyncLLM(AsyncEngine):
@@ -101,7 +99,7 @@ class AsyncLLM(AsyncEngine):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, piece by piece; waiting requests with a lower ``priority`` are admitted earlier.
 
-        The prompt and ``sampling_params`` are copied by this call: what a program changes in them later has no effect.
+        All arguments are copied by this call: what a program changes in them later has no effect.
 
         Args:
             prompt: as text, or as a dictionary; see `LLM.generate`.
@@ -120,8 +118,8 @@ class AsyncLLM(AsyncEngine):
             DrainingError: new requests are refused, after `start_draining` or `shutdown`.
             StepFailedError, NoBlocksLeftError, EngineDeadError: it could not be finished.
         """
-        own_prompt, params = _copied(prompt), self._own_sampling_params(sampling_params)
-        return self._stream(lambda loaded: as_prompts(own_prompt, loaded), params, request_id, priority, tenant)
+        own_prompt, own_params = _copied(prompt), copy.deepcopy(sampling_params)
+        return self._stream(lambda loaded: as_prompts(own_prompt, loaded), own_params, request_id, priority, tenant)
 
     @takes_vllm_options(CALLS)
     def chat(
@@ -147,21 +145,22 @@ class AsyncLLM(AsyncEngine):
         ``text`` is what the model writes, markers of reasoning and calls included. ``pieces`` has what is new as text,
         reasoning and tool calls; when an answer has ended, its ``answer`` has the whole of it in these parts.
         """
-        own_messages, params = _copied(messages), self._own_sampling_params(sampling_params)
+        own_messages, own_params = copy.deepcopy((messages, sampling_params))
+        own_tools, own_choice, own_kwargs, own_cache = copy.deepcopy((tools, tool_choice, chat_template_kwargs, cache))
 
         def make_prompts(loaded: LoadedModel) -> list[Prompt]:
             return as_chat_prompts(
                 own_messages,
                 with_chat_template(loaded, chat_template),
                 cache_salt,
-                cache,
+                own_cache,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                tools=as_tool_options(tools, tool_choice, parallel_tool_calls),
-                chat_template_kwargs=chat_template_kwargs,
+                tools=as_tool_options(own_tools, own_choice, parallel_tool_calls),
+                chat_template_kwargs=own_kwargs,
             )
 
-        return self._stream(make_prompts, params, request_id, priority, tenant, with_answers=True)
+        return self._stream(make_prompts, own_params, request_id, priority, tenant, with_answers=True)
 
     @takes_vllm_options(CALLS)
     async def beam_search(
@@ -180,7 +179,7 @@ class AsyncLLM(AsyncEngine):
         """
         if not isinstance(params, BeamSearchParams):
             raise TypeError(f"params: expected BeamSearchParams, got {type(params).__name__}")
-        own_prompt, own_params = _copied(prompt), self._own(params)
+        own_prompt, own_params = _copied(prompt), copy.deepcopy(params)
         _, stream = await self._submit_one(
             lambda loaded: as_prompts(own_prompt, loaded), own_params, request_id, priority, tenant
         )
@@ -281,25 +280,20 @@ class AsyncLLM(AsyncEngine):
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` and `chat` use where none are given: see `LLM.get_default_sampling_params`."""
-        return SamplingParams(**self.loaded.sampling_defaults)
-
-    def _own_sampling_params(self, params: SamplingParams | None) -> SamplingParams:
-        return self._own(given_or_default(params, self.loaded.sampling_defaults))
-
-    def _own(self, params: _Params) -> _Params:
-        return copy.deepcopy(params).for_vocabulary(self.loaded.vocab_size)
+        return given_or_default(None, self.loaded.sampling_defaults)
 
     async def _stream(
         self,
         make_prompts: Callable[[LoadedModel], list[Prompt]],
-        params: SamplingParams,
+        params: SamplingParams | None,
         request_id: str | None,
         priority: int,
         tenant: str,
         *,
         with_answers: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
-        prompt, stream = await self._submit_one(make_prompts, params, request_id, priority, tenant)
+        given = given_or_default(params, self.loaded.sampling_defaults)
+        prompt, stream = await self._submit_one(make_prompts, given, request_id, priority, tenant)
         reader = AnswerReader(prompt) if with_answers else None
         try:
             async for piece in stream:
@@ -320,6 +314,7 @@ class AsyncLLM(AsyncEngine):
     ) -> tuple[Prompt, RequestStream]:
         if not isinstance(tenant, str):
             raise TypeError(f"tenant: expected a string, got {tenant!r:.80}")
+        params = params.for_vocabulary(self.loaded.vocab_size)  # before anything is computed with an impossible value
         arrived = time.monotonic()
         with self.preparing(request_id):
             prompts = await self.run_tokenizer(make_prompts, tenant=tenant)
@@ -332,7 +327,7 @@ class AsyncLLM(AsyncEngine):
 
 
 def _copied(prompt: Any) -> Any:
-    """A prompt with token ids of its own, or a conversation with messages of its own."""
+    """A prompt, or a part of it, that shares nothing with this one; token ids, which may be many, are copied as a whole."""
     if isinstance(prompt, Mapping):
-        return {key: copy.copy(value) for key, value in prompt.items()}
-    return copy.copy(prompt) if is_prompt(prompt) else copy.deepcopy(prompt)
+        return {key: _copied(value) for key, value in prompt.items()}
+    return copy.copy(prompt) if is_token_ids(prompt) else copy.deepcopy(prompt)
