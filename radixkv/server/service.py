@@ -97,7 +97,8 @@ class Service:
         max_model_len = self.llm.loaded.max_model_len
         if num_characters > max_model_len * self.max_token_characters:
             raise PromptTooLongError(
-                f"{name}: {num_characters} characters cannot fit into the model's {max_model_len} tokens"
+                f"{name}: {num_characters} characters cannot fit into the model's {max_model_len} tokens of at most "
+                f"{self.max_token_characters} characters; texts longer than that are not truncated either"
             )
 
     def check_chat_length(

@@ -298,6 +298,23 @@ def test_impossible_values_are_named(llm: LLM, fields: dict[str, Any], param: st
     run(llm, test)
 
 
+def test_a_text_that_no_tokens_of_the_model_can_hold_is_refused_even_if_it_is_to_be_truncated(
+    default_tokenizer: Any,
+) -> None:
+    length = max(len(token) for token in default_tokenizer.get_vocab())
+
+    async def test(client: httpx.AsyncClient) -> None:
+        for num_characters, status in ((16 * length, 200), (16 * length + 1, 400)):
+            body = {"prompt": "a" * num_characters, "truncate_prompt_tokens": 5, "max_tokens": 1}
+            answer = await post(client, "/v1/completions", body, status)
+        message = (
+            f"prompt: {num_characters} characters cannot fit into the model's 16 tokens of at most {length} characters"
+        )
+        assert answer["error"]["message"].startswith(f"{message}; texts longer than that are not truncated")
+
+    run(tiny_llm(default_tokenizer, max_model_len=16), test)
+
+
 def test_a_truncated_prompt_leaves_room_for_the_answer() -> None:
     prompt = Prompt(list(range(9000)), "text")
     for limit, max_tokens, expected in (
