@@ -340,7 +340,11 @@ def test_conversations_are_written_by_the_template_that_is_given(default_tokeniz
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chat_template": "nowhere.jinja"}, "chat_template: expected a file or a Jinja template, got 'nowhere.jinja'"),
+        (
+            {"chat_template": "nowhere.jinja"},
+            r"chat_template: expected a file or a Jinja template, got 'nowhere.jinja' \(No such file or directory\)",
+        ),
+        ({"chat_template": Path("/")}, r"expected a file or a Jinja template, got '/' \(Is a directory\)"),
         ({"chat_template": ROLES}, "chat_template: expected None, for the model has no tokenizer"),
     ],
 )
@@ -352,7 +356,7 @@ def test_a_template_that_cannot_be_used_is_refused(options: dict[str, Any], mess
 def test_a_template_in_another_encoding_is_named(tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     file.write_bytes("{{ messages }} für".encode("latin-1"))
-    with pytest.raises(ValueError, match=rf"chat_template: expected UTF-8 in {file}: .*0xfc"):
+    with pytest.raises(ValueError, match=rf"chat_template: {file}: expected UTF-8: .*0xfc"):
         LLM(build_shallow("llama"), tokenizer=None, chat_template=file)
 
 

@@ -157,11 +157,13 @@ def _read_template(template: str | Path) -> str:
     if isinstance(template, str) and "{" in template:
         return template
     try:
-        return read_utf8(Path(template), "chat_template")
+        return read_utf8(Path(template))
     except OSError as error:
         raise ValueError(
             f"chat_template: expected a file or a Jinja template, got {str(template)!r:.80} ({error.strerror})"
         ) from error
+    except ValueError as error:
+        raise ValueError(f"chat_template: {error}") from error
 
 
 def chat_format_of(tokenizer: Any, config: ModelConfig) -> ChatFormat | None:
