@@ -78,9 +78,9 @@ ENGINE: Mapping[str, VllmOption] = types.MappingProxyType(
         "disable_log_stats": VllmOption((True,), "outputs have metrics, and radixkv serve has /metrics"),
         "enable_chunked_prefill": VllmOption((True, None), "prompts are computed in chunks of max_num_batched_tokens"),
         "enable_lora": VllmOption((False, None), _ADAPTERS),
-        "max_loras": VllmOption((None,), _ADAPTERS),
-        "max_lora_rank": VllmOption((None,), _ADAPTERS),
-        "swap_space": VllmOption((0, None), "host_cache_size keeps blocks in host memory"),
+        "max_loras": VllmOption((None, 1), _ADAPTERS),
+        "max_lora_rank": VllmOption((None, 16), _ADAPTERS),
+        "swap_space": VllmOption((0, None, 4), "host_cache_size keeps blocks in host memory"),
         "cpu_offload_gb": VllmOption((0,), "weights are on the device; quantization makes them smaller on a CPU"),
         "num_gpu_blocks_override": VllmOption((None,), "num_blocks is the number of blocks"),
         "scheduling_policy": VllmOption(("fcfs", "priority"), "requests of a lower priority number go first"),
@@ -100,10 +100,18 @@ ENGINE: Mapping[str, VllmOption] = types.MappingProxyType(
         "max_seq_len_to_capture": VllmOption((8192, None), "enforce_eager says whether there are CUDA graphs"),
         "disable_async_output_proc": VllmOption((False,), "async_scheduling says whether steps overlap"),
         "preemption_mode": VllmOption((None, "recompute"), "what is no longer cached is recomputed"),
+        "worker_cls": VllmOption(("auto",), _ONE_DEVICE),
+        "use_tqdm_on_load": VllmOption((True, False), "an LLM loads without a progress bar"),
+        "disable_sliding_window": VllmOption((False,), "layers have the windows that the model's configuration says"),
+        "calculate_kv_scales": VllmOption((False,), "kv_cache_dtype says how keys and values are kept"),
+        "max_num_partial_prefills": VllmOption((1,), "max_num_batched_tokens bounds the prompts of a step"),
+        "structured_outputs_config": VllmOption((None,), "grammars are enforced in one way, after the thinking"),
         "enable_sleep_mode": VllmOption((False,), "blocks and weights stay where they are"),
         "limit_mm_per_prompt": _TEXT,
         "mm_processor_kwargs": _TEXT,
         "allowed_local_media_path": VllmOption(("",), _TEXT.hint),
+        "allowed_media_domains": VllmOption((None,), _TEXT.hint),
+        "enable_prompt_embeds": VllmOption((False,), _TEXT.hint),
         "pooler_config": VllmOption((None,), _GENERATES.hint),
         "runner": _GENERATES,
         "task": _GENERATES,
@@ -126,6 +134,10 @@ ENGINE: Mapping[str, VllmOption] = types.MappingProxyType(
         ),
     }
 )
+# Options of its `LLM` that are options of the server here.
+LIBRARY: Mapping[str, VllmOption] = types.MappingProxyType(
+    {**ENGINE, "served_model_name": VllmOption((None,), "radixkv serve has it; the LLM has no name")}
+)
 # Options of its command line, ``vllm serve``, alone.
 SERVER: Mapping[str, VllmOption] = types.MappingProxyType(
     {
@@ -141,7 +153,6 @@ SERVER: Mapping[str, VllmOption] = types.MappingProxyType(
         "response_role": VllmOption(("assistant",), "answers are the assistant's"),
         "return_tokens_as_token_ids": VllmOption((False,), "return_token_ids of a request adds token ids"),
         "lora_modules": VllmOption((), _ADAPTERS),
-        "structured_outputs_config": VllmOption((), "grammars are enforced in one way, after the thinking"),
         "api_server_count": VllmOption((1,), _ONE_ENGINE),
         "headless": VllmOption((False,), _ONE_ENGINE),
         "nnodes": VllmOption((1,), _ONE_ENGINE),
@@ -196,7 +207,7 @@ SAMPLING: Mapping[str, VllmOption] = types.MappingProxyType(
         "spaces_between_special_tokens": VllmOption((True,), "texts are what the tokenizer decodes"),
         "logits_processors": _PROCESSORS,
         "guided_decoding": _GRAMMARS,
-        "best_of": VllmOption((None,), "n is the number of answers; LLM.beam_search finds the likeliest"),
+        "best_of": VllmOption((None, 1), "n is the number of answers; LLM.beam_search finds the likeliest"),
         "use_beam_search": VllmOption((False,), "LLM.beam_search takes BeamSearchParams"),
         "skip_reading_prefix_cache": VllmOption((None, False), "a prompt with cache={'read': False} reuses nothing"),
         "thinking_token_budget": VllmOption((None,), "max_tokens bounds thoughts and answer together"),
@@ -219,7 +230,9 @@ BEAM_SEARCH: Mapping[str, VllmOption] = types.MappingProxyType(
 )
 
 
-def without_vllm_options(options: Mapping[str, Any], vllm_options: Mapping[str, VllmOption] = ENGINE) -> dict[str, Any]:
+def without_vllm_options(
+    options: Mapping[str, Any], vllm_options: Mapping[str, VllmOption] = LIBRARY
+) -> dict[str, Any]:
     """The options of a call without those that only vLLM has.
 
     Raises:

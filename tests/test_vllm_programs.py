@@ -151,7 +151,7 @@ def test_options_that_ask_for_nothing_else_are_taken() -> None:
         num_blocks=8,
     )
     assert EngineConfig(seed=nothing) == EngineConfig()
-    params = SamplingParams(temperature=0.0, max_tokens=2, extra_args=None, flat_logprobs=False)  # type: ignore[call-arg]
+    params = SamplingParams(temperature=0.0, max_tokens=2, extra_args=None, flat_logprobs=False, best_of=1)  # type: ignore[call-arg]
     assert params == SamplingParams(temperature=0.0, max_tokens=2)
     (output,) = llm.generate([IDS], params, use_tqdm=False, lora_request=None, priority=None)
     (beams,) = llm.beam_search([IDS], BeamSearchParams(1, 2), lora_request=None, concurrency_limit=None)
@@ -165,6 +165,10 @@ def test_options_that_ask_for_nothing_else_are_taken() -> None:
         {"max_seq_len_to_capture": 8192, "disable_async_output_proc": False, "preemption_mode": None},
         {"guided_decoding_backend": "auto", "enable_log_requests": False},
         {"allowed_local_media_path": "", "pooler_config": None, "enable_lora": None},
+        {"max_loras": 1, "max_lora_rank": 16, "swap_space": 4, "worker_cls": "auto", "use_tqdm_on_load": True},
+        {"disable_sliding_window": False, "calculate_kv_scales": False, "max_num_partial_prefills": 1},
+        {"served_model_name": None, "structured_outputs_config": None},
+        {"allowed_media_domains": None, "enable_prompt_embeds": False},
     ],
 )
 def test_vllm_s_defaults_ask_for_nothing(options: dict[str, Any]) -> None:
@@ -172,7 +176,8 @@ def test_vllm_s_defaults_ask_for_nothing(options: dict[str, Any]) -> None:
 
 
 def test_none_is_the_default_where_vllm_has_it() -> None:
-    nothing: Any = {"enable_prefix_caching": None, "generation_config": None, "attention_backend": None}
+    names = ("enable_prefix_caching", "generation_config", "attention_backend", "block_size")
+    nothing: Any = dict.fromkeys(names)
     assert llm_configs(nothing) == llm_configs({})
 
 

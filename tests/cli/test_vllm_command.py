@@ -68,7 +68,7 @@ def test_what_is_left_is_ours(line: str, expected: str) -> None:
         ("m --enable-lora", "enable_lora: expected False or None, got True: merge the adapter"),
         ("m --lora-modules a=b", "lora_modules: expected it not to be there, got 'a=b': merge the adapter"),
         ("m --no-enable-chunked-prefill", "enable_chunked_prefill: expected True or None, got False"),
-        ("m --swap-space 4", "swap_space: expected 0 or None, got 4: host_cache_size"),
+        ("m --swap-space 16", "swap_space: expected 0 or None or 4, got 16: host_cache_size"),
         ("m --load-format gguf", "load_format: expected 'auto' or 'hf' or 'safetensors', got 'gguf'"),
         ("m --enable-lora=maybe", "enable_lora: expected False or None, got 'maybe'"),
         ("m --allowed-origins [1]", "allowed_origins: expected texts, got 1"),
