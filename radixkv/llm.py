@@ -318,7 +318,7 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate`, `chat` and `stream` use where none are given: what the model's generation_config says, and
         `SamplingParams`' own defaults for all else (see the option ``generation_config``)."""
-        return SamplingParams(**self.engine.loaded.sampling_defaults)
+        return given_or_default(None, self.engine.loaded.sampling_defaults)
 
     def reset_prefix_cache(self) -> bool:
         """Drop every cached prefix, pinned ones too; True when nothing is cached any more (no request was running)."""

@@ -200,17 +200,16 @@ class _CompletionResponseWriter:
             yield Completion(**self._head, choices=[], usage=self._usage(generation))
 
     async def _choice(self, delta: ChoiceDelta, generation: Generation) -> CompletionChoice:
-        echo = bool(self._body.echo) and delta.choice not in self._lengths
+        is_first = delta.choice not in self._lengths
         output = _without_tokens(delta.output) if self._score_only else delta.output
         text = output.text
         entries: list[tuple[int, dict[int, Logprob] | None]] = []
         prompt = self._prompts[delta.prompt]
-        echoed = await self._prompt_text(delta.prompt) if echo else None
+        echoed = await self._prompt_text(delta.prompt) if self._body.echo and is_first else None
         if echoed is not None:
             text = echoed + text
             entries += zip(prompt.token_ids, generation.prompt_logprobs[delta.prompt] or [], strict=False)
         entries += zip(output.token_ids, output.logprobs or [], strict=False)
-        is_first = delta.choice not in self._lengths
         if is_first:
             self._lengths[delta.choice] = TextLength(
                 self._texts,
