@@ -111,12 +111,25 @@ class FutureThreads:
 
 
 def carry_out(future: Future[_T], function: Callable[[], _T]) -> None:
-    """Run a function and give a future what it returns or raises; do nothing if the future was cancelled."""
+    """Run a function and give a future what it returns or, as an `Exception`, raises; do nothing if it was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     try:
         result = function()
     except BaseException as error:  # handled where the result is awaited
-        future.set_exception(error)
+        future.set_exception(as_exception(error))
     else:
         future.set_result(result)
+
+
+def as_exception(error: BaseException) -> Exception:
+    """The error itself or, where it is no `Exception`, a `RuntimeError` with it as its cause.
+
+    For callers that wait for a result and handle no other errors. Panics of Rust code (tokenizers, grammars) reach Python as
+    a `BaseException`.
+    """
+    if isinstance(error, Exception):
+        return error
+    interrupted = RuntimeError(f"interrupted: {error!r}")
+    interrupted.__cause__ = error
+    return interrupted

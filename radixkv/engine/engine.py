@@ -28,7 +28,6 @@ from radixkv.engine.executor import Executor
 from radixkv.engine.named_pins import NamedPins
 from radixkv.engine.open_cache import open_cache
 from radixkv.engine.output_processor import OutputProcessor
-from radixkv.engine.panics import as_exception
 from radixkv.engine.pool_setup import set_up_pool, with_length_in_pool
 from radixkv.engine.request_factory import RequestFactory
 from radixkv.engine.speculation import Speculator
@@ -52,7 +51,7 @@ from radixkv.scheduling.logit_rows import PROMPT_LOGIT_ROWS
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.request_validation import Capacity, validate_prompt
 from radixkv.scheduling.scheduler import Scheduler
-from radixkv.threads import run_outside_workers
+from radixkv.threads import as_exception, run_outside_workers
 
 # How long closing may take to write what is queued for the tiers.
 _QUEUE_SECONDS = 5.0

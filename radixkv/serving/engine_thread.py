@@ -18,16 +18,17 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from radixkv.engine.engine import Engine
-from radixkv.engine.panics import as_exception
 from radixkv.engine.request_output import beam_output, delta_output
 from radixkv.engine.stats import EngineStats, engine_stats
 from radixkv.errors import EngineDeadError, NoBlocksLeftError, StepFailedError, StructuredOutputError
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.scheduling.request import Request
 from radixkv.serving.heartbeat import Heartbeat
+from radixkv.threads import carry_out
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -59,14 +60,7 @@ class _Call(Generic[_T]):
     future: Future[_T]
 
     def run(self, engine: Engine) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            result = self.function(engine)
-        except BaseException as error:  # the caller handles it
-            self.future.set_exception(as_exception(error))
-        else:
-            self.future.set_result(result)
+        carry_out(self.future, partial(self.function, engine))
 
     def refuse(self, error: EngineDeadError) -> None:
         if self.future.set_running_or_notify_cancel():

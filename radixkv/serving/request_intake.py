@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from radixkv.engine.panics import as_exception
 from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, RequestTooLargeError
 from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Prompt, encode_bad_words, with_answer_form
@@ -250,12 +249,7 @@ class RequestIntake:
 
     @staticmethod
     async def _run_in(thread: FairThread, tenant: str, function: Callable[[], _T]) -> _T:
-        try:
-            return await asyncio.wrap_future(thread.submit(tenant, function))
-        except (Exception, asyncio.CancelledError):
-            raise
-        except BaseException as error:
-            raise as_exception(error) from error
+        return await asyncio.wrap_future(thread.submit(tenant, function))
 
     def _check_num_seqs(self, params: SamplingParams | BeamSearchParams, tenant: str) -> None:
         """Refuse more sequences side by side than one request, or this tenant, may ever have."""
