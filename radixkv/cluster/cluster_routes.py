@@ -11,7 +11,7 @@ from radixkv.cluster.answers import all_answers, failure
 from radixkv.cluster.cluster_llm import ClusterLLM
 from radixkv.cluster.load import ReplicaLoad
 from radixkv.observe.inspect.replica_snapshots import join_snapshots
-from radixkv.server.admin import CheckResponse, ClearRequest, ClearResponse, DrainResponse, selection_of
+from radixkv.server.admin import CheckResponse
 from radixkv.server.authentication import CurrentTenant, administrator
 from radixkv.server.errors import ApiError
 from radixkv.server.live_state import LiveState, live_state
@@ -107,19 +107,6 @@ def cluster_routes(service: Service, llm: ClusterLLM) -> APIRouter:
             raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message)
         each = [CheckResponse(**answer.json()) for answer in answers.values() if answer is not None]
         return CheckResponse(**{name: sum(getattr(one, name) for one in each) for name in CheckResponse.model_fields})
-
-    @admin.post("/clear_cache")
-    async def clear_cache(body: ClearRequest) -> ClearResponse:
-        """Clear responses stored here, and cached prefixes on all replicas: everybody's, one tenant's, or one salt's."""
-        selection = selection_of(body, service.tenants)
-        service.responses.clear(selection)
-        return ClearResponse(**(await llm.clear(selection))._asdict())
-
-    @admin.post("/drain")
-    async def drain() -> DrainResponse:
-        """Refuse new requests here, and finish the unfinished ones. Replicas go on."""
-        service.drain()
-        return DrainResponse(unfinished_requests=llm.num_unfinished)
 
     router.include_router(admin)
     return router

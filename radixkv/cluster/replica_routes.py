@@ -212,7 +212,7 @@ class _Replica:
 
     async def clear(self, request: Request) -> Response:
         selection = decode_selection(await request.body())
-        return JSONResponse((await self._llm.call(lambda engine: engine.clear(selection)))._asdict())
+        return JSONResponse((await self._llm.clear(selection))._asdict())
 
     async def snapshot(self, request: Request) -> Response:
         return Response(await snapshot_json(self._llm), media_type="application/json")

@@ -66,16 +66,29 @@ class DrainResponse(BaseModel):
     unfinished_requests: int
 
 
-def admin_routes(service: Service, llm: AsyncLLM) -> APIRouter:
-    """The endpoints for one engine; all need the admin key."""
+def admin_routes(service: Service) -> APIRouter:
+    """The endpoints of every server; they need the admin key."""
     router = APIRouter(prefix="/admin", tags=["administration"], dependencies=[Depends(administrator)])
 
     @router.post("/clear_cache")
     async def clear_cache(body: ClearRequest) -> ClearResponse:
-        """Clear cached prefixes and stored responses: all, one tenant's, or one salt's."""
-        selection = selection_of(body, service.tenants)
+        """Clear prefixes cached here or on replicas, and responses stored here: all, one tenant's, or one salt's."""
+        selection = _selection_of(body, service.tenants)
         service.responses.clear(selection)
-        return ClearResponse(**(await llm.call(lambda engine: engine.clear(selection)))._asdict())
+        return ClearResponse(**(await service.llm.clear(selection))._asdict())
+
+    @router.post("/drain")
+    async def drain() -> DrainResponse:
+        """What SIGTERM does: refuse new requests here, finish the unfinished ones, and exit. Replicas go on."""
+        service.drain()
+        return DrainResponse(unfinished_requests=service.llm.num_unfinished)
+
+    return router
+
+
+def check_routes(llm: AsyncLLM) -> APIRouter:
+    """The endpoint for one engine; it needs the admin key."""
+    router = APIRouter(prefix="/admin", tags=["administration"], dependencies=[Depends(administrator)])
 
     @router.post("/check")
     async def check() -> CheckResponse:
@@ -84,12 +97,6 @@ def admin_routes(service: Service, llm: AsyncLLM) -> APIRouter:
             return await check_cache(llm)
         except InvariantViolation as violation:
             raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, f"the cache is broken: {violation}") from violation
-
-    @router.post("/drain")
-    async def drain() -> DrainResponse:
-        """What SIGTERM does: refuse new requests, finish the unfinished ones, and exit."""
-        service.drain()
-        return DrainResponse(unfinished_requests=llm.num_unfinished)
 
     return router
 
@@ -112,7 +119,7 @@ async def check_cache(llm: AsyncLLM) -> CheckResponse:
     )
 
 
-def selection_of(body: ClearRequest, tenants: Tenants) -> NamespaceSelection:
+def _selection_of(body: ClearRequest, tenants: Tenants) -> NamespaceSelection:
     """The namespaces that a request to clear selects."""
     if body.api_key is None and body.key_name is None and body.cache_salt is None:
         return NamespaceSelection()

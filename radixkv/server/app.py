@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
 from radixkv import __version__
-from radixkv.server.admin import admin_routes
+from radixkv.server.admin import admin_routes, check_routes
 from radixkv.server.api_description import api_description_routes
 from radixkv.server.authentication import Authentication
 from radixkv.server.body_limit import BodyLimit
@@ -75,10 +75,12 @@ def create_app(
         app.add_middleware(Cors, origins=cors_origins)
     app.add_middleware(MessagesErrors)
     if service.engine is not None:
-        engine_routes = [
-            routes(service, service.engine) for routes in (live_state_routes, admin_routes, insight_routes)
-        ]
-        engine_routes.append(pin_routes(service, EnginePins(service.engine)))
+        engine_routes = (
+            live_state_routes(service, service.engine),
+            check_routes(service.engine),
+            insight_routes(service.engine),
+            pin_routes(service, EnginePins(service.engine)),
+        )
     routers = (
         chat_completion_routes(service),
         completion_routes(service),
@@ -87,6 +89,7 @@ def create_app(
         tokenization_routes(service),
         model_routes(service),
         metrics_routes(service.metrics),
+        admin_routes(service),
         page_routes(),
         api_description_routes(app),
         *engine_routes,

@@ -35,7 +35,7 @@ class CacheExplanation(BaseModel):
     replica: str | None
 
 
-def insight_routes(service: Service, llm: AsyncLLM) -> APIRouter:
+def insight_routes(llm: AsyncLLM) -> APIRouter:
     """The endpoint for one engine; it needs the admin key."""
     router = APIRouter(prefix="/admin", tags=["administration"], dependencies=[Depends(administrator)])
 

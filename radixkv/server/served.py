@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from radixkv.engine.clearing import Cleared, NamespaceSelection
 from radixkv.engine.stats import EngineStats
 from radixkv.errors import EngineDeadError
 from radixkv.model.text_interface import TextInterface
@@ -57,6 +58,8 @@ class ServedModel(Protocol):
     async def times(self, streams: Sequence[RequestStream]) -> list[RequestMetrics]: ...
 
     async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int: ...
+
+    async def clear(self, selection: NamespaceSelection) -> Cleared: ...
 
     async def explain_prompts(self, prompts: Sequence[Prompt], *, tenant: str = "") -> list[PromptExplanation]: ...
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from radixkv.cache.arguments import check_seconds
+from radixkv.engine.clearing import Cleared, NamespaceSelection
 from radixkv.engine.engine import Engine
 from radixkv.engine.stats import EngineStats, engine_stats
 from radixkv.errors import EngineDeadError
@@ -222,6 +223,10 @@ class AsyncEngine:
     async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int:
         """Keep the cached part of a prefix from eviction, within what a tenant may have; see `TenantPins.keep`."""
         return await self.call(lambda engine: engine.tenant_pins.keep(tenant, namespace, token_ids, ttl))
+
+    async def clear(self, selection: NamespaceSelection) -> Cleared:
+        """Forget what is cached for the selected namespaces, as `Engine.clear` does."""
+        return await self.call(lambda engine: engine.clear(selection))
 
     async def run_tokenizer(
         self, function: Callable[[LoadedModel], _T], *, tenant: str | None = "", num_prompts: int = 1

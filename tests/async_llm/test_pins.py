@@ -88,7 +88,7 @@ def test_what_is_cleared_is_published_at_once(tmp_path: Path) -> None:
             for name in (None, ""):
                 await tokens_of(llm, PINNED)
                 assert types(context)[-1] == "BlockStored"
-                await llm.call(lambda engine, name=name: engine.clear(NamespaceSelection(name)))  # type: ignore[misc]
+                await llm.clear(NamespaceSelection(name))
                 assert types(context)[-1] != "BlockStored"
         finally:
             context.destroy(linger=0)
