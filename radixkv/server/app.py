@@ -17,6 +17,7 @@ from radixkv.server.body_limit import BodyLimit
 from radixkv.server.cache_insight import insight_routes
 from radixkv.server.chat_completions import chat_completion_routes
 from radixkv.server.completions import completion_routes
+from radixkv.server.config import ServerConfig
 from radixkv.server.cors import Cors
 from radixkv.server.errors import ERROR_STATUSES, ErrorBody, add_error_handlers
 from radixkv.server.live_state import live_state_routes
@@ -38,24 +39,19 @@ if TYPE_CHECKING:
 
 def create_app(
     service: Service,
-    max_body_bytes: int,
+    config: ServerConfig,
     *,
-    metrics_key: str | None = None,
-    local_only: bool = False,
-    cors_origins: Sequence[str] = (),
-    access_log: Callable[[str], object] | None = None,
+    write_log: Callable[[str], object] | None = None,
     tracer: Tracer | None = None,
     engine_routes: Sequence[APIRouter] = (),
 ) -> ASGIApp:
     """The server as an ASGI application.
 
     Args:
-        max_body_bytes: a request with a longer body is answered 413.
-        metrics_key: see `Authentication`.
-        local_only: see `Authentication`.
-        cors_origins: origins whose pages may call the server from a browser; "*": any.
-        access_log: called with a line of JSON per request.
-        tracer: records spans of every request.
+        service: what its routes share.
+        config: the server's.
+        write_log: called with each line of the access log; None: there is none.
+        tracer: records spans of every request; None: nothing is recorded.
         engine_routes: replace the routes that look into the one engine, where several engines are served.
     """
     app = FastAPI(
@@ -68,11 +64,17 @@ def create_app(
         responses={code: {"model": ErrorBody} for code in ERROR_STATUSES},
     )
     # The middleware that is added last is the outermost.
-    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.add_middleware(RateLimitHeaders, limits=service.rate_limits)
-    app.add_middleware(Authentication, tenants=service.tenants, metrics_key=metrics_key, local_only=local_only)
-    if cors_origins:
-        app.add_middleware(Cors, origins=cors_origins)
+    app.add_middleware(
+        Authentication,
+        tenants=service.tenants,
+        metrics_key=config.metrics_key,
+        # Browsers cannot connect to Unix sockets.
+        local_only=config.uds is None and not config.allow_unauthenticated,
+    )
+    if config.cors_origins:
+        app.add_middleware(Cors, origins=config.cors_origins)
     app.add_middleware(MessagesErrors)
     if service.engine is not None:
         engine_routes = (
@@ -100,8 +102,8 @@ def create_app(
         app, {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
     )
     if tracer is None:
-        return RequestLog(app, access_log)
+        return RequestLog(app, write_log)
     # Imported only here: it needs packages that nothing else in the server needs.
     from radixkv.server.tracing import Tracing
 
-    return RequestLog(Tracing(app, tracer), access_log)
+    return RequestLog(Tracing(app, tracer), write_log)

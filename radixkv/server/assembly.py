@@ -1,15 +1,11 @@
-"""The server's application, put together from its configuration and what is served."""
+"""What the server's routes share, put together from its configuration and what is served."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fastapi import APIRouter
-from starlette.types import ASGIApp
-
-from radixkv.server.app import create_app
 from radixkv.server.config import ServerConfig
 from radixkv.server.metrics import ServerMetrics
 from radixkv.server.served import ServedModel
@@ -19,8 +15,6 @@ from radixkv.server.time_limits import TimeLimits
 from radixkv.server.token_text import TokenTexts
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Tracer
-
     from radixkv.async_llm import AsyncLLM
 
 
@@ -58,33 +52,4 @@ def assemble_service(
         shows_prompts_without_keys=not config.allow_unauthenticated,
         obstacle=obstacle,
         engine=engine,
-    )
-
-
-def assemble_app(
-    service: Service,
-    config: ServerConfig,
-    write_log: Callable[[str], object] | None = None,
-    tracer: Tracer | None = None,
-    engine_routes: Sequence[APIRouter] = (),
-) -> ASGIApp:
-    """The application.
-
-    Args:
-        service: what its routes share.
-        config: the server's.
-        write_log: called with each line of the access log; None: there is none.
-        tracer: records spans of every request.
-        engine_routes: see `create_app`.
-    """
-    return create_app(
-        service,
-        config.max_body_bytes,
-        metrics_key=config.metrics_key,
-        # Browsers cannot connect to Unix sockets.
-        local_only=config.uds is None and not config.allow_unauthenticated,
-        cors_origins=config.cors_origins,
-        access_log=write_log,
-        tracer=tracer,
-        engine_routes=engine_routes,
     )

@@ -70,7 +70,8 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
         _log.info("loading %s ...", config.model or DEFAULT_MODEL_NAME)
         from radixkv.async_llm import AsyncLLM
         from radixkv.llm import LLM
-        from radixkv.server.assembly import assemble_app, assemble_service
+        from radixkv.server.app import create_app
+        from radixkv.server.assembly import assemble_service
         from radixkv.server.pauses import avoid_pauses
         from radixkv.server.watchdog import watch_engine
 
@@ -85,7 +86,7 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
 
         def make_app(drain: Callable[[], None]) -> tuple[str, ASGIApp]:
             service = assemble_service(llm, config, tenants, drain, engine=llm)
-            return service.model_name, assemble_app(service, config, write_log, tracer)
+            return service.model_name, create_app(service, config, write_log=write_log, tracer=tracer)
 
         watch = partial(watch_engine, llm, config.step_timeout)
 

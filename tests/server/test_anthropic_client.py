@@ -16,6 +16,7 @@ from support.in_process_server import make_service
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server.app import create_app
+from radixkv.server.config import ServerConfig
 from radixkv.server.tenants import Tenants
 from radixkv.server.time_limits import TimeLimits
 
@@ -29,10 +30,10 @@ def with_anthropic_s_client(llm: LLM, scenario: Callable[[Any], Awaitable[None]]
     async def main() -> None:
         async with AsyncLLM(llm) as engine:
             service = make_service(engine, tenants=Tenants(["ann"]), **changes)
-            transport = httpx2.ASGITransport(create_app(service, max_body_bytes=1 << 20))
+            transport = httpx2.ASGITransport(create_app(service, ServerConfig()))
             http_client = anthropic.DefaultAsyncHttpxClient(transport=transport)
             async with anthropic.AsyncAnthropic(
-                base_url="http://server", api_key="ann", max_retries=0, http_client=http_client
+                base_url="http://localhost", api_key="ann", max_retries=0, http_client=http_client
             ) as client:
                 await scenario(client)
 

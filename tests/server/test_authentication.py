@@ -16,6 +16,7 @@ from radixkv.server.admin import ClearRequest
 from radixkv.server.authentication import Authentication
 from radixkv.server.chat_completions import ChatCompletionRequest
 from radixkv.server.completions import CompletionRequest
+from radixkv.server.config import ServerConfig
 from radixkv.server.messages.request import MessagesRequest
 from radixkv.server.ports import OnPort, Port
 from radixkv.server.responses.request import ResponseRequest
@@ -238,7 +239,7 @@ def test_the_server_asks_for_keys_before_it_parses(llm: LLM) -> None:
     async def main() -> None:
         async with (
             AsyncLLM(llm) as engine,
-            make_client(engine, tenants=Tenants([ANN], ADMIN), app_options={"metrics_key": METRICS}) as client,
+            make_client(engine, tenants=Tenants([ANN], ADMIN), config=ServerConfig(metrics_key=METRICS)) as client,
         ):
 
             async def post(path: str, **headers: str) -> httpx.Response:

@@ -145,4 +145,4 @@ def test_json_of_a_million_parts_is_not_read(llm: LLM) -> None:
             assert response.status_code == status
         assert "UTF-8" in response.json()["error"]["message"]
 
-    serve(llm, scenario, app_options={"max_body_bytes": 8 << 20})
+    serve(llm, scenario)

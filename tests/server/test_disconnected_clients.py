@@ -13,6 +13,7 @@ from support.in_process_server import make_service
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server.app import create_app
+from radixkv.server.config import ServerConfig
 from radixkv.server.keys import Key, hash_of
 from radixkv.server.rate_limits import RateLimits
 from radixkv.server.tenants import Tenants
@@ -79,7 +80,7 @@ def test_who_leaves_while_the_tokenizer_is_busy_is_never_admitted(
             await asyncio.sleep(0)  # that is the first
             monkeypatch.setattr(engine, "run_tokenizer", run_and_leave)
             monkeypatch.setattr(engine, "submit", note)
-            app = create_app(make_service(engine, tenants=Tenants(["ann"])), max_body_bytes=1 << 20)
+            app = create_app(make_service(engine, tenants=Tenants(["ann"])), ServerConfig())
             try:
                 await post(app, path, REQUESTS[path], "ann", gone)
             finally:
@@ -102,7 +103,7 @@ def test_who_leaves_while_grammars_are_compiled_is_charged_nothing(llm: LLM, mon
             monkeypatch.setattr(engine, "submit", leave_and_wait)
             tenants = Tenants(keys={"ann": Key(sha256=hash_of("a"), tokens_per_minute=1000)})
             service = make_service(engine, tenants=tenants, rate_limits=RateLimits(lambda: 0.0))
-            await post(create_app(service, max_body_bytes=1 << 20), "/v1/completions", {"prompt": "Hi"}, "a", gone)
+            await post(create_app(service, ServerConfig()), "/v1/completions", {"prompt": "Hi"}, "a", gone)
             (bucket,) = service.rate_limits._buckets.values()
             assert bucket.level == 1000
             (aborted,) = [

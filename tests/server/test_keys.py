@@ -328,7 +328,7 @@ def test_a_beam_search_that_finds_fewer_than_were_asked_for_is_complete(llm: LLM
                 engine,
                 tenants=tenants,
                 rate_limits=RateLimits(lambda: 0.0),
-                app_options={"access_log": lines.append},
+                write_log=lines.append,
             ) as client,
         ):
             body = {"prompt": ["The sky is", "One"], "echo": True, **search}

@@ -197,7 +197,7 @@ def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:
 
         assert (await error({}))[:2] == (401, "authentication_error")
         assert (await error(model="other"))[:2] == (404, "not_found_error")
-        assert (await error(content=b" " * (2 << 20)))[:2] == (413, "request_too_large")
+        assert (await error(content=b" " * (9 << 20)))[:2] == (413, "request_too_large")
         assert (await error(content=b"{"))[:2] == (400, "invalid_request_error")
         for fields, named in [
             ({"max_tokens": None}, "max_tokens"),

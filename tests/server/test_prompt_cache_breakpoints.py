@@ -55,7 +55,7 @@ def test_a_marked_prefix_survives_what_evicts_everything_else(
 ) -> None:
     async def main() -> None:
         async with AsyncLLM(llm) as engine, make_client(engine) as http:
-            client = openai.AsyncOpenAI(api_key="x", base_url="http://server/v1", http_client=http)
+            client = openai.AsyncOpenAI(api_key="x", base_url="http://localhost/v1", http_client=http)
 
             async def ask(fields: dict[str, Any]) -> tuple[int, int, int]:
                 create: Any = client.chat.completions.create if body is chat else client.responses.create

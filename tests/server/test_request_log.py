@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
+from radixkv.server.config import ServerConfig
 from radixkv.server.request_log import RequestLog, _AccessLogFile, open_access_log
 from radixkv.server.tenants import Tenants
 
@@ -25,10 +26,10 @@ def test_lines_of_the_access_log(llm: LLM) -> None:
     lines: list[str] = []
 
     async def main() -> None:
-        options = {"access_log": lines.append, "cors_origins": ["https://app.example"]}
+        config = ServerConfig(cors_origins=["https://app.example"])
         async with (
             AsyncLLM(llm) as engine,
-            make_client(engine, tenants=Tenants(["key"]), app_options=options) as client,
+            make_client(engine, tenants=Tenants(["key"]), config=config, write_log=lines.append) as client,
         ):
             client.headers["Authorization"] = "Bearer key"
 

@@ -18,6 +18,7 @@ from support.response_requests import BODY, create
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server.app import create_app
+from radixkv.server.config import ServerConfig
 from radixkv.server.responses.output import Output
 from radixkv.server.responses.request import ResponseRequest
 from radixkv.server.responses.translation import input_messages, output_messages
@@ -279,9 +280,9 @@ def test_openai_s_own_client(llm: LLM) -> None:
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine:
-            transport = httpx2.ASGITransport(create_app(make_service(engine), max_body_bytes=1 << 20))
+            transport = httpx2.ASGITransport(create_app(make_service(engine), ServerConfig()))
             async with openai.AsyncOpenAI(
-                base_url="http://server/v1",
+                base_url="http://localhost/v1",
                 api_key="none",
                 max_retries=0,
                 http_client=openai.DefaultAsyncHttpxClient(transport=transport),

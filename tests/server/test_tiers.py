@@ -21,6 +21,7 @@ from radixkv.engine import kv_tiers
 from radixkv.llm_options import LLMOptions
 from radixkv.model.tokenizer import load_tokenizer
 from radixkv.prompts import Prompt
+from radixkv.server.config import ServerConfig
 from radixkv.server.keys import hash_of, read_keys_file
 from radixkv.server.run import namespaces_secret
 from radixkv.server.tenants import Tenants
@@ -45,7 +46,7 @@ def serve(folder: Path, scenario: Callable[[httpx.AsyncClient, Ask], Awaitable[N
 
     async def main() -> None:
         engine = AsyncLLM(make(folder))
-        async with make_client(engine, tenants=tenants, app_options={"metrics_key": "m"}) as client:
+        async with make_client(engine, tenants=tenants, config=ServerConfig(metrics_key="m")) as client:
 
             async def ask(key: str, **fields: str) -> tuple[int, dict[str, int] | None]:
                 body = {"prompt": PROMPT, "max_tokens": 1, "temperature": 0, **fields}

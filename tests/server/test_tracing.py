@@ -27,7 +27,7 @@ def test_spans_of_requests(llm: LLM) -> None:
 
     async def main() -> None:
         tracer = provider.get_tracer("test")
-        async with AsyncLLM(llm) as engine, make_client(engine, app_options={"tracer": tracer}) as client:
+        async with AsyncLLM(llm) as engine, make_client(engine, tracer=tracer) as client:
             for stream in (False, True):
                 exporter.clear()
                 response = await client.post("/v1/completions", json={**TEXT, "stream": stream}, headers=headers)

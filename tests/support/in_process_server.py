@@ -11,6 +11,7 @@ import httpx
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server.app import create_app
+from radixkv.server.config import ServerConfig
 from radixkv.server.metrics import ServerMetrics
 from radixkv.server.service import Service, max_token_characters
 from radixkv.server.tenants import Tenants
@@ -33,11 +34,18 @@ def make_service(llm: AsyncLLM, **changes: Any) -> Service:
     return Service(**fields | changes)
 
 
-def make_client(llm: AsyncLLM, *, app_options: dict[str, Any] | None = None, **changes: Any) -> httpx.AsyncClient:
-    """A client of `make_service`; ``app_options`` are those of `create_app`."""
-    app = create_app(make_service(llm, **changes), **{"max_body_bytes": 1 << 20, **(app_options or {})})
+def make_client(
+    llm: AsyncLLM,
+    *,
+    config: ServerConfig | None = None,
+    write_log: Callable[[str], object] | None = None,
+    tracer: Any = None,
+    **changes: Any,
+) -> httpx.AsyncClient:
+    """A client of `make_service`; the options are those of `create_app`."""
+    app = create_app(make_service(llm, **changes), config or ServerConfig(), write_log=write_log, tracer=tracer)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://server")
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
 def serve(llm: LLM, scenario: Callable[[httpx.AsyncClient], Awaitable[None]], **changes: Any) -> None:
