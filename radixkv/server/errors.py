@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import reprlib
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -30,8 +28,8 @@ from radixkv.errors import (
     RequestCrashesError,
     RequestTimeoutError,
 )
-from radixkv.option_words import hint, nearest
-from radixkv.server.not_supported import is_supported
+from radixkv.option_words import nearest
+from radixkv.server.validation_errors import in_words
 
 # Those that any endpoint may answer with.
 ERROR_STATUSES = (400, 401, 403, 404, 408, 413, 429, 500, 503, 504)
@@ -157,7 +155,8 @@ def add_error_handlers(app: FastAPI, paths: Collection[str]) -> None:
 
     async def on_invalid_request(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return _invalid_request(error.errors(), error.body, _fields_of(request)).response()
+        message, param = in_words(error, request)
+        return ApiError(HTTPStatus.BAD_REQUEST, message, param=param).response()
 
     app.add_exception_handler(ApiError, on_error)
     app.add_exception_handler(EngineError, on_error)
@@ -168,10 +167,6 @@ def add_error_handlers(app: FastAPI, paths: Collection[str]) -> None:
 
 # Least likeness to the right path: paths without /v1, with it twice, or with a letter too few reach it; another API's do not.
 _LIKE_A_PATH = 0.8
-# Least likeness to the right field: a misspelt one has it; stop and top_p are less alike.
-_LIKE_A_FIELD = 0.7
-# A longer field has no name that is nearly right.
-_LONGEST_NAME = 64
 
 
 def _unreadable(cause: BaseException) -> str | None:
@@ -181,107 +176,3 @@ def _unreadable(cause: BaseException) -> str | None:
     if isinstance(cause, ValueError):  # Python's own limit
         return f"body: expected whole numbers of at most {sys.get_int_max_str_digits():,} digits"
     return None
-
-
-def _fields_of(request: Request) -> Collection[str]:
-    """The supported fields that the body of a request may have; none if it takes no object."""
-    route = request.scope.get("route")
-    if not isinstance(route, APIRoute) or route.body_field is None:
-        return ()
-    body = route.body_field.field_info.annotation
-    if not (isinstance(body, type) and issubclass(body, BaseModel)):
-        return ()
-    return [name for name, field in body.model_fields.items() if is_supported(field)]
-
-
-# Quotes values in error messages: as much as helps, in a time that does not grow with their size.
-_QUOTED = reprlib.Repr()
-_QUOTED.maxlevel = 2
-_QUOTED.maxstring = _QUOTED.maxother = 60
-
-_PYDANTIC_OPENING = "Input should be "
-# How many errors are looked at, and how many are reported.
-_MAX_ERRORS, _MAX_SAID = 32, 3
-
-
-def _invalid_request(errors: Any, body: Any, fields: Collection[str]) -> ApiError:
-    """A 400 with the first three validation errors: a union reports one per member.
-
-    Args:
-        errors: pydantic's.
-        body: of the request.
-        fields: that the body may have.
-    """
-    located = []
-    for error in errors[:_MAX_ERRORS]:
-        if error["type"] == "json_invalid":
-            message = f"body: no JSON from character {error['loc'][1]} on: {error['ctx']['error']}"
-            return ApiError(HTTPStatus.BAD_REQUEST, message)
-        # The path also holds members of unions, by names that clients do not know.
-        path = error["loc"][1:]
-        located.append((_path_in(body, path, error["type"] == "missing") if error["loc"][0] == "body" else path, error))
-    said = [each for each in located if not _is_of_another_member(*each, located)][:_MAX_SAID]
-    param = next((part for path, _ in said for part in path if isinstance(part, str)), None)
-    return ApiError(HTTPStatus.BAD_REQUEST, "; ".join(_in_words(*each, fields) for each in said), param=param)
-
-
-_Path = tuple[int | str, ...]
-
-
-def _path_in(body: Any, path: _Path, is_missing: bool) -> _Path:
-    """The parts of a path that are names and positions in the body, down to what is wrong, or to what is missing."""
-    end = path[-1:] if is_missing else ()
-    for length in range(len(path) - len(end), 0, -1):
-        found = _inner_path(body, path[:length])
-        if found is not None:
-            return (*found, *end)
-    return end
-
-
-def _inner_path(value: Any, path: _Path) -> _Path | None:
-    """The last part of a path, with the parts before it that lead there; None: it is not in the value."""
-    if not path:
-        return ()
-    first, *rest = path
-    if isinstance(value, list):
-        is_inside = isinstance(first, int) and first < len(value)
-    else:
-        is_inside = isinstance(value, dict) and first in value
-    if is_inside:
-        found = _inner_path(value[first], tuple(rest))
-        if found is not None:
-            return (first, *found)
-    return _inner_path(value, tuple(rest)) if rest else None
-
-
-def _is_of_another_member(path: _Path, error: Any, all_errors: Sequence[tuple[_Path, Any]]) -> bool:
-    """Whether an error only says that a value is not of one union member's type, while another member says what is wrong."""
-    return error["type"].endswith("_type") and any(
-        other[: len(path)] == path and (len(other) > len(path) or not found["type"].endswith("_type"))
-        for other, found in all_errors
-    )
-
-
-def _in_words(path: _Path, error: Any, fields: Collection[str]) -> str:
-    """One of pydantic's errors."""
-    location, context = ".".join(map(str, path)) or "body", error.get("ctx", {})
-    match error["type"]:
-        case "extra_forbidden":
-            is_name = len(path) == 1 and len(location) <= _LONGEST_NAME
-            return f"{location}: unknown or not supported" + (hint(location, fields, _LIKE_A_FIELD) if is_name else "")
-        case "model_attributes_type" if not path:
-            return "body: expected a JSON object, sent with content-type: application/json"
-        case "missing":
-            return f"{location}: required"
-        case "union_tag_not_found":
-            return f"{location}.type: required"
-        case "union_tag_invalid":
-            return f"{location}.type: expected one of {context['expected_tags']}, got {_QUOTED.repr(context['tag'])}"
-        case "too_long" | "too_short" | "string_too_long" | "string_too_short" as kind:
-            unit = "characters" if kind.startswith("string") else "entries"
-            bound = f"at most {context['max_length']}" if kind.endswith("long") else f"at least {context['min_length']}"
-            return f"{location}: expected {bound} {unit}, got {len(error['input'])}"
-    if error["msg"].startswith(_PYDANTIC_OPENING):
-        expected = error["msg"].removeprefix(_PYDANTIC_OPENING)
-        return f"{location}: expected {expected}, got {_QUOTED.repr(error['input'])}"
-    return f"{location}: {error['msg']}"

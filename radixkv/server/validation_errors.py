@@ -1,0 +1,120 @@
+"""What is wrong with a request, in words: from the errors of pydantic, which validates it."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+from radixkv.option_words import hint
+from radixkv.server.not_supported import is_supported
+
+# Quotes values in error messages: as much as helps, in a time that does not grow with their size.
+_QUOTED = reprlib.Repr()
+_QUOTED.maxlevel = 2
+_QUOTED.maxstring = _QUOTED.maxother = 60
+
+_PYDANTIC_OPENING = "Input should be "
+# How many errors are looked at, and how many are reported.
+_MAX_ERRORS, _MAX_SAID = 32, 3
+# Least likeness to the right field: a misspelt one has it; stop and top_p are less alike.
+_LIKE_A_FIELD = 0.7
+# A longer field has no name that is nearly right.
+_LONGEST_NAME = 64
+
+_Path = tuple[int | str, ...]
+
+
+def in_words(error: RequestValidationError, request: Request) -> tuple[str, str | None]:
+    """A message of the first three validation errors, and the field of the request that it names first.
+
+    Args:
+        error: holds all of them; a union has one per member.
+        request: that is wrong.
+    """
+    located = []
+    for each in error.errors()[:_MAX_ERRORS]:
+        if each["type"] == "json_invalid":
+            return f"body: no JSON from character {each['loc'][1]} on: {each['ctx']['error']}", None
+        # The path also holds members of unions, by names that clients do not know.
+        is_in_body, path = each["loc"][0] == "body", each["loc"][1:]
+        located.append((_path_in(error.body, path, each["type"] == "missing") if is_in_body else path, each))
+    fields = _fields_of(request)
+    said = [each for each in located if not _is_of_another_member(*each, located)][:_MAX_SAID]
+    param = next((part for path, _ in said for part in path if isinstance(part, str)), None)
+    return "; ".join(_one_in_words(*each, fields) for each in said), param
+
+
+def _fields_of(request: Request) -> Collection[str]:
+    """The supported fields that the body of a request may have; none if it takes no object."""
+    route = request.scope.get("route")
+    if not isinstance(route, APIRoute) or route.body_field is None:
+        return ()
+    body = route.body_field.field_info.annotation
+    if not (isinstance(body, type) and issubclass(body, BaseModel)):
+        return ()
+    return [name for name, field in body.model_fields.items() if is_supported(field)]
+
+
+def _path_in(body: Any, path: _Path, is_missing: bool) -> _Path:
+    """The parts of a path that are names and positions in the body, down to what is wrong, or to what is missing."""
+    end = path[-1:] if is_missing else ()
+    for length in range(len(path) - len(end), 0, -1):
+        found = _inner_path(body, path[:length])
+        if found is not None:
+            return (*found, *end)
+    return end
+
+
+def _inner_path(value: Any, path: _Path) -> _Path | None:
+    """The last part of a path, with the parts before it that lead there; None: it is not in the value."""
+    if not path:
+        return ()
+    first, *rest = path
+    if isinstance(value, list):
+        is_inside = isinstance(first, int) and first < len(value)
+    else:
+        is_inside = isinstance(value, dict) and first in value
+    if is_inside:
+        found = _inner_path(value[first], tuple(rest))
+        if found is not None:
+            return (first, *found)
+    return _inner_path(value, tuple(rest)) if rest else None
+
+
+def _is_of_another_member(path: _Path, error: Any, all_errors: Sequence[tuple[_Path, Any]]) -> bool:
+    """Whether an error only says that a value is not of one union member's type, while another member says what is wrong."""
+    return error["type"].endswith("_type") and any(
+        other[: len(path)] == path and (len(other) > len(path) or not found["type"].endswith("_type"))
+        for other, found in all_errors
+    )
+
+
+def _one_in_words(path: _Path, error: Any, fields: Collection[str]) -> str:
+    """One of pydantic's errors."""
+    location, context = ".".join(map(str, path)) or "body", error.get("ctx", {})
+    match error["type"]:
+        case "extra_forbidden":
+            is_name = len(path) == 1 and len(location) <= _LONGEST_NAME
+            return f"{location}: unknown or not supported" + (hint(location, fields, _LIKE_A_FIELD) if is_name else "")
+        case "model_attributes_type" if not path:
+            return "body: expected a JSON object, sent with content-type: application/json"
+        case "missing":
+            return f"{location}: required"
+        case "union_tag_not_found":
+            return f"{location}.type: required"
+        case "union_tag_invalid":
+            return f"{location}.type: expected one of {context['expected_tags']}, got {_QUOTED.repr(context['tag'])}"
+        case "too_long" | "too_short" | "string_too_long" | "string_too_short" as kind:
+            unit = "characters" if kind.startswith("string") else "entries"
+            bound = f"at most {context['max_length']}" if kind.endswith("long") else f"at least {context['min_length']}"
+            return f"{location}: expected {bound} {unit}, got {len(error['input'])}"
+    if error["msg"].startswith(_PYDANTIC_OPENING):
+        expected = error["msg"].removeprefix(_PYDANTIC_OPENING)
+        return f"{location}: expected {expected}, got {_QUOTED.repr(error['input'])}"
+    return f"{location}: {error['msg']}"
