@@ -106,7 +106,8 @@ class ListeningIngress(_IngressDeployment):
         namespaces: bytes | None,
     ) -> None:
         from radixkv.server.handover import Handover
-        from radixkv.server.run import SECONDS_TO_READ, listener_for, uvicorn_config
+        from radixkv.server.listener import listener_for
+        from radixkv.server.run import SECONDS_TO_READ, uvicorn_config
 
         await super().__init__(registry, engines, server, model, namespaces)
         self._listening = ExitStack()

@@ -3,7 +3,7 @@
 ::
 
     run.py, config.py       the process: signals, exit status; its options
-      listener.py           the socket; watchdog.py: a time limit of the engine's steps
+      listener.py           its sockets; watchdog.py: a time limit of the engine's steps
       connection.py         time limits of clients; open_connections.py: what all of them together may take
       app.py                all routes, and what every request passes first, from the outside in:
         request_log.py      a name for each, and a line in the log

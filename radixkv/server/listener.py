@@ -1,4 +1,4 @@
-"""The socket that the server listens on: of TCP, or at a path."""
+"""The sockets that the server listens on: of TCP, or at a path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from radixkv.server.config import ServerConfig
+    from radixkv.server.tenants import Tenants
 
 # TCP keep-alive of a silent connection: seconds until the first probe, seconds between further ones, and how many unanswered
 # probes mean that the other end is gone.
@@ -85,6 +89,54 @@ def unix_listener(path: Path) -> Iterator[socket.socket]:
             with suppress(FileNotFoundError):
                 if _identity(path) == own:
                     path.unlink()
+
+
+@contextmanager
+def listener_for(config: ServerConfig, tenants: Tenants, *, shared: bool = False) -> Iterator[socket.socket]:
+    """A socket bound to the configured address.
+
+    Args:
+        config: the server's.
+        tenants: who may use it.
+        shared: see `tcp_listener`.
+
+    Raises:
+        OSError: the address cannot be used.
+        ValueError: other machines could reach it without a key.
+    """
+    by_port = config.uds is None
+    own = tcp_listener(config.host, config.port, shared=shared) if by_port else unix_listener(Path(str(config.uds)))
+    with own as listener:
+        if tenants.open_to_all and not is_private(listener) and not config.allow_unauthenticated:
+            raise ValueError(
+                f"host: whoever can reach {config.host} could use the server, since there are no API keys; "
+                "set api_keys or keys_file, or allow_unauthenticated if that is what you want"
+            )
+        yield listener
+
+
+@contextmanager
+def metrics_listener_for(config: ServerConfig, tenants: Tenants) -> Iterator[socket.socket | None]:
+    """A socket bound to the address that is configured for the metrics; None: they have no address of their own.
+
+    Args:
+        config: the server's.
+        tenants: who may use it.
+
+    Raises:
+        OSError: the address cannot be used.
+        ValueError: other machines could see prompts there without a key.
+    """
+    if config.metrics_port is None:
+        yield None
+        return
+    with tcp_listener(config.metrics_host, config.metrics_port) as listener:
+        if tenants.open_to_all and not is_private(listener) and config.metrics_key is None:
+            raise ValueError(
+                f"metrics_host: whoever can reach {config.metrics_host} could see prompts, since there are no API keys; set "
+                "metrics_key"
+            )
+        yield listener
 
 
 def _open_locked(path: Path) -> BinaryIO:

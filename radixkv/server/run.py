@@ -26,7 +26,7 @@ from radixkv.llm_options import LLMOptions
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.server.config import ServerConfig
 from radixkv.server.keys import read_keys_file
-from radixkv.server.listener import address_of, is_private, listen, tcp_listener, unix_listener
+from radixkv.server.listener import address_of, is_private, listen, listener_for, metrics_listener_for
 from radixkv.server.ports import OnPort, Port
 from radixkv.server.reload import KeysReload, ReloadSignal
 from radixkv.server.request_log import open_access_log
@@ -266,54 +266,6 @@ def namespaces_secret(options: LLMOptions) -> bytes | None:
         EngineConfig(shared_cache=options.get("shared_cache")).shared_cache,  # refuses a server of an unknown kind
         read_only=bool(options.get("disk_cache_read_only")),
     )
-
-
-@contextlib.contextmanager
-def listener_for(config: ServerConfig, tenants: Tenants, *, shared: bool = False) -> Iterator[socket.socket]:
-    """A socket bound to the configured address.
-
-    Args:
-        config: the server's.
-        tenants: who may use it.
-        shared: see `tcp_listener`.
-
-    Raises:
-        OSError: the address cannot be used.
-        ValueError: other machines could reach it without a key.
-    """
-    by_port = config.uds is None
-    own = tcp_listener(config.host, config.port, shared=shared) if by_port else unix_listener(Path(str(config.uds)))
-    with own as listener:
-        if tenants.open_to_all and not is_private(listener) and not config.allow_unauthenticated:
-            raise ValueError(
-                f"host: whoever can reach {config.host} could use the server, since there are no API keys; "
-                "set api_keys or keys_file, or allow_unauthenticated if that is what you want"
-            )
-        yield listener
-
-
-@contextlib.contextmanager
-def metrics_listener_for(config: ServerConfig, tenants: Tenants) -> Iterator[socket.socket | None]:
-    """A socket bound to the address that is configured for the metrics; None: they have no address of their own.
-
-    Args:
-        config: the server's.
-        tenants: who may use it.
-
-    Raises:
-        OSError: the address cannot be used.
-        ValueError: other machines could see prompts there without a key.
-    """
-    if config.metrics_port is None:
-        yield None
-        return
-    with tcp_listener(config.metrics_host, config.metrics_port) as listener:
-        if tenants.open_to_all and not is_private(listener) and config.metrics_key is None:
-            raise ValueError(
-                f"metrics_host: whoever can reach {config.metrics_host} could see prompts, since there are no API keys; set "
-                "metrics_key"
-            )
-        yield listener
 
 
 def start_logging() -> None:

@@ -12,9 +12,9 @@ import uvloop
 
 from radixkv.server.config import ServerConfig
 from radixkv.server.cors import Cors
-from radixkv.server.listener import address_of, tcp_listener
+from radixkv.server.listener import address_of, listener_for, metrics_listener_for, tcp_listener
 from radixkv.server.ports import OnPort, Port, is_private, port_of
-from radixkv.server.run import listener_for, metrics_listener_for, run_server, serve
+from radixkv.server.run import run_server, serve
 from radixkv.server.tenants import Tenants
 
 

@@ -21,8 +21,8 @@ from starlette.types import Receive, Scope, Send
 
 from radixkv.server import open_connections
 from radixkv.server.config import ServerConfig
-from radixkv.server.listener import address_of
-from radixkv.server.run import listener_for, serve
+from radixkv.server.listener import address_of, listener_for
+from radixkv.server.run import serve
 from radixkv.server.tenants import Tenants
 from radixkv.server.tls import tls_context
 
