@@ -22,13 +22,13 @@ from typing import Annotated, cast
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
-from fastapi.security import HTTPAuthorizationCredentials
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.server.errors import ApiError
 from radixkv.server.ports import PAGE_PATHS, Port, is_private, port_of, serves
-from radixkv.server.tenants import Credentials, Tenant, Tenants, unauthorized
+from radixkv.server.tenants import Tenant, Tenants, unauthorized
 
 _OPEN_PATHS = PAGE_PATHS | {"/health", "/ping", "/ready", "/version", "/openapi.json"}
 
@@ -125,16 +125,20 @@ def sent_credentials(headers: Headers) -> HTTPAuthorizationCredentials | None:
     return HTTPAuthorizationCredentials(scheme="Bearer", credentials=key.strip()) if key else None
 
 
-# The functions below fail, rather than let anyone in, if a route is served without the middleware. `described` is in their
-# signatures for the OpenAPI description only. They are coroutines, because others would be called in a thread per request.
+# For the OpenAPI description only.
+_Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 
 
-async def administrator(request: Request, described: Credentials) -> None:
+# The functions below fail, rather than let anyone in, if a route is served without the middleware. They are coroutines,
+# because others would be called in a thread per request.
+
+
+async def administrator(request: Request, described: _Credentials) -> None:
     """A dependency of what is for administrators only."""
     assert request.state.is_admin
 
 
-async def _current_tenant(request: Request, described: Credentials) -> Tenant:
+async def _current_tenant(request: Request, described: _Credentials) -> Tenant:
     return cast(Tenant, request.state.tenant)
 
 

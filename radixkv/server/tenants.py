@@ -1,4 +1,4 @@
-"""Authentication, and the cache namespace of each tenant.
+"""Tenants: their keys, what each may have, and the cache namespaces of each.
 
 Each API key is a tenant. The cache's namespace of a prompt is derived from the tenant's key and the request's cache salt by a
 keyed hash: no client can name, or guess, another's namespace. Its key is drawn at random when the server starts, or, where
@@ -14,10 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Annotated
 
-from fastapi import Depends
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPAuthorizationCredentials
 
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.server.errors import ApiError
@@ -219,6 +217,3 @@ def unauthorized(expected: str) -> ApiError:
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},
     )
-
-
-Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
