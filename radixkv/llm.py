@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -16,10 +15,10 @@ from radixkv.cache import Pin
 from radixkv.cache.arguments import check_seconds
 from radixkv.engine.engine import Engine
 from radixkv.engine.explain import add_tiers, decode_explanations, explain_cached
+from radixkv.engine.pool_setup import log_length
 from radixkv.engine.request_output import beam_output, delta_output, request_output, with_texts
 from radixkv.llm_options import LLM_OPTIONS, LLMOptions, llm_configs
-from radixkv.model.loader import LoadedModel, load_model
-from radixkv.model.longrope import original_length
+from radixkv.model.loader import load_model
 from radixkv.model.tokenizer import with_chat_template
 from radixkv.observe.explain import PromptExplanation
 from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
@@ -43,8 +42,6 @@ from radixkv.serving.exclusive_use import ExclusiveUse
 from radixkv.serving.interrupts import deferred_interrupt
 from radixkv.tools.definitions import as_tool_options
 from radixkv.vllm_options import CALLS, takes_vllm_options, without_vllm_options
-
-_log = logging.getLogger(__name__)
 
 
 class LLM:
@@ -75,8 +72,7 @@ class LLM:
             model, model_config, native=not engine_config.enable_torch_compile, fingerprint=engine_config.has_tiers
         )
         self.engine = Engine(loaded, engine_config)
-        _log_length(self.engine.loaded, asked_for=model_config.max_model_len is not None)
-        _log_rope_factors(self.engine.loaded, asked_for=model_config.max_model_len is not None)
+        log_length(self.engine.loaded, asked_for=model_config.max_model_len is not None)
         self._ids = itertools.count()
         self._use = ExclusiveUse(self.engine)
 
@@ -425,27 +421,3 @@ class LLM:
 def _progress_bar(use_tqdm: bool | Callable[..., Any], num_requests: int) -> Any:
     make = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=not use_tqdm)
     return make(total=num_requests, desc="Processed prompts")
-
-
-def _log_length(loaded: LoadedModel, *, asked_for: bool) -> None:
-    if loaded.max_model_len < loaded.model_length:
-        _log.log(
-            logging.WARNING if asked_for else logging.INFO,
-            "%s: a sequence has at most %d tokens, not %d: there is no room for more (kv_cache_memory_bytes, num_blocks)",
-            loaded.name,
-            loaded.max_model_len,
-            loaded.model_length,
-        )
-
-
-def _log_rope_factors(loaded: LoadedModel, *, asked_for: bool) -> None:
-    if loaded.rope_factors is not None:
-        _log.log(
-            logging.INFO if asked_for or loaded.rope_factors == "short" else logging.WARNING,
-            "%s: its rotary positions (longrope) are by the %s factors for all sequences, because one may have %d tokens; "
-            "with a max_model_len of up to %d they are by the short ones",
-            loaded.name,
-            loaded.rope_factors,
-            loaded.max_model_len,
-            original_length(loaded.model) + 1,
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import torch
@@ -13,12 +14,14 @@ from radixkv.memory import Fp8KVPool, KVPool
 from radixkv.memory.kv_pool import block_nbytes
 from radixkv.model.kv_quantisation import calibrate_kv_scales
 from radixkv.model.loader import LoadedModel
-from radixkv.model.longrope import choose_factors
+from radixkv.model.longrope import choose_factors, original_length
 from radixkv.model.pool_sizing import choose_num_blocks, free_memory
 from radixkv.model.runner import ModelRunner
 from radixkv.sampling.sampler import sample_in_every_way
 from radixkv.scheduling.logit_rows import PROMPT_LOGIT_ROWS
 from radixkv.sizes import parse_size
+
+_log = logging.getLogger(__name__)
 
 
 def set_up_pool(
@@ -80,3 +83,30 @@ def with_length_in_pool(loaded: LoadedModel, pool: KVPool) -> LoadedModel:
     # The last generated token is never computed and takes no slot.
     length = min(loaded.model_length, pool.num_blocks * pool.block_size + 1)
     return replace(loaded, max_model_len=length, rope_factors=choose_factors(loaded.model, length))
+
+
+def log_length(loaded: LoadedModel, *, asked_for: bool) -> None:
+    """Log the length and the rotary factors that `with_length_in_pool` has chosen, where there was a choice.
+
+    Args:
+        loaded: what it returned.
+        asked_for: whether the model's length was.
+    """
+    if loaded.max_model_len < loaded.model_length:
+        _log.log(
+            logging.WARNING if asked_for else logging.INFO,
+            "%s: a sequence has at most %d tokens, not %d: there is no room for more (kv_cache_memory_bytes, num_blocks)",
+            loaded.name,
+            loaded.max_model_len,
+            loaded.model_length,
+        )
+    if loaded.rope_factors is not None:
+        _log.log(
+            logging.INFO if asked_for or loaded.rope_factors == "short" else logging.WARNING,
+            "%s: its rotary positions (longrope) are by the %s factors for all sequences, because one may have %d tokens; "
+            "with a max_model_len of up to %d they are by the short ones",
+            loaded.name,
+            loaded.rope_factors,
+            loaded.max_model_len,
+            original_length(loaded.model) + 1,
+        )
