@@ -218,10 +218,7 @@ class AsyncLLM(AsyncEngine):
         """
 
         explained, tiers = await self.call(
-            lambda engine: (
-                explain_cached(engine, prompts, look_elsewhere),
-                engine.tiers if engine.enable_prefix_caching else None,
-            )
+            lambda engine: (explain_cached(engine, prompts, look_elsewhere), engine.tiers)
         )
         decoded = await self.run_tokenizer(
             lambda loaded: decode_explanations(explained, prompts, loaded.require_tokenizer()), tenant=tenant

@@ -258,7 +258,7 @@ class LLM:
         with self._use.hold():
             explained = explain_cached(engine, [single], look_elsewhere=True)
         decoded = decode_explanations(explained, [single], self.get_tokenizer())
-        if engine.tiers is not None and engine.enable_prefix_caching:
+        if engine.tiers is not None:
             decoded = add_tiers(decoded, [single], engine.tiers)
         return decoded[0]
 
