@@ -347,7 +347,7 @@ class Admission:
         table = sequence.table = self._cache.open(
             tokens,
             request.namespace,
-            read=request.reads_cache,
+            read=request.reuses_prefixes,
             write=request.write_cache,
             priority=-request.priority,
             owner=request.tenant,
@@ -362,7 +362,7 @@ class Admission:
         of its own prefix.
         """
         request = group.request
-        demand = self._cache.demand(group.prompt, request.namespace, read=request.reads_cache)
+        demand = self._cache.demand(group.prompt, request.namespace, read=request.reuses_prefixes)
         self._require_growth(group, demand.num_cached_tokens, demand.num_blocks)
 
     def _require_growth(self, group: SequenceGroup, num_cached: int = 0, num_more_blocks: int = 0) -> None:

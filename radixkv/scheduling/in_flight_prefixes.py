@@ -48,7 +48,7 @@ class InFlightPrefixes:
                 return True
             del self._prefixes[group]
         request = group.request
-        if not request.reads_cache or len(group.sequences) > 1:
+        if not request.reuses_prefixes or len(group.sequences) > 1:
             return False
         size = self._cache.block_size
         # The last token of a prompt is always computed, for its logits.

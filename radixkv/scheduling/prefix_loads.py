@@ -92,7 +92,7 @@ class PrefixLoads:
     def expect(self, group: SequenceGroup) -> None:
         """Begin to look for a group's prefix, so that the answer is there when the group could be admitted."""
         request = group.request
-        if self._stopped or not request.reads_cache:
+        if self._stopped or not request.reuses_prefixes:
             return
         prefix = self._prefixes[group] = WaitingPrefix()
         self._look_up(group, prefix)

@@ -114,7 +114,7 @@ class Request:
         return isinstance(self.params, SamplingParams) and self.params.prompt_logprobs is not None
 
     @property
-    def reads_cache(self) -> bool:
+    def reuses_prefixes(self) -> bool:
         """Whether cached prefixes are reused. They have no logits, which the log-probabilities of a prompt need."""
         return self.read_cache and not self.lacks_prompt_logprobs
 

@@ -163,7 +163,7 @@ class WaitingQueue:
 
     def _look_up(self, entry: _Entry) -> None:
         version, group, request = self._cache.version, entry.group, entry.group.request
-        if entry.looked_up_at == version or not request.reads_cache:
+        if entry.looked_up_at == version or not request.reuses_prefixes:
             return
         num_cached = self._cache.match(group.prompt, request.namespace)
         entry.looked_up_at = version
