@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Iterator
 
 from radixkv.cache import InvalidArgumentError
-from radixkv.cluster.cache_use import reads_cache
 from radixkv.cluster.feed import BlockFeed
+from radixkv.cluster.prefix_reuse import reuses_prefixes
 from radixkv.cluster.records import TakenRequest, encode_ended, encode_taken
 from radixkv.prompts import Prompt
 from radixkv.routing import prompt_hashes
@@ -122,7 +122,7 @@ class PendingRequest:
         if self._record is None:
             prompt = self._prompt
             hashes = prompt_hashes(prompt.token_ids, prompt.namespace, block_size)
-            reads = reads_cache(prompt, self._params, has_tokens=bool(prompt.resume))
+            reads = reuses_prefixes(prompt, self._params, has_tokens=bool(prompt.resume))
             if not (reads and prompt.write_cache):
                 hashes = []  # all of it may be computed, and none of it be held
             self._record = encode_taken(TakenRequest(self.number, self._sender, len(prompt.token_ids), hashes))

@@ -33,9 +33,9 @@ from radixkv.cache.tokens import MAX_TOKEN_ID
 from radixkv.cluster.answer_checks import AnswerChecks
 from radixkv.cluster.answer_lines import answer_lines
 from radixkv.cluster.attempt import MovedError, Ticket, Trial
-from radixkv.cluster.cache_use import reads_cache
 from radixkv.cluster.connection import check_secret
 from radixkv.cluster.losses import Losses, LostError, RefusedError
+from radixkv.cluster.prefix_reuse import reuses_prefixes
 from radixkv.cluster.received import Received
 from radixkv.cluster.wire import decode_beams, decode_delta, encode_accepted, encode_request, encode_sender
 from radixkv.engine.clearing import NamespaceSelection
@@ -313,7 +313,7 @@ class ReplicaStreams:
         num_tokens = len(prompt.token_ids) + (params.max_tokens or 0)
         while True:
             has_tokens = losses.has_tokens or bool(prompt.resume)
-            known = hashes if reads_cache(prompt, params, has_tokens=has_tokens) else []
+            known = hashes if reuses_prefixes(prompt, params, has_tokens=has_tokens) else []
             placement, client = await self._choose(known, prompt, losses)
             generation = self._generations.get(placement.replica)
             ticket = Ticket(placement.replica, generation, num_tokens, begun=losses.has_tokens)

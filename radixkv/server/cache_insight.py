@@ -80,7 +80,7 @@ async def explanations(
     if len(prompts) > MAX_EXPLAINED:
         raise ValueError(f"explain_cache: expected at most {MAX_EXPLAINED} prompts with it, got {len(prompts)}")
     if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
-        prompts = [replace(prompt, read_cache=False) for prompt in prompts]  # as `Request.reads_cache`
+        prompts = [replace(prompt, read_cache=False) for prompt in prompts]  # as `Request.reuses_prefixes`
     explained = await service.llm.explain_prompts(prompts, tenant=tenant)
     if service.tenants.open_to_all and not service.shows_prompts_without_keys:
         explained = [replace(one, difference=None) for one in explained]

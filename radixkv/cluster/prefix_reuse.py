@@ -6,8 +6,8 @@ from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 
-def reads_cache(prompt: Prompt, params: SamplingParams | BeamSearchParams, *, has_tokens: bool) -> bool:
-    """Whether a replica reuses cached prefixes; see `radixkv.scheduling.request.Request.reads_cache`.
+def reuses_prefixes(prompt: Prompt, params: SamplingParams | BeamSearchParams, *, has_tokens: bool) -> bool:
+    """Whether a replica reuses cached prefixes; see `radixkv.scheduling.request.Request.reuses_prefixes`.
 
     Args:
         prompt: of the request.
