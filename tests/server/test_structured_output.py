@@ -124,6 +124,7 @@ def test_deep_and_hostile_schemas_do_not_harm_the_server(http: httpx.Client) -> 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
 TEXT_FORMAT = {"type": "json_schema", "name": "x", "schema": SCHEMA}
 JSON_OUTPUT = {"type": "json_schema", "schema": SCHEMA}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 MESSAGES: dict[str, Any] = {**CHAT, "model": "model", "max_tokens": 9}
 
@@ -134,7 +135,7 @@ MESSAGES: dict[str, Any] = {**CHAT, "model": "model", "max_tokens": 9}
     [
         ("completions", {"prompt": "Hi", "guided_json": SCHEMA}, "guided_json"),
         ("completions", {"prompt": "Hi", "structured_outputs": {"json": SCHEMA}}, "structured_outputs"),
-        ("chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
+        ("chat/completions", {**CHAT, "response_format": JSON_SCHEMA}, "response_format"),
         ("chat/completions", {**CHAT, "tools": TOOLS, "tool_choice": "required"}, "tools"),
         ("responses", {"input": "Hi", "text": {"format": TEXT_FORMAT}}, "text.format"),
         (
