@@ -21,20 +21,21 @@ Forward = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, Attend | No
 """Logits by tokens, their positions (None: as the model counts those of one sequence), rows, and what attends."""
 
 
-def tokens_to_try(model: transformers.PreTrainedModel, vocab_size: int) -> torch.Tensor:
+def tokens_to_try(model: transformers.PreTrainedModel, vocab_size: int, device: torch.device) -> torch.Tensor:
     """Three tokens, none of them padding: its embedding is zero, and so would be everything computed from it; and some models
     do not count it.
 
     Args:
         model: that they are for.
         vocab_size: of the model.
+        device: that it runs on.
     """
     padding = {
         getattr(model.config.get_text_config(), "pad_token_id", None),
         getattr(model.get_input_embeddings(), "padding_idx", None),
     }
     usual = [token for token in range(5) if token not in padding]
-    return torch.tensor(usual[:3], device=model.device) % vocab_size
+    return torch.tensor(usual[:3], device=device) % vocab_size
 
 
 def refuse_mixing(forward: Forward, tokens: torch.Tensor, name: str) -> None:

@@ -335,7 +335,7 @@ class ModelRunner:
     def _probe(self, name: str, vocab_size: int) -> None:
         """Run three tokens with attention that only observes: configs do not give every layer's shapes."""
         positions = torch.arange(3, device=self._device)
-        tokens = tokens_to_try(self._model, vocab_size)
+        tokens = tokens_to_try(self._model, vocab_size, self._device)
         probe = LayerProbe(name)
         with probe.noting(self._model), losing_rows(self._model, kept=1) as last, watch_chains(self._model) as chains:
             logits = self._forward(tokens, positions, positions[1:2], None)
