@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 
 from prometheus_client.metrics_core import CounterMetricFamily as Counter
 from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
@@ -39,16 +40,13 @@ class ReplicaCollector(Collector):
         for name, generation in self._replicas.generations.names.items():
             info.add_metric([name, generation], 1)
         yield info
-        running = Gauge(
-            _PREFIX + "num_requests_running", "Requests with at least one running sequence.", labels=["replica"]
-        )
-        yield of_each(running, {name: load.num_running for name, load in loads.items()})
-        waiting = Gauge(_PREFIX + "num_requests_waiting", "Requests waiting to be scheduled.", labels=["replica"])
-        yield of_each(waiting, {name: load.num_waiting for name, load in loads.items()})
-        queued = Gauge(
-            _PREFIX + "queued_prompt_tokens", "Prompt tokens that are still to be computed.", labels=["replica"]
-        )
-        yield of_each(queued, {name: load.num_queued_tokens for name, load in loads.items()})
+        for metric, documentation, figure in [
+            ("num_requests_running", "Requests with at least one running sequence.", attrgetter("num_running")),
+            ("num_requests_waiting", "Requests waiting to be scheduled.", attrgetter("num_waiting")),
+            ("queued_prompt_tokens", "Prompt tokens that are still to be computed.", attrgetter("num_queued_tokens")),
+        ]:
+            gauge = Gauge(_PREFIX + metric, documentation, labels=["replica"])
+            yield of_each(gauge, {name: figure(load) for name, load in loads.items()})
         blocks = Gauge(_PREFIX + "kv_cache_blocks", "Blocks of its cache by state.", labels=["replica", "state"])
         for name, load in loads.items():
             free, evictable = load.num_free_blocks, load.num_evictable_blocks
