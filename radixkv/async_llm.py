@@ -30,7 +30,7 @@ from radixkv.prompts import (
     is_token_ids,
 )
 from radixkv.sampling_defaults import given_or_default
-from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.sampling_params import BeamSearchParams, SamplingParams, prompt_only_params
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.serving.answer_reader import AnswerReader
 from radixkv.serving.async_engine import AsyncEngine
@@ -249,9 +249,7 @@ class AsyncLLM(AsyncEngine):
     async def pin_prompt(self, prompt: Prompt, ttl: float | None = None, *, tenant: str = "") -> Pin:
         """Keep an already tokenized prompt from eviction; otherwise like `pin`."""
         await self.call(lambda engine: engine.check_pin(prompt, ttl))
-        # With a seed of its own, it takes none from later requests.
-        params = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
-        (stream,) = await self.submit([prompt], params, tenant=tenant)
+        (stream,) = await self.submit([prompt], prompt_only_params(), tenant=tenant)
         try:
             async for _ in stream:
                 pass

@@ -35,7 +35,7 @@ from radixkv.prompts import (
     with_answer_form,
 )
 from radixkv.sampling_defaults import given_or_default
-from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.sampling_params import BeamSearchParams, SamplingParams, prompt_only_params
 from radixkv.scheduling.request import Request
 from radixkv.serving.answer_reader import AnswerReader
 from radixkv.serving.exclusive_use import ExclusiveUse
@@ -286,9 +286,7 @@ class LLM:
         with self._use.hold():
             engine.check_pin(single, ttl)
             if cache.match(single.token_ids, single.namespace) < whole:
-                # With a seed of its own, it takes none from later requests.
-                params = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
-                self._run([self._make_request(single, params)], use_tqdm=False)
+                self._run([self._make_request(single, prompt_only_params())], use_tqdm=False)
             return engine.pins.pin(single.token_ids, single.namespace, ttl)
 
     def pins(self) -> list[Pin]:

@@ -269,6 +269,19 @@ class BeamSearchParams:
         return params
 
 
+def wants_prompt_logprobs(params: SamplingParams | BeamSearchParams) -> bool:
+    """Whether log-probabilities of the prompt are asked for, all of which is then computed."""
+    return isinstance(params, SamplingParams) and params.prompt_logprobs is not None
+
+
+def prompt_only_params() -> SamplingParams:
+    """For a request whose prompt is to be computed, and whose one token nobody reads.
+
+    With a seed of its own, it takes none from later requests.
+    """
+    return SamplingParams(max_tokens=1, temperature=0.0, seed=0)
+
+
 def _num_logprobs(name: str, count: int | None, vocab_size: int) -> int | None:
     if count is not None and count > vocab_size:
         raise ValueError(f"{name}: expected at most {vocab_size}, got {count}")

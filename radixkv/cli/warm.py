@@ -141,9 +141,9 @@ def _prompt_of(llm: LLM, line: bytes, tenant: Tenant) -> Prompt:
 
 def warm_prompts(llm: LLM, prompts: list[Prompt]) -> int:
     """Compute prompts and store them. Returns how many tokens they have."""
-    from radixkv.sampling_params import SamplingParams
+    from radixkv.sampling_params import prompt_only_params
 
-    params = SamplingParams(max_tokens=1, temperature=0.0)
+    params = prompt_only_params()
     given: list[Any] = [
         {"prompt_token_ids": list(prompt.token_ids), "cache_salt": prompt.namespace} for prompt in prompts
     ]

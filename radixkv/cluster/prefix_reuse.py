@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixkv.prompts import Prompt
-from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.sampling_params import BeamSearchParams, SamplingParams, wants_prompt_logprobs
 
 
 def reuses_prefixes(prompt: Prompt, params: SamplingParams | BeamSearchParams, *, has_tokens: bool) -> bool:
@@ -14,5 +14,4 @@ def reuses_prefixes(prompt: Prompt, params: SamplingParams | BeamSearchParams, *
         params: of the request.
         has_tokens: whether its answer has begun, so that it needs no log-probabilities of the prompt any more.
     """
-    wants_prompt_logprobs = isinstance(params, SamplingParams) and params.prompt_logprobs is not None
-    return prompt.read_cache and (has_tokens or not wants_prompt_logprobs)
+    return prompt.read_cache and (has_tokens or not wants_prompt_logprobs(params))

@@ -24,7 +24,7 @@ from radixkv.outputs import FinishReason, PromptLogprobs, RequestMetrics, Sample
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
 from radixkv.sampling.sampler import SamplingState
 from radixkv.sampling.structured_output import GrammarState
-from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.sampling_params import BeamSearchParams, SamplingParams, wants_prompt_logprobs
 
 if TYPE_CHECKING:
     from radixkv.sampling.beam_search import BeamSearch
@@ -111,7 +111,7 @@ class Request:
         """Whether the log-probabilities of its prompt are wanted and not complete; they come with the first token."""
         if self.resumed or self.metrics.first_token_time is not None:
             return False
-        return isinstance(self.params, SamplingParams) and self.params.prompt_logprobs is not None
+        return wants_prompt_logprobs(self.params)
 
     @property
     def reuses_prefixes(self) -> bool:

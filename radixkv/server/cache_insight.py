@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from radixkv.observe.inspect.snapshot import take_snapshot
 from radixkv.prompts import Prompt
-from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.sampling_params import BeamSearchParams, SamplingParams, wants_prompt_logprobs
 from radixkv.server.authentication import administrator
 from radixkv.server.service import Service
 
@@ -79,7 +79,7 @@ async def explanations(
     """
     if len(prompts) > MAX_EXPLAINED:
         raise ValueError(f"explain_cache: expected at most {MAX_EXPLAINED} prompts with it, got {len(prompts)}")
-    if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
+    if wants_prompt_logprobs(params):
         prompts = [replace(prompt, read_cache=False) for prompt in prompts]  # as `Request.reuses_prefixes`
     explained = await service.llm.explain_prompts(prompts, tenant=tenant)
     if service.tenants.open_to_all and not service.shows_prompts_without_keys:
