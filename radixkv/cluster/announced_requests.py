@@ -1,4 +1,4 @@
-"""Announces requests that have come to a replica, and whose prompts are not computed yet, to the readers of its events.
+"""Announces requests that have come to a replica, from their arrival to their end, to the readers of its events.
 
 An ingress knows the requests that it has sent. It needs to hear of requests only where there are several ingresses: then each
 hears of all requests, and recognises its own by their sender.
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from radixkv.cache import InvalidArgumentError
 from radixkv.cluster.feed import BlockFeed
 from radixkv.cluster.prefix_reuse import reuses_prefixes
-from radixkv.cluster.records import TakenRequest, encode_ended, encode_taken
+from radixkv.cluster.records import Kind, TakenRequest, encode_number, encode_taken
 from radixkv.prompts import Prompt
 from radixkv.routing import prompt_hashes
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -39,7 +39,7 @@ class AnnouncedRequests:
         """
         request = PendingRequest(self, next(self._numbers), prompt, params, sender)
         if len(self._feeds) > 1:
-            self._send(request.record(self._feeds[0].block_size))
+            self._send(request.records(self._feeds[0].block_size))
             request.announced = True
         self._requests[request.number] = request
         return request
@@ -62,7 +62,7 @@ class AnnouncedRequests:
             if request.number not in self._requests:
                 continue
             try:
-                yield request.record(block_size)
+                yield request.records(block_size)
             except InvalidArgumentError:
                 continue  # the engine is about to refuse it
 
@@ -71,10 +71,14 @@ class AnnouncedRequests:
         if feed in self._feeds:
             self._feeds.remove(feed)
 
-    def end(self, request: PendingRequest, *, computed: bool) -> None:
-        """Announce that a request waits no longer, to all that may have heard of it; later calls do nothing."""
-        if self._requests.pop(request.number, None) is not None and request.announced:
-            self._send(encode_ended(request.number, computed=computed))
+    def tell(self, request: PendingRequest, kind: Kind) -> None:
+        """Announce that a request is PREFILLED, or has ENDED, to all that may have heard of it; after its end, do nothing."""
+        if request.number not in self._requests:
+            return
+        if kind is Kind.ENDED:
+            del self._requests[request.number]
+        if request.announced:
+            self._send(encode_number(kind, request.number))
 
     def _send(self, record: bytes) -> None:
         for feed in self._feeds:
@@ -82,7 +86,7 @@ class AnnouncedRequests:
 
 
 class PendingRequest:
-    """A request from its arrival until its prompt is computed. Whoever added it must `end` it.
+    """A request from its arrival to its end. Whoever added it must `end` it.
 
     Attributes:
         number: its name in records.
@@ -103,27 +107,31 @@ class PendingRequest:
         self._prompt = prompt
         self._params = params
         self._sender = sender
-        self._record: bytes | None = None
+        self._prefilled = False
+        self._taken: bytes | None = None
 
-    def end(self, *, computed: bool = False) -> None:
-        """It waits no longer; later calls do nothing.
+    def prefilled(self) -> None:
+        """Its prompt is computed; later calls do nothing."""
+        if not self._prefilled:
+            self._prefilled = True
+            self._requests.tell(self, Kind.PREFILLED)
 
-        Args:
-            computed: whether its prompt is computed.
-        """
-        self._requests.end(self, computed=computed)
+    def end(self) -> None:
+        """It has ended; later calls do nothing."""
+        self._requests.tell(self, Kind.ENDED)
 
-    def record(self, block_size: int) -> bytes:
-        """The record of its arrival, made when it is first asked for.
+    def records(self, block_size: int) -> bytes:
+        """The records of its arrival, made when it is first asked for, and of its prompt's computation, where that is done.
 
         Raises:
             InvalidArgumentError: its tokens or its namespace are invalid.
         """
-        if self._record is None:
+        if self._taken is None:
             prompt = self._prompt
-            hashes = prompt_hashes(prompt.token_ids, prompt.namespace, block_size)
+            # Of a prompt that is computed already, what it left in the cache is STORED.
+            hashes = [] if self._prefilled else prompt_hashes(prompt.token_ids, prompt.namespace, block_size)
             reads = reuses_prefixes(prompt, self._params, has_tokens=bool(prompt.resume))
             if not (reads and prompt.write_cache):
                 hashes = []  # all of it may be computed, and none of it be held
-            self._record = encode_taken(TakenRequest(self.number, self._sender, len(prompt.token_ids), hashes))
-        return self._record
+            self._taken = encode_taken(TakenRequest(self.number, self._sender, len(prompt.token_ids), hashes))
+        return self._taken + (encode_number(Kind.PREFILLED, self.number) if self._prefilled else b"")

@@ -6,13 +6,14 @@
     4 bytes   bytes that follow
     ...       STORED, REMOVED: hashes of blocks, 8 bytes each
               TAKEN: the request's number, its sender, the number of its prompt's tokens, the hashes of its whole blocks
-              ENDED: the request's number, and a byte: 1 where its prompt was computed, 0 where it ended before
+              PREFILLED, ENDED: the request's number
               LOAD: a JSON object
               HELD, CLEARED: nothing
 
 Numbers are little-endian, and have 8 bytes where nothing else is said. A stream begins with HELD (what was known is
-forgotten), STORED for all that the replica holds, and TAKEN for the requests that it has not computed yet; then every change
-follows in order. The blocks of a prompt that was computed are STORED before it has ENDED. Before HELD there may be LOADs.
+forgotten), STORED for all that the replica holds, and TAKEN for the requests that have not ended, PREFILLED if their prompts
+are computed; then every change follows in order. The blocks of a prompt are STORED before it is PREFILLED. Before HELD there
+may be LOADs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from radixkv.routing import Router
 
 _HEADER = struct.Struct("<BI")
 _TAKEN = struct.Struct("<QQQ")
-_ENDED = struct.Struct("<Q?")
+_NUMBER = struct.Struct("<Q")
 _HASH = np.dtype("<u8")
 HASH_BYTES = _HASH.itemsize
 # Few enough that the reader can do other work between two records.
@@ -55,7 +56,8 @@ class Kind(IntEnum):
     CLEARED = 3
     LOAD = 4
     TAKEN = 5
-    ENDED = 6
+    PREFILLED = 6
+    ENDED = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,26 +149,27 @@ def decode_taken(payload: bytes, block_size: int) -> TakenRequest:
     return TakenRequest(number, sender, num_tokens, _hashes(payload[_TAKEN.size :]))
 
 
-def encode_ended(number: int, *, computed: bool) -> bytes:
-    """That a request waits no longer.
+def encode_number(kind: Kind, number: int) -> bytes:
+    """That a request is PREFILLED, or has ENDED.
 
     Args:
+        kind: one of these.
         number: as in its `TakenRequest`.
-        computed: whether its prompt was computed.
     """
-    return encode_record(Kind.ENDED, _ENDED.pack(number, computed))
+    return encode_record(kind, _NUMBER.pack(number))
 
 
-def decode_ended(payload: bytes) -> tuple[int, bool]:
-    """The request's number, and whether its prompt was computed.
+def decode_number(payload: bytes) -> int:
+    """The number of a request that is PREFILLED, or has ENDED.
 
     Raises:
         ValueError: it is something else.
     """
-    if len(payload) != _ENDED.size:
-        raise ValueError(f"expected {_ENDED.size} bytes, got {len(payload)}")
-    number, computed = _ENDED.unpack(payload)
-    return number, computed
+    if len(payload) != _NUMBER.size:
+        raise ValueError(f"expected {_NUMBER.size} bytes, got {len(payload)}")
+    number: int
+    (number,) = _NUMBER.unpack(payload)
+    return number
 
 
 class RecordReader:
@@ -225,9 +228,10 @@ def tell_router(router: Router, replica: str, kind: Kind, payload: bytes, sender
             taken = decode_taken(payload, router.block_size)
             if taken.sender != sender:
                 router.expect(replica, taken.number, taken.block_hashes, taken.num_tokens)
+        case Kind.PREFILLED:
+            router.expected_prefilled(replica, decode_number(payload))
         case Kind.ENDED:
-            number, computed = decode_ended(payload)
-            router.end_expected(replica, number, computed=computed)
+            router.expected_finished(replica, decode_number(payload))
         case _:
             router.update(replica, as_event(kind, payload, router.block_size))
 

@@ -269,19 +269,19 @@ async def _lines(stream: RequestStream, pending: PendingRequest) -> AsyncGenerat
         if isinstance(stream.request.params, BeamSearchParams):
             await stream.begun.wait()
             if not stream.ended:
-                pending.end(computed=True)
+                pending.prefilled()
                 yield encode_begun()
         has_begun = False
         async for delta in stream:
             if not isinstance(delta, RequestOutput):
                 if delta.aborted:
                     raise DrainingError("the search was aborted: the replica stops")
-                pending.end(computed=True)
+                pending.prefilled()
                 yield encode_beams(delta)
                 continue
             had_begun, has_begun = has_begun, has_begun or any(output.token_ids for output in delta.outputs)
             if has_begun:
-                pending.end(computed=True)
+                pending.prefilled()
             # Those of a long prompt are hundreds of kilobytes, and the same each time.
             yield encode_delta(replace(delta, prompt_logprobs=None) if had_begun else delta)
     except EngineError as error:  # the status was sent already, so the error is a line of its own

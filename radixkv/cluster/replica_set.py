@@ -361,13 +361,7 @@ class ReplicaSet:
             streams.move(client)
         assert member.description is not None
         self.counters.report(member.description.instance, load.counters)
-        router.report(
-            member.name,
-            load.num_queued_tokens,
-            load.num_queued,
-            load.num_decoding,
-            load.prefill_seconds_per_token,
-        )
+        router.report(member.name, load.prefill_seconds_per_token)
         if not member.joined.done():
             member.joined.set_result(None)
         streams.replica_is_up()

@@ -40,33 +40,27 @@ class ReplicaState:
         caches: whether it keeps what it computes.
         queued: tokens that are known to have been sent to it and are not computed yet.
         waiting: the requests they belong to, those that other routers sent included, in the order in which they were sent.
-        others: of these, the ones that other routers sent, by the replica's names for them.
+        decoding: requests that have their first token and have not ended, those that other routers sent included.
+        others: the requests that other routers sent and that have not ended, by the replica's names for them.
         num_others_blocks: the whole blocks of the prompts of `others`.
-        decoding: requests from here that have their first token and have not ended.
         progressed: when the first of `waiting` began to be computed, at the earliest.
         seconds_per_token: of prefill, as it reported last; None: it does not know yet.
         sent_tokens: tokens sent to be computed, of which older ones count less; as of `sent_at`.
         expected: hashes of the blocks that it will hold, or holds while no event has said so.
-        unknown_queued, unknown_waiting: further tokens that it has to compute, and the requests they belong to, according to
-            its last report.
-        others_decoding: requests that others sent and that have their first token, according to its last report.
     """
 
     number: int
     caches: bool
     queued: int = 0
     waiting: dict[Placement, None] = field(default_factory=dict)
+    decoding: set[Placement] = field(default_factory=set)
     others: dict[object, Placement] = field(default_factory=dict)
     num_others_blocks: int = 0
-    decoding: set[Placement] = field(default_factory=set)
     progressed: float = 0.0
     seconds_per_token: float | None = None
     sent_tokens: float = 0.0
     sent_at: float = 0.0
     expected: set[int] = field(default_factory=set)
-    unknown_queued: int = 0
-    unknown_waiting: int = 0
-    others_decoding: int = 0
 
     def enqueue(self, placement: Placement, now: float) -> None:
         """A request was sent to it."""

@@ -21,7 +21,9 @@ What a replica holds is known from its cache's events (`radixkv.cache.events`). 
 as held by its replica until its first token and for a while after that, by the end of which the events must have come.
 
 Several routers over the same replicas know what the others have sent, because each replica reports which requests it has
-received and computed (`expect`, `end_expected`). So they agree, except on what has happened since.
+received, computed and ended (`expect`, `expected_prefilled`, `expected_finished`). So they agree, except on what has happened
+since. Counts that a replica reports now and then cannot replace that: one that crosses the end of a request counts it once
+more, and the next prompt goes away from where it is held.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from radixkv.routing.replica_state import Placement, ReplicaState
 # 1.5 to 4.75, answers come about equally soon on synthetic traces and a public one; with less, fewer tokens are found cached,
 # and with more, loads differ more.
 _WEIGHT, _WEIGHT_OF_DOUBLING = 1.25, 0.5
-# Most blocks tracked of prompts that other routers sent to one replica; any beyond are known only from its reports.
+# Most blocks, and requests, tracked of those that other routers sent to one replica.
 _MAX_OTHERS_BLOCKS = 1 << 20
 
 
@@ -142,24 +144,11 @@ class Router:
             self._held.clear(replica.number)
             replica.clear()
 
-    def report(
-        self,
-        name: str,
-        queued_tokens: int,
-        num_queued: int,
-        num_decoding: int,
-        seconds_per_token: float | None = None,
-    ) -> None:
-        """Note a replica's report of its work, for all routers that send it requests.
-
-        Work beyond the requests sent from here and those expected from other routers counts as well. Reports of unknown
-        replicas are ignored.
+    def report(self, name: str, seconds_per_token: float | None = None) -> None:
+        """Note a replica's report of its speed; those of unknown replicas are ignored.
 
         Args:
             name: the replica's.
-            queued_tokens: prompt tokens that it still has to compute.
-            num_queued: requests to which these belong.
-            num_decoding: requests that have their first token and have not ended.
             seconds_per_token: of prefill, see `PrefillRate`; None: it does not know yet.
 
         Raises:
@@ -174,17 +163,13 @@ class Router:
         if seconds_per_token != replica.seconds_per_token:
             replica.seconds_per_token = seconds_per_token
             self._average_speeds()
-        unknown = max(0, num_queued - len(replica.waiting))
-        replica.unknown_waiting = unknown
-        replica.unknown_queued = queued_tokens * unknown // num_queued if unknown else 0
-        replica.others_decoding = max(0, num_decoding - len(replica.decoding))
 
     def expect(self, name: str, request: Hashable, block_hashes: Sequence[int], num_prompt_tokens: int) -> None:
         """Note that another router has sent a request to a replica: it counts like one sent from here.
 
-        So routers agree on which replica will hold what, before any has computed it. `end_expected` or `reset` must be called
-        for it later. Requests that are known already are ignored, as are those to unknown replicas, and those beyond a
-        million blocks or requests of one replica.
+        So routers agree on which replica will hold what, before any has computed it. `expected_finished` or `reset` must be
+        called for it later. Requests that are known already are ignored, as are those to unknown replicas. Beyond a million
+        blocks of one replica, only the lengths of prompts count; beyond a million requests, nothing.
 
         Args:
             name: the replica's.
@@ -193,13 +178,10 @@ class Router:
             num_prompt_tokens: of the whole prompt.
         """
         replica = self._replicas.get(name)
-        if replica is None or request in replica.others:
+        if replica is None or request in replica.others or len(replica.others) >= _MAX_OTHERS_BLOCKS:
             return
-        if (
-            replica.num_others_blocks + len(block_hashes) > _MAX_OTHERS_BLOCKS
-            or len(replica.others) >= _MAX_OTHERS_BLOCKS
-        ):
-            return
+        if replica.num_others_blocks + len(block_hashes) > _MAX_OTHERS_BLOCKS:
+            block_hashes = ()
         depth = replica.depth(block_hashes, self._held.hits(block_hashes))
         num_hit_tokens = min(depth * self.block_size, num_prompt_tokens - 1)
         replica.others[request] = self._place(
@@ -207,26 +189,37 @@ class Router:
         )
         replica.num_others_blocks += len(replica.others[request].block_hashes)
 
-    def end_expected(self, name: str, request: Hashable, *, computed: bool) -> None:
-        """A request of another router no longer waits; one that is not expected is ignored.
+    def expected_prefilled(self, name: str, request: Hashable) -> None:
+        """The prompt of another router's request is computed, see `prefilled`; one that is not expected is ignored.
 
         Args:
             name: the replica's.
             request: what the replica calls it.
-            computed: whether its prompt was computed; else it ended before that.
+        """
+        replica = self._replicas.get(name)
+        placement = None if replica is None else replica.others.get(request)
+        if placement is not None:
+            self.prefilled(placement)
+
+    def expected_finished(self, name: str, request: Hashable) -> None:
+        """Another router's request has ended, see `finish`; one that is not expected is ignored.
+
+        Args:
+            name: the replica's.
+            request: what the replica calls it.
         """
         replica = self._replicas.get(name)
         placement = None if replica is None else replica.others.pop(request, None)
         if replica is not None and placement is not None:
             replica.num_others_blocks -= len(placement.block_hashes)
-            self._leave_queue(placement, computed=computed)
+            self.finish(placement)
 
     def reset(self, name: str) -> None:
         """Forget what a replica holds and what others have sent to it, because it is about to report both anew."""
         replica = self._replicas.get(name)
         if replica is not None:
             for request in list(replica.others):
-                self.end_expected(name, request, computed=False)
+                self.expected_finished(name, request)
             self.update(name, AllCleared())
 
     def holder(self, block_hashes: Sequence[int]) -> str | None:
@@ -278,8 +271,8 @@ class Router:
                 hits[number] = depth
         num_queued = num_requests = 0
         for replica in self._replicas.values():
-            num_queued += replica.queued + replica.unknown_queued
-            num_requests += len(replica.waiting) + replica.unknown_waiting
+            num_queued += replica.queued
+            num_requests += len(replica.waiting)
         requests_per_token = num_requests / num_queued if num_queued else 0.0
         least_weight = _WEIGHT + _WEIGHT_OF_DOUBLING * math.log2(max(1, len(self._replicas)))
         block_size, num_blocks = self.block_size, len(block_hashes)
@@ -294,13 +287,10 @@ class Router:
             if hit >= num_prompt_tokens:
                 hit = num_prompt_tokens - 1  # the last token is always computed
             rate = replica.seconds_per_token or self._seconds_per_token
-            num_decoding = len(replica.decoding) + replica.others_decoding
-            waiting = rate * replica.unknown_queued
-            if replica.waiting:
-                waiting += replica.seconds_left(now, rate)
             num_lacking = num_prompt_tokens - hit
-            seconds = waiting * (1 + requests_per_token * num_lacking)
-            seconds += rate * (least_weight * num_lacking + self._decode_weight * num_decoding)
+            seconds = rate * (least_weight * num_lacking + self._decode_weight * len(replica.decoding))
+            if replica.waiting:
+                seconds += replica.seconds_left(now, rate) * (1 + requests_per_token * num_lacking)
             if (
                 chosen is None
                 or seconds < lowest

@@ -15,18 +15,19 @@ from radixkv import CompletionOutput, SamplingParams
 from radixkv.cache import InvalidArgumentError
 from radixkv.cluster.announced_requests import AnnouncedRequests, PendingRequest
 from radixkv.cluster.feed import BlockFeed
-from radixkv.cluster.records import Kind, RecordReader, decode_ended, decode_taken
+from radixkv.cluster.records import Kind, RecordReader, decode_number, decode_taken
 from radixkv.prompts import Prompt
 
 BLOCK = 4
 
 
 class Reader:
-    """One reader, and the numbers of the requests that are unfinished, as far as it knows."""
+    """One reader, and the numbers of the requests that are unfinished, and prefilled, as far as it knows."""
 
     def __init__(self) -> None:
         self.feed = BlockFeed(BLOCK, lambda: None)
         self.known: set[int] = set()
+        self.prefilled: set[int] = set()
         self.num_records = 0
 
     def read(self, data: bytes) -> None:
@@ -36,8 +37,11 @@ class Reader:
                 number = decode_taken(payload, BLOCK).number
                 assert number not in self.known
                 self.known.add(number)
+            elif kind is Kind.PREFILLED:
+                self.prefilled |= {decode_number(payload)} & self.known
             else:
-                self.known.discard(decode_ended(payload)[0])
+                self.known.discard(decode_number(payload))
+                self.prefilled.discard(decode_number(payload))
 
 
 class Unfinished(RuleBasedStateMachine):
@@ -47,6 +51,7 @@ class Unfinished(RuleBasedStateMachine):
         super().__init__()
         self.requests = AnnouncedRequests()
         self.present: dict[int, PendingRequest] = {}
+        self.prefilled: set[int] = set()
         self.readers: list[Reader] = []
         self.taken_among_several: set[int] = set()
 
@@ -58,20 +63,32 @@ class Unfinished(RuleBasedStateMachine):
             self.taken_among_several.add(request.number)
 
     @precondition(lambda self: self.present)
-    @rule(which=st.integers(0, 100), computed=st.booleans())
-    def end(self, which: int, computed: bool) -> None:
-        request = self.present.pop(sorted(self.present)[which % len(self.present)])
+    @rule(which=st.integers(0, 100))
+    def prefill(self, which: int) -> None:
+        number = sorted(self.present)[which % len(self.present)]
+        self.prefilled.add(number)
         for _ in range(2):
-            request.end(computed=computed)
+            self.present[number].prefilled()
 
-    @rule(ended=st.integers(0, 3))
-    def join(self, ended: int) -> None:
-        """Some requests end while the reader gets the first records."""
+    @precondition(lambda self: self.present)
+    @rule(which=st.integers(0, 100))
+    def end(self, which: int) -> None:
+        request = self.present.pop(sorted(self.present)[which % len(self.present)])
+        self.prefilled.discard(request.number)
+        for _ in range(2):
+            request.end()
+        request.prefilled()  # an answer may end before it is known that its prompt is computed
+
+    @rule(prefilled=st.integers(0, 2), ended=st.integers(0, 3))
+    def join(self, prefilled: int, ended: int) -> None:
+        """Some requests are prefilled, or end, while the reader gets the first records."""
         reader = Reader()
         records = self.requests.join(reader.feed)
         self.taken_among_several |= self.present.keys()
+        for which in range(min(prefilled, len(self.present))):
+            self.prefill(which)
         for _ in range(min(ended, len(self.present))):
-            self.end(0, computed=True)
+            self.end(0)
         self.readers.append(reader)
         reader.read(b"".join(records))
 
@@ -90,6 +107,7 @@ class Unfinished(RuleBasedStateMachine):
         for reader in self.readers:
             reader.read(reader.feed.take())
             assert reader.known <= self.present.keys()
+            assert reader.prefilled == reader.known & self.prefilled
         # Except for the first, which has sent what there was before the second came.
         for reader in self.readers[1:]:
             assert reader.known == self.present.keys() & self.taken_among_several
@@ -112,14 +130,16 @@ def test_to_a_single_reader_nothing_is_announced() -> None:
     assert not list(requests.join(reader.feed))
 
     def announced() -> int:
-        requests.add(Prompt([1, 2, 3]), GREEDY, 1).end(computed=True)
+        request = requests.add(Prompt([1, 2, 3]), GREEDY, 1)
+        request.prefilled()
+        request.end()
         reader.read(reader.feed.take())
         num_records, reader.num_records = reader.num_records, 0
         return num_records
 
     assert announced() == 0
     requests.join(other.feed)
-    assert announced() == 2
+    assert announced() == 3
     requests.leave(other.feed)
     assert announced() == 0
 

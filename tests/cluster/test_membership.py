@@ -280,6 +280,7 @@ def test_removing_a_replica_ends_the_wait_for_it() -> None:
         encode_record(Kind.STORED, bytes(7)),
         encode_record(Kind.TAKEN, bytes(23)),
         encode_record(Kind.TAKEN, bytes(24)),
+        encode_record(Kind.PREFILLED, bytes(10)),
         encode_record(Kind.ENDED, bytes(10)),
         b"\xff\0\0\0\0",
     ],
@@ -292,7 +293,8 @@ def test_removing_a_replica_ends_the_wait_for_it() -> None:
         "blocks",
         "half a request",
         "a request without tokens",
-        "an end",
+        "the first token of none",
+        "the end of none",
         "of no kind",
     ],
 )

@@ -15,10 +15,10 @@ from radixkv.cluster.records import (
     Kind,
     RecordReader,
     TakenRequest,
-    decode_ended,
     decode_load,
+    decode_number,
     decode_taken,
-    encode_ended,
+    encode_number,
     encode_taken,
 )
 
@@ -26,22 +26,22 @@ BLOCK = 16
 NUMBERS = st.integers(0, 2**64 - 1)
 
 
-@given(NUMBERS, NUMBERS, st.lists(NUMBERS, max_size=50), st.integers(0, BLOCK), st.booleans(), st.integers(1, 100))
+@given(NUMBERS, NUMBERS, st.lists(NUMBERS, max_size=50), st.integers(0, BLOCK), st.integers(1, 100))
 def test_what_is_sent_of_a_request_is_what_is_read(
-    number: int, sender: int, hashes: list[int], rest: int, computed: bool, chunk: int
+    number: int, sender: int, hashes: list[int], rest: int, chunk: int
 ) -> None:
     taken = TakenRequest(number, sender, max(1, BLOCK * len(hashes) + rest), hashes)
-    data = encode_taken(taken) + encode_ended(number, computed=computed)
+    data = encode_taken(taken) + b"".join(encode_number(kind, number) for kind in (Kind.PREFILLED, Kind.ENDED))
     reader = RecordReader()
     records = [each for at in range(0, len(data), chunk) for each in reader.read(data[at : at + chunk])]
-    assert [kind for kind, _ in records] == [Kind.TAKEN, Kind.ENDED]
+    assert [kind for kind, _ in records] == [Kind.TAKEN, Kind.PREFILLED, Kind.ENDED]
     assert decode_taken(records[0][1], BLOCK) == taken
-    assert decode_ended(records[1][1]) == (number, computed)
+    assert [decode_number(payload) for _, payload in records[1:]] == [number, number]
 
 
 @given(st.binary(max_size=60))
 def test_what_is_no_request_is_refused_in_one_way(payload: bytes) -> None:
-    for decode in (lambda: decode_taken(payload, BLOCK), lambda: decode_ended(payload)):
+    for decode in (lambda: decode_taken(payload, BLOCK), lambda: decode_number(payload)):
         try:
             decode()
         except ValueError:
@@ -57,8 +57,8 @@ def test_why_a_request_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             decode_taken(payload, BLOCK)
-    with pytest.raises(ValueError, match="expected 9 bytes, got 8"):
-        decode_ended(bytes(8))
+    with pytest.raises(ValueError, match="expected 8 bytes, got 9"):
+        decode_number(bytes(9))
 
 
 @pytest.mark.parametrize(

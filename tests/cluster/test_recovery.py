@@ -266,7 +266,7 @@ def test_a_cancelled_waiter_ends_nobody_else_s_trial() -> None:
         router = Router(16)
         for name in "ab":
             router.add(name)
-        router.report("b", 100_000, 10, 100)  # so that "a" is the first choice
+        router.expect("b", "another's", [], 100_000)  # so that "a" is the first choice
         other = client_of(handler)
         streams = ReplicaStreams(router, {"a": client_of(dying), "b": other}, SECRET)
         tasks = [asyncio.ensure_future(tokens(streams, f"{number}")) for number in range(3)]
@@ -345,7 +345,7 @@ def test_what_is_too_large_for_one_replica_may_fit_into_another() -> None:
             await tokens(streams)
         clients["large"] = client_of(answering(line(1, "length")))
         router.add("large")
-        router.report("large", 100_000, 10, 100)  # so that the small one is asked first
+        router.expect("large", "another's", [], 100_000)  # so that the small one is asked first
         assert await tokens(streams) == [1]
 
     asyncio.run(main())

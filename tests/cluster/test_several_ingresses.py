@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from radixkv.cluster.records import (
     Kind,
     TakenRequest,
     as_event,
-    decode_ended,
+    decode_number,
     decode_taken,
+    encode_hashes,
     encode_load,
     encode_record,
     encode_taken,
@@ -154,7 +156,7 @@ def test_requests_are_announced_where_there_are_several_ingresses(
         async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (one, servers):
             await answer(one, FIRST)
             async with another_ingress(servers) as two:
-                assert not {Kind.TAKEN, Kind.ENDED} & {kind for _, kind, _ in heard}
+                assert not {Kind.TAKEN, Kind.PREFILLED, Kind.ENDED} & {kind for _, kind, _ in heard}
                 heard.clear()
                 await answer(one, LONG)
                 for replicas in (one, two):
@@ -166,9 +168,9 @@ def test_requests_are_announced_where_there_are_several_ingresses(
                     assert (taken.sender, taken.num_tokens) == (one.streams.sender, len(LONG))
                     assert list(taken.block_hashes) == prompt_hashes(LONG, "", 16)
                     # What is not expected any longer has been reported by then.
-                    ended = [kind for kind, _ in of_one].index(Kind.ENDED)
-                    assert decode_ended(of_one[ended][1]) == (taken.number, True)
-                    events = [as_event(kind, payload, 16) for kind, payload in of_one[1:ended]]
+                    prefilled = [kind for kind, _ in of_one].index(Kind.PREFILLED)
+                    assert decode_number(of_one[prefilled][1]) == decode_number(of_one[-1][1]) == taken.number
+                    events = [as_event(kind, payload, 16) for kind, payload in of_one[1:prefilled]]
                     stored = {block for event in events for block in event.block_hashes}
                     assert stored >= set(taken.block_hashes)
 
@@ -198,7 +200,7 @@ def test_when_the_other_ingress_has_left_nothing_is_announced(
             heard.clear()
             await answer(one, FIRST)
             await until(lambda: Kind.STORED in [kind for _, kind, _ in heard])
-            assert not {Kind.TAKEN, Kind.ENDED} & {kind for _, kind, _ in heard}
+            assert not {Kind.TAKEN, Kind.PREFILLED, Kind.ENDED} & {kind for _, kind, _ in heard}
 
     asyncio.run(main())
 
@@ -214,8 +216,8 @@ def test_a_request_that_is_aborted_is_expected_no_longer(
             task.cancel()
             await until(lambda: others_on(two, "0") == 0)
             steps.allow_all()
-            (ended,) = [payload for who, kind, payload in heard if who is two and kind is Kind.ENDED]
-            assert decode_ended(ended)[1] is False
+            of_two = [kind for who, kind, _ in heard if who is two and kind is not Kind.LOAD]
+            assert of_two == [Kind.HELD, Kind.TAKEN, Kind.ENDED]
 
     asyncio.run(main())
 
@@ -244,6 +246,29 @@ def test_a_reader_that_begins_anew_forgets_what_it_was_told_before() -> None:
         state = router_of(replicas)._replicas["a"]
         assert list(state.others) == [2]
         assert (state.queued, state.expected) == (40, {2, 20})
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_a_report_that_crosses_the_end_of_a_request_does_not_send_the_next_one_elsewhere() -> None:
+    """It used to count that request as another ingress's, until the next report."""
+
+    async def main() -> None:
+        cluster = Cluster()
+        held, busy = encode_record(Kind.HELD), replace(LOAD, num_decoding=9, num_queued=9, num_queued_tokens=900)
+        stored = encode_record(Kind.STORED, encode_hashes([1, 2, 3, 4]))
+        cluster.events |= {"http://a": [held, stored, encode_load(busy)], "http://b": [held, encode_load(LOAD)]}
+        replicas = cluster.replicas()
+        for name in "ab":
+            await replicas.add(name, f"http://{name}")
+        router = router_of(replicas)
+        assert replicas.loads["a"].num_decoding == 9
+        for _ in range(2):
+            placement = router.choose([1, 2, 3, 4], 70)
+            assert placement is not None
+            assert placement.replica == "a"
+            router.finish(placement)
         await replicas.close()
 
     asyncio.run(main())

@@ -102,7 +102,7 @@ def test_what_no_event_confirms_is_expected_no_longer(router: Router, clock: Clo
     assert second.num_tokens == 1
     router.finish(second)
     clock.now = 6.1
-    router.report("b", 0, 0, 0)
+    router.report("b")
     assert send(router, 1, 2, 3).num_tokens == 3 * BLOCK + 1
 
 
@@ -115,7 +115,7 @@ def test_what_was_sent_long_ago_is_forgotten_between_choices_and_not_all_at_once
     clock.now = 60.0
     for num_left in (100, 98, 96):
         assert num_left * 50 == sum(len(replica.expected) for replica in router._replicas.values())
-        router.report("a", 0, 0, 0)
+        router.report("a")
     for number in range(200, 250):
         router.prefilled(send(router, number))
     assert sum(len(replica.expected) for replica in router._replicas.values()) == 50
@@ -137,10 +137,11 @@ def test_of_many_replicas_a_prefix_moves_later_to_an_idle_one() -> None:
             router.add(str(number))
         router.update("0", stored(*range(1, 11)))
         for tokens in itertools.count(1):
-            router.report("0", tokens, 1, 0)
+            router.expect("0", "another's", [], tokens)
             placement = router.choose(list(range(1, 11)), 40)
             assert placement is not None
             router.finish(placement)
+            router.expected_finished("0", "another's")
             if placement.replica != "0":
                 return tokens
         raise AssertionError
@@ -154,10 +155,14 @@ def test_what_another_holds_is_computed_anew_only_where_few_wait_for_that(router
     router.update("a", stored(*range(1, 11)))
     for num_requests, expected in ((20, "a"), (2, "b")):
         for name, queued in (("a", 2000), ("b", 1000), ("c", 4000)):
-            router.report(name, queued, num_requests * queued // 2000, 0)
+            for number in range(num_requests * queued // 2000):
+                router.expect(name, number, [], 2000 // num_requests)
         placement = send(router, *range(1, 11))
         assert placement.replica == expected
         router.finish(placement)
+        for name in router.replicas:
+            router.reset(name)
+        router.update("a", stored(*range(1, 11)))
 
 
 def test_unknown_prompts_are_spread_also_when_nobody_has_anything_to_do(router: Router) -> None:
@@ -174,8 +179,17 @@ def test_what_other_routers_decode_counts_beside_ones_own(router: Router) -> Non
     own = send(router, 1)
     router.prefilled(own)
     for name in router.replicas:
-        router.report(name, 0, 0, num_decoding=1 if name == own.replica else 9)
-    assert send(router, 2).replica == own.replica
+        if name != own.replica:
+            for number in range(2):
+                router.expect(name, number, [], 1)
+                router.expected_prefilled(name, number)
+    second = send(router, 2)
+    assert second.replica == own.replica
+    router.finish(second)
+    for name in router.replicas:
+        router.expected_finished(name, 0)
+        router.expected_finished(name, 1)
+    assert send(router, 3).replica != own.replica
 
 
 def test_decoding_sequences_count_until_they_end(router: Router) -> None:
@@ -214,19 +228,20 @@ def test_a_replica_that_does_not_cache_is_expected_to_hold_nothing(clock: Clock)
     assert [send(router, 1, 2, 3).num_tokens for _ in range(2)] == [3 * BLOCK + 1] * 2
     router.expect("a", 1, [1, 2, 3], 3 * BLOCK + 1)
     assert router.holder([1, 2, 3]) is None
-    router.end_expected("a", 1, computed=True)
+    router.expected_prefilled("a", 1)
+    router.expected_finished("a", 1)
     assert router._replicas["a"].num_others_blocks == 0
 
 
 def test_a_slow_replica_gets_less(router: Router) -> None:
     for name, seconds in (("a", 4e-3), ("b", 1e-4), ("c", None)):
-        router.report(name, 0, 0, 0, seconds)
+        router.report(name, seconds)
     router.update("a", stored(1))
     assert send(router, 1, 2).replica == "b"
-    router.report("b", 1000, 1, 0, 1e-4)
+    router.expect("b", 1, [], 1000)
     # Of one that has computed nothing yet, the others' average is expected.
     assert [send(router, 10 * number, 1, 2).replica for number in range(3)] == ["b", "b", "b"]
-    router.report("b", 100_000, 100, 0, 1e-4)
+    router.expect("b", 2, [], 100_000)
     assert send(router, 100, 1, 2).replica == "c"
 
 
@@ -234,14 +249,18 @@ def test_others_prompts_make_no_replica_slow(router: Router, clock: Clock) -> No
     """Another ingress's prompts are computed all the time, before and after those of this one, which take long for that."""
     for number in range(20):
         for name in "abc":
-            router.report(name, 16_000 if name == "a" else 0, int(name == "a"), 0, 1e-3)
+            router.report(name, 1e-3)
+        router.expect("a", number, [], 16_000)
         placement = router.choose([1000 + number], 1000, excluded={"b", "c"})
         assert placement is not None
-        clock.now += 17.0  # 16 seconds for the others', and 1 for this
+        clock.now += 16.0
+        router.expected_prefilled("a", number)
+        router.expected_finished("a", number)
+        clock.now += 1.0
         router.prefilled(placement)
         router.finish(placement)
     for name in "abc":
-        router.report(name, 0, 0, 0, 1e-3)
+        router.report(name, 1e-3)
     router.update("a", stored(1))
     # As fast as the others, and with the least to do.
     assert send(router, 1, 2).replica == "a"
@@ -250,7 +269,7 @@ def test_others_prompts_make_no_replica_slow(router: Router, clock: Clock) -> No
 def test_a_speed_that_is_none_is_refused(router: Router) -> None:
     for speed in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="seconds_per_token: expected a number above 0 or None, got"):
-            router.report("a", 0, 0, 0, speed)
+            router.report("a", speed)
 
 
 def test_a_removed_replica_is_chosen_and_known_no_more(router: Router) -> None:

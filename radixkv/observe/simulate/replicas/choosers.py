@@ -15,7 +15,8 @@ from radixkv.routing import Placement, Router
 class Chooser(Protocol):
     """Chooses replicas, numbered from 0 on.
 
-    After `choose`, the methods `expect`, `end_expected`, `prefilled` and `finish` are called for every request.
+    After `choose`, `prefilled` and `finish` are called for every request; and a little after each of these, as all ingresses
+    hear of it, `expect`, `expected_prefilled` and `expected_finished`.
     """
 
     def choose(self, request: int, blocks: Sequence[int], num_tokens: int) -> int:
@@ -30,8 +31,11 @@ class Chooser(Protocol):
     def expect(self, replica: int, request: int, blocks: Sequence[int], num_tokens: int) -> None:
         """A replica has told all ingresses that it received a request, see `Router.expect`."""
 
-    def end_expected(self, replica: int, request: int) -> None:
-        """It has told them that the request's prompt is computed, see `Router.end_expected`."""
+    def expected_prefilled(self, replica: int, request: int) -> None:
+        """It has told them that the request's prompt is computed, see `Router.expected_prefilled`."""
+
+    def expected_finished(self, replica: int, request: int) -> None:
+        """It has told them that the request has ended, see `Router.expected_finished`."""
 
     def prefilled(self, request: int) -> None:
         """The request's first token has come."""
@@ -42,10 +46,8 @@ class Chooser(Protocol):
     def update(self, replica: int, event: CacheEvent) -> None:
         """A replica's cache has changed."""
 
-    def report(
-        self, replica: int, queued_tokens: int, num_queued: int, num_decoding: int, seconds_per_token: float | None
-    ) -> None:
-        """What a replica has to do, see `Router.report`."""
+    def report(self, replica: int, seconds_per_token: float | None) -> None:
+        """How fast a replica is, see `Router.report`."""
 
 
 class _Counting:
@@ -68,7 +70,10 @@ class _Counting:
     def expect(self, replica: int, request: int, blocks: Sequence[int], num_tokens: int) -> None:
         pass
 
-    def end_expected(self, replica: int, request: int) -> None:
+    def expected_prefilled(self, replica: int, request: int) -> None:
+        pass
+
+    def expected_finished(self, replica: int, request: int) -> None:
         pass
 
     def prefilled(self, request: int) -> None:
@@ -80,9 +85,7 @@ class _Counting:
     def update(self, replica: int, event: CacheEvent) -> None:
         pass
 
-    def report(
-        self, replica: int, queued_tokens: int, num_queued: int, num_decoding: int, seconds_per_token: float | None
-    ) -> None:
+    def report(self, replica: int, seconds_per_token: float | None) -> None:
         pass
 
 
@@ -183,7 +186,7 @@ class Prefix:
         self._routers = routers
         self._random = random.Random(seed)
         self._placements: dict[int, tuple[Router, Placement]] = {}
-        # The senders of requests whose prompts are not known to be computed.
+        # The senders of requests that are not known to have ended.
         self._senders: dict[int, Router] = {}
         for router in routers:
             for number in range(num_replicas):
@@ -202,10 +205,14 @@ class Prefix:
             if router is not self._senders[request]:
                 router.expect(str(replica), request, blocks, num_tokens)
 
-    def end_expected(self, replica: int, request: int) -> None:
+    def expected_prefilled(self, replica: int, request: int) -> None:
+        for router in self._routers:
+            router.expected_prefilled(str(replica), request)
+
+    def expected_finished(self, replica: int, request: int) -> None:
         del self._senders[request]
         for router in self._routers:
-            router.end_expected(str(replica), request, computed=True)
+            router.expected_finished(str(replica), request)
 
     def prefilled(self, request: int) -> None:
         router, placement = self._placements[request]
@@ -219,11 +226,9 @@ class Prefix:
         for router in self._routers:
             router.update(str(replica), event)
 
-    def report(
-        self, replica: int, queued_tokens: int, num_queued: int, num_decoding: int, seconds_per_token: float | None
-    ) -> None:
+    def report(self, replica: int, seconds_per_token: float | None) -> None:
         for router in self._routers:
-            router.report(str(replica), queued_tokens, num_queued, num_decoding, seconds_per_token)
+            router.report(str(replica), seconds_per_token)
 
 
 BASELINES: Mapping[str, Callable[[int, int], Chooser]] = MappingProxyType(

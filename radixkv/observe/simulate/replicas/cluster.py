@@ -2,13 +2,14 @@
 
 A replica computes one prompt after another, beside the sequences that decode; `CostModel` says how long that takes. Its
 cache is a `PrefixCache` with the trace's blocks as tokens. Shortly after a change it tells all routers: changes of its cache,
-and requests that it received or computed. It reports its load five times a second.
+requests that it received, computed or ended, and its speed.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -25,8 +26,6 @@ from radixkv.routing import PrefillRate
 
 # Delay until routers know of a change.
 _SECONDS_TO_PUBLISH = 0.1
-# While a replica has work.
-_SECONDS_BETWEEN_REPORTS = 0.2
 
 
 @dataclass(slots=True)
@@ -55,28 +54,23 @@ class _Replica:
 
     Attributes:
         cache: another replica may share it.
-        queue: requests that wait behind the prompt being computed, and how many tokens of each were not cached when it came.
-        prompt_tokens: tokens to compute of the prompt being computed, when it began; 0: there is none.
-        begins, ends: when that prompt began to be computed, and when it will be.
+        queue: requests that wait behind the prompt being computed.
+        prompt_tokens: tokens to compute of the prompt being computed; 0: there is none.
         progress: steps that sequences could have taken part in, as of `progressed_at`.
         decoding: the progress at which each sequence ends, and its request: a heap.
         num_changes: how often the duration of a step has changed.
         rate: at which it has computed prompts.
-        reporting: whether a report of its load is due.
     """
 
     number: int
     cache: PrefixCache
-    queue: dict[int, int] = field(default_factory=dict)
+    queue: deque[int] = field(default_factory=deque)
     prompt_tokens: int = 0
-    begins: float = 0.0
-    ends: float = 0.0
     progress: float = 0.0
     progressed_at: float = 0.0
     decoding: list[tuple[float, int]] = field(default_factory=list)
     num_changes: int = 0
     rate: PrefillRate = field(default_factory=PrefillRate)
-    reporting: bool = False
 
 
 class Cluster:
@@ -127,10 +121,8 @@ class Cluster:
             hashes = next_hashes(seed, encode(request.prompt), TOKEN_BYTES)
             chosen = chooser.choose(number, hashes, self._num_prompt_tokens(request))
             replica = self._replicas[chosen]
-            num_cached = replica.cache.match(request.prompt) * self._trace.block_size
-            replica.queue[number] = self._num_prompt_tokens(request) - num_cached
+            replica.queue.append(number)
             self._announce(replica, number, hashes)
-            self._report_later(replica)
             self._start(replica)
         while self._pending:
             self._run_next()
@@ -153,7 +145,7 @@ class Cluster:
         """Begin the next prompt, if there is one and its blocks fit."""
         if replica.prompt_tokens or not replica.queue:
             return
-        number = next(iter(replica.queue))
+        number = replica.queue[0]
         request = self._trace.requests[number]
         prompt = np.concatenate([request.prompt, LAST_TOKEN])
         table = replica.cache.open(prompt)
@@ -166,11 +158,10 @@ class Cluster:
                 return  # until one of them ends
         else:
             self._tables[number] = table
-        del replica.queue[number]
+        replica.queue.popleft()
         self.outcome.num_hit_blocks += num_hits
         num_tokens = (len(request.prompt) - num_hits) * self._trace.block_size + 1
         seconds = self._cost.prefill_seconds(num_tokens, len(replica.decoding))
-        replica.begins, replica.ends = self.now, self.now + seconds
         self._change(replica, num_tokens)
         self._note_busy(replica, seconds)
         self._later(seconds, lambda: self._prefilled(replica, number, num_hits, seconds))
@@ -183,7 +174,7 @@ class Cluster:
         if table is not None:
             replica.cache.append(table, request.prompt[num_hits:])
             self._publish_events(replica)
-        self._later(_SECONDS_TO_PUBLISH, lambda: self._chooser.end_expected(replica.number, number))
+        self._later(_SECONDS_TO_PUBLISH, lambda: self._tell_prefilled(replica, number))
         num_tokens = request.num_output_tokens or len(request.output) * self._trace.block_size
         self._change(replica, 0, begins=(num_tokens, number))
         self._start(replica)
@@ -195,7 +186,6 @@ class Cluster:
         if begins is not None:
             heapq.heappush(replica.decoding, (replica.progress + begins[0], begins[1]))
         replica.num_changes += 1
-        self._report_later(replica)
         if replica.decoding:
             left, changes = replica.decoding[0][0] - replica.progress, replica.num_changes
             self._later(left * self._step_seconds(replica), lambda: self._finish(replica, changes))
@@ -220,6 +210,7 @@ class Cluster:
             self._publish_events(replica)
         self._change(replica, replica.prompt_tokens)
         self._chooser.finish(number)
+        self._later(_SECONDS_TO_PUBLISH, lambda: self._chooser.expected_finished(replica.number, number))
         self._start(replica)
 
     def _publish_events(self, replica: _Replica) -> None:
@@ -237,25 +228,9 @@ class Cluster:
         num_tokens = self._num_prompt_tokens(self._trace.requests[number])
         self._later(_SECONDS_TO_PUBLISH, lambda: self._chooser.expect(replica.number, number, hashes, num_tokens))
 
-    def _report_later(self, replica: _Replica) -> None:
-        if not replica.reporting:
-            replica.reporting = True
-            self._later(_SECONDS_BETWEEN_REPORTS, lambda: self._report(replica))
-
-    def _report(self, replica: _Replica) -> None:
-        replica.reporting = False
-        num_queued, num_decoding = len(replica.queue) + bool(replica.prompt_tokens), len(replica.decoding)
-        rate = replica.rate.seconds_per_token
-        self._chooser.report(replica.number, self._num_queued_tokens(replica), num_queued, num_decoding, rate)
-        if num_queued or num_decoding:
-            self._report_later(replica)
-
-    def _num_queued_tokens(self, replica: _Replica) -> int:
-        """Tokens left of the prompt being computed, and tokens of those that wait that were not cached when they came."""
-        left = 0
-        if replica.prompt_tokens:
-            left = round(replica.prompt_tokens * (replica.ends - self.now) / (replica.ends - replica.begins))
-        return left + sum(replica.queue.values())
+    def _tell_prefilled(self, replica: _Replica, number: int) -> None:
+        self._chooser.expected_prefilled(replica.number, number)
+        self._chooser.report(replica.number, replica.rate.seconds_per_token)
 
     def _note_busy(self, replica: _Replica, seconds: float) -> None:
         busy, longest = self.outcome.busy[replica.number], self.outcome.longest
