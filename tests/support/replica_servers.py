@@ -107,6 +107,23 @@ async def local_replicas(
             await replica.llm.shutdown()
 
 
+async def drain(replica: LocalReplica) -> None:
+    replica.llm.start_draining()
+
+
+@asynccontextmanager
+async def one_more(replicas: ReplicaSet, llm: Any, path: Path, name: str) -> AsyncIterator[LocalReplica]:
+    """A replica that joins a set of them. Its socket has this path."""
+    replica = LocalReplica(AsyncLLM(llm), path)
+    await replica.start()
+    try:
+        await replicas.add(name, replica.url)
+        yield replica
+    finally:
+        await replica.kill()
+        await replica.llm.shutdown()
+
+
 @asynccontextmanager
 async def ingress_client(
     replicas: ReplicaSet, tokenizer: Any, *, chat_template: str | None = None, **options: Any
