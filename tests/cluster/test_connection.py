@@ -236,3 +236,13 @@ def test_a_connection_notices_that_its_replica_is_gone(monkeypatch: pytest.Monke
         assert len(noticing) == 1
 
     asyncio.run(main())
+
+
+def test_without_tls_no_certificates_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("certificates were read")
+
+    monkeypatch.setattr("ssl.SSLContext.load_verify_locations", refuse)
+    monkeypatch.setattr("ssl.create_default_context", refuse)
+    for url in ("unix:///tmp/a.sock", "http://127.0.0.1:9"):
+        assert connect(url).timeout.connect is not None
