@@ -1,8 +1,7 @@
-"""Figures in README and documentation are those of the benches' JSON files, to the last digit."""
+"""Tables in README and documentation are those of the benches' JSON files, to the last digit."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,32 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-ROOT = Path(__file__).parent.parent.parent
-RESULTS = ROOT / "radixkv" / "bench" / "results"
-BENCHMARKS = ROOT / "docs" / "benchmarks" / "index.md"
-CPU = ROOT / "docs" / "benchmarks" / "cpu.md"
-README = ROOT / "README.md"
-INDEX = ROOT / "docs" / "index.md"
-OPERATE = ROOT / "docs" / "operate.md"
-CLUSTER = ROOT / "docs" / "cluster.md"
-GPU = ROOT / "docs" / "gpu.md"
-DRAFTS = ROOT / "docs" / "drafts.md"
-TIERS = ROOT / "docs" / "tiers.md"
-MEASURED_CLUSTER = ROOT / "docs" / "benchmarks" / "cluster.md"
-MEASURED_DRAFTS = ROOT / "docs" / "benchmarks" / "drafts.md"
-MEASURED_TIERS = ROOT / "docs" / "benchmarks" / "tiers.md"
-
-
-def results(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table; what follows the first column is aligned to the right."""
-    header = list(header)
-    lines = [f"| {' | '.join(line)} |" for line in (header, *rows)]
-    return "\n".join([lines[0], f"|---|{'---:|' * (len(header) - 1)}", *lines[1:]])
+from support.committed_figures import (
+    BENCHMARKS,
+    CPU,
+    MEASURED_CLUSTER,
+    MEASURED_DRAFTS,
+    MEASURED_TIERS,
+    OPERATE,
+    README,
+    ROOT,
+    results,
+    table,
+)
 
 
 def end_to_end() -> str:
@@ -338,101 +323,6 @@ def arrivals() -> str:
     return table(("below the pool", "reused", "first token p50, s", "p99, s"), rows)
 
 
-GPUS = ("h200", "h100")
-# Rows that multiply; what they read is nothing beside it.
-MULTIPLIED = ("prefill", "the same, torch's sdpa")
-
-
-def gpu_rows(gpu: str) -> dict[str, dict[str, Any]]:
-    """Rows of all parts of a first light, each with the limits that its part measured."""
-    reports = (part.get("report", {}) for part in results(f"first-light-{gpu}")["parts"].values())
-    return {row["name"]: row | report["limits"] for report in reports for row in report.get("rows", ())}
-
-
-def gpu_layer() -> str:
-    measured = [gpu_rows(gpu) for gpu in GPUS]
-    rows = [
-        (
-            name,
-            f"{row['bytes'] / 1e6:,.0f}",
-            *(
-                figure
-                for each in measured
-                for figure in (
-                    f"{each[name]['median_us']:,.0f}",
-                    f"{each[name]['bytes'] / each[name]['median_us'] * 1e6 / each[name]['read_bytes_per_s']:.2f}",
-                )
-            ),
-        )
-        for name, row in measured[0].items()
-        if "ratio" in row and not name.startswith(MULTIPLIED)
-    ]
-    return table(("one layer", "MB", "H200, us", "of reading", "H100, us", "of reading"), rows)
-
-
-def gpu_prompts() -> str:
-    measured = [gpu_rows(gpu) for gpu in GPUS]
-    rows = [
-        (
-            name,
-            *(
-                figure
-                for each in measured
-                for figure in (f"{each[name]['median_us']:,.0f}", f"{each[name]['ratio']:.2f}")
-            ),
-        )
-        for name in measured[0]
-        if name.startswith(MULTIPLIED)
-    ]
-    return table(("one layer", "H200, us", "of a product", "H100, us", "of a product"), rows)
-
-
-def gpu_steps() -> str:
-    rows = []
-    for gpu in GPUS:
-        for shared, name in ((0, "nothing"), (3500, "3,500 tokens")):
-            prefix = f"default: 64 x 4,096, {shared:,} shared"
-            step, drawn, answers = (gpu_rows(gpu)[f"{prefix}, {what}"] for what in ("step", "top-p step", "answers"))
-            floor_us = step["bytes"] / step["read_bytes_per_s"] * 1e6
-            rows.append(
-                (
-                    f"{gpu.upper()}: {name}",
-                    f"{step['bytes'] / 1e9:.1f}",
-                    f"{floor_us / 1e3:.1f}",
-                    f"{step['median_us'] / 1e3:.1f}",
-                    f"{step['median_us'] / floor_us:.2f}",
-                    f"{drawn['median_us'] / 1e3:.1f}",
-                    f"{step['tokens_per_s']:,.0f}",
-                    f"{answers['seconds']:.1f}",
-                )
-            )
-    header = (
-        "64 sequences of 4,096 share",
-        "GB",
-        "floor, ms",
-        "step, ms",
-        "step / floor",
-        "with top-p, ms",
-        "tokens/s",
-        "answers, s",
-    )
-    return table(header, rows)
-
-
-def gpu_drafts() -> str:
-    drafted = [(name, row) for name, row in gpu_rows("h200").items() if name.startswith("drafts: ")]
-    rows = [
-        (
-            name.removeprefix("drafts: 64 x 4,096, 3,500 shared, ").removesuffix(", step"),
-            f"{row['median_us'] / 1e3:.1f}",
-            f"{row['tokens_per_step']:.1f}",
-            f"{row['tokens_per_s']:,.0f}",
-        )
-        for name, row in drafted
-    ]
-    return table(("64 sequences of 4,096 that share 3,500", "step, ms", "tokens a step", "tokens/s"), rows)
-
-
 def reserved_memory() -> str:
     rows = []
     for lengths, reserved in (((800, 2300, 3900), 4096), ((600, 900, 1300, 1700), 2048)):
@@ -474,10 +364,6 @@ def reserved_memory() -> str:
         (BENCHMARKS, routers),
         (MEASURED_CLUSTER, cluster),
         (BENCHMARKS, reserved_memory),
-        (GPU, gpu_layer),
-        (GPU, gpu_prompts),
-        (GPU, gpu_drafts),
-        (GPU, gpu_steps),
         (MEASURED_DRAFTS, drafts),
         (MEASURED_TIERS, after_a_restart),
         (MEASURED_TIERS, working_set),
@@ -487,93 +373,3 @@ def reserved_memory() -> str:
 )
 def test_a_table_is_what_was_measured(path: Path, expected: Callable[[], str]) -> None:
     assert expected() in path.read_text(), f"{path.relative_to(ROOT)} should have\n\n{expected()}"
-
-
-def _sentences() -> list[tuple[Path, str]]:
-    """Figures within sentences."""
-    e2e = {row["name"]: row["ratio"] for row in results("e2e-cpu")["rows"]}
-    chats = e2e["16 chats, one 1,000-token system prompt, 64 new"]
-    first, alone = e2e["first token, system prompt cached"], e2e["16 unrelated prompts of 240, 64 new"]
-    http, soak = results("http-cost"), results("soak")
-    http_ms = statistics.median(
-        1000 / over_http["output_tokens_per_s"] - 1000 / direct["output_tokens_per_s"]
-        for over_http, direct in zip(http["http"], http["direct"], strict=True)
-    )
-    attacked = results("soak-server")
-    p99_wait = sorted(attacked["waits"])[int(0.99 * len(attacked["waits"]))]
-    quarter = len(attacked["rss"]) // 4
-    second, last = (statistics.median(attacked["rss"][begin:][:quarter]) for begin in (quarter, -quarter))
-    trace = results("policies")[0]
-    machine = results("e2e-cpu")["machine"]
-    tiers = results("tiers-cpu")
-    known, writing, shared = tiers["restart"][1], tiers["writing"], tiers["shared"]
-    without, _, on_disk, _ = (row["tokens_per_second"] for row in tiers["working_set"]["rows"])
-    chaos = results("chaos-cpu")
-    from_one, over_ingress = (
-        1e3 * statistics.median(each) for each in results("cluster-cpu")["first_tokens_beside_streams"].values()
-    )
-    routed = {(row["router"], row["num_replicas"]): row for row in results("replicas")["rows"]}
-    prefix, least = routed["prefix", 4], [f"{routed['one-cache', count]['least_imbalance']:.2f}" for count in (4, 16)]
-    h200, shares = gpu_rows("h200"), ("0", "3,500")
-    steps, answers = (
-        [h200[f"default: 64 x 4,096, {n} shared, {what}"] for n in shares] for what in ("step", "answers")
-    )
-    flat, together = (step["median_us"] / 1e3 for step in steps)
-    asked, tempered, penalized, reseeded = (f"{row['ratio']:.2f}" for row in results("drafts-f32")["rows"][:4])
-    drafted = {row["name"]: f"{row['ratio']:.2f}" for row in results("drafts-cpu")["rows"]}
-    written = {way: 1 - writing[f"{way}_ratio"] for way in ("write_back", "write_through")}
-    return [
-        *((path, f"{chats:.1f} times") for path in (README, INDEX)),
-        (INDEX, f"{first:.1f} times as fast"),
-        (INDEX, f"{alone:.1f} times as fast"),
-        (BENCHMARKS, f"{http_ms:.2f} ms per token"),
-        (BENCHMARKS, f"{http['throughput_lost']:.1%}".replace("%", " %")),
-        (BENCHMARKS, f"{soak['steps'] / 1e6:.2f} million steps in {soak['minutes']:.0f} minutes"),
-        (BENCHMARKS, f"{soak['verifications']:,} verifications"),
-        (BENCHMARKS, f"{max(soak['peak_bytes']) / 2**20:.0f} MiB"),
-        (BENCHMARKS, f"{trace['num_requests']:,} requests, {trace['num_distinct_blocks']:,} distinct blocks"),
-        (BENCHMARKS, f"torch {machine['torch'].partition('+')[0]}, transformers {machine['transformers']}"),
-        (README, f"transformers {machine['transformers']}"),
-        (README, f"then takes {known['loaded']:.2f} s, and {known['cold']:.2f} s cold"),
-        (OPERATE, f"ended with {attacked['answered']} normal answers"),
-        (OPERATE, f"at most {p99_wait:.2f} s of the server's processor time"),
-        (OPERATE, f"{p99_wait / attacked['full_step']:.1f} times a step"),
-        (OPERATE, f"a health check at most {max(attacked['stalls']):.2f} s"),
-        (OPERATE, f"{second:,.0f} MB in the second quarter"),
-        (OPERATE, f"{last:,.0f} MB in the last"),
-        (BENCHMARKS, f"below {least[0]} with 4 replicas and {least[1]} with 16"),
-        (CLUSTER, f"the busiest of 4 has {prefix['imbalance']:.2f} times"),
-        (CLUSTER, f"assignment of that work is below {prefix['least_imbalance']:.2f}"),
-        (MEASURED_CLUSTER, f"after {from_one:.1f} ms from one server and after {over_ingress:.1f} ms over an ingress"),
-        *((path, f"{over_ingress - from_one:.1f} ms later") for path in (CLUSTER, MEASURED_CLUSTER)),
-        (MEASURED_CLUSTER, f"{chaos['equal']} of {chaos['streams']} were equal"),
-        (MEASURED_CLUSTER, f"{chaos['kills']} replicas killed in {chaos['seconds']:.0f} seconds"),
-        (MEASURED_CLUSTER, f"the {chaos['ingress_errors']} connections"),
-        (MEASURED_CLUSTER, f"knew what replicas hold, after {chaos['seconds_until_known']:.0f} seconds"),
-        (MEASURED_DRAFTS, f"was {asked}, {tempered} and {penalized} times as fast, another seed {reseeded} times"),
-        (README, f"takes {flat:.1f} ms, and {together:.1f} ms where they share 3,500"),
-        (GPU, f"{flat / together:.1f} times as many tokens a second"),
-        (GPU, f"take {answers[1]['seconds'] / answers[0]['seconds']:.2f} of the time".replace(" 0.", " .")),
-        (README, f"asked again: {results('drafts-cpu')['rows'][0]['ratio']:.1f} times as fast"),
-        (MEASURED_TIERS, f"{written['write_back']:.1%} of their tokens a second".replace("%", " %")),
-        (MEASURED_TIERS, f"{written['write_through']:.1%} with `write-through`".replace("%", " %")),
-        (
-            TIERS,
-            f"comes after {known['loaded']:.3f} s when they are loaded from a disk, after {known['hot']:.3f} s when",
-        ),
-        (TIERS, f"after {known['cold']:.3f} s when they are computed"),
-        (TIERS, f"are answered {on_disk / without:.2f} times as fast with a disk"),
-        (DRAFTS, f"asked again was answered {drafted['asked again, greedy']} times as fast"),
-        (DRAFTS, f"a name changed in code {drafted['a name changed in code']} times"),
-        (DRAFTS, f"JSON written {drafted['JSON with 12 keys']} times"),
-        (MEASURED_TIERS, f"comes after {shared['loaded']:.3f} s, and cold after {shared['cold']:.3f} s"),
-    ]
-
-
-@pytest.mark.parametrize(("path", "figure"), _sentences(), ids=lambda value: getattr(value, "name", value))
-def test_a_sentence_says_what_was_measured(path: Path, figure: str) -> None:
-    assert figure in " ".join(path.read_text().split())
-
-
-def test_what_was_soaked_did_not_fail() -> None:
-    assert results("soak")["failures"] == results("soak-server")["failures"] == []
