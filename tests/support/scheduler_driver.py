@@ -20,6 +20,8 @@ from radixkv.scheduling.waiting_queue import WaitingQueue
 
 _numbers = itertools.count()
 
+STEMS = [[100 * stem + token for token in range(40)] for stem in range(3)]
+
 
 class SchedulerDriver:
     """Steps as the engine takes them.
@@ -260,3 +262,20 @@ def steps_to_first_token(driver: SchedulerDriver, request: Request) -> int:
         if request.sequences[0].output_token_ids:
             return step
     raise AssertionError("it starves")
+
+
+def tail(number: int, length: int) -> list[int]:
+    """What a prompt has behind its stem."""
+    return [10_000 + 50 * number + token for token in range(length)]
+
+
+def numbers(requests: list[Request]) -> list[int]:
+    return [request.arrival for request in requests]
+
+
+def warm(driver: SchedulerDriver, prompt: list[int]) -> None:
+    """Leave a prompt in the cache."""
+    driver.add(prompt, max_new=1)
+    driver.run()
+    driver.requests.clear()
+    driver.admitted.clear()

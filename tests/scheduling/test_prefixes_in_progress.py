@@ -1,0 +1,79 @@
+"""Requests whose prefix another one is computing wait for it, if it will be cached, and only so long."""
+
+from __future__ import annotations
+
+import pytest
+from support.scheduler_driver import STEMS, SchedulerDriver, numbers, tail
+
+
+def test_a_prompt_that_reads_nothing_does_not_wait_for_one_that_computes_its_prefix() -> None:
+    """It used to wait until the other was computed, and then computed everything itself."""
+    driver = SchedulerDriver(budget=24, max_num_seqs=4, num_blocks=200)
+    long = [token for stem in range(4) for token in range(1000 * stem, 1000 * stem + 40)]
+    driver.add(long)
+    for _ in range(6):  # its last 16 tokens leave 8 of a step to others
+        driver.step()
+    waits = driver.add([*long, 1])
+    reads_nothing = driver.add([*long, 2], prompt_logprobs=0)
+    driver.step()
+    assert reads_nothing in driver.admitted
+    assert waits not in driver.admitted
+    driver.run()
+
+
+def test_what_waits_for_a_prefix_in_progress_is_passed_by_others_only_so_often() -> None:
+    """The waiting group's prefix takes forty steps; without a bound, others would be admitted all that time."""
+    driver = SchedulerDriver(budget=8, max_num_seqs=4, max_overtaken=2, num_blocks=400)
+    long = [token for stem in range(8) for token in range(1000 * stem, 1000 * stem + 40)]
+    owner = driver.add(long)
+    driver.step()
+    # More urgent ones are computed before the owner, and at most two others may overtake it.
+    waits = driver.add([*long, 1])
+    for number in range(6):
+        driver.add(tail(number, 3))
+    driver.run()
+    order = numbers(driver.admitted)
+    assert order[0] == owner.arrival
+    assert order.index(waits.arrival) <= 1 + 2
+    assert driver.num_computed_tokens == len(long) + 1 + 6 * 3 + 8 * 3
+
+
+def test_an_urgent_request_does_not_wait_for_a_less_urgent_prompt_nor_for_its_prefix() -> None:
+    driver = SchedulerDriver(budget=8)
+    background = driver.add(STEMS[0], priority=1)
+    driver.step()
+    urgent = driver.add([*STEMS[0], 7], priority=0)
+    driver.step()
+    assert numbers(driver.admitted) == [0, 1]
+    while not urgent.sequences[0].output_token_ids:
+        assert background.sequences[0].num_computed == 8
+        driver.step()
+    driver.run()
+
+
+def test_nothing_waits_for_a_prefix_that_will_not_be_cached() -> None:
+    driver = SchedulerDriver(budget=32)
+    text = list(range(40))
+    driver.add(text, write_cache=False)
+    driver.step()
+    second = driver.add(text)
+    driver.step()
+    assert second in driver.admitted
+
+
+@pytest.mark.parametrize("namespace", [None, "ann"])
+def test_nothing_waits_for_a_prefix_that_was_cleared_while_it_was_computed(namespace: str | None) -> None:
+    """It waited until all of the prefix had been computed, and then computed all of it again."""
+    driver = SchedulerDriver(budget=16)
+    text = list(range(40))
+    driver.add(text, namespace="ann")
+    driver.step()
+    waits, too = (driver.add([*text, end], namespace="ann") for end in (1, 2))
+    driver.step()
+    assert waits not in driver.admitted
+    driver.cache.clear(namespace)
+    driver.step()
+    assert waits in driver.admitted
+    assert too not in driver.admitted
+    driver.run()
+    assert driver.num_computed_tokens == (40 + 3) + (41 + 3) + (1 + 3)
