@@ -34,7 +34,8 @@ KEY_VALUE_SERVER := $(VENV)/.key-value-server
 CLIENTS := .venv-clients
 BROWSER := $(VENV)/.browser
 # The tests that find most in a second. They need neither the default model nor a server's process nor a compiler.
-QUICK := tests/cache tests/attention tests/scheduling tests/memory tests/engine/test_engine.py tests/async_llm \
+QUICK := tests/cache tests/attention tests/scheduling tests/memory tests/engine/test_engine.py \
+	tests/engine/test_interruptions.py tests/engine/test_lack_of_blocks.py tests/async_llm \
 	tests/sampling/test_sampler.py tests/kernels/test_bad_input.py
 
 .PHONY: demo prepare test test-covered test-interpreted test-others quick quick-tests clients chat check docs docs-serve \

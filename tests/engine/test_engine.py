@@ -1,8 +1,7 @@
-"""The engine on a tiny model: the same tokens however work is cut up, shared, preempted or interrupted; nothing leaks."""
+"""The engine on a tiny model: the same tokens however work is cut up, shared or preempted; nothing leaks."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 from collections.abc import Callable
@@ -10,28 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import torch
 from support.model_zoo import VOCAB_SIZE, build_supported
 from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
+from support.tiny_engine import assert_empty, tiny
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
-from radixkv.errors import NoBlocksLeftError, RequestTooLargeError
 from radixkv.prompts import Prompt
-
-
-def tiny(**options: Any) -> LLM:
-    return LLM(build_supported("llama"), **{"block_size": 4, "num_blocks": 400, **options})
-
-
-def assert_empty(llm: LLM) -> None:
-    """Nothing runs, nothing leaks: what is held is cached, and all of it can be cleared."""
-    cache = llm.engine.cache
-    cache.check()
-    assert not llm.engine.has_unfinished_requests
-    assert not llm.engine.scheduler.waiting
-    assert not llm.engine.scheduler.running
-    assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
-    assert llm.reset_prefix_cache()
 
 
 @pytest.fixture(scope="module")
@@ -194,68 +177,6 @@ def test_namespaces_and_switches_decide_what_is_reused() -> None:
     assert cached(cache_salt="another tenant") == 59
 
 
-@pytest.mark.parametrize(
-    "params", [SamplingParams(n=3, max_tokens=8), BeamSearchParams(3, 8)], ids=["samples", "beams"]
-)
-def test_aborting_at_any_step_leaks_nothing(params: SamplingParams | BeamSearchParams) -> None:
-    llm = tiny(max_num_batched_tokens=16, num_blocks=70)
-    prompts = shared_prefix_prompts(2, 4)
-    for steps in range(14):
-        for number, prompt in enumerate(prompts):
-            request = llm.engine.request_factory.make(f"{number}", Prompt(prompt["prompt_token_ids"]), params)
-            llm.engine.add(request)
-        for _ in range(steps):
-            llm.engine.step()
-        for number in range(4):
-            llm.engine.abort(f"{number}")
-            llm.engine.cache.check()
-        assert not llm.engine.abort("0")
-        assert_empty(llm)
-
-
-@pytest.mark.parametrize("error", [RuntimeError("the model broke"), KeyboardInterrupt()])
-@pytest.mark.parametrize("params", [GREEDY, BeamSearchParams(3, 8)], ids=["greedy", "beams"])
-def test_a_model_that_raises_at_any_step_leaks_nothing(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException, params: SamplingParams | BeamSearchParams
-) -> None:
-    llm = tiny(max_num_batched_tokens=16)
-    run = llm.engine._runner.run
-    for failing_step in range(8):
-        calls = 0
-
-        def failing(*arguments: Any, failing_step: int = failing_step) -> torch.Tensor:
-            nonlocal calls
-            calls += 1
-            if calls == failing_step + 1:
-                raise error
-            return run(*arguments)
-
-        monkeypatch.setattr(llm.engine._runner, "run", failing)
-        with pytest.raises(type(error)):
-            if isinstance(params, BeamSearchParams):
-                llm.beam_search(shared_prefix_prompts(2, 3), params)
-            else:
-                llm.generate(shared_prefix_prompts(2, 3), params, use_tqdm=False)
-        monkeypatch.undo()
-        assert_empty(llm)
-        assert len(tokens_of(llm, shared_prefix_prompts(2, 2))) == 2
-
-
-def test_other_requests_go_on_after_a_failed_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = tiny(max_num_seqs=1)
-    for number, prompt in enumerate(shared_prefix_prompts(2, 2)):
-        llm.engine.add(llm.engine.request_factory.make(f"{number}", Prompt(prompt["prompt_token_ids"]), GREEDY))
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.engine._runner, "run", lambda *arguments: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            llm.engine.step()
-    finished = []
-    while llm.engine.has_unfinished_requests:
-        finished += [request for request in llm.engine.step() if request.finished]
-    assert [request.request_id for request in finished] == ["1"]
-    assert_empty(llm)
-
-
 @pytest.mark.parametrize(("policy", "num_cached"), [("priority", 19), ("lru", 16)])
 def test_the_priority_policy_evicts_what_less_urgent_requests_used(policy: str, num_cached: int) -> None:
     """The urgent request's prompt is the least recently used, so LRU evicts its last blocks; priorities keep them."""
@@ -266,14 +187,6 @@ def test_the_priority_policy_evicts_what_less_urgent_requests_used(policy: str, 
         llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False, priority=priority)
     again = llm.generate({"prompt_token_ids": urgent}, params, use_tqdm=False, priority=-1)[0]
     assert again.num_cached_tokens == num_cached
-
-
-def test_leaving_a_stream_early_aborts_it() -> None:
-    llm = tiny()
-    stream = llm.stream(shared_prefix_prompts(1, 1)[0], GREEDY)
-    next(stream)
-    stream.close()
-    assert_empty(llm)
 
 
 def test_an_engine_of_another_process_is_refused_and_does_not_hang() -> None:
@@ -335,103 +248,6 @@ def test_threads_may_share_one_llm(expected: Callable[[int, int], list[list[int]
     with ThreadPoolExecutor(max_workers=4) as threads:
         assert list(threads.map(answers, range(8))) == wanted
     assert_empty(llm)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "params", "message"),
-    [
-        ([], GREEDY, "non-empty"),
-        ([[3], [4, 5]], GREEDY, "prompt_token_ids: expected a list of token ids"),
-        ([VOCAB_SIZE], GREEDY, f"{VOCAB_SIZE} is outside the vocabulary"),
-        ([-1], GREEDY, "-1 is outside"),
-        ([3] * 65, GREEDY, "65 tokens; a sequence has at most 65, of which at least one is to be generated"),
-        ([3], SamplingParams(n=9), "n: expected at most max_num_seqs=8 sequences, got 9"),
-        ([3], BeamSearchParams(9, 4), "beam_width: expected at most max_num_seqs=8"),
-        ([3], BeamSearchParams(7, 4), "beam_width: expected at most max_num_batched_tokens=6, .* got 7"),
-        ([3] * 40, BeamSearchParams(4, 12), "need 22 blocks of 4 tokens, and there are 16"),
-        ([3], SamplingParams(logit_bias={VOCAB_SIZE: 1.0}), "logit_bias"),
-        ([3], BeamSearchParams(2, 4, logprobs=VOCAB_SIZE + 1), f"logprobs: expected at most {VOCAB_SIZE}, got"),
-    ],
-)
-def test_impossible_requests_are_refused_before_anything_runs(
-    prompt: Any, params: SamplingParams | BeamSearchParams, message: str
-) -> None:
-    llm = tiny(num_blocks=16, max_num_seqs=8, max_num_batched_tokens=6)
-    inputs = [{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": prompt}]
-    with pytest.raises(ValueError, match=message):
-        if isinstance(params, BeamSearchParams):
-            llm.beam_search(inputs, params)
-        else:
-            llm.generate(inputs, params, use_tqdm=False)
-    assert llm.engine.cache.stats.queried_tokens == 0
-    assert_empty(llm)
-    assert issubclass(RequestTooLargeError, ValueError)
-
-
-def test_a_request_that_fits_exactly_is_answered_again_and_again() -> None:
-    llm = tiny(num_blocks=16)
-    prompt = {"prompt_token_ids": list(range(3, 48))}
-    first = tokens_of(llm, [prompt])
-    for _ in range(3):
-        assert tokens_of(llm, [prompt]) == first
-
-
-def test_a_request_starved_by_pins_fails_and_the_rest_go_on() -> None:
-    llm = tiny(num_blocks=16)
-    tokens_of(llm, [{"prompt_token_ids": list(range(3, 35))}])
-    pin = llm.engine.cache.pin(list(range(3, 35)))
-    with pytest.raises(NoBlocksLeftError, match="free"):
-        llm.generate({"prompt_token_ids": list(range(50, 90))}, GREEDY, use_tqdm=False)
-    assert len(tokens_of(llm, [{"prompt_token_ids": [7, 8]}])) == 1
-    llm.engine.cache.release(pin)
-    assert_empty(llm)
-
-
-def test_beams_whose_tails_do_not_fit_beside_pins_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They preempted themselves when they parted, once a step and without an end, and whatever waited starved."""
-    llm = tiny(block_size=16, num_blocks=4)
-    pin = llm.pin({"prompt_token_ids": [*range(10, 42)]})
-    params, steps, step = (
-        BeamSearchParams(beam_width=3, max_tokens=3, ignore_eos=True),
-        itertools.count(),
-        llm.engine.step,
-    )
-
-    def bounded_step() -> Any:
-        assert next(steps) < 50
-        return step()
-
-    monkeypatch.setattr(llm.engine, "step", bounded_step)
-    with pytest.raises(NoBlocksLeftError, match="free"):
-        llm.beam_search({"prompt_token_ids": [5, 6, 7]}, params)
-    llm.unpin(pin)
-    assert len(llm.beam_search({"prompt_token_ids": [5, 6, 7]}, params)[0].sequences) == 3
-    assert_empty(llm)
-
-
-def test_what_was_not_tried_is_not_failed_for_lack_of_blocks() -> None:
-    """A group that has begun its answer and does not fit is the only one tried; those behind it may fit later."""
-    llm = tiny(num_blocks=16, max_num_seqs=4, max_num_batched_tokens=64, async_scheduling=False)
-    engine = llm.engine
-    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-    first, second, late = (
-        llm._make_request(Prompt(list(range(start, start + length))), params)
-        for start, length in ((40, 12), (60, 12), (90, 8))
-    )
-    engine.add(first)
-    engine.add(second)
-    pin = None
-    failed = []
-    while engine.has_unfinished_requests:
-        failed += [request for request in engine.step() if request.failure is not None]
-        if engine.num_steps == 3 and not late.sequences:
-            engine.add(late)
-        if pin is None and any(group.request is second for group in engine.scheduler.waiting):
-            pin = engine.cache.pin([*second.prompt_token_ids.tolist(), *second.sequences[0].output_token_ids])
-    assert pin is not None
-    assert failed[0] is first
-    assert second not in failed
-    assert len(second.sequences[0].output_token_ids) == 40
 
 
 def test_priorities_decide_who_is_answered_first() -> None:
