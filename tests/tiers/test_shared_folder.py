@@ -1,0 +1,270 @@
+"""A folder that several machines share: what becomes of it when its disk fails, is full, or is gone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+from support.disk_tiers import BLOCKS, KEYS, put
+from support.faulty_os import FaultyOs, disconnected
+from support.tier_model import FORMAT, FakeClock, get, prefix_keys
+
+from radixkv.tiers import folder_blobs
+from radixkv.tiers.folder_blobs import FolderBlobs
+from radixkv.tiers.shared_tier import SharedTier
+
+
+def test_of_a_batch_that_a_folder_took_in_part_each_block_is_counted_as_what_it_is(tmp_path: Path) -> None:
+    """All of them used to count as dropped, and none as written."""
+    tier = SharedTier(FolderBlobs(tmp_path, capacity_bytes=1 << 20), FORMAT)
+    put(tier, KEYS[:1], BLOCKS[:1])
+    drafts: list[str] = []
+
+    def replace(source: Path, target: Path) -> None:
+        drafts.append(os.fspath(source))
+        if len(drafts) > 2:
+            raise OSError(errno.EIO, "unwritable")
+        os.rename(source, target)
+
+    with mock.patch.object(os, "replace", replace):
+        put(tier)
+    assert tier.stats.written_blocks == 3
+    assert tier.stats.dropped_blocks == 3
+    assert tier.stats.errors == 1
+    tier.close()
+
+
+def test_a_folder_is_its_users_alone_and_its_files_are_written_whole(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    with mock.patch.object(folder_blobs, "os", FaultyOs()) as disk:
+        tier = SharedTier(FolderBlobs(tmp_path / "shared", capacity_bytes=1 << 20), FORMAT)
+        disk.fault = "write fails"
+        put(tier)
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+        disk.fault = "none"
+        tier.close()
+    tier = SharedTier(FolderBlobs(tmp_path / "shared", capacity_bytes=1 << 20), FORMAT)
+    put(tier)
+    tier.close()
+    os.umask(mask)
+    paths = list(tmp_path.rglob("*"))
+    assert sum(path.is_file() for path in paths) == 6
+    assert all(stat.S_IMODE(path.stat().st_mode) == (0o600 if path.is_file() else 0o700) for path in paths)
+
+
+def test_what_another_machine_clears_while_it_is_written_is_no_failure(tmp_path: Path) -> None:
+    """The folder used to be left alone for a second or longer, like one that fails."""
+    store, other = (FolderBlobs(tmp_path, capacity_bytes=1 << 20) for _ in range(2))
+    with mock.patch.object(folder_blobs, "os", FaultyOs()) as disk:
+
+        def replace(draft: Path, path: Path) -> None:
+            if not cleared:
+                cleared.append(path)
+                other.clear("prefix")
+            os.replace(draft, path)
+
+        cleared: list[Path] = []
+        with mock.patch.object(disk, "replace", replace, create=True):
+            assert store.write({"prefix/block": b"bytes"}) == 1
+    assert cleared
+    assert other.read(["prefix/block"]) == [b"bytes"]
+    for each in (store, other):
+        each.close()
+
+
+def test_a_folder_whose_mount_is_gone_is_neither_cleared_nor_made_anew(tmp_path: Path) -> None:
+    """It counted as cleared, and what had been in it was found once it was mounted again."""
+    point = tmp_path / "point"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as mounted:
+        assert os.stat(mounted).st_dev != os.stat(tmp_path).st_dev
+        point.symlink_to(mounted)
+        store = FolderBlobs(point, capacity_bytes=1 << 20)
+        store.write({"prefix/block": b"bytes"})
+        point.unlink()
+        point.mkdir()
+        assert store.read(["prefix/block"]) == [None]
+        for act in (lambda: store.clear("prefix"), lambda: store.write({"prefix/other": b"bytes"})):
+            with pytest.raises(
+                OSError, match="what was mounted is gone; an empty disk in its place is used from the next start"
+            ):
+                act()
+        assert not [*point.iterdir()]
+        point.rmdir()
+        point.symlink_to(mounted)
+        assert store.read(["prefix/block"]) == [b"bytes"]
+        store.clear("prefix")
+        assert store.read(["prefix/block"]) == [None]
+        shutil.rmtree(point / "files")
+        store.write({"prefix/other": b"bytes"})  # emptied, but mounted
+        store.close()
+
+
+def test_a_folder_that_fails_at_the_start_is_used_once_it_is_back(tmp_path: Path, clock: FakeClock) -> None:
+    """Opening it raised: no engine started while a mount's server was gone."""
+    with disconnected(tmp_path):
+        tier = SharedTier(FolderBlobs(tmp_path, capacity_bytes=1 << 20), FORMAT, clock=clock)
+        put(tier)
+        assert tier.contains_prefix(KEYS) == 0
+        assert tier.stats.errors == 2  # a write and a read
+    clock.now += 60
+    put(tier)
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
+    tier.close()
+
+
+def test_what_a_folder_fails_with_reaches_the_reader(tmp_path: Path) -> None:
+    store = FolderBlobs(tmp_path, capacity_bytes=1 << 20)
+    store.write({"prefix/block": b"bytes"})
+    with mock.patch.object(folder_blobs, "os", FaultyOs()) as disk:
+        disk.fault = "read fails"
+        with pytest.raises(OSError, match="unreadable"):
+            store.read(["prefix/none", "prefix/block"])
+    assert store.read(["prefix/none", "prefix/block"]) == [None, b"bytes"]
+    store.close()
+    with pytest.raises(RuntimeError):
+        store.read(["prefix/block"])
+
+
+def test_a_folder_that_hangs_does_not_keep_the_process_from_its_end(tmp_path: Path) -> None:
+    hang = (
+        "import sys, threading\n"
+        "from pathlib import Path\n"
+        "from radixkv.tiers.folder_blobs import FolderBlobs\n"
+        "class HangingFolder(FolderBlobs):\n"
+        "    def _read(self, name):\n"
+        "        reads.set()\n"
+        "        threading.Event().wait()\n"
+        "reads = threading.Event()\n"
+        "store = HangingFolder(Path(sys.argv[1]), capacity_bytes=1 << 20)\n"
+        "threading.Thread(target=store.read, args=(['prefix/block'],), daemon=True).start()\n"
+        "reads.wait()\n"
+        "store.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", hang, tmp_path], check=True, timeout=60)
+
+
+def test_a_folder_is_held_to_its_capacity(tmp_path: Path) -> None:
+    size = 6 * (len(BLOCKS[0]) + 72)
+    tier = SharedTier(FolderBlobs(tmp_path, capacity_bytes=size), FORMAT)
+    put(tier)
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (0, 0))
+    assert len(get(tier, KEYS[:2])) == 2  # these were used
+    put(tier, KEYS[2:3], BLOCKS[2:3])  # this, too
+    put(tier, prefix_keys("bob", 1, 2, 3), BLOCKS[:3])
+    assert tier.contains_prefix(prefix_keys("bob", 1, 2, 3)) == 3
+    assert tier.contains_prefix(KEYS) == 3
+    assert not tier.stats.errors
+    assert sum(path.is_file() for path in tmp_path.rglob("*")) <= 6
+    tier.close()
+
+
+@pytest.mark.parametrize("short_writes", [False, True])
+def test_a_folder_on_a_disk_with_no_room_beyond_its_capacity_is_cut_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_writes: bool
+) -> None:
+    """Once the disk was full, each write failed before the folder was measured, even after a restart."""
+    capacity = 100_000
+    disk_bytes = capacity + 6_000  # less than four processes write between their looks
+
+    def write(file: int, buffers: list[memoryview], offset: int) -> int:
+        left = disk_bytes - sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+        if len(buffers[0]) > left:
+            if not short_writes:
+                raise OSError(errno.ENOSPC, "no space left")
+            return os.pwritev(file, [buffers[0][:left]], offset)
+        return os.pwritev(file, buffers, offset)
+
+    disk = FaultyOs()
+    monkeypatch.setattr(folder_blobs, "os", disk)
+    monkeypatch.setattr(disk, "pwritev", write)
+    stores = [FolderBlobs(tmp_path, capacity_bytes=capacity) for _ in range(4)]
+    for number in range(400):
+        name = f"prefix/{number}"
+        assert stores[number % 4].write({name: bytes(1000)}) == 1
+        assert stores[0].count_present([name]) == 1
+    stores.append(FolderBlobs(tmp_path, capacity_bytes=capacity))
+    assert stores[-1].write({"prefix/new": bytes(1000)}) == 1
+    for store in stores:
+        store.close()
+
+
+def test_a_folder_whose_disk_others_fill_loses_nothing(tmp_path: Path) -> None:
+    store = FolderBlobs(tmp_path, capacity_bytes=10_000)
+    store.write({f"prefix/{number}": bytes(1000) for number in range(9)})
+    with mock.patch.object(folder_blobs, "os", FaultyOs()) as disk:
+        disk.fault = "full"
+        with pytest.raises(OSError, match="no space left"):
+            store.write({"prefix/new": bytes(1000)})
+    assert store.count_present([f"prefix/{number}" for number in range(9)]) == 9
+    store.close()
+
+
+def test_a_folder_makes_room_on_a_disk_that_is_smaller_than_its_capacity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to stay full for good: it held less than its capacity, so nothing was removed."""
+    store = FolderBlobs(tmp_path, capacity_bytes=1_000_000)
+    used = lambda: sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())  # noqa: E731
+    write_once = FolderBlobs._write_once
+
+    def write(self: FolderBlobs, path: Path, blob: bytes) -> None:
+        if used() + len(blob) > 20_000:
+            raise OSError(errno.ENOSPC, "no space left")
+        write_once(self, path, blob)
+
+    monkeypatch.setattr(FolderBlobs, "_write_once", write)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(used=used() + 5_000))
+    for number in range(60):
+        store.write({f"prefix/{number}": bytes(1000)})
+    assert store.count_present([f"prefix/{number}" for number in range(59, 44, -1)]) == 15
+    store.close()
+
+
+def test_known_blocks_of_a_prefix_do_not_make_room_for_the_rest_of_it(tmp_path: Path) -> None:
+    tier = SharedTier(FolderBlobs(tmp_path, capacity_bytes=6 * (len(BLOCKS[0]) + 72)), FORMAT)
+    put(tier, KEYS[:1], BLOCKS[:1])
+    put(tier, prefix_keys("bob", *range(5)), BLOCKS[:5])
+    put(tier, KEYS[:4], BLOCKS[:4])
+    assert tier.contains_prefix(KEYS[:4]) == 4
+    tier.close()
+
+
+def test_the_last_blocks_of_a_prefix_that_is_used_make_room_first(tmp_path: Path) -> None:
+    """Blocks behind a missing one are of no use."""
+    store = FolderBlobs(tmp_path, capacity_bytes=600)
+    blobs = {f"prefix/{number}": bytes(100) for number in range(6)}
+    store.write(blobs)
+    for use in (lambda: store.write(blobs), lambda: store.read([*blobs])):
+        for path in tmp_path.rglob("*"):
+            os.utime(path, (0, 0))
+        use()
+        store.write({f"other/{use}": bytes(100)})
+        assert store.count_present([*blobs]) == 5
+        store.write(blobs)
+    store.close()
+
+
+def test_blobs_used_when_a_clock_was_ahead_make_room_like_others(tmp_path: Path) -> None:
+    """Until all clocks had passed their time, they stayed, and whatever was written was removed again."""
+    store = FolderBlobs(tmp_path, capacity_bytes=600)
+    old = {f"prefix/{number}": bytes(100) for number in range(6)}
+    store.write(old)
+    for use in (lambda: store.read([*old]), lambda: store.write({"other/first": bytes(100)})):
+        for path in tmp_path.rglob("*"):
+            os.utime(path, (4e9, 4e9))
+        use()
+        store.write({f"other/{use}": bytes(100)})
+        assert store.count_present([f"other/{use}"]) == 1
+        store.write(old)
+    store.close()
