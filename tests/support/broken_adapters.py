@@ -1,0 +1,109 @@
+"""RadixKV's cache, each time with one thing that goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from radixkv.cache import BlockTable
+from radixkv.testing import PrefixCacheAdapter
+
+
+class Broken(PrefixCacheAdapter):
+    """RadixKV's cache, with one thing that goes wrong."""
+
+
+class ReusesEverything(Broken):
+    def open(self, prompt: Sequence[int], namespace: str) -> BlockTable | None:
+        return super().open([*prompt, 0], namespace)
+
+
+class SharesAcrossNamespaces(Broken):
+    def open(self, prompt: Sequence[int], namespace: str) -> BlockTable | None:
+        return super().open(prompt, "")
+
+    def known_sequences(self, namespace: str) -> None:
+        return None
+
+    def match(self, prompt: Sequence[int], namespace: str) -> int:
+        return self.cache.match(prompt, "")
+
+
+class ForgetsCopies(Broken):
+    def take_copies(self) -> list[Any]:
+        super().take_copies()
+        return []
+
+
+class MatchesWholeBlocksOnly(Broken):
+    def match(self, prompt: Sequence[int], namespace: str) -> int:
+        return super().match(prompt, namespace) // self.block_size * self.block_size
+
+
+class MatchesOneTooMany(Broken):
+    def match(self, prompt: Sequence[int], namespace: str) -> int:
+        known = super().match(prompt, namespace)
+        return known + 1 if known else known
+
+
+class ChecksItself(Broken):
+    def check(self) -> None:
+        if self.cache.num_held_blocks:
+            raise RuntimeError("block 0 is held")
+
+
+class ChangesOnRefusal(Broken):
+    def reserve(self, handle: BlockTable, num_tokens: int) -> bool:
+        done = super().reserve(handle, num_tokens)
+        if not done:
+            self.cache.clear()
+        return done
+
+
+class RefusesForNothing(Broken):
+    def reserve(self, handle: BlockTable, num_tokens: int) -> bool:
+        return num_tokens < self.num_blocks * self.block_size and super().reserve(handle, num_tokens)
+
+
+class Raises(Broken):
+    def fork(self, handle: BlockTable) -> BlockTable:
+        raise KeyError(handle)
+
+
+class CountsApart(Broken):
+    """Free blocks do not depend on an overridden `ref_counts`."""
+
+    def free_blocks(self) -> list[int]:
+        return [block for block, count in enumerate(self.cache.ref_counts()) if not count]
+
+
+class CountsWrong(CountsApart):
+    def ref_counts(self) -> list[int]:
+        return [min(count, 2) for count in super().ref_counts()]
+
+
+class FreesTwice(Broken):
+    def free_blocks(self) -> list[int]:
+        return super().free_blocks() * 2
+
+
+class KeepsTwice(Broken):
+    """Two caches that take turns: what one knows the other computes again."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        self._num_opened = 0
+
+    def open(self, prompt: Sequence[int], namespace: str) -> BlockTable | None:
+        table = super().open(prompt, self._turn(namespace))
+        self._num_opened += 1
+        return table
+
+    def match(self, prompt: Sequence[int], namespace: str) -> int:
+        return super().match(prompt, self._turn(namespace))
+
+    def known_sequences(self, namespace: str) -> list[list[int]]:
+        return super().known_sequences(self._turn(namespace))
+
+    def _turn(self, namespace: str) -> str:
+        return f"{namespace}, turn {self._num_opened // 2 % 2}"

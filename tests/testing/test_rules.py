@@ -1,0 +1,115 @@
+"""Each rule is seen broken where it is broken, and the story of it is told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from support.broken_adapters import (
+    ChangesOnRefusal,
+    ChecksItself,
+    CountsWrong,
+    ForgetsCopies,
+    FreesTwice,
+    KeepsTwice,
+    MatchesOneTooMany,
+    MatchesWholeBlocksOnly,
+    Raises,
+    RefusesForNothing,
+    ReusesEverything,
+    SharesAcrossNamespaces,
+)
+
+from radixkv.testing import CacheAdapter, CheckedCache, LiveSequence, PrefixCacheAdapter, RuleViolation, find_violation
+
+
+def drive(cache: CheckedCache) -> None:
+    """Two tenants, prompts that diverge inside a block, forks, a refusal, eviction."""
+
+    def computed(prompt: list[int], namespace: str = "") -> LiveSequence:
+        sequence = cache.open(prompt, namespace)
+        assert sequence is not None
+        assert cache.compute(sequence, len(prompt))
+        return sequence
+
+    first = computed([1, 2, 3, 4, 5, 6])
+    second = computed([1, 2, 3, 4, 5, 7], "tenant")
+    twin = computed([1, 2, 3, 4, 5, 6])
+    for sequence in (first, second, twin):
+        cache.close(sequence)
+    cache.close(computed([1, 2, 3, 4, 5, 6]))
+    third = computed([1, 2, 3, 9])
+    child = cache.fork(third)
+    assert child is not None
+    cache.generate(third, [5])
+    cache.generate(child, [6, 7, 8])
+    cache.match([1, 2, 3, 4, 5])
+    assert not cache.compute(cache.open([8] * 99) or child, 99)
+    cache.abort(child)
+    cache.finish()
+    alone = computed([7] * 48)
+    cache.close(alone)
+    cache.finish()
+
+
+def test_our_cache_can_be_driven_so() -> None:
+    drive(CheckedCache(PrefixCacheAdapter(12, 4)))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "rule"),
+    [
+        (ReusesEverything, 5),
+        (SharesAcrossNamespaces, 3),
+        (ForgetsCopies, 3),
+        (MatchesWholeBlocksOnly, 4),
+        (MatchesOneTooMany, 4),
+        (ChecksItself, 1),
+        (ChangesOnRefusal, 7),
+        (RefusesForNothing, 7),
+        (Raises, 7),
+        (CountsWrong, 1),
+        (FreesTwice, 10),
+        (KeepsTwice, 11),
+    ],
+)
+def test_each_rule_can_be_seen_broken(adapter: Callable[[int, int], CacheAdapter], rule: int) -> None:
+    with pytest.raises(RuleViolation) as caught:
+        drive(CheckedCache(adapter(12, 4)))
+    assert caught.value.rule == rule
+    assert caught.value.story
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (MatchesOneTooMany, r"of 1 token \[0\] 1 are known, and match says 2"),
+        (ChecksItself, r"the cache's own check raised RuntimeError\('block 0 is held'\)"),
+    ],
+)
+def test_the_search_looks_prompts_up_and_asks_the_cache_s_own_check(
+    kind: Callable[[int, int], CacheAdapter], problem: str
+) -> None:
+    """It never called match; and any error but an AssertionError from a check ended the search without a story."""
+    violation = find_violation(kind, max_examples=300)
+    assert violation is not None
+    assert re.fullmatch(problem, violation.problem)
+    assert violation.story
+
+
+def test_the_story_is_told() -> None:
+    cache = CheckedCache(ForgetsCopies(8, 4))
+    first = cache.open([1, 2, 3])
+    assert first is not None
+    cache.compute(first, 3)
+    cache.close(first)
+    with pytest.raises(RuleViolation) as caught:
+        cache.open([1, 2, 9, 9])
+    assert caught.value.rule == 3
+    assert caught.value.story == [
+        "A opens with 3 tokens [1 2 3]: finds 0 known, in blocks (none)",
+        "A computes 3 tokens [1 2 3]: in blocks 0",
+        "A closes",
+        "B opens with 4 tokens [1 2 9 9]: finds 2 known, in blocks 1",
+    ]
