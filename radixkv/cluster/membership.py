@@ -33,7 +33,6 @@ class Membership:
         self._replicas = replicas
         self._wanted = dict(wanted)
         self._changing: dict[str, asyncio.Task[None]] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
         self._tried: set[str] = set()
         self._refusal: ValueError | None = None
         self._attempted = asyncio.Event()
@@ -85,7 +84,7 @@ class Membership:
 
     async def close(self) -> None:
         """Try no more."""
-        tasks = [*self._changing.values(), *self._leaving]
+        tasks = list(self._changing.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -109,15 +108,11 @@ class Membership:
         if earlier is not None:
             earlier.cancel()
             await asyncio.gather(earlier, return_exceptions=True)
-        leaving = []
+        steps = [self._join(name)]
         if name in self._replicas.added:
             _log.info("replica %r is removed", name)
-            # The removal goes on if the next change cancels this; the name is free as soon as the removal has begun.
-            task = asyncio.ensure_future(self._replicas.remove(name))
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
-            leaving.append(asyncio.shield(task))
-        await asyncio.gather(*leaving, self._join(name))
+            steps.insert(0, self._replicas.remove(name))  # the name is free when that has begun
+        await asyncio.gather(*steps)
 
     async def _join(self, name: str) -> None:
         complaint = ""

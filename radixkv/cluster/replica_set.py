@@ -76,7 +76,7 @@ class ReplicaSet:
         self._wait_seconds = wait_seconds
         self._connect = connect
         self._members: dict[str, Member] = {}
-        self._leaving: set[Member] = set()
+        self._leaving: dict[Member, asyncio.Task[None]] = {}  # what finishes the removal of each
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._router: Router | None = None
         self._streams: ReplicaStreams | None = None
@@ -119,44 +119,50 @@ class ReplicaSet:
         try:
             await member.joined
         except BaseException:
-            await self._remove(member)
+            if self._members.get(name) is member:
+                self._begin_removal(member)
             raise
 
     async def remove(self, name: str) -> None:
         """Send a replica nothing more, and continue its streams elsewhere; wait for those that no other one can continue.
 
+        The name is free at once. Where the wait is cancelled, the removal goes on.
+
         Raises:
             KeyError: there is none of this name.
         """
-        await self._remove(self._members[name])
+        await asyncio.shield(self._begin_removal(self._members[name]))
 
-    async def _remove(self, member: Member) -> None:
-        """Remove this member, unless another one has its name by now."""
-        if self._members.get(member.name) is not member:
-            return
+    def _begin_removal(self, member: Member) -> asyncio.Task[None]:
+        """Take a member out of the set; what is returned is done when its streams have ended, and nothing follows it."""
         del self._members[member.name]
         member.give_up()
         self._take_out(member)
-        # Followed until its streams have ended: its counters still arrive, and if it falls silent, the streams count as lost.
         member.leaving = True
-        self._leaving.add(member)
+        self._leaving[member] = asyncio.ensure_future(self._finish_removal(member))
+        return self._leaving[member]
+
+    async def _finish_removal(self, member: Member) -> None:
+        # Followed until its streams have ended: its counters still arrive, and if it falls silent, the streams count as lost.
         client = member.client
-        while client is not None and client is member.client and self.streams.num_on(client):
+        while (
+            member in self._leaving and client is not None and client is member.client and self.streams.num_on(client)
+        ):
             self.streams.move(client)
             await asyncio.sleep(0.05)
         await self._stop_following(member)
-        self._leaving.discard(member)
+        self._leaving.pop(member, None)
 
     async def close(self) -> None:
         """Leave all replicas; calls of `add` that wait end as if theirs were removed. Streams must have ended."""
-        members = [*self._members.values(), *self._leaving]  # `_leaving` has those whose removal was cancelled
+        members, removals = list(self._members.values()), list(self._leaving.values())
+        self._leaving.clear()  # which ends the wait for their streams
         for member in members:
             member.give_up()
-        await asyncio.gather(*map(self._stop_following, members))
+        await asyncio.gather(*map(self._stop_following, members), *removals)
         for member in members:
             self._take_out(member)
         self._members.clear()
-        self._leaving.clear()
 
     async def _stop_following(self, member: Member) -> None:
         tasks = [task for task in (member.task, member.telling) if task is not None]

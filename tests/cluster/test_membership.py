@@ -95,11 +95,41 @@ def test_a_changed_url_replaces_the_replica_of_that_name() -> None:
         await until(lambda: sorted(replicas.available) == ["a", "b"])
         membership._update({"a": "http://new", "b": "http://b"})
         membership._update({"a": "http://newer", "b": "http://b"})  # while the first change is under way
-        await until(lambda: not membership._changing and not membership._leaving)
+        await until(lambda: not membership._changing and not replicas._leaving)
         assert sorted(replicas.available) == ["a", "b"]
         assert replicas._members["a"].url == "http://newer"
         membership._update({"b": "http://b"})
         await until(lambda: replicas.names == ["b"] and not membership._changing)
+        await membership.close()
+        await replicas.close()
+        assert all(client.is_closed for client in cluster.made)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("urls", [["http://new"], ["http://new", "http://newer"]], ids=["one change", "two changes"])
+def test_a_replica_is_removed_to_the_end_when_its_url_changes_while_it_joins(urls: list[str]) -> None:
+    """Its successor waited for its streams, which had nowhere to go; a second change ended the removal, and it stayed."""
+
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.events["http://a"] = [encode_record(Kind.HELD)]  # requests are sent there, and it has not joined yet
+        replicas = cluster.replicas()
+        membership = Membership(replicas, {"a": "http://a"})
+        starting = asyncio.ensure_future(membership.wait_for_first())
+        await until(lambda: replicas.available)
+        reading = asyncio.ensure_future(tokens(replicas.streams))
+        await until(lambda: replicas.streams.num_on(cluster.made[0]))
+        await starting
+        for url in urls:
+            membership._update({"a": url})
+            await until(lambda: replicas._leaving)
+        await until(lambda: not membership._changing and not replicas._leaving)
+        assert replicas._members["a"].url == urls[-1]
+        assert cluster.made[0].is_closed
+        assert replicas.streams.num_streams("a") == 1
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
         await membership.close()
         await replicas.close()
         assert all(client.is_closed for client in cluster.made)
