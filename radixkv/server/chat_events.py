@@ -23,6 +23,7 @@ from radixkv.server.chat_messages import as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import Generation, extend_choice
+from radixkv.server.metrics import RequestTimer
 from radixkv.server.prefix_keeper import PrefixKeeper
 from radixkv.server.prompt_caching import Breakpoint
 from radixkv.server.protocol import Usage, finish_reason
@@ -100,7 +101,8 @@ async def start_chat(
         if body.prediction is not None:
             service.check_length("prediction", body.prediction.text)
         breakpoints = body.breakpoints if breakpoints is None else breakpoints
-        async with deadlines.before_admission():
+        timers = [RequestTimer(service.metrics, body.num_choices, deadlines.arrival)]
+        async with deadlines.before_admission(timers):
             prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages, tools), tenant=tenant.name)
         prompt = service.with_cache_options(prompt, body, tenant)
         if body.prompt_cache_options is not None and not body.prompt_cache_options.allows(breakpoints):
@@ -113,7 +115,7 @@ async def start_chat(
         top_logprobs = body.top_logprobs or 0 if body.logprobs else None
         params = body.params(max_tokens, top_logprobs, body.prompt_logprobs, defaults)
         check_response_size(body, [prompt], params, service.remaining_tokens([prompt]))
-        generation = await Generation.start(service, tenant, [prompt], params, body, request_id, deadlines)
+        generation = await Generation.start(service, tenant, [prompt], params, body, request_id, timers, deadlines)
         keeper = PrefixKeeper(service.llm, tenant.name, body, breakpoints, prompt)
         return ChatEvents(generation, prompt.answer_form, keeper, deadlines)
 

@@ -28,6 +28,7 @@ from radixkv.server.logprobs import (
     encode_completion_logprobs,
     encode_prompt_logprobs,
 )
+from radixkv.server.metrics import RequestTimer
 from radixkv.server.not_supported import NotSupportedInCompletions
 from radixkv.server.protocol import (
     MAX_LOGPROBS,
@@ -128,7 +129,8 @@ async def _start(
                 service.check_num_tokens("prompt", len(prompt))
         add_special_tokens = body.add_special_tokens is not False
         prompts: list[Prompt] = []
-        async with deadlines.before_admission():
+        timers = [RequestTimer(service.metrics, body.num_choices, deadlines.arrival) for _ in sent]
+        async with deadlines.before_admission(timers):
             for some in _turns(sent):
                 encode = partial(as_prompts, some, add_special_tokens=add_special_tokens)
                 # Each turn holds queue slots for all prompts, and no other request takes them between two turns.
@@ -152,7 +154,7 @@ async def _start(
         check_response_size(body, prompts, params, remaining, num_copies=body.num_choices, repeating=repeating)
         request_id = new_id("cmpl")
         writer = _CompletionResponseWriter(body, request_id, service, prompts, score_only, tenant)
-        generation = await Generation.start(service, tenant, prompts, params, body, request_id, deadlines)
+        generation = await Generation.start(service, tenant, prompts, params, body, request_id, timers, deadlines)
     return generation, writer
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from radixkv.errors import DrainingError, RequestTimeoutError, StructuredOutputError
+from radixkv.errors import DrainingError, StructuredOutputError
 from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import BeamSearchSequence, CompletionOutput, PromptLogprobs, RequestMetrics, RequestOutput
 from radixkv.prompts import Prompt
@@ -88,11 +88,13 @@ class Generation:
         params: SamplingParams | BeamSearchParams,
         body: GenerationRequest,
         request_id: str,
+        timers: list[RequestTimer],
         deadlines: Deadlines,
     ) -> Generation:
         """Submit all prompts, or none, on behalf of the tenant.
 
         Args:
+            timers: of each prompt, since the request's arrival.
             deadlines: of the request, since its arrival.
 
         Raises:
@@ -100,30 +102,24 @@ class Generation:
             ValueError, ApiError: the tenant's limits do not allow it, see `RateLimits`.
             Exception: what `AsyncLLM.submit` raises.
         """
-        timers = [RequestTimer(service.metrics, body.num_choices, deadlines.arrival) for _ in prompts]
-        try:
-            async with deadlines.before_admission():
-                lengths = [len(prompt.token_ids) for prompt in prompts]
-                reservation = service.rate_limits.admit(tenant, params, lengths, service.llm.loaded.max_model_len)
-                try:
-                    cache_explanations = (
-                        await explanations(service, prompts, params, tenant.name) if body.explain_cache else None
-                    )
-                    streams = await service.llm.submit(
-                        prompts,
-                        params,
-                        request_id,
-                        priority=body.priority or 0,
-                        tenant=tenant.name,
-                        arrival_time=deadlines.arrival,
-                    )
-                except BaseException:
-                    reservation.cancel()
-                    raise
-        except (RequestTimeoutError, asyncio.CancelledError):
-            for timer in timers:
-                timer.end()
-            raise
+        async with deadlines.before_admission(timers):
+            lengths = [len(prompt.token_ids) for prompt in prompts]
+            reservation = service.rate_limits.admit(tenant, params, lengths, service.llm.loaded.max_model_len)
+            try:
+                cache_explanations = (
+                    await explanations(service, prompts, params, tenant.name) if body.explain_cache else None
+                )
+                streams = await service.llm.submit(
+                    prompts,
+                    params,
+                    request_id,
+                    priority=body.priority or 0,
+                    tenant=tenant.name,
+                    arrival_time=deadlines.arrival,
+                )
+            except BaseException:
+                reservation.cancel()
+                raise
         deadlines.watch(streams)
         generation = Generation(
             service.llm.loaded,

@@ -69,7 +69,7 @@ class RequestTimer:
         self._metrics = metrics
         self._arrival = arrival
         self._last_delta_time: float | None = None
-        self._num_choices = num_choices  # not validated yet: it may be any number
+        self._num_choices = num_choices  # not validated yet: it may be too many, or below 1
         self._finished: set[int] = set()
 
     def observe(self, delta: OutputDelta) -> None:

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from radixkv.errors import EngineDeadError, RequestTimeoutError
 from radixkv.outputs import RequestMetrics
+from radixkv.server.metrics import RequestTimer
 from radixkv.server.served import ServedModel
 from radixkv.serving.request_stream import RequestStream
 
@@ -72,13 +73,23 @@ class Deadlines:
         self.arrival = time.monotonic()
         self._watch: asyncio.Task[None] | None = None
 
-    def before_admission(self) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def before_admission(self, timers: Sequence[RequestTimer]) -> AsyncIterator[None]:
         """While inside, the request is about to be queued.
+
+        Args:
+            timers: of its prompts, which count them as aborted if it takes too long, or is cancelled.
 
         Raises:
             RequestTimeoutError: it took longer than the first limit.
         """
-        return self._within(self._stages)
+        try:
+            async with self._within(self._stages):
+                yield
+        except (RequestTimeoutError, asyncio.CancelledError):
+            for timer in timers:
+                timer.end()
+            raise
 
     def before_first_token(self) -> AbstractAsyncContextManager[None]:
         """While inside, the first token is there, and the client cannot be told yet.

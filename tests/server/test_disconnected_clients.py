@@ -16,6 +16,7 @@ from radixkv.server.app import create_app
 from radixkv.server.config import ServerConfig
 from radixkv.server.keys import Key, hash_of
 from radixkv.server.rate_limits import RateLimits
+from radixkv.server.service import Service
 from radixkv.server.tenants import Tenants
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -56,6 +57,14 @@ async def post(app: ASGIApp, path: str, body: dict[str, Any], key: str, gone: as
         await app(scope, receive, send)
 
 
+def num_ended(service: Service) -> float:
+    """How many choices were counted, all of them as aborted."""
+    (metric,) = service.metrics.finished.collect()
+    (aborted,) = [sample for sample in metric.samples if sample.name.endswith("_total")]
+    assert aborted.labels == {"finished_reason": "abort"}
+    return aborted.value
+
+
 @pytest.mark.parametrize("path", REQUESTS)
 def test_who_leaves_while_the_tokenizer_is_busy_is_never_admitted(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, path: str
@@ -80,13 +89,14 @@ def test_who_leaves_while_the_tokenizer_is_busy_is_never_admitted(
             await asyncio.sleep(0)  # that is the first
             monkeypatch.setattr(engine, "run_tokenizer", run_and_leave)
             monkeypatch.setattr(engine, "submit", note)
-            app = create_app(make_service(engine, tenants=Tenants(["ann"])), ServerConfig())
+            service = make_service(engine, tenants=Tenants(["ann"]))
             try:
-                await post(app, path, REQUESTS[path], "ann", gone)
+                await post(create_app(service, ServerConfig()), path, REQUESTS[path], "ann", gone)
             finally:
                 go.set()
             await busy
             assert not submitted
+            assert num_ended(service) == 1
 
     asyncio.run(main())
 
@@ -106,12 +116,6 @@ def test_who_leaves_while_grammars_are_compiled_is_charged_nothing(llm: LLM, mon
             await post(create_app(service, ServerConfig()), "/v1/completions", {"prompt": "Hi"}, "a", gone)
             (bucket,) = service.rate_limits._buckets.values()
             assert bucket.level == 1000
-            (aborted,) = [
-                sample.value
-                for metric in service.metrics.finished.collect()
-                for sample in metric.samples
-                if sample.name.endswith("_total")
-            ]
-            assert aborted == 1
+            assert num_ended(service) == 1
 
     asyncio.run(main())

@@ -14,7 +14,7 @@ from support.in_process_server import make_client
 from support.server_process import ServerProcess
 
 from radixkv import LLM, AsyncLLM
-from radixkv.server import generation
+from radixkv.server import chat_events, completions
 from radixkv.server.metrics import RequestTimer
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana_dashboard.json"
@@ -78,7 +78,8 @@ def test_all_times_of_a_request_count_from_its_arrival(llm: LLM, monkeypatch: py
         arrivals.append(arrival)
         return RequestTimer(metrics, num_choices, arrival)
 
-    monkeypatch.setattr(generation, "RequestTimer", note_timer)
+    for module in (chat_events, completions):
+        monkeypatch.setattr(module, "RequestTimer", note_timer)
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine, make_client(engine) as client:

@@ -130,14 +130,16 @@ def test_in_all(llm: LLM) -> None:
     assert errors(llm, TimeLimits(total=SOON)) == [expected] * 2
 
 
-@pytest.mark.parametrize("stage", ["admission", "queue", "total"])
+@pytest.mark.parametrize("stage", ["tokenizing", "admission", "queue", "total"])
 def test_each_choice_is_counted_as_aborted(llm: LLM, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     async def never(*arguments: Any, **options: Any) -> Any:
         await asyncio.Event().wait()
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine, make_client(engine) as client:
-            if stage == "admission":
+            if stage == "tokenizing":
+                monkeypatch.setattr(engine, "run_tokenizer", never)
+            elif stage == "admission":
                 monkeypatch.setattr(engine, "submit", never)
             elif stage == "queue":
                 monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits nobody
