@@ -1,7 +1,8 @@
 """Announces requests that have come to a replica, from their arrival to their end, to the readers of its events.
 
 An ingress knows the requests that it has sent. It needs to hear of requests only where there are several ingresses: then each
-hears of all requests, and recognises its own by their sender.
+hears of all requests, and recognises its own by their sender. When a second one comes, both hear of the requests that there
+are: some may be of an ingress whose connection has just broken off.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ class AnnouncedRequests:
         """
         request = PendingRequest(self, next(self._numbers), prompt, params, sender)
         if len(self._feeds) > 1:
-            self._send(request.records(self._feeds[0].block_size))
-            request.announced = True
+            self._announce(request)
         self._requests[request.number] = request
         return request
 
@@ -49,22 +49,28 @@ class AnnouncedRequests:
 
         Returns:
             Records of the requests that there are, which the reader must get before those of its feed. Each may take as long
-            to make as hashing a prompt.
+            to make as hashing a prompt. As they are made, readers that were not told of a request before are told of it.
         """
         self._feeds.append(feed)
-        present = list(self._requests.values())
-        for request in present:
-            request.announced = True
-        return self._records(present, feed.block_size)
+        return self._records(feed, list(self._requests.values()))
 
-    def _records(self, requests: list[PendingRequest], block_size: int) -> Iterator[bytes]:
+    def _records(self, feed: BlockFeed, requests: list[PendingRequest]) -> Iterator[bytes]:
         for request in requests:
-            if request.number not in self._requests:
+            if request.number not in self._requests or feed in request.told:
                 continue
             try:
-                yield request.records(block_size)
+                record = request.records(feed.block_size)
             except InvalidArgumentError:
                 continue  # the engine is about to refuse it
+            request.told.add(feed)
+            self._announce(request)
+            yield record
+
+    def _announce(self, request: PendingRequest) -> None:
+        for feed in self._feeds:
+            if feed not in request.told:
+                feed.append(request.records(feed.block_size))
+                request.told.add(feed)
 
     def leave(self, feed: BlockFeed) -> None:
         """Announce nothing more to a reader; one that has not joined is ignored."""
@@ -72,17 +78,14 @@ class AnnouncedRequests:
             self._feeds.remove(feed)
 
     def tell(self, request: PendingRequest, kind: Kind) -> None:
-        """Announce that a request is PREFILLED, or has ENDED, to all that may have heard of it; after its end, do nothing."""
+        """Announce that a request is PREFILLED, or has ENDED, to all that have heard of it; after its end, do nothing."""
         if request.number not in self._requests:
             return
         if kind is Kind.ENDED:
             del self._requests[request.number]
-        if request.announced:
-            self._send(encode_number(kind, request.number))
-
-    def _send(self, record: bytes) -> None:
         for feed in self._feeds:
-            feed.append(record)
+            if feed in request.told:
+                feed.append(encode_number(kind, request.number))
 
 
 class PendingRequest:
@@ -90,7 +93,7 @@ class PendingRequest:
 
     Attributes:
         number: its name in records.
-        announced: whether a reader may have heard of it.
+        told: the readers that have heard of it.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class PendingRequest:
         sender: int,
     ) -> None:
         self.number = number
-        self.announced = False
+        self.told: set[BlockFeed] = set()
         self._requests = requests
         self._prompt = prompt
         self._params = params

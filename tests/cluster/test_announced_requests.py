@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -53,14 +54,11 @@ class Unfinished(RuleBasedStateMachine):
         self.present: dict[int, PendingRequest] = {}
         self.prefilled: set[int] = set()
         self.readers: list[Reader] = []
-        self.taken_among_several: set[int] = set()
 
     @rule(length=st.integers(1, 10))
     def take(self, length: int) -> None:
         request = self.requests.add(Prompt(list(range(length))), GREEDY, 1)
         self.present[request.number] = request
-        if len(self.readers) > 1:
-            self.taken_among_several.add(request.number)
 
     @precondition(lambda self: self.present)
     @rule(which=st.integers(0, 100))
@@ -84,13 +82,19 @@ class Unfinished(RuleBasedStateMachine):
         """Some requests are prefilled, or end, while the reader gets the first records."""
         reader = Reader()
         records = self.requests.join(reader.feed)
-        self.taken_among_several |= self.present.keys()
         for which in range(min(prefilled, len(self.present))):
             self.prefill(which)
         for _ in range(min(ended, len(self.present))):
             self.end(0)
         self.readers.append(reader)
         reader.read(b"".join(records))
+
+    @rule(told=st.integers(0, 2))
+    def join_and_leave(self, told: int) -> None:
+        """A reader leaves while it gets the first records."""
+        feed = BlockFeed(BLOCK, lambda: None)
+        list(islice(self.requests.join(feed), told))
+        self.requests.leave(feed)
 
     @precondition(lambda self: self.readers)
     @rule(which=st.integers(0, 100))
@@ -108,9 +112,7 @@ class Unfinished(RuleBasedStateMachine):
             reader.read(reader.feed.take())
             assert reader.known <= self.present.keys()
             assert reader.prefilled == reader.known & self.prefilled
-        # Except for the first, which has sent what there was before the second came.
-        for reader in self.readers[1:]:
-            assert reader.known == self.present.keys() & self.taken_among_several
+            assert reader.known == self.present.keys() or len(self.readers) == 1
 
     def teardown(self) -> None:
         for request in self.present.values():
@@ -142,6 +144,23 @@ def test_to_a_single_reader_nothing_is_announced() -> None:
     assert announced() == 3
     requests.leave(other.feed)
     assert announced() == 0
+
+
+def test_requests_from_before_there_were_several_readers_are_told_to_all() -> None:
+    """Those of an ingress whose connection had just broken off were told to the next reader only."""
+    requests, readers = AnnouncedRequests(), [Reader() for _ in range(3)]
+    requests.join(readers[0].feed)
+    present = [requests.add(Prompt([1, 2, 3]), GREEDY, 1) for _ in range(3)]
+    first = [requests.join(reader.feed) for reader in readers[1:]]
+    # Two come at once, and get their first records in turns.
+    for records, reader in zip(
+        [first[0], first[1], first[1], first[0]], [readers[i] for i in (1, 2, 2, 1)], strict=True
+    ):
+        reader.read(next(records, b""))
+    present[0].end()
+    for reader in readers:
+        reader.read(reader.feed.take())
+        assert reader.known == {2, 3}
 
 
 def test_what_is_taken_is_hashed_when_it_is_told_for_the_first_time(monkeypatch: Any) -> None:
