@@ -11,10 +11,10 @@ from urllib.parse import quote
 from radixkv.cache import PinQuotaExceeded
 from radixkv.cluster.answers import all_answers
 from radixkv.cluster.replica_set import ReplicaSet
-from radixkv.cluster.wire import encode_pin, error_of
+from radixkv.cluster.wire import encode_pin, encode_sender, error_of
 from radixkv.errors import ReplicasLostError
 from radixkv.prompts import Prompt
-from radixkv.routing import Router, prompt_hashes
+from radixkv.routing import Placement, Router, prompt_hashes
 from radixkv.server.pins import AdministratorPins, PinState
 
 _log = logging.getLogger(__name__)
@@ -51,22 +51,16 @@ async def keep_prefix(replicas: ReplicaSet, tenant: str, namespace: str, token_i
         return 0
 
 
-def _replica_for(router: Router | None, prompt: Prompt) -> str | None:
-    """The replica that holds most of a prompt or, where none holds any, the one that a request for it would go to.
-
-    In the second case the router expects the prompt there for a while, as if such a request had come and ended.
+def _placed(router: Router, prompt: Prompt) -> Placement | None:
+    """On the replica that holds most of a prompt or, where none holds any, on the one that a request for it would go to.
 
     Returns:
-        The replica's name; None: no replica is up.
+        None: no replica is up.
     """
-    if router is None:
-        return None
     hashes = prompt_hashes(prompt.token_ids, prompt.namespace, router.block_size)
-    name = router.holder(hashes)
-    if name is None and (placement := router.choose(hashes, len(prompt.token_ids))) is not None:
-        router.finish(placement)
-        name = placement.replica
-    return name
+    holder = router.holder(hashes)
+    others = [] if holder is None else [name for name in router.replicas if name != holder]
+    return router.choose(hashes, len(prompt.token_ids), excluded=others)
 
 
 class ReplicaPins(AdministratorPins):
@@ -85,18 +79,24 @@ class ReplicaPins(AdministratorPins):
         return [PinState(**{**pin, "replica": name}) for name, answer in answers.items() for pin in answer.json()]
 
     async def pin(self, prompt: Prompt, ttl: float | None) -> PinState | None:
-        """Pin it where most of it is cached; see `AdministratorPins`.
+        """Pin it where most of it is cached; see `AdministratorPins`. What has to be computed counts as work of that replica.
 
         Raises:
             PinQuotaExceeded: more would be pinned there than may be.
             ReplicasLostError: no replica is up, or that one does not answer.
             ValueError: it is refused, as it would be by any.
         """
-        name = _replica_for(self._replicas.router, prompt)
-        if name is None:
+        router = self._replicas.router
+        if router is None or (placement := _placed(router, prompt)) is None:
             raise ReplicasLostError("no replica is up")
+        name, sender = placement.replica, encode_sender(self._replicas.streams.sender)
         content = encode_pin(None, prompt.namespace, prompt.token_ids, ttl)
-        answer = await self._replicas.ask(name, "POST", "/pin", content)
+        try:
+            answer = await self._replicas.ask(name, "POST", "/pin", content, sender)
+            if answer is not None and answer.is_success:
+                router.prefilled(placement)
+        finally:
+            router.finish(placement)
         if answer is not None and answer.status_code == HTTPStatus.CONFLICT:
             raise PinQuotaExceeded(**answer.json())
         if answer is not None and answer.status_code == HTTPStatus.BAD_REQUEST:

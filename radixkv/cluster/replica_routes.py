@@ -61,7 +61,7 @@ from radixkv.cluster.wire import (
 from radixkv.errors import DrainingError, EngineDeadError, EngineError, QueueFullError, RequestTooLargeError
 from radixkv.outputs import RequestOutput
 from radixkv.prompts import Prompt
-from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.sampling_params import BeamSearchParams, SamplingParams, prompt_only_params
 from radixkv.server.admin import check_cache
 from radixkv.server.cache_insight import snapshot_json
 from radixkv.server.metrics import EngineCollector
@@ -193,10 +193,15 @@ class _Replica:
         tenant, namespace, token_ids, ttl = decode_pin(await request.body())
         if tenant is not None and ttl is not None:
             return JSONResponse({"num_tokens": await self._llm.keep(tenant, namespace, token_ids, ttl)})
+        prompt = Prompt(token_ids, namespace=namespace)
+        pending = self._announcements.add(prompt, prompt_only_params(), decode_sender(request.headers))
         try:
-            made = await self._pins.pin(Prompt(token_ids, namespace=namespace), ttl)
+            made = await self._pins.pin(prompt, ttl)
+            pending.prefilled()
         except PinQuotaExceeded as error:
             return JSONResponse({"needed": error.needed, "quota": error.quota}, HTTPStatus.CONFLICT)
+        finally:
+            pending.end()
         return JSONResponse(None if made is None else made.model_dump())
 
     async def list_pins(self, request: Request) -> Response:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 
 import httpx
 
@@ -203,9 +204,19 @@ class ReplicaSet:
         """Set each tenant's share on every replica; replicas that come later, or do not confirm it now, get it later."""
         await self._tenants.set(tenants, [member for member in self._members.values() if member.client is not None])
 
-    async def ask(self, name: str, method: str, path: str, content: bytes = b"") -> httpx.Response | None:
-        """Ask one replica; None: it is down, or does not answer."""
-        return await ask(self._clients.get(name), method, path, content, self._headers)
+    async def ask(
+        self, name: str, method: str, path: str, content: bytes = b"", headers: Mapping[str, str] = MappingProxyType({})
+    ) -> httpx.Response | None:
+        """Ask one replica; None: it is down, or does not answer.
+
+        Args:
+            name: the replica's.
+            method: of HTTP.
+            path: of `replica_app`.
+            content: the body.
+            headers: beside that with the secret.
+        """
+        return await ask(self._clients.get(name), method, path, content, {**self._headers, **headers})
 
     async def ask_all(
         self, method: str, path: str, content: bytes = b"", *, leaving: bool = False

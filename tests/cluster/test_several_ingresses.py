@@ -31,6 +31,7 @@ from radixkv.cluster.records import (
     encode_record,
     encode_taken,
 )
+from radixkv.cluster.replica_pins import ReplicaPins
 from radixkv.cluster.wire import SENDER_HEADER, encode_request
 from radixkv.prompts import Prompt
 from radixkv.routing import Router, prompt_hashes
@@ -87,6 +88,27 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ReplicaSet, Kind, bytes
 
     monkeypatch.setattr(ReplicaSet, "_note", listen)
     return records
+
+
+def test_a_prompt_counts_as_work_of_a_replica_while_it_is_pinned(default_tokenizer: Any, tmp_path: Path) -> None:
+    """Every ingress took a replica for idle that computed a prompt to pin it."""
+
+    async def main() -> None:
+        async with two_ingresses(tmp_path, tiny_llm(default_tokenizer)) as (one, two, (server,)):
+            states = [router_of(each)._replicas["0"] for each in (one, two)]
+            steps = await server.llm.call(HeldSteps)
+            pinning = asyncio.ensure_future(ReplicaPins(one).pin(Prompt(LONG), None))
+            await until(lambda: others_on(two, "0") == 1)
+            assert others_on(one, "0") == 0  # it has sent it itself
+            assert [state.queued for state in states] == [len(LONG)] * 2
+            steps.allow_all()
+            pin = await pinning
+            assert pin is not None
+            assert pin.active
+            await until(lambda: others_on(two, "0") == 0)
+            assert [(state.queued, len(state.decoding)) for state in states] == [(0, 0)] * 2
+
+    asyncio.run(main())
 
 
 def test_a_prompt_goes_where_another_ingress_has_sent_its_prefix(default_tokenizer: Any, tmp_path: Path) -> None:
