@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import torch
 import transformers
 import uvicorn
+from support.pretended_replicas import HANGING
 
 from radixkv import LLM, AsyncLLM
 from radixkv.cluster import ReplicaSet, create_ingress, replica_app
@@ -92,19 +94,26 @@ class LocalReplica:
 async def local_replicas(
     folder: Path, *llms: LLM, **options: Any
 ) -> AsyncIterator[tuple[ReplicaSet, list[LocalReplica]]]:
-    """A replica of each engine, all of them in a set, named "0", "1" and so on."""
+    """A replica of each engine, all of them in a set, named "0", "1" and so on.
+
+    Meanwhile none is down because it is silent: what they send comes from the event loop that waits for it, which a busy
+    machine may hold up for any time.
+    """
     replicas = [LocalReplica(AsyncLLM(llm), folder / f"{number}.sock") for number, llm in enumerate(llms)]
     together = ReplicaSet(SECRET, **options)
-    try:
-        for number, replica in enumerate(replicas):
-            await replica.start()
-            await together.add(str(number), replica.url)
-        yield together, replicas
-    finally:
-        await together.close()
-        for replica in replicas:
-            await replica.kill()
-            await replica.llm.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("radixkv.cluster.replica_set._SECONDS_OF_SILENCE", HANGING)
+        patch.setattr("radixkv.cluster.connection._SECONDS_TO_CONNECT", HANGING)
+        try:
+            for number, replica in enumerate(replicas):
+                await replica.start()
+                await together.add(str(number), replica.url)
+            yield together, replicas
+        finally:
+            await together.close()
+            for replica in replicas:
+                await replica.kill()
+                await replica.llm.shutdown()
 
 
 async def drain(replica: LocalReplica) -> None:
