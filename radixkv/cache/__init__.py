@@ -1,4 +1,18 @@
-"""The prefix cache: token ids and block ids, no torch, no model, no device."""
+"""The prefix cache: token ids and block ids, no torch, no model, no device.
+
+::
+
+    prefix_cache.py         the public interface: open, grow, fork, close
+      block_table.py        one sequence's map from positions to blocks
+      block_store.py        where tables get blocks; block_pool.py: which are free, and how many owners the others have
+      radix_tree.py         prefixes -> blocks: node.py, children.py, match.py
+      eviction/             which leaf goes first: an interface, and a file for each policy
+    cache_control.py        pins, limits of owners, clearing: pin.py, owner_limits.py
+    cache_view.py           what can be asked without a change: explain.py, outline.py, snapshot.py, continuation.py, stats.py
+    observer.py             what is called when blocks come and go: event_recorder.py and events.py, evicted.py
+    block_hash.py, tokens.py                                              names of blocks, and tokens as bytes
+    invariants.py           every rule that the cache keeps, verified from scratch
+"""
 
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.block_store import BlockCopy

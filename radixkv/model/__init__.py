@@ -1,1 +1,22 @@
-"""Models: loading, quantisation of keys and values, the runner, CUDA graphs, compiled and packed layers, pool sizing."""
+"""Models: loading, quantisation, the runner, CUDA graphs, compiled and packed layers, pool sizing.
+
+::
+
+    loader.py               from a hub id, a folder, a GGUF file or memory to a model that is ready to run
+      source.py, checkpoint.py, deferred_weights.py, whole_weights.py     files and weights
+      gguf_model.py, gguf_*.py, default_model.py                          GGUF files
+      quantised/            checkpoints whose weights others have quantised
+      supported.py          which models can run over blocks; batch_checks.py, layer_probe.py: found out by trying
+      tokenizer.py, text_interface.py, generation_config.py               what is beside the weights
+    runner.py               one forward pass over a packed batch
+      attention_function.py what transformers' layers call, and what leads to `radixkv.attention`
+      longrope.py, dynamic_rotation.py, rotary_types.py, window_mask.py   what depends on positions
+    modules replaced by faster ones, each only where `equivalence.py` finds the same results:
+      native/               compiled code on a CPU
+      packed_linear.py, shared_input.py                                   torch's own packed products
+      merged_linear.py, deferred_rotation.py, decode_graphs.py, compiled_layers.py     on a GPU
+    pool_sizing.py, kv_quantisation.py                                    the pool
+    fingerprint.py          a name for everything that keys and values depend on
+
+Models are transformers' own code; those that are refused: docs/limits.md.
+"""

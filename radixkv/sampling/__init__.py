@@ -1,1 +1,13 @@
-"""From logits to tokens and text: sampler, exponential sampling, beam search, structured output, detokenizer."""
+"""From logits to tokens and text.
+
+::
+
+    sampler.py              one token per row of a batch's logits
+      logit_changes.py      biases, bans, penalties
+      grammar_mask.py       what a grammar does not allow next
+      exponential.py        the draw, on the logits' device; host_draw.py: on a CPU; variates.py: its random numbers
+      logprobs.py
+    structured_output.py    grammars of requests; json_schema.py, structural_tag.py, grammar_tokenizer.py, grammar_budget.py
+    beam_search.py          which continuations of a search keep running
+    detokenizer.py          text while it grows, and stop strings
+"""

@@ -1,7 +1,8 @@
-"""Every name, path, command and link in README and documentation exists."""
+"""Every name, path, command and link in README, documentation and the maps of packages exists."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import shlex
@@ -16,8 +17,16 @@ from typer.main import get_command
 from radixkv.cli.main import app
 
 ROOT = Path(__file__).parent.parent.parent
+
+
+def module_docstring(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
+
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PARAMETRIZED = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+# Packages whose docstrings say which file does what.
+MAPS = [path for path in sorted((ROOT / "radixkv").rglob("__init__.py")) if ".py " in module_docstring(path)]
 _FOLDERS = ("radixkv/", "kernels/", "tests/", "examples/", "docs/", "docker/")
 
 
@@ -51,6 +60,12 @@ def test_every_path_exists(path: Path) -> None:
     for code in inline_code(path):
         if code.startswith(_FOLDERS) and " " not in code:
             assert (ROOT / code).exists(), code
+
+
+@pytest.mark.parametrize("path", MAPS, ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_every_file_on_the_map_of_a_package_exists(path: Path) -> None:
+    files = {file.name for file in path.parent.rglob("*.py")}
+    assert set(re.findall(r"\b\w+\.py\b", module_docstring(path))) <= files
 
 
 @pytest.fixture(scope="module")
