@@ -75,7 +75,7 @@ ENGINE: Mapping[str, VllmOption] = types.MappingProxyType(
         "disable_custom_all_reduce": VllmOption((True, False), _ONE_DEVICE),
         # A permission that no model which can run over blocks needs.
         "trust_remote_code": VllmOption((True, False), "code that comes with a model is never run"),
-        "disable_log_stats": VllmOption((True,), "outputs have metrics, and radixkv serve has /metrics"),
+        "disable_log_stats": VllmOption((True, False), "outputs have metrics, and radixkv serve has /metrics"),
         "enable_chunked_prefill": VllmOption((True, None), "prompts are computed in chunks of max_num_batched_tokens"),
         "enable_lora": VllmOption((False, None), _ADAPTERS),
         "max_loras": VllmOption((None, 1), _ADAPTERS),

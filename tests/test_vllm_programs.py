@@ -168,7 +168,7 @@ def test_options_that_ask_for_nothing_else_are_taken() -> None:
         {"max_loras": 1, "max_lora_rank": 16, "swap_space": 4, "worker_cls": "auto", "use_tqdm_on_load": True},
         {"disable_sliding_window": False, "calculate_kv_scales": False, "max_num_partial_prefills": 1},
         {"served_model_name": None, "structured_outputs_config": None},
-        {"allowed_media_domains": None, "enable_prompt_embeds": False},
+        {"allowed_media_domains": None, "enable_prompt_embeds": False, "disable_log_stats": False},
     ],
 )
 def test_vllm_s_defaults_ask_for_nothing(options: dict[str, Any]) -> None:
