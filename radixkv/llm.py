@@ -252,6 +252,9 @@ class LLM:
         Args:
             cache_salt: as for `chat`; a prompt may also bring its own.
             cache: likewise.
+
+        Raises:
+            TypeError, ValueError: it is not one prompt or conversation, or has no tokens, or some that the model lacks.
         """
         single = as_single_prompt(prompt, self.engine.loaded, cache_salt, cache)
         engine = self.engine

@@ -55,6 +55,8 @@ def llm(default_tokenizer: Any) -> LLM:
             lambda llm: llm.pin({"prompt_token_ids": []}),
             "prompt_token_ids: expected a non-empty list of token ids, got \\[\\]",
         ),
+        (lambda llm: llm.explain([5, 2**31]), "prompt_token_ids: 2147483648 is outside the vocabulary of 49152"),
+        (lambda llm: llm.explain([10**6]), "prompt_token_ids: 1000000 is outside the vocabulary of 49152"),
         (lambda llm: llm.shutdown("soon"), "grace_seconds: expected a number of seconds of at least 0, got 'soon'"),
         (lambda llm: llm.shutdown(-1), "grace_seconds: expected a number of seconds of at least 0, got -1"),
         (lambda _: StructuredOutputsParams(choice=5), "structured_outputs: choice must be a list of non-empty strings"),  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from radixkv.prompts import Prompt
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_defaults import as_sampling_defaults
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
-from radixkv.scheduling.request_validation import validate_prompt
+from radixkv.scheduling.request_validation import validate_prompt, validate_token_ids
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.serving.request_intake import RequestIntake
 from radixkv.serving.request_stream import RequestStream
@@ -233,8 +233,11 @@ class ClusterLLM:
             tenant: on whose behalf.
 
         Raises:
+            TypeError, ValueError: what `validate_token_ids` raises.
             ReplicasLostError: none answers.
         """
+        for prompt in prompts:
+            validate_token_ids(prompt.token_ids, self.loaded.vocab_size)
         return await explain_by_replicas(self.replicas, prompts, tenant)
 
     async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int:

@@ -20,6 +20,7 @@ from radixkv.engine.kv_tiers import KVTiers
 from radixkv.observe.explain import PromptExplanation, decode_explanation
 from radixkv.prompts import Prompt
 from radixkv.sampling.detokenizer import decode_token, decode_tokens
+from radixkv.scheduling.request_validation import validate_token_ids
 
 
 def explain_cached(engine: Engine, prompts: Sequence[Prompt], look_elsewhere: bool) -> list[Explanation]:
@@ -27,10 +28,13 @@ def explain_cached(engine: Engine, prompts: Sequence[Prompt], look_elsewhere: bo
 
     Args:
         look_elsewhere: also say where another namespace has the same tokens; not for callers who must not know that.
+
+    Raises:
+        TypeError, ValueError: what `validate_token_ids` raises.
     """
     return [
         engine.cache.explain(
-            prompt.token_ids,
+            validate_token_ids(prompt.token_ids, engine.loaded.vocab_size),
             prompt.namespace,
             prompt.read_cache and engine.enable_prefix_caching,
             look_elsewhere=look_elsewhere,

@@ -73,7 +73,7 @@ async def explanations(
         tenant: on whose behalf.
 
     Raises:
-        ValueError: too many prompts.
+        TypeError, ValueError: too many prompts, or one without tokens, or with tokens that the model lacks.
         QueueFullError, DrainingError, EngineDeadError: they may not come in now.
         ReplicasLostError: of several replicas, none answers.
     """

@@ -43,6 +43,20 @@ def test_a_response_explains_why_no_more_was_reused(server: ServerProcess) -> No
         assert a.post("/v1/completions", json=streamed).json()["error"]["param"] == "explain_cache"
 
 
+def test_token_ids_that_cannot_be_explained_are_refused_by_the_name_of_their_field(llm: LLM) -> None:
+    """The cache's own error named an argument of the cache."""
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as client:
+            for token_id in (10**6, 2**31, 10**25):
+                sent = {"prompt": [5, token_id], "explain_cache": True, **ONE_TOKEN}
+                answer = await client.post("/v1/completions", json=sent)
+                assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+                assert f"prompt: {token_id} is outside the vocabulary" in answer.json()["error"]["message"]
+
+    asyncio.run(main())
+
+
 def test_where_log_probabilities_of_the_prompt_are_wanted_nothing_is_explained_as_reused(llm: LLM) -> None:
     async def main() -> None:
         async with AsyncLLM(llm) as engine, make_client(engine) as client:
