@@ -221,6 +221,8 @@ class Engine:
                 batch in flight included. If scheduling raised it, no request is at fault, and none has failed.
         """
         in_flight = self._in_flight
+        if in_flight is not None and in_flight.is_stale:
+            in_flight = None  # any time may have passed since its last request ended: nothing is learned from it
         # If one of these raises, the batch in flight is processed by the next step.
         batch = self._schedule(in_flight)
         with self._failing_only(batch):

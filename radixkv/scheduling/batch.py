@@ -13,8 +13,8 @@ device. So with asynchronous scheduling the next batch is launched before the to
     host     execute 1, execute 2, process 1, execute 3, process 2, ...
 
 Part of a launched batch is useless if the host learns too late that a sequence had ended. That part is ignored when the batch
-is processed. Keys and values that it wrote lie beyond what was published, and the next owner of those slots writes them later
-in the device's order.
+is processed, and a batch that is useless as a whole is dropped. Keys and values that it wrote lie beyond what was published,
+and the next owner of those slots writes them later in the device's order.
 """
 
 from __future__ import annotations
@@ -83,6 +83,11 @@ class Batch:
     def requests(self) -> list[Request]:
         """The requests whose tokens are computed."""
         return list({chunk.group.request.request_id: chunk.group.request for chunk in self.chunks}.values())
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether all of these requests have ended, so that nothing which was computed is used."""
+        return all(chunk.group.request.finished for chunk in self.chunks)
 
     @property
     def num_tokens(self) -> int:

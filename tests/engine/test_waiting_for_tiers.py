@@ -306,3 +306,31 @@ def test_what_computing_costs_is_learned_when_batches_land(ahead: bool, monkeypa
     prompts = [counts for counts in observed if counts[0]]
     # Three batches together; on this device, the one launched before they land adds its time at once.
     assert prompts == ([(40, 40, 4.0)] if ahead else [(16, 16, 1.0), (16, 16, 1.0), (8, 8, 1.0)]) * 2
+
+
+def test_the_time_after_the_last_request_was_aborted_is_not_that_of_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batch stayed in flight until the next request came, and all the time in between counted as computing."""
+    now = [0.0]
+    engine = make(async_scheduling=True).engine
+    observed: list[tuple[int, int, float]] = []
+    engine._compute_timer = ComputeTimer(lambda *counts: observed.append(counts), lambda: now[0], ahead=True)
+    run = engine._runner.run
+
+    def slow(*args: Any) -> Any:
+        now[0] += 1.0
+        return run(*args)
+
+    monkeypatch.setattr(engine._runner, "run", slow)
+    for num_steps in range(1, 5):
+        aborted = engine.request_factory.make("aborted", Prompt([10 * num_steps, *range(3, 42)]), GREEDY)
+        engine.add(aborted)
+        for _ in range(num_steps):
+            engine.step()
+        engine.abort("aborted")
+        now[0] += 1000.0
+    request = engine.request_factory.make("next", Prompt([50, *range(3, 42)]), GREEDY)
+    engine.add(request)
+    while not request.finished:
+        engine.step()
+    assert max(seconds for _, _, seconds in observed) <= 4.0
+    assert (40, 40, 4.0) in observed
