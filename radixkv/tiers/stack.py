@@ -1,7 +1,7 @@
 """Several tiers as one, the nearest first: blocks that one lacks are looked for in the next; writes go to all of them.
 
 Nothing that a tier does raises here. A tier that fails, or returns an impossible answer, counts as empty; that is logged once
-until it works again.
+until it works again. So are counters that cannot be read; the last ones that could be are reported then.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class TierStack:
 
     Args:
         tiers: the nearest first, at least one.
+
+    Attributes:
+        media: the tiers' media, in order.
     """
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
+        self.media = [tier.medium for tier in tiers]
         self._tiers = list(tiers)
-        self._failing = [False] * len(tiers)
+        self._failing: set[tuple[int, str]] = set()  # tiers, and what is done instead
+        self._stats = [StoreStats()] * len(tiers)
         # The tiers that `flush` does not wait for. Used by the thread that writes.
         self._behind = [False] * len(tiers)
         # How often each namespace was cleared; under None, everything. Blocks read or queued before that are not put later.
         self._num_clears: Counter[bytes | None] = Counter()
         self._put_lock = Lock()
-
-    @property
-    def media(self) -> list[str]:
-        """The tiers' media, in order."""
-        return [tier.medium for tier in self._tiers]
 
     @property
     def keeps_partly_filled(self) -> bool:
@@ -65,7 +65,10 @@ class TierStack:
     @property
     def stats(self) -> tuple[StoreStats, ...]:
         """The counters of each tier."""
-        return tuple(tier.stats for tier in self._tiers)
+        for index, tier in enumerate(self._tiers):
+            with self._guarded(index, "its last counters are reported"):
+                self._stats[index] = _checked_stats(tier.stats)
+        return tuple(self._stats)
 
     def generation(self, namespace: bytes) -> int:
         """Changes whenever the namespace is cleared."""
@@ -207,16 +210,21 @@ class TierStack:
                         put(kept, blocks[: len(kept)])
 
     @contextmanager
-    def _guarded(self, index: int) -> Iterator[None]:
-        """Treat a tier that raises, which it must not, as having done nothing."""
+    def _guarded(self, index: int, instead: str = "is treated as empty") -> Iterator[None]:
+        """Treat a tier that raises, which it must not, as having done nothing.
+
+        Args:
+            index: of the tier.
+            instead: what is done then, for the log.
+        """
         try:
             yield
         except Exception as error:
-            if not self._failing[index]:
-                self._failing[index] = True
-                _log.warning("the %s tier failed, and is treated as empty: %r", self._tiers[index].medium, error)
+            if (index, instead) not in self._failing:
+                self._failing.add((index, instead))
+                _log.warning("the %s tier failed, and %s: %r", self.media[index], instead, error)
         else:
-            self._failing[index] = False
+            self._failing.discard((index, instead))
 
 
 def _for_tier(tier: Tier, keys: Sequence[BlockKey]) -> Sequence[BlockKey]:
@@ -237,3 +245,14 @@ def _checked_count(method: str, count: int, most: int) -> int:
     if not 0 <= count <= most:
         raise ValueError(expected)
     return int(count)
+
+
+def _checked_stats(stats: StoreStats) -> StoreStats:
+    """Check what a tier says that it has counted.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(stats, StoreStats):
+        raise TypeError(f"stats: expected StoreStats, got {stats!r:.80}")
+    return stats

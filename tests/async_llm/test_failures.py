@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tiny, tokens_of
+from support.dict_tier import DictTier
 from support.held_steps import HeldSteps
 
 from radixkv import AsyncLLM, SamplingParams, TenantShare
 from radixkv.engine import engine as engine_module
 from radixkv.engine import executor, output_processor
 from radixkv.errors import DrainingError, EngineDeadError, StepFailedError
+from radixkv.tiers.stats import StoreStats
 
 
 def raising_at(call: int, error: Exception, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,6 +193,28 @@ def test_leaving_the_block_writes_what_is_cached(tmp_path: Path) -> None:
     run(test, tiny(disk_cache=tmp_path))
     (output,) = tiny(disk_cache=tmp_path).generate(prompt, GREEDY, use_tqdm=False)
     assert output.metrics.loaded_tokens == {"disk": (len(prompt["prompt_token_ids"]) - 1) // 4 * 4}
+
+
+def test_a_store_whose_counters_cannot_be_read_ends_no_engine() -> None:
+    """They are read after every step, and the engine died of what the store raised then."""
+
+    class Gone(DictTier):
+        is_gone = False
+
+        @property
+        def stats(self) -> StoreStats:
+            if self.is_gone:
+                raise ConnectionError("the store is gone")
+            return super().stats
+
+    store = Gone()
+
+    async def test(llm: AsyncLLM) -> None:
+        store.is_gone = True
+        assert len((await tokens_of(llm, prompts(1)[0]))[0]) == 12
+        assert llm.death is None
+
+    run(test, tiny(tiers=[store]))
 
 
 def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:

@@ -14,6 +14,7 @@ from support.tier_model import prefix_keys
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.host_tier import HostTier
 from radixkv.tiers.stack import Span, TierStack
+from radixkv.tiers.stats import StoreStats
 from radixkv.tiers.tier import BlockBytes
 
 KEYS = prefix_keys("a", *range(3))
@@ -87,3 +88,35 @@ def test_a_tier_that_is_late_is_waited_for_once() -> None:
     assert not stack.flush(5.0)
     assert not stack.flush(5.0)
     assert late.waits == [5.0, 0.0]
+
+
+class MiscountingTier(DictTier):
+    """Its counters are whatever it is told to say, or cannot be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counters: Any = StoreStats(hit_blocks=3)
+
+    @property
+    def stats(self) -> StoreStats:
+        if isinstance(self.counters, Exception):
+            raise self.counters
+        counters: StoreStats = self.counters
+        return counters
+
+
+@pytest.mark.parametrize("counters", [ConnectionError("the store is gone"), None, {"hit_blocks": 4}])
+def test_counters_that_cannot_be_read_stay_what_they_were_and_that_is_said_once(
+    counters: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = MiscountingTier()
+    stack = TierStack([DictTier(), tier])
+    assert stack.stats == (StoreStats(), StoreStats(hit_blocks=3))
+    tier.counters = counters
+    for _ in range(2):
+        assert stack.stats == (StoreStats(), StoreStats(hit_blocks=3))
+        assert stack.find(KEYS) == []  # nothing else of it fails, and that is not said
+    (record,) = caplog.records
+    assert "the dict tier failed, and its last counters are reported" in record.getMessage()
+    tier.counters = StoreStats(hit_blocks=5)
+    assert stack.stats == (StoreStats(), StoreStats(hit_blocks=5))
