@@ -101,6 +101,11 @@ class CacheView:
         return self._pins.max_blocks
 
     @property
+    def seconds_until_pins_expire(self) -> float:
+        """No pin expires for this long; infinite if none ever does."""
+        return self._pins.seconds_until_expiry
+
+    @property
     def version(self) -> int:
         """Changes whenever `match` may answer otherwise than before: while it is the same, `match` need not be repeated."""
         return self._tree.version

@@ -92,6 +92,11 @@ class Pins:
             self._tree.unlock(pin._node, pin._node.priority)  # a pin has no priority of its own
             self._drop(pin)
 
+    @property
+    def seconds_until_expiry(self) -> float:
+        """No pin expires for this long; infinite if none ever does."""
+        return max(0.0, self._first_expires_at - self._now())
+
     def release_expired(self) -> None:
         """Release the pins whose time is over."""
         now = self._now()

@@ -114,7 +114,7 @@ class RequestTimer:
 
 
 class EngineCollector(Collector):
-    """Reads the engine's statistics, as they were after its latest step, at each scrape."""
+    """Reads the latest statistics of the engine at each scrape."""
 
     def __init__(self, llm: ServedModel) -> None:
         self._llm = llm

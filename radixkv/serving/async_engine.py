@@ -52,8 +52,8 @@ class AsyncEngine:
 
     Attributes:
         loaded: the model.
-        stats: of the engine after its latest step, abort or `call`.
-        on_step: called in the event loop after every step; for metrics.
+        stats: of the engine after its latest step, abort or `call`, or the latest pin that expired.
+        on_step: called in the event loop whenever there are new ones; for metrics.
         abandoned: whether `abandon` was called.
 
     Raises:

@@ -196,13 +196,17 @@ class EngineThread:
             self._ended.set_result(None)  # whatever happens: whoever stops the thread waits for this
 
     def _run_calls(self, wait: bool) -> bool:
-        """Run the queued functions; with ``wait``, block until there is one. False: stop."""
+        """Run the queued functions; with ``wait``, block until there is one, or a pin expires. False: stop."""
         while True:
             if wait:
                 self._heartbeat.rest()
             try:
-                call = self._calls.get(block=wait)
+                # Python accepts no longer timeout.
+                timeout = min(self._engine.cache.seconds_until_pins_expire, threading.TIMEOUT_MAX)
+                call = self._calls.get(wait, timeout)
             except queue.Empty:
+                if wait:
+                    self._deliver(StepResult({}, engine_stats(self._engine)))
                 return True
             self._heartbeat.begin()
             if call is None:

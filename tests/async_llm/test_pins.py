@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from radixkv.cache import PinQuotaExceeded
 from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
 from radixkv.engine.clearing import NamespaceSelection
+from radixkv.engine.stats import EngineStats
 
 PINNED = {"prompt_token_ids": list(range(3, 23))}
 
@@ -56,6 +58,32 @@ def test_pins_are_bounded_and_apart_by_salt_and_end_when_all_is_forgotten() -> N
         assert await llm.call(lambda engine: engine.cache.num_free_blocks) == 24
 
     run(test, tiny(num_blocks=24))
+
+
+def test_the_statistics_of_an_idle_engine_no_longer_count_a_pin_that_has_expired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They used to count it until the next request came."""
+    offline, now = tiny(), [0.0]
+    monkeypatch.setattr(offline.engine.cache._pins, "_now", lambda: now[0])
+
+    async def test(llm: AsyncLLM) -> None:
+        expired = asyncio.Event()
+
+        def note(stats: EngineStats) -> None:
+            if stats.num_blocks_in_use == 0:
+                expired.set()
+
+        far_off = await llm.pin({"prompt_token_ids": list(range(30, 50))}, ttl=1e300)
+        await llm.unpin(far_off)
+        await llm.pin(PINNED, ttl=0.01)
+        assert llm.stats.num_blocks_in_use == 5
+        llm.on_step = note
+        now[0] = 1.0
+        await expired.wait()
+        assert llm.stats.num_blocks_in_use == 0
+
+    run(test, offline)
 
 
 def test_a_running_request_keeps_its_blocks_when_all_is_forgotten() -> None:
