@@ -124,8 +124,6 @@ class RequestIntake:
 
     async def run_tokenizer(self, function: Callable[[], _T], tenant: str | None, num_prompts: int = 1) -> _T:
         """Run a function in the tokenizer's thread; see `AsyncLLM.run_tokenizer`."""
-        if self._shut_down:
-            self._refuse_if_stopped()
         if tenant is None or not num_prompts:
             return await self._run_in(self._tokenizer_thread, tenant or "", function)
         with self._slots_for(num_prompts, tenant):
@@ -247,8 +245,9 @@ class RequestIntake:
         make = partial(prepared.make, factory, "")
         return replace(prepared, resumed=await self._run_in(self._tokenizer_thread, prepared.tenant, make))
 
-    @staticmethod
-    async def _run_in(thread: FairThread, tenant: str, function: Callable[[], _T]) -> _T:
+    async def _run_in(self, thread: FairThread, tenant: str, function: Callable[[], _T]) -> _T:
+        if self._shut_down:
+            self._refuse_if_stopped()
         return await asyncio.wrap_future(thread.submit(tenant, function))
 
     def _check_num_seqs(self, params: SamplingParams | BeamSearchParams, tenant: str) -> None:

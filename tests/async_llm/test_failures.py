@@ -15,10 +15,11 @@ from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompt
 from support.dict_tier import DictTier
 from support.held_steps import HeldSteps
 
-from radixkv import AsyncLLM, SamplingParams, TenantShare
+from radixkv import AsyncLLM, SamplingParams, StructuredOutputsParams, TenantShare
 from radixkv.engine import engine as engine_module
 from radixkv.engine import executor, output_processor
 from radixkv.errors import DrainingError, EngineDeadError, StepFailedError
+from radixkv.prompts import Prompt
 from radixkv.tiers.stats import StoreStats
 
 
@@ -239,6 +240,30 @@ def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
         assert not await llm.shutdown()
         with pytest.raises(DrainingError, match="the engine is finishing what it has, or was closed"):
             await tokens_of(llm, prompts(1)[0])
+
+    asyncio.run(asyncio.wait_for(main(), HANGING))
+
+
+def test_what_is_prepared_when_the_threads_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where words were to be tokenized after its grammar, it failed with the threads' own error."""
+    offline = tiny()
+    compiling, may_end = threading.Event(), threading.Event()
+
+    def hold(spec: Any) -> None:
+        compiling.set()
+        may_end.wait(HANGING)
+
+    monkeypatch.setattr(offline.engine.grammars, "compile", hold)
+    grammar = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"), bad_words=["b"])
+
+    async def main() -> None:
+        llm = AsyncLLM(offline)
+        prepared = asyncio.create_task(llm.submit([Prompt([5])], grammar))
+        await asyncio.to_thread(compiling.wait, HANGING)
+        await llm.shutdown()
+        may_end.set()
+        with pytest.raises(DrainingError, match="the engine is finishing what it has, or was closed"):
+            await prepared
 
     asyncio.run(asyncio.wait_for(main(), HANGING))
 
