@@ -62,6 +62,30 @@ def test_stored_responses_are_forgotten_when_an_administrator_clears_what_is_cac
     serve(llm, scenario, tenants=Tenants(["ann", "bob"], "admin"))
 
 
+def test_what_continues_a_response_under_another_salt_is_forgotten_with_it(llm: LLM) -> None:
+    """It holds the earlier texts, which could be read and continued after their salt had been cleared."""
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        client.headers["Authorization"] = "Bearer ann"
+        names: list[str] = []
+        for salt in ("a", "b", "c"):
+            earlier = {"previous_response_id": names[-1]} if names else {}
+            names.append((await create(client, cache_salt=salt, max_output_tokens=1, **earlier))["id"])
+        names.append((await create(client, cache_salt="c", max_output_tokens=1))["id"])
+
+        async def left(salt: str) -> list[int]:
+            selection = {"api_key": "ann", "cache_salt": salt}
+            cleared = await client.post("/admin/clear_cache", json=selection, headers={"Authorization": "Bearer admin"})
+            assert cleared.status_code == 200, cleared.text
+            answers = [await client.get(f"/v1/responses/{name}") for name in names]
+            return [number for number, answer in enumerate(answers) if answer.status_code == 200]
+
+        assert await left("b") == [0, 3]
+        assert await left("a") == [3]
+
+    serve(llm, scenario, tenants=Tenants(["ann"], "admin"))
+
+
 def test_a_response_that_runs_while_its_key_is_cleared_is_not_stored(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     start_chat = routes.start_chat
 
@@ -101,7 +125,7 @@ def test_a_stored_response_counts_for_as_many_bytes_as_its_strings_take(llm: LLM
 def test_the_store_forgets_the_least_recently_used_of_the_same_tenant() -> None:
     def stored(name: str, num_bytes: int) -> StoredResponse:
         response = ResponseObject.model_construct(id=name)
-        return StoredResponse(response, [], [], num_bytes, "namespace")
+        return StoredResponse(response, [], [], num_bytes, frozenset({"namespace"}))
 
     def kept(tenant: str) -> set[str]:
         return {name for name in "abcdefgh" if store.get(tenant, name) is not None}

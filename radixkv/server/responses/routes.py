@@ -58,7 +58,8 @@ def response_routes(service: Service) -> APIRouter:
         breakpoints = conversation_breakpoints(body, earlier)
         chat = translate(as_chat_request(body, messages), FIELD_NAMES)
         response_id = new_id("resp", "_")
-        pending = store.begin(tenant.namespace(body.cache_salt))
+        earlier_namespaces = earlier.namespaces if earlier else frozenset()
+        pending = store.begin(earlier_namespaces | {tenant.namespace(body.cache_salt)})
         marked = [replace(each, messages=instructed(body, each.messages)) for each in breakpoints]
         events = await cancel_on_disconnect(request, start_chat(service, chat, tenant, response_id, marked))
 
@@ -74,7 +75,7 @@ def response_routes(service: Service) -> APIRouter:
             messages,
             breakpoints,
             0 if earlier is None else earlier.num_bytes,
-            pending.namespace,
+            pending.namespaces,
             keep,
         )
         return await respond(request, events, writer, bool(body.stream), named_events)

@@ -22,14 +22,14 @@ class StoredResponse:
             messages are shared with the responses that it continues.
         breakpoints: the last one of each time to live in the conversation, likewise without instructions, in order.
         num_bytes: what it counts for: its own bytes and all of the conversation's.
-        namespace: in which its prompt was cached.
+        namespaces: in which prompts of the conversation were cached: its own, and those of the responses that it continues.
     """
 
     response: ResponseObject
     messages: Sequence[Mapping[str, Any]]
     breakpoints: Sequence[Breakpoint]
     num_bytes: int
-    namespace: str
+    namespaces: frozenset[str]
 
 
 @dataclass(eq=False)
@@ -37,11 +37,11 @@ class PendingResponse:
     """A response that is not finished.
 
     Attributes:
-        namespace: in which its prompt is cached.
-        cleared: whether that was cleared since it began, so that it must not be stored.
+        namespaces: see `StoredResponse`.
+        cleared: whether one of them was cleared since it began, so that it must not be stored.
     """
 
-    namespace: str
+    namespaces: frozenset[str]
     cleared: bool = False
 
 
@@ -66,9 +66,9 @@ class ResponseStore:
         self._num_bytes: dict[str, int] = {}
         self._pending: WeakSet[PendingResponse] = WeakSet()
 
-    def begin(self, namespace: str) -> PendingResponse:
+    def begin(self, namespaces: frozenset[str]) -> PendingResponse:
         """Note a response that may be added later; the note vanishes when the caller drops it."""
-        pending = PendingResponse(namespace)
+        pending = PendingResponse(namespaces)
         self._pending.add(pending)
         return pending
 
@@ -101,13 +101,17 @@ class ResponseStore:
         return True
 
     def clear(self, namespaces: NamespaceSelection) -> None:
-        """Forget all whose prompts were cached in these namespaces, and those to come that have begun."""
+        """Forget all that hold texts of prompts cached in these namespaces, and those to come that have begun."""
         for pending in self._pending:
-            pending.cleared |= pending.namespace in namespaces
+            pending.cleared |= _any_in(namespaces, pending.namespaces)
         for tenant, own in self._responses.items():
-            for stored in [stored for stored in own.values() if stored.namespace in namespaces]:
+            for stored in [stored for stored in own.values() if _any_in(namespaces, stored.namespaces)]:
                 self.remove(tenant, stored.response.id)
 
     def _forget_oldest(self, tenant: str) -> None:
         _, oldest = self._responses[tenant].popitem(last=False)
         self._num_bytes[tenant] -= oldest.num_bytes
+
+
+def _any_in(selection: NamespaceSelection, namespaces: frozenset[str]) -> bool:
+    return any(namespace in selection for namespace in namespaces)

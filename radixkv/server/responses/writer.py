@@ -35,7 +35,7 @@ class ResponsesWriter:
         messages: the conversation that is answered, without instructions.
         breakpoints: in it, see `StoredResponse`.
         earlier_bytes: what the response that is continued counts for in the store.
-        namespace: in which the prompt is cached.
+        namespaces: in which prompts of the conversation are cached, see `StoredResponse`.
         keep: stores the response, unless the request forbids it.
     """
 
@@ -48,14 +48,14 @@ class ResponsesWriter:
         messages: Sequence[Mapping[str, Any]],
         breakpoints: Sequence[Breakpoint],
         earlier_bytes: int,
-        namespace: str,
+        namespaces: frozenset[str],
         keep: Callable[[StoredResponse], None],
     ) -> None:
         self._body = body
         self._messages = messages
         self._breakpoints = breakpoints
         self._earlier_bytes = earlier_bytes
-        self._namespace = namespace
+        self._namespaces = namespaces
         self._keep = keep
         self._response = _head(body, response_id, model_name, defaults)
 
@@ -130,7 +130,7 @@ class ResponsesWriter:
             num_inputs = 1 + len(self._breakpoints)
             own = sys.getsizeof(response.model_dump_json()) + num_inputs * sys.getsizeof(self._body.model_dump_json())
             num_bytes = own + self._earlier_bytes
-            self._keep(StoredResponse(response, messages, self._breakpoints, num_bytes, self._namespace))
+            self._keep(StoredResponse(response, messages, self._breakpoints, num_bytes, self._namespaces))
 
     def _response_event(
         self,
