@@ -56,6 +56,7 @@ class Generation:
         deadlines: Deadlines,
         reservation: Reservation,
         request_id: str,
+        explanations: list[CacheExplanation] | None,
     ) -> None:
         self._loaded = loaded
         self.prompts = prompts
@@ -78,7 +79,7 @@ class Generation:
         # By prompt; set when the prompt's first delta arrives.
         self.prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
         # By prompt; None unless the request asked for them.
-        self.explanations: list[CacheExplanation] | None = None
+        self.explanations = explanations
 
     @staticmethod
     async def start(
@@ -121,7 +122,7 @@ class Generation:
                 reservation.cancel()
                 raise
         deadlines.watch(streams)
-        generation = Generation(
+        return Generation(
             service.llm.loaded,
             prompts,
             params,
@@ -131,9 +132,8 @@ class Generation:
             deadlines,
             reservation,
             request_id,
+            cache_explanations,
         )
-        generation.explanations = cache_explanations
-        return generation
 
     @property
     def complete(self) -> bool:
