@@ -73,6 +73,7 @@ class Generation:
         self._num_cached_tokens = [0] * len(prompts)
         self._loaded_of_each: list[dict[str, int]] = [{} for _ in prompts]
         self._num_completion_tokens = 0
+        self._num_tokens_left_out = 0  # of beams that were found and are not answers
         self._num_expected = [body.num_choices] * len(prompts)
         self._metrics: list[RequestMetrics | None] = [None] * len(prompts)
         self._finished: set[int] = set()  # choices
@@ -172,7 +173,7 @@ class Generation:
         # What has waited in the queue all the time has cost nothing.
         lengths = [len(p.token_ids) for p, s in zip(self.prompts, self._streams, strict=True) if s.admitted]
         if self.complete or not lengths or isinstance(self._params, SamplingParams):
-            self._reservation.settle(sum(lengths) + self._num_completion_tokens)
+            self._reservation.settle(sum(lengths) + self._num_completion_tokens + self._num_tokens_left_out)
         # Otherwise all that was taken stays taken: a beam search has no tokens before its end, however long it ran.
         for stream, timer in zip(self._streams, self._timers, strict=True):
             stream.close()
@@ -192,8 +193,11 @@ class Generation:
                     elif delta.aborted:
                         raise DrainingError(_CUT_SHORT)
                     outputs = self._outputs(delta)
-                    if outputs and not isinstance(delta, RequestOutput):
-                        self._num_expected[prompt] = len(outputs)  # a search may find fewer than were asked for
+                    if not isinstance(delta, RequestOutput):
+                        left_out = delta.sequences[self._num_choices :]
+                        self._num_tokens_left_out += sum(len(b.tokens) - delta.num_prompt_tokens for b in left_out)
+                        if outputs:
+                            self._num_expected[prompt] = len(outputs)  # a search may find fewer than were asked for
                     for output in outputs:
                         choice = prompt * self._num_choices + output.index
                         if output.finish_reason == "abort":

@@ -165,6 +165,27 @@ def test_a_beam_search_that_finds_fewer_than_were_asked_for_is_complete(llm: LLM
     assert json.loads(lines[0])["complete"] is True
 
 
+def test_a_beam_search_is_charged_for_the_beams_that_it_does_not_return_too(llm: LLM) -> None:
+    """With n=1, a wide search used to be charged no more than one answer."""
+
+    async def main() -> None:
+        tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
+        limits = RateLimits(lambda: 0.0)
+        async with (
+            AsyncLLM(llm, tenants=tenants.shares) as engine,
+            make_client(engine, tenants=tenants, rate_limits=limits) as client,
+        ):
+            body = {"prompt": ["One,", "Two,"], "use_beam_search": True, "beam_width": 6, "max_tokens": 8}
+            answer = await client.post("/v1/completions", json=body | {"ignore_eos": True}, headers=bearer("a"))
+            usage = answer.json()["usage"]
+            assert usage["completion_tokens"] == 2 * 8
+            after = await client.get("/v1/models", headers=bearer("a"))
+            left = int(after.headers["x-ratelimit-remaining-tokens"])
+            assert left == 5000 - usage["prompt_tokens"] - 2 * 6 * 8
+
+    asyncio.run(main())
+
+
 def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
     now = [0.0]
     keys = {
