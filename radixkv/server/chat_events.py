@@ -76,12 +76,15 @@ async def start_chat(
     tenant: Tenant,
     request_id: str,
     breakpoints: Sequence[Breakpoint] | None = None,
+    *,
+    prompt_only: bool = False,
 ) -> ChatEvents:
     """Check a request, write its prompt and submit it.
 
     Args:
         request_id: unique among the unfinished requests; see `new_id`.
         breakpoints: the ends of what is to stay cached, in the order of the prompt; None: those in the body.
+        prompt_only: see `Generation.start`.
 
     Returns:
         The events to come. Iterate them once to the end, or collect them, or close them.
@@ -115,7 +118,9 @@ async def start_chat(
         top_logprobs = body.top_logprobs or 0 if body.logprobs else None
         params = body.params(max_tokens, top_logprobs, body.prompt_logprobs, defaults)
         check_response_size(body, [prompt], params, service.remaining_tokens([prompt]))
-        generation = await Generation.start(service, tenant, [prompt], params, body, request_id, timers, deadlines)
+        generation = await Generation.start(
+            service, tenant, [prompt], params, body, request_id, timers, deadlines, prompt_only=prompt_only
+        )
         keeper = PrefixKeeper(service.llm, tenant.name, body, breakpoints, prompt)
         return ChatEvents(generation, prompt.answer_form, keeper, deadlines)
 

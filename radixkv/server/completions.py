@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -14,7 +13,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field, SerializeAsAny
 
 from radixkv.model.text_interface import TextInterface
-from radixkv.outputs import CompletionOutput, FinishReason, Logprob
+from radixkv.outputs import Logprob
 from radixkv.prompts import Prompt, PromptInput, as_prompts
 from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.server.authentication import CurrentTenant
@@ -141,10 +140,10 @@ async def _start(
         if max_tokens is None:
             max_tokens = default_max_tokens(_DEFAULT_MAX_TOKENS, body.min_tokens or 0, tenant)
         prompts = [body.truncated(prompt, max_tokens, max_model_len) for prompt in prompts]
-        # max_tokens=0 with echo scores the prompt only. The engine still generates one token, which is not returned.
-        score_only = bool(body.echo) and max_tokens == 0
+        # max_tokens=0 with echo scores the prompt.
+        prompt_only = bool(body.echo) and max_tokens == 0
         params = body.params(
-            1 if score_only else max_tokens,
+            1 if prompt_only else max_tokens,
             body.logprobs,
             _most(body.prompt_logprobs, body.logprobs if body.echo else None),
             service.llm.loaded.sampling_defaults,
@@ -153,8 +152,10 @@ async def _start(
         remaining = service.remaining_tokens(prompts)
         check_response_size(body, prompts, params, remaining, num_copies=body.num_choices, repeating=repeating)
         request_id = new_id("cmpl")
-        writer = _CompletionResponseWriter(body, request_id, service, prompts, score_only, tenant)
-        generation = await Generation.start(service, tenant, prompts, params, body, request_id, timers, deadlines)
+        writer = _CompletionResponseWriter(body, request_id, service, prompts, tenant)
+        generation = await Generation.start(
+            service, tenant, prompts, params, body, request_id, timers, deadlines, prompt_only=prompt_only
+        )
     return generation, writer
 
 
@@ -167,11 +168,9 @@ class _CompletionResponseWriter:
         request_id: str,
         service: Service,
         prompts: list[Prompt],
-        score_only: bool,
         tenant: Tenant,
     ) -> None:
         self._body = body
-        self._score_only = score_only
         self._prompts = prompts
         self._texts = service.token_texts
         self._encoder = service.encoder
@@ -189,22 +188,21 @@ class _CompletionResponseWriter:
             for index, output in outputs.items()
         ]
         explanations = generation.explanations
-        return Completion(**self._head, choices=choices, usage=self._usage(generation), cache_explanations=explanations)
+        return Completion(**self._head, choices=choices, usage=generation.usage, cache_explanations=explanations)
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[Completion, None]:
         async with aclosing(aiter(generation)) as deltas:
             async for delta in deltas:
                 choice = await self._choice(delta, generation)
                 if choice.text or choice.logprobs is not None or choice.finish_reason is not None or choice.token_ids:
-                    usage = self._usage(generation) if self._body.includes_usage_in_every_chunk else None
+                    usage = generation.usage if self._body.includes_usage_in_every_chunk else None
                     yield Completion(**self._head, choices=[choice], usage=usage)
         if self._body.includes_usage:
-            yield Completion(**self._head, choices=[], usage=self._usage(generation))
+            yield Completion(**self._head, choices=[], usage=generation.usage)
 
     async def _choice(self, delta: ChoiceDelta, generation: Generation) -> CompletionChoice:
         is_first = delta.choice not in self._lengths
-        output = _without_tokens(delta.output) if self._score_only else delta.output
-        text = output.text
+        output, text = delta.output, delta.output.text
         entries: list[tuple[int, dict[int, Logprob] | None]] = []
         prompt = self._prompts[delta.prompt]
         echoed = await self._prompt_text(delta.prompt) if self._body.echo and is_first else None
@@ -245,12 +243,6 @@ class _CompletionResponseWriter:
             num_entries, partial(encode_prompt_logprobs, logprobs, self._body.prompt_logprobs)
         )
 
-    def _usage(self, generation: Generation) -> Usage:
-        usage = generation.usage
-        if self._score_only:
-            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
-        return usage
-
     async def _prompt_text(self, index: int) -> str:
         """A prompt's text; one that was sent as ids is decoded once, off the event loop."""
         prompt = self._prompts[index]
@@ -263,12 +255,6 @@ class _CompletionResponseWriter:
 
             self._prompt_texts[index] = await self._llm.run_tokenizer(decode, tenant=self._tenant, num_prompts=0)
         return self._prompt_texts[index]
-
-
-def _without_tokens(output: CompletionOutput) -> CompletionOutput:
-    """An answer without the token that was not asked for: it ended because it may have no more tokens."""
-    reason: FinishReason | None = None if output.finish_reason is None else "length"
-    return replace(output, text="", token_ids=[], logprobs=None, finish_reason=reason, stop_reason=None)
 
 
 def _sent_prompts(body: CompletionRequest) -> list[str] | list[list[int]]:

@@ -6,11 +6,18 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from radixkv.errors import DrainingError, StructuredOutputError
 from radixkv.model.text_interface import TextInterface
-from radixkv.outputs import BeamSearchSequence, CompletionOutput, PromptLogprobs, RequestMetrics, RequestOutput
+from radixkv.outputs import (
+    BeamSearchSequence,
+    CompletionOutput,
+    FinishReason,
+    PromptLogprobs,
+    RequestMetrics,
+    RequestOutput,
+)
 from radixkv.prompts import Prompt
 from radixkv.sampling.detokenizer import answer_text
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -57,6 +64,8 @@ class Generation:
         reservation: Reservation,
         request_id: str,
         explanations: list[CacheExplanation] | None,
+        *,
+        prompt_only: bool,
     ) -> None:
         self._loaded = loaded
         self.prompts = prompts
@@ -67,6 +76,7 @@ class Generation:
         self._deadlines = deadlines
         self._reservation = reservation
         self._timers = timers
+        self._prompt_only = prompt_only
         self.request_id = request_id
         # Times of the prompt that had a token first; None before.
         self.times: RequestMetrics | None = None
@@ -92,12 +102,15 @@ class Generation:
         request_id: str,
         timers: list[RequestTimer],
         deadlines: Deadlines,
+        *,
+        prompt_only: bool,
     ) -> Generation:
         """Submit all prompts, or none, on behalf of the tenant.
 
         Args:
             timers: of each prompt, since the request's arrival.
             deadlines: of the request, since its arrival.
+            prompt_only: leave the tokens out of the answers: the request asks for none, but the engine always generates one.
 
         Raises:
             RequestTimeoutError: it took longer than the first time limit.
@@ -134,6 +147,7 @@ class Generation:
             reservation,
             request_id,
             cache_explanations,
+            prompt_only=prompt_only,
         )
 
     @property
@@ -206,8 +220,9 @@ class Generation:
                             continue
                         if output.finish_reason is not None:
                             self._finished.add(choice)
-                        self._num_completion_tokens += len(output.token_ids)
-                        yield ChoiceDelta(choice, prompt, output)
+                        answer = _without_tokens(output) if self._prompt_only else output
+                        self._num_completion_tokens += len(answer.token_ids)
+                        yield ChoiceDelta(choice, prompt, answer)
         except StructuredOutputError as error:
             raise client_error(error, self._field_names) from error
         finally:
@@ -255,6 +270,12 @@ def extend_choice(choices: dict[int, CompletionOutput], choice: int, new: Comple
         if whole.logprobs is not None:
             whole.logprobs += new.logprobs or []
         whole.finish_reason, whole.stop_reason = new.finish_reason, new.stop_reason
+
+
+def _without_tokens(output: CompletionOutput) -> CompletionOutput:
+    """An answer without the token that was not asked for: it ended because it may have no more tokens."""
+    reason: FinishReason | None = None if output.finish_reason is None else "length"
+    return replace(output, text="", token_ids=[], logprobs=None, finish_reason=reason, stop_reason=None)
 
 
 async def _merge_streams(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, OutputDelta], None]:

@@ -96,7 +96,9 @@ def test_a_beam_search_that_is_ended_early_is_charged_what_it_might_have_taken(l
         bucket = TokenBucket(103, lambda: 0.0)
         bucket.take(103)
         body, reservation = CompletionRequest(prompt="x"), Reservation(None, bucket, 103)
-        Generation(loaded, prompts, params, body, [Mock()], [Mock()], Mock(), reservation, "id", None).close()
+        Generation(
+            loaded, prompts, params, body, [Mock()], [Mock()], Mock(), reservation, "id", None, prompt_only=False
+        ).close()
         assert bucket.level == left
 
 

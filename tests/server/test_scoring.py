@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import httpx
 import pytest
-from support.in_process_server import serve
+from support.in_process_server import make_client, serve
+from support.tenant_keys import bearer, entry
 
-from radixkv import LLM
+from radixkv import LLM, AsyncLLM
+from radixkv.server.rate_limits import RateLimits
+from radixkv.server.tenants import Tenants
 
 TEXT = "One, two, three, four,"
 SCORED = {"prompt": TEXT, "echo": True, "max_tokens": 0, "temperature": 0}
+
+
+def test_a_request_for_no_token_has_none_in_the_log_and_is_charged_for_none(llm: LLM) -> None:
+    """The log and the trace counted the token that the engine generates in any case, and the key's limit did, too."""
+    logged: list[dict[str, Any]] = []
+    tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
+    message = {"model": "model", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 0}
+
+    async def main() -> None:
+        async with (
+            AsyncLLM(llm, tenants=tenants.shares) as engine,
+            make_client(
+                engine,
+                tenants=tenants,
+                rate_limits=RateLimits(lambda: 0.0),
+                write_log=lambda line: logged.append(json.loads(line)),
+            ) as client,
+        ):
+            left = 5000
+            for path, body in (
+                ("completions", SCORED),
+                ("completions", SCORED | {"prompt": [TEXT, "Five"], "logprobs": 1, "stream": True}),
+                ("messages", message),
+                ("messages", message | {"stream": True}),
+            ):
+                answer = await client.post(f"/v1/{path}", json=body, headers=bearer("a"))
+                assert answer.status_code == 200, answer.text
+                assert (logged[-1]["completion_tokens"], logged[-1]["complete"]) == (0, True)
+                left -= logged[-1]["prompt_tokens"]
+                after = await client.get("/v1/models", headers=bearer("a"))
+                assert int(after.headers["x-ratelimit-remaining-tokens"]) == left
+
+    asyncio.run(main())
 
 
 def test_the_token_behind_a_scored_prompt_is_not_returned(llm: LLM) -> None:

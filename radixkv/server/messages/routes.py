@@ -38,9 +38,11 @@ def message_routes(service: Service) -> APIRouter:
         with client_errors():
             chat, breakpoints = as_chat_request(body)
         message_id = new_id("msg", "_")
-        starting = start_chat(service, translate(chat, FIELD_NAMES), tenant, message_id, breakpoints)
+        starting = start_chat(
+            service, translate(chat, FIELD_NAMES), tenant, message_id, breakpoints, prompt_only=body.max_tokens == 0
+        )
         events = await cancel_on_disconnect(request, starting)
-        writer = MessageWriter(message_id, service.model_name, caches_only=body.max_tokens == 0)
+        writer = MessageWriter(message_id, service.model_name)
         return await respond(request, events, writer, bool(body.stream), named_events)
 
     @router.post("/count_tokens")

@@ -62,7 +62,7 @@ def as_chat_request(body: CountTokensRequest) -> tuple[dict[str, Any], list[Brea
         for chat_name, name in _SAME_MEANING.items():
             if getattr(body, name) is not None:
                 chat[chat_name] = getattr(body, name)
-        # The engine always generates a token; the writer leaves it out.
+        # With 0, the prompt is cached only: the engine always generates a token, which is left out of the answer.
         chat["max_completion_tokens"] = max(1, body.max_tokens)
     if messages[-1]["role"] == "assistant":
         if "tool_calls" in messages[-1] or messages[-1]["content"] is None:

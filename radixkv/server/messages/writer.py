@@ -16,16 +16,11 @@ from radixkv.server.prompt_caching import SECONDS
 
 
 class MessageWriter:
-    """Writes the answer to one request.
+    """Writes the answer to one request."""
 
-    Args:
-        caches_only: leave out what was generated: the request only wants its prompt to be cached.
-    """
-
-    def __init__(self, message_id: str, model_name: str, *, caches_only: bool) -> None:
+    def __init__(self, message_id: str, model_name: str) -> None:
         self._id = message_id
         self._model_name = model_name
-        self._caches_only = caches_only
 
     async def full_response(self, events: ChatEvents) -> MessageObject:
         """The whole message."""
@@ -57,16 +52,13 @@ class MessageWriter:
                     yield MessageStart(message=self._message(MessageContent(), None, None, self._usage(events)))
                     yield Ping()
                 last = part
-                if self._caches_only:
-                    continue
                 for piece in part.pieces:
                     for event in content.add(piece):
                         yield event
         for event in content.end():
             yield event
         assert last is not None
-        cut = StopDelta(stop_reason="max_tokens", stop_sequence=None)
-        yield MessageDelta(delta=cut if self._caches_only else _stop(last), usage=self._usage(events))
+        yield MessageDelta(delta=_stop(last), usage=self._usage(events))
         yield MessageStop()
 
     def _message(
@@ -93,7 +85,7 @@ class MessageWriter:
             cache_creation=CacheCreation(
                 ephemeral_5m_input_tokens=created_for_minutes, ephemeral_1h_input_tokens=created_for_hour
             ),
-            output_tokens=0 if self._caches_only else usage.completion_tokens,
+            output_tokens=usage.completion_tokens,
         )
 
 
