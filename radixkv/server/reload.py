@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Protocol
 
+from radixkv.errors import EngineDeadError
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.server.keys import read_keys_file
 from radixkv.server.tenants import Tenants
@@ -86,6 +87,14 @@ class KeysReload:
         _log.info("%d keys read from %s", len(keys), self._path)
         # No reload waits for an earlier one, which may wait for a replica that hangs: they begin in order, and their receiver
         # keeps that order.
-        sending = asyncio.ensure_future(self._llm.set_tenants(self._tenants.shares))
+        sending = asyncio.ensure_future(self._send(self._tenants.shares))
         self._sending.add(sending)
         sending.add_done_callback(self._sending.discard)
+
+    async def _send(self, shares: Mapping[str, TenantShare]) -> None:
+        try:
+            await self._llm.set_tenants(shares)
+        except EngineDeadError:
+            pass  # it admits nobody any more, and its own end is reported elsewhere
+        except Exception as error:
+            _log.error("the shares of keys are as they were: %s", error)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 
 from radixkv import LLM, AsyncLLM, TenantShare
 from radixkv.cli.main import app
+from radixkv.errors import EngineDeadError
 from radixkv.server.errors import ApiError
 from radixkv.server.keys import hash_of, new_key, read_keys_file
 from radixkv.server.reload import KeysReload
@@ -184,6 +187,36 @@ def test_a_reload_does_not_wait_for_an_earlier_one(tmp_path: Path) -> None:
         assert told == [[2.0], [3.0]]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [
+        (EngineDeadError("the engine was stopped"), []),
+        (OSError("no way there"), ["the shares of keys are as they were: no way there"]),
+    ],
+)
+def test_shares_that_cannot_be_sent_are_one_line_of_the_log(
+    error: Exception, logged: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error was never retrieved, which asyncio reports with a traceback, whenever it collects the task."""
+    path = keys_file(tmp_path / "keys.toml", f'[keys.bob]\nsha256 = "{hash_of("b")}"')
+    unhandled: list[dict[str, Any]] = []
+
+    class Failing:
+        async def set_tenants(self, shares: Mapping[str, TenantShare]) -> None:
+            raise error
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
+        reload = KeysReload(path, Tenants(keys={}), Failing())
+        reload()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    gc.collect()
+    assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == logged
+    assert not unhandled
 
 
 def test_what_a_removed_key_has_cached_is_cleared_by_its_name(llm: LLM) -> None:
