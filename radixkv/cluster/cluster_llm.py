@@ -289,11 +289,11 @@ class ClusterLLM:
         raise AssertionError
 
     def start_draining(self) -> None:
-        """From now on refuse new requests; unfinished ones go on."""
+        """As `AsyncLLM.start_draining`."""
         self._intake.draining = True
 
     async def shutdown(self, grace_seconds: float = 0.0) -> bool:
-        """Refuse new requests, give unfinished ones ``grace_seconds``, and abort the rest.
+        """Refuse new requests, as `AsyncLLM.shutdown` does, give unfinished ones ``grace_seconds``, and abort the rest.
 
         Returns:
             Whether all requests finished without being aborted, by this call or an earlier one.

@@ -169,10 +169,11 @@ class AsyncEngine:
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
         if not isinstance(request_id, str | None):
             raise TypeError(f"request_id: expected a string, got {request_id!r:.80}")
-        self._start()
+        self._engine.check_process()
         arrived = time.monotonic() if arrival_time is None else arrival_time
         prepared = await self._intake.prepare(prompts, params, priority, tenant, accepted=accepted)
         self._intake.refuse_if_full(len(prompts), tenant, accepted=accepted)
+        self._start()
         names = self._intake.names(request_id, len(prompts), unfinished=self._streams)
 
         streams = [RequestStream(name, partial(self._forget, tenant)) for name in names]
@@ -286,7 +287,7 @@ class AsyncEngine:
         return death
 
     def start_draining(self) -> None:
-        """From now on refuse new requests; unfinished ones go on."""
+        """From now on refuse new requests, and those that are still being prepared, see `shutdown`; unfinished ones go on."""
         self._intake.draining = True
 
     def abandon(self, reason: str) -> None:
@@ -303,6 +304,9 @@ class AsyncEngine:
 
     async def shutdown(self, grace_seconds: float = 0.0) -> bool:
         """Refuse new requests, give unfinished ones ``grace_seconds``, abort the rest, and stop the threads.
+
+        A request is unfinished from when the engine has it: one whose prompt is being tokenized, or whose grammar is being
+        compiled, is refused like a new one.
 
         In what is left of that time, what is cached is written into the tiers below the pool. Leaving ``async with`` aborts
         what is unfinished at once, and then writes for up to 30 seconds.

@@ -244,6 +244,24 @@ def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
     asyncio.run(asyncio.wait_for(main(), HANGING))
 
 
+def test_what_is_tokenized_when_a_shutdown_begins_is_refused_whatever_its_grace() -> None:
+    """If it was the first request of all, it failed as if the engine had died."""
+    may_end = threading.Event()
+
+    async def main() -> None:
+        llm = AsyncLLM(tiny())
+        others = asyncio.create_task(llm.run_tokenizer(lambda _: may_end.wait(HANGING)))
+        tokenized = asyncio.create_task(tokens_of(llm, prompts(1)[0]))
+        await asyncio.sleep(0)
+        assert await llm.shutdown(grace_seconds=HANGING)
+        may_end.set()
+        assert await others
+        with pytest.raises(DrainingError, match="the engine is finishing what it has, or was closed"):
+            await tokenized
+
+    asyncio.run(asyncio.wait_for(main(), HANGING))
+
+
 def test_what_is_prepared_when_the_threads_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where words were to be tokenized after its grammar, it failed with the threads' own error."""
     offline = tiny()
