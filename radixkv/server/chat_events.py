@@ -114,10 +114,11 @@ async def start_chat(
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         if max_tokens is None:
             max_tokens = default_max_tokens(defaults.get("max_tokens"), body.min_tokens or 0, tenant)
-        prompt = body.truncated(prompt, max_tokens, service.llm.loaded.max_model_len)
+        max_model_len = service.llm.loaded.max_model_len
+        prompt = body.truncated(prompt, max_tokens, max_model_len)
         top_logprobs = body.top_logprobs or 0 if body.logprobs else None
         params = body.params(max_tokens, top_logprobs, body.prompt_logprobs, defaults)
-        check_response_size(body, [prompt], params, service.remaining_tokens([prompt]))
+        check_response_size(body, [prompt], params, max_model_len)
         generation = await Generation.start(
             service, tenant, [prompt], params, body, request_id, timers, deadlines, prompt_only=prompt_only
         )

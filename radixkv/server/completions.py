@@ -149,8 +149,7 @@ async def _start(
             service.llm.loaded.sampling_defaults,
         )
         repeating = "echo" if body.echo else "return_token_ids" if body.return_token_ids else None
-        remaining = service.remaining_tokens(prompts)
-        check_response_size(body, prompts, params, remaining, num_copies=body.num_choices, repeating=repeating)
+        check_response_size(body, prompts, params, max_model_len, num_copies=body.num_choices, repeating=repeating)
         request_id = new_id("cmpl")
         writer = _CompletionResponseWriter(body, request_id, service, prompts, tenant)
         generation = await Generation.start(

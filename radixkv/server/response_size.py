@@ -22,7 +22,7 @@ def check_response_size(
     body: GenerationRequest,
     prompts: Sequence[Prompt],
     params: SamplingParams | BeamSearchParams,
-    remaining_tokens: int,
+    max_model_len: int,
     *,
     num_copies: int = 1,
     repeating: str | None = None,
@@ -33,7 +33,7 @@ def check_response_size(
         body: the request.
         prompts: of it.
         params: of each prompt.
-        remaining_tokens: that fit into the model's length after the prompts.
+        max_model_len: tokens of a prompt and its answer at most.
         num_copies: of each prompt, and of its log-probabilities, where the response has them.
         repeating: the field that has the response repeat the prompts; None: it does not.
 
@@ -50,8 +50,9 @@ def check_response_size(
         )
     num_logprobs = 0
     if params.logprobs is not None:
-        most = remaining_tokens if params.max_tokens is None else min(params.max_tokens, remaining_tokens)
-        num_logprobs += body.num_choices * len(prompts) * most * (1 + params.logprobs)
+        rooms = [max(1, max_model_len - len(prompt.token_ids)) for prompt in prompts]
+        most = sum(room if params.max_tokens is None else min(params.max_tokens, room) for room in rooms)
+        num_logprobs += body.num_choices * most * (1 + params.logprobs)
     if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
         num_logprobs += num_prompt_tokens * (1 + params.prompt_logprobs)
     if num_logprobs > MAX_RETURNED_LOGPROBS:

@@ -143,10 +143,6 @@ class Service:
             write_cache=request.cache is None or request.cache.write,
         )
 
-    def remaining_tokens(self, prompts: list[Prompt]) -> int:
-        """Tokens that fit into the model's length after the longest of the prompts; at least 1."""
-        return max(1, self.llm.loaded.max_model_len - max(len(prompt.token_ids) for prompt in prompts))
-
 
 def new_id(prefix: str, separator: str = "-") -> str:
     return f"{prefix}{separator}{uuid.uuid4().hex}"

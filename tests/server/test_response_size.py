@@ -45,6 +45,22 @@ def test_a_response_is_bounded_before_anything_is_computed(
     serve(llm, scenario)
 
 
+def test_a_long_prompt_does_not_lift_the_bound_from_the_others(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them has the room that is left after itself, not after the longest."""
+    monkeypatch.setattr(response_size, "MAX_RETURNED_LOGPROBS", 600)
+    long = [5] * (llm.engine.loaded.max_model_len - 1)
+    num_steps = llm.engine.num_steps
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body = {"prompt": [PROMPT, long], "max_tokens": 100, "logprobs": 9}
+        refused = await client.post("/v1/completions", json=body)
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["message"].startswith("logprobs: up to 1,010 of them")
+        assert llm.engine.num_steps == num_steps
+
+    serve(llm, scenario)
+
+
 def test_what_is_within_the_bounds_is_answered_and_what_is_streamed_has_none(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
