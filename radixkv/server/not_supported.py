@@ -35,7 +35,22 @@ class NotSupported(StrictModel):
     spaces_between_special_tokens: Only[Literal[True] | None] = None
     return_tokens_as_token_ids: Only[Literal[False] | None] = None
     kv_transfer_params: Only[None] = None
+    ec_transfer_params: Only[None] = None
     vllm_xargs: Only[None] = None
+    session_id: Only[None] = None
+    watermarking: Only[Literal[False] | None] = None
+    truncation_side: Only[Literal["left"] | None] = None
+    logprob_token_ids: Only[None] = None
+    repetition_detection: Only[None] = None
+    stream_interval: Only[Literal[1] | None] = None
+    return_token_offsets: Only[Literal[False] | None] = None
+    return_mm_kwargs: Only[Literal[False] | None] = None
+    mm_payload: Only[Literal["tensors"] | None] = None
+    routed_experts_prompt_start: Only[Literal[0] | None] = None
+    # Of its older versions.
+    logits_processors: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
+    guided_whitespace_pattern: Only[None] = None
+    structural_tag: Only[None] = None
 
 
 class NotSupportedInChat(NotSupported):
@@ -46,6 +61,8 @@ class NotSupportedInChat(NotSupported):
     chat_template: Only[None] = None
     documents: Only[None] = None
     mm_processor_kwargs: Only[None] = None
+    media_io_kwargs: Only[None] = None
+    return_prompt_text: Only[Literal[False] | None] = None
 
     functions: Only[None] = None
     function_call: Only[Literal["none"] | None] = None

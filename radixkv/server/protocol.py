@@ -31,7 +31,7 @@ _NUM_SEEDS = 1 << 64
 # Most digits of a token id; Python refuses to read thousands.
 _MAX_DIGITS = 20
 
-# Request fields with the same name and meaning in SamplingParams; and fields that beam search does not support.
+# Request fields with the same name and meaning in SamplingParams.
 _SAMPLING_FIELDS = (
     "n",
     "temperature",
@@ -50,24 +50,24 @@ _SAMPLING_FIELDS = (
     "bad_words",
     "allowed_token_ids",
 )
-_NOT_FOR_BEAM_SEARCH = (
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "stop_token_ids",
-    "min_tokens",
-    "logit_bias",
-    "bad_words",
-    "allowed_token_ids",
-    "skip_special_tokens",
-    "include_stop_str_in_output",
+# Fields that beam search does not support, each with the values that ask for what it does in any case.
+_ACCEPTED_BY_BEAM_SEARCH: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "top_p": (1,),
+        "top_k": (0, -1),
+        "min_p": (0,),
+        "presence_penalty": (0,),
+        "frequency_penalty": (0,),
+        "repetition_penalty": (1,),
+        "stop_token_ids": ([],),
+        "min_tokens": (0,),
+        "logit_bias": ({},),
+        "bad_words": ([],),
+        "allowed_token_ids": (),
+        "skip_special_tokens": (True,),
+        "include_stop_str_in_output": (False,),
+    }
 )
-# The only values that these fields may have in a beam search, which behaves so in any case.
-_FIXED_FOR_BEAM_SEARCH = MappingProxyType({"skip_special_tokens": True, "include_stop_str_in_output": False})
-
 
 TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]
 BadWord = Annotated[str, Field(max_length=MAX_BAD_WORD_CHARACTERS)]
@@ -221,8 +221,8 @@ class GenerationRequest(StructuredRequest):
                 raise ValueError(f"{name}: only for stream=false")
         if self.use_beam_search:
             return self._beam_search_params(max_tokens, logprobs, prompt_logprobs)
-        for name in ("beam_width", "length_penalty"):
-            if getattr(self, name) is not None:
+        for name, accepted in (("beam_width", None), ("length_penalty", 1)):
+            if getattr(self, name) not in (None, accepted):
                 raise ValueError(f"{name}: only for use_beam_search=true")
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
         fields: dict[str, Any] = {**defaults, **given, "max_tokens": max_tokens}
@@ -238,8 +238,8 @@ class GenerationRequest(StructuredRequest):
     def _beam_search_params(
         self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
     ) -> BeamSearchParams:
-        for name in _NOT_FOR_BEAM_SEARCH:
-            if getattr(self, name) not in (None, _FIXED_FOR_BEAM_SEARCH.get(name)):
+        for name, accepted in _ACCEPTED_BY_BEAM_SEARCH.items():
+            if getattr(self, name) not in (None, *accepted):
                 raise ValueError(f"{name}: not supported by beam search")
         if prompt_logprobs is not None:
             name = "echo" if self.prompt_logprobs is None else "prompt_logprobs"

@@ -259,6 +259,80 @@ def test_vllms_fields(llm: LLM) -> None:
     run(llm, test)
 
 
+# The defaults of vLLM 0.32's request classes and of the sampling behind them, and those of fields of older versions.
+VLLM_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(
+        ("logit_bias", "max_tokens", "seed", "stream_options", "user", "watermarking", "truncate_prompt_tokens")
+    ),
+    **dict.fromkeys(
+        ("truncation_side", "prompt_logprobs", "logprob_token_ids", "allowed_token_ids", "response_format")
+    ),
+    **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")),
+    **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern", "structural_tag", "logits_processors")),
+    **dict.fromkeys(("session_id", "return_tokens_as_token_ids", "return_token_ids", "return_mm_kwargs", "cache_salt")),
+    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "repetition_detection")),
+    **dict.fromkeys(("thinking_token_budget", "stream_interval")),
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "n": 1,
+    "stop": [],
+    "stop_token_ids": [],
+    "bad_words": [],
+    "min_tokens": 0,
+    "stream": False,
+    "ignore_eos": False,
+    "skip_special_tokens": True,
+    "include_stop_str_in_output": False,
+    "spaces_between_special_tokens": True,
+    "return_token_offsets": False,
+    "mm_payload": "tensors",
+    "routed_experts_prompt_start": 0,
+    "priority": 0,
+    "request_id": "0123456789abcdef",
+}
+VLLM_CHAT_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("max_completion_tokens", "tools", "reasoning_effort", "documents", "chat_template")),
+    **dict.fromkeys(("chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "return_prompt_text")),
+    "logprobs": False,
+    "top_logprobs": 0,
+    "tool_choice": "none",
+    "include_reasoning": True,
+    "parallel_tool_calls": True,
+    "echo": False,
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "add_special_tokens": False,
+}
+VLLM_COMPLETION_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("logprobs", "suffix", "prompt_embeds", "best_of")),
+    "echo": False,
+    "add_special_tokens": True,
+}
+
+
+@pytest.mark.parametrize("use_beam_search", [False, True])
+def test_vllms_defaults_are_accepted(llm: LLM, use_beam_search: bool) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        for path, body, defaults in (
+            ("/v1/completions", TEXT, VLLM_COMPLETION_DEFAULTS),
+            ("/v1/chat/completions", CHAT, VLLM_CHAT_DEFAULTS),
+        ):
+            bounded = {**body, "max_tokens": 2, "use_beam_search": use_beam_search}
+            plain, full = [
+                (await post(client, path, each))["choices"][0]
+                for each in (bounded, {**VLLM_DEFAULTS, **defaults, **bounded})
+            ]
+            assert plain == full
+
+    run(llm, test)
+
+
 def test_the_longest_prompt_leaves_room_for_the_default_answer(default_tokenizer: Any) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         long = {"prompt": " word" * 500, "truncate_prompt_tokens": -1, "ignore_eos": True}
