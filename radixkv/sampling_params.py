@@ -100,7 +100,8 @@ class SamplingParams:
         logit_bias: added to the logits of these token ids, clamped to -100 .. 100; at most 1,024 of them.
         bad_words: strings that may not be generated, at most 256: a string's last token is masked once the tokens before it
             have been generated. Each string is tokenized both alone and after a space.
-        allowed_token_ids: the only tokens that may be generated, at most 1,024; not together with ``structured_outputs``.
+        allowed_token_ids: the only tokens that may be generated, at most 1,024; not together with ``structured_outputs``
+            or, in a chat, with tools.
         ignore_eos: go on after the end-of-sequence token, but for one that ends ``structured_outputs``.
         detokenize: False: produce only tokens, no text; not together with ``stop``.
         skip_special_tokens: leave special tokens out of the text.

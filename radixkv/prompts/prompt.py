@@ -150,13 +150,19 @@ def with_answer_form(params: _Params, form: AnswerForm | None) -> _Params:
     """The parameters for an answer of this form: their constraints and stop strings apply to its content.
 
     Raises:
-        ValueError: a tool's schema cannot be enforced, or the answer has parts that a beam search could not tell apart.
+        ValueError: a tool's schema cannot be enforced, ``allowed_token_ids`` are given beside tools, or the answer has parts
+            that a beam search could not tell apart.
     """
     if form is None:
         return params
     structured = params.structured_outputs
     frame = form.frame(content_is_constrained=structured is not None)
     if frame is not None:
+        if structured is None and isinstance(params, SamplingParams) and params.allowed_token_ids is not None:
+            raise ValueError(
+                "allowed_token_ids: expected none together with tools, for which answers have a grammar, "
+                f"got {params.allowed_token_ids!r:.80}"
+            )
         structured = replace(structured, frame=frame) if structured else StructuredOutputsParams(frame=frame)
         params = replace(params, structured_outputs=structured)
     if form.calls_required:  # an answer without text, in which a stop string could only break a call

@@ -144,6 +144,16 @@ def test_impossible_tools_are_refused(llm: LLM, options: dict[str, Any], message
         llm.chat(ask("Hi"), SamplingParams(max_tokens=1), False, **options)
 
 
+@pytest.mark.parametrize("tool_choice", ["auto", "none"])
+def test_tokens_that_are_allowed_are_refused_by_their_name_beside_tools(llm: LLM, tool_choice: str) -> None:
+    """They were refused together with structured outputs, which nobody had asked for."""
+    params, num_steps = SamplingParams(allowed_token_ids=[5, 6]), llm.engine.num_steps
+    message = "allowed_token_ids: expected none together with tools, for which answers have a grammar, got \\[5, 6\\]"
+    with pytest.raises(ValueError, match=message):
+        llm.chat(ask("What is 3 plus 4?"), params, use_tqdm=False, tools=[ADD], tool_choice=tool_choice)
+    assert llm.engine.num_steps == num_steps
+
+
 def test_a_strict_tool_is_enforced_whole_or_refused(llm: LLM) -> None:
     schema = {
         "type": "object",
