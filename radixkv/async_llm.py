@@ -16,7 +16,6 @@ from radixkv.engine.request_output import with_texts
 from radixkv.llm import LLM
 from radixkv.llm_options import LLM_OPTIONS, LLMOptions
 from radixkv.model.loader import LoadedModel
-from radixkv.model.tokenizer import with_chat_template
 from radixkv.observe.explain import PromptExplanation
 from radixkv.option_words import refuse_unknown
 from radixkv.outputs import BeamSearchOutput, RequestOutput
@@ -151,11 +150,12 @@ class AsyncLLM(AsyncEngine):
         def make_prompts(loaded: LoadedModel) -> list[Prompt]:
             return as_chat_prompts(
                 own_messages,
-                with_chat_template(loaded, chat_template),
+                loaded,
                 cache_salt,
                 own_cache,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                chat_template=chat_template,
                 tools=as_tool_options(own_tools, own_choice, parallel_tool_calls),
                 chat_template_kwargs=own_kwargs,
             )

@@ -19,7 +19,6 @@ from radixkv.engine.pool_setup import log_length
 from radixkv.engine.request_output import beam_output, delta_output, request_output, with_texts
 from radixkv.llm_options import LLM_OPTIONS, LLMOptions, llm_configs
 from radixkv.model.loader import load_model
-from radixkv.model.tokenizer import with_chat_template
 from radixkv.observe.explain import PromptExplanation
 from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
 from radixkv.option_words import refuse_unknown
@@ -136,11 +135,12 @@ class LLM:
         """
         prompts = as_chat_prompts(
             messages,
-            with_chat_template(self.engine.loaded, chat_template),
+            self.engine.loaded,
             cache_salt,
             cache,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            chat_template=chat_template,
             tools=as_tool_options(tools, tool_choice, parallel_tool_calls),
             chat_template_kwargs=chat_template_kwargs,
         )
@@ -191,26 +191,15 @@ class LLM:
             TypeError, ValueError: what `chat` raises, or a prompt comes with options that only conversations have.
         """
         params = self._sampling_params(sampling_params)
-        tool_options = as_tool_options(tools, tool_choice, parallel_tool_calls)
-        if is_prompt(prompt):
-            is_given = {
-                "add_generation_prompt": add_generation_prompt is not True,
-                "continue_final_message": continue_final_message is not False,
-                "chat_template": chat_template is not None,
-                "tools": tool_options is not None,
-                "chat_template_kwargs": chat_template_kwargs is not None,
-            }
-            if any(is_given.values()):
-                names = ", ".join(name for name, given in is_given.items() if given)
-                raise ValueError(f"{names}: expected a conversation, got a prompt")
         single = as_single_prompt(
             prompt,
-            with_chat_template(self.engine.loaded, chat_template),
+            self.engine.loaded,
             cache_salt,
             cache,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            tools=tool_options,
+            chat_template=chat_template,
+            tools=as_tool_options(tools, tool_choice, parallel_tool_calls),
             chat_template_kwargs=chat_template_kwargs,
         )
         request = self._make_request(single, params, 0 if priority is None else priority)

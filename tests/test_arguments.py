@@ -14,6 +14,7 @@ from support.replica_servers import tiny_llm
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import EngineError
+from radixkv.prompts import as_single_prompt
 
 ONE = SamplingParams(temperature=0.0, max_tokens=1)
 BEAMS = BeamSearchParams(beam_width=2, max_tokens=1)
@@ -104,6 +105,16 @@ def test_calls(llm: LLM, call: Callable[[LLM], Any], message: str) -> None:
         call(llm)
     assert len(str(refusal.value)) < 400
     assert llm.engine.cache.num_held_blocks == num_held_blocks
+
+
+@pytest.mark.parametrize("prompt", ["a", [5, 6], {"prompt": "a"}])
+def test_one_prompt_takes_no_options_of_a_conversation(llm: LLM, prompt: Any) -> None:
+    """They were ignored."""
+    options: dict[str, Any] = {"chat_template_kwargs": {}, "tools": None, "continue_final_message": True}
+    with pytest.raises(
+        ValueError, match=r"^chat_template_kwargs, continue_final_message: expected a conversation, got a"
+    ):
+        as_single_prompt(prompt, llm.engine.loaded, **options)
 
 
 def test_a_stream_takes_what_one_chat_takes(llm: LLM) -> None:

@@ -15,11 +15,13 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 
 from radixkv.model.text_interface import TextInterface
+from radixkv.model.tokenizer import with_chat_template
 from radixkv.prompts.prompt import Prompt, cache_options, encode
 from radixkv.tools.definitions import ToolOptions
 
@@ -223,16 +225,21 @@ def as_chat_prompts(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    chat_template: str | Path | None = None,
     tools: ToolOptions | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     add_special_tokens: bool = False,
 ) -> list[Prompt]:
     """One conversation or a list of them, each as the prompt for an answer, or for more of one (see `render_chat`).
 
+    Args:
+        chat_template: Jinja, or a file of it, by which conversations are written and answers read; None: the model's own.
+
     Raises:
         TypeError, ValueError: a conversation or a cache option is invalid, or there is no chat template.
     """
     options = cache_options(cache_salt, cache)
+    loaded = with_chat_template(loaded, chat_template)
     texts = [
         render_chat(
             conversation,

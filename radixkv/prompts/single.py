@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,13 @@ def as_single_prompt(
         chat_options: further arguments of `as_chat_prompts`, for a conversation.
 
     Raises:
-        TypeError, ValueError: it is neither, or several of them.
+        TypeError, ValueError: it is neither, or several of them, or a prompt with options for a conversation.
     """
     if is_prompt(prompt):
+        defaults = inspect.signature(as_chat_prompts).parameters
+        names = [name for name, value in chat_options.items() if value is not defaults[name].default]
+        if names:
+            raise ValueError(f"{', '.join(names)}: expected a conversation, got a prompt")
         given = {name: value for name, value in (("cache_salt", cache_salt), ("cache", cache)) if value is not None}
         (single,) = as_prompts({**as_mapping(prompt), **given}, loaded)
         return single
