@@ -289,7 +289,7 @@ class AsyncLLM(AsyncEngine):
     ) -> AsyncGenerator[RequestOutput, None]:
         given = given_or_default(params, self.loaded.sampling_defaults)
         prompt, stream = await self._submit_one(make_prompts, given, request_id, priority, tenant)
-        reader = AnswerReader(prompt) if with_answers else None
+        reader = AnswerReader(prompt, given) if with_answers else None
         try:
             async for piece in stream:
                 assert isinstance(piece, RequestOutput)

@@ -144,11 +144,7 @@ class LLM:
             tools=as_tool_options(tools, tool_choice, parallel_tool_calls),
             chat_template_kwargs=chat_template_kwargs,
         )
-        outputs = self._generate(prompts, sampling_params, use_tqdm, priority)
-        for prompt, output in zip(prompts, outputs, strict=True):
-            for part in output.outputs:
-                part.answer = prompt.parse_answer(part.text)
-        return outputs
+        return self._generate(prompts, sampling_params, use_tqdm, priority, with_answers=True)
 
     def stream(
         self,
@@ -203,7 +199,7 @@ class LLM:
             chat_template_kwargs=chat_template_kwargs,
         )
         request = self._make_request(single, params, 0 if priority is None else priority)
-        return self._stream(request, None if is_prompt(prompt) else AnswerReader(single))
+        return self._stream(request, None if is_prompt(prompt) else AnswerReader(single, params))
 
     def stream_prompt(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[RequestOutput]:
         """Answer a conversation that has been tokenized already; otherwise like `stream`.
@@ -212,7 +208,8 @@ class LLM:
             prompt: tokenized.
             sampling_params: how to choose tokens.
         """
-        return self._stream(self._make_request(prompt, self._sampling_params(sampling_params)), AnswerReader(prompt))
+        params = self._sampling_params(sampling_params)
+        return self._stream(self._make_request(prompt, params), AnswerReader(prompt, params))
 
     @takes_vllm_options(CALLS)
     def beam_search(
@@ -339,6 +336,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool | Callable[..., Any],
         priority: int | Sequence[int] | None,
+        *,
+        with_answers: bool = False,
     ) -> list[RequestOutput]:
         priority = 0 if priority is None else priority
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
@@ -357,7 +356,11 @@ class LLM:
         each_params = [self._sampling_params(each) for each in sampling_params]
         requests = [self._make_request(*each) for each in zip(prompts, each_params, priorities, strict=True)]
         self._run(requests, use_tqdm)
-        return [request_output(request) for request in requests]
+        outputs = [request_output(request) for request in requests]
+        if with_answers:
+            for prompt, params, output in zip(prompts, each_params, outputs, strict=True):
+                AnswerReader(prompt, params).read(output)
+        return outputs
 
     def _sampling_params(self, params: SamplingParams | None) -> SamplingParams:
         return given_or_default(params, self.engine.loaded.sampling_defaults)

@@ -74,9 +74,9 @@ class CompletionOutput:
         logprobs: per generated token, log-probabilities of the chosen one, which comes first, and of the likeliest ones.
         finish_reason: why it ended; None while unfinished.
         stop_reason: the stop string or stop token id that ended it; None for the end-of-sequence token.
-        answer: in a finished chat: text, reasoning and tool calls, separated; None elsewhere.
-        pieces: in a streamed chat: what is new, as text, reasoning and tool calls (see `radixkv.tools.pieces`); None
-            elsewhere.
+        answer: in a finished chat: text, reasoning and tool calls, separated; None elsewhere, and with ``detokenize=False``.
+        pieces: in a chat: what is new, as text, reasoning and tool calls (see `radixkv.tools.pieces`); None elsewhere, and
+            with ``detokenize=False``.
     """
 
     index: int

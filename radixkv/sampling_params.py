@@ -103,7 +103,7 @@ class SamplingParams:
         allowed_token_ids: the only tokens that may be generated, at most 1,024; not together with ``structured_outputs``
             or, in a chat, with tools.
         ignore_eos: go on after the end-of-sequence token, but for one that ends ``structured_outputs``.
-        detokenize: False: produce only tokens, no text; not together with ``stop``.
+        detokenize: False: produce only tokens, no text, and in chats no ``answer``; not together with ``stop``.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: let the text end with the stop string, or the token that ended it.
         structured_outputs: what the answer must look like; it ends where that is complete, whatever ``min_tokens`` says.

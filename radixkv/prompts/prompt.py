@@ -22,7 +22,6 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import CompletionOutput
 from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.tools.chat_format import AnswerForm
-from radixkv.tools.definitions import ParsedAnswer
 
 _Params = TypeVar("_Params", bound=SamplingParams | BeamSearchParams)
 
@@ -74,10 +73,6 @@ class Prompt:
     answer_form: AnswerForm | None = None
     resume: Sequence[CompletionOutput] = ()
     prediction: Sequence[int] = ()
-
-    def parse_answer(self, text: str) -> ParsedAnswer:
-        """The parts of a whole answer to the prompt."""
-        return ParsedAnswer(text) if self.answer_form is None else self.answer_form.parse(text)
 
 
 def as_prompts(

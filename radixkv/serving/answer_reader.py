@@ -1,9 +1,10 @@
-"""Splits the answers of a streamed chat into reasoning, text and tool calls, as they arrive."""
+"""Splits the answers of a chat into reasoning, text and tool calls, as they arrive."""
 
 from __future__ import annotations
 
 from radixkv.outputs import RequestOutput
 from radixkv.prompts import Prompt
+from radixkv.sampling_params import SamplingParams
 from radixkv.tools.chat_format import AnswerForm, AnswerParser
 from radixkv.tools.definitions import parsed_answer
 from radixkv.tools.pieces import AnswerPiece, TextPiece
@@ -41,14 +42,18 @@ class AnswerReader:
 
     Args:
         prompt: of a conversation; if it has no form of answer, its answers are text alone.
+        params: of the request. With ``detokenize=False`` there is no text, and nothing is read.
     """
 
-    def __init__(self, prompt: Prompt) -> None:
+    def __init__(self, prompt: Prompt, params: SamplingParams) -> None:
+        self._has_text = params.detokenize
         self._reader = PieceReader(prompt.answer_form)
         self._pieces: dict[int, list[AnswerPiece]] = {}
 
     def read(self, output: RequestOutput) -> None:
         """Set the ``pieces`` of each answer that has something new, and the ``answer`` of those that have ended."""
+        if not self._has_text:
+            return
         for part in output.outputs:
             part.pieces = self._reader.read(part.index, part.text, part.finished())
             self._pieces.setdefault(part.index, []).extend(part.pieces)

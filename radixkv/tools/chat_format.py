@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from radixkv.tools.definitions import ParsedAnswer, ToolOptions, parsed_answer
+from radixkv.tools.definitions import ToolOptions
 from radixkv.tools.formats.base import CallFormat
 from radixkv.tools.formats.deepseek import DeepSeekV3Format, DeepSeekV31Format
 from radixkv.tools.formats.harmony import HarmonyFormat
@@ -192,11 +192,6 @@ class AnswerForm:
         tools = self.options.tools if self.options is not None and self._may_call else {}
         source = AnswerSource(tools, self.format.calls.new_id, calls_required=self.calls_required)
         return AnswerParser(source, self._parse)
-
-    def parse(self, text: str) -> ParsedAnswer:
-        """The parts of a whole answer."""
-        parser = self.parser()
-        return parsed_answer([*parser.feed(text), *parser.finish()])
 
     @property
     def _may_call(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from support.tools import ADD, WEATHER
 
-from radixkv import LLM, Chat, SamplingParams
+from radixkv import LLM, AsyncLLM, Chat, SamplingParams
+from radixkv.outputs import RequestOutput
 from radixkv.tools.definitions import parsed_answer
 from radixkv.tools.pieces import AnswerPiece, ToolCallArguments
 
@@ -193,6 +195,23 @@ def test_a_streamed_answer_comes_in_its_parts(llm: LLM) -> None:
         ]
     with pytest.raises(ValueError, match="expected a conversation, got a prompt"):
         llm.stream("What", tools=[ADD])
+
+
+def test_without_text_there_is_no_answer_to_read(llm: LLM) -> None:
+    """It had an answer as if nothing had been said or called."""
+    params = SamplingParams(temperature=0.0, max_tokens=60, detokenize=False)
+    question, options = ask("What is 3 plus 4?"), {"tools": [ADD], "tool_choice": "required"}
+    (whole,) = llm.chat(question, params, use_tqdm=False, **options)
+    streamed = list(llm.stream(question, params, **options))
+
+    async def main() -> list[RequestOutput]:
+        async with AsyncLLM(llm) as engine:
+            return [output async for output in engine.chat(question, params, **options)]
+
+    for outputs in ([whole], streamed, asyncio.run(main())):
+        parts = [output.outputs[0] for output in outputs]
+        assert [token for part in parts for token in part.token_ids] == whole.outputs[0].token_ids
+        assert all((part.text, part.answer, part.pieces) == ("", None, None) for part in parts)
 
 
 def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:

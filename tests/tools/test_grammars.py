@@ -150,7 +150,7 @@ def test_calls_that_may_be_other_json_are_valid_or_text(name: str, text: str, ma
     """The grammar knew calls only by a name that comes first, and what came in another order was read as a call, too."""
     form = form_of(name, markers=markers)
     allowed = Grammar(form, make_tokenizer(TEMPLATES[name], with_markers=markers)).accepts(text)
-    assert not (allowed and form.parse(text).tool_calls)
+    assert not (allowed and read(form, [text]).tool_calls)
 
 
 def test_llama_s_type_may_stand_before_the_name() -> None:
@@ -158,7 +158,7 @@ def test_llama_s_type_may_stand_before_the_name() -> None:
     for choice in ("auto", "required"):
         form = form_of("llama3_json", choice)
         assert Grammar(form, make_tokenizer(TEMPLATES["llama3_json"])).accepts(text)
-        assert functions(form.parse(text)) == CALLS[1:]
+        assert functions(read(form, [text])) == CALLS[1:]
 
 
 def with_unit(schema: dict[str, Any], *others: str, strict: bool = True) -> AnswerForm:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -11,6 +10,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
+from support.answer_forms import read
 from support.chat_templates import TEMPLATES, make_tokenizer
 from support.in_process_server import make_client
 from support.model_zoo import build
@@ -38,11 +38,9 @@ def parse(form: ChatFormat, prompt: str, text: str) -> ParsedAnswer:
     """Parsed in every way to cut it in two, and character by character."""
     answer_form = form.answer_form(prompt, None)
     assert answer_form is not None
-    whole = answer_form.parse(text)
+    whole = read(answer_form, [text])
     for pieces in [*((text[:cut], text[cut:]) for cut in range(len(text))), tuple(text)]:
-        parser = answer_form.parser()
-        cut_up = parsed_answer([*itertools.chain.from_iterable(map(parser.feed, pieces)), *parser.finish()])
-        assert cut_up == whole
+        assert read(answer_form, pieces) == whole
     return whole
 
 
