@@ -94,8 +94,6 @@ class RequestIntake:
     ) -> None:
         self.draining = False
         self.death: EngineDeadError | None = None
-        self._loaded = engine.loaded
-        self._grammars = engine.grammars
         self._max_seqs_per_request = max_seqs_per_request
         self._engine = engine
         self._max_queue = max_queue
@@ -158,11 +156,11 @@ class RequestIntake:
             # Mostly the same object for all prompts.
             for one in {id(each): each for each in params_of_each}.values():
                 if one.structured_outputs is not None:
-                    compile_grammar = partial(self._grammars.compile, one.structured_outputs)
+                    compile_grammar = partial(self._engine.grammars.compile, one.structured_outputs)
                     await self._run_in(self._grammar_thread, tenant, compile_grammar)
             bad_words: list[list[int]] = []
             if isinstance(params, SamplingParams) and params.bad_words:
-                encode = partial(encode_bad_words, params.bad_words, self._loaded)
+                encode = partial(encode_bad_words, params.bad_words, self._engine.loaded)
                 bad_words = await self._run_in(self._tokenizer_thread, tenant, encode)
             prepared = [
                 PreparedRequest(prompt, each, bad_words, priority, tenant)
