@@ -145,7 +145,7 @@ async def _start(
         params = body.params(
             1 if prompt_only else max_tokens,
             body.logprobs,
-            _most(body.prompt_logprobs, body.logprobs if body.echo else None),
+            _num_prompt_logprobs(body),
             service.llm.loaded.sampling_defaults,
         )
         repeating = "echo" if body.echo else "return_token_ids" if body.return_token_ids else None
@@ -280,5 +280,8 @@ def _turns(sent: list[str] | list[list[int]]) -> Iterator[list[PromptInput]]:
         yield turn
 
 
-def _most(*counts: int | None) -> int | None:
-    return max((count for count in counts if count is not None), default=None)
+def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
+    """How many of the likeliest tokens to report for the prompt: both its own log-probabilities and echoed ones need them."""
+    if not body.echo or body.logprobs is None:
+        return body.prompt_logprobs
+    return max(body.logprobs, body.prompt_logprobs or 0)
