@@ -93,7 +93,7 @@ class AsyncLLM(AsyncEngine):
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
-        priority: int = 0,
+        priority: int | None = 0,
         tenant: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, piece by piece; waiting requests with a lower ``priority`` are admitted earlier.
@@ -104,7 +104,7 @@ class AsyncLLM(AsyncEngine):
             prompt: as text, or as a dictionary; see `LLM.generate`.
             sampling_params: how to choose tokens; by default `LLM.get_default_sampling_params`.
             request_id: by which `abort` finds it.
-            priority: among the tenant's own requests.
+            priority: among the tenant's own requests. None: 0.
             tenant: on whose behalf. Tenants share the engine fairly; only ``cache_salt`` separates what they cache.
 
         Yields:
@@ -136,7 +136,7 @@ class AsyncLLM(AsyncEngine):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
         cache: Mapping[str, bool] | None = None,
-        priority: int = 0,
+        priority: int | None = 0,
         tenant: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation, or continue its last message, as `LLM.chat` does; otherwise like `generate`.
@@ -169,7 +169,7 @@ class AsyncLLM(AsyncEngine):
         params: BeamSearchParams,
         request_id: str | None = None,
         *,
-        priority: int = 0,
+        priority: int | None = 0,
         tenant: str = "",
     ) -> BeamSearchOutput:
         """The ``beam_width`` best continuations of a prompt, best first; after an abort, those that were complete.
@@ -282,7 +282,7 @@ class AsyncLLM(AsyncEngine):
         make_prompts: Callable[[LoadedModel], list[Prompt]],
         params: SamplingParams | None,
         request_id: str | None,
-        priority: int,
+        priority: int | None,
         tenant: str,
         *,
         with_answers: bool = False,
@@ -304,7 +304,7 @@ class AsyncLLM(AsyncEngine):
         make_prompts: Callable[[LoadedModel], list[Prompt]],
         params: SamplingParams | BeamSearchParams,
         request_id: str | None,
-        priority: int,
+        priority: int | None,
         tenant: str,
     ) -> tuple[Prompt, RequestStream]:
         if not isinstance(tenant, str):
@@ -316,7 +316,12 @@ class AsyncLLM(AsyncEngine):
             if len(prompts) != 1:
                 raise ValueError(f"prompt: expected one prompt or conversation, got {len(prompts)}")
             (stream,) = await self.submit(
-                prompts, params, request_id, priority=priority, tenant=tenant, arrival_time=arrived
+                prompts,
+                params,
+                request_id,
+                priority=0 if priority is None else priority,
+                tenant=tenant,
+                arrival_time=arrived,
             )
         return prompts[0], stream
 

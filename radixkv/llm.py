@@ -198,7 +198,7 @@ class LLM:
             tools=as_tool_options(tools, tool_choice, parallel_tool_calls),
             chat_template_kwargs=chat_template_kwargs,
         )
-        request = self._make_request(single, params, 0 if priority is None else priority)
+        request = self._make_request(single, params, priority)
         return self._stream(request, None if is_prompt(prompt) else AnswerReader(single, params))
 
     def stream_prompt(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[RequestOutput]:
@@ -339,7 +339,6 @@ class LLM:
         *,
         with_answers: bool = False,
     ) -> list[RequestOutput]:
-        priority = 0 if priority is None else priority
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params] * len(prompts)  # type: ignore[list-item]  # None stands for the defaults
         if not isinstance(sampling_params, Sequence):
@@ -365,9 +364,12 @@ class LLM:
     def _sampling_params(self, params: SamplingParams | None) -> SamplingParams:
         return given_or_default(params, self.engine.loaded.sampling_defaults)
 
-    def _make_request(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int = 0) -> Request:
+    def _make_request(
+        self, prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int | None = None
+    ) -> Request:
         params = with_answer_form(params, prompt.answer_form)
-        return self.engine.request_factory.make(f"{next(self._ids)}", prompt, params, priority=priority)
+        rank = 0 if priority is None else priority
+        return self.engine.request_factory.make(f"{next(self._ids)}", prompt, params, priority=rank)
 
     def _run(self, requests: list[Request], use_tqdm: bool | Callable[..., Any]) -> None:
         """Run requests to their end. Whatever is raised here, none of them stays in the engine."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
 from radixkv.cache.arguments import is_number, is_whole
@@ -108,6 +108,9 @@ class SamplingParams:
         include_stop_str_in_output: let the text end with the stop string, or the token that ended it.
         structured_outputs: what the answer must look like; it ends where that is complete, whatever ``min_tokens`` says.
 
+    Args:
+        best_of: None or ``n``: all answers that are made are returned.
+
     Raises:
         TypeError, ValueError: a value is impossible; the message names it.
     """
@@ -135,9 +138,14 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     structured_outputs: StructuredOutputsParams | None = None
+    best_of: InitVar[int | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, best_of: int | None) -> None:
         self.n = _whole("n", self.n, 1)
+        if best_of not in (None, self.n):
+            raise ValueError(
+                f"best_of: expected n={self.n} or None, got {best_of!r:.80}; LLM.beam_search finds the likeliest answers"
+            )
         self.temperature = _number("temperature", self.temperature, 0.0, _MAX_FACTOR)
         # Less would be 0 in float32; this bound, too, leaves only the likeliest token.
         self.top_p = max(_number("top_p", self.top_p, 0.0, 1.0, above=True), _MIN_FACTOR)

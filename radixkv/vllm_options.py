@@ -207,7 +207,6 @@ SAMPLING: Mapping[str, VllmOption] = types.MappingProxyType(
         "spaces_between_special_tokens": VllmOption((True,), "texts are what the tokenizer decodes"),
         "logits_processors": _PROCESSORS,
         "guided_decoding": _GRAMMARS,
-        "best_of": VllmOption((None, 1), "n is the number of answers; LLM.beam_search finds the likeliest"),
         "use_beam_search": VllmOption((False,), "LLM.beam_search takes BeamSearchParams"),
         "skip_reading_prefix_cache": VllmOption((None, False), "a prompt with cache={'read': False} reuses nothing"),
         "thinking_token_budget": VllmOption((None,), "max_tokens bounds thoughts and answer together"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.model_zoo import VOCAB_SIZE, build_shallow
-from support.replica_servers import tiny_model
+from support.replica_servers import tiny_llm, tiny_model
 from tqdm import tqdm
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, TextPrompt, TokensPrompt
@@ -373,7 +373,31 @@ def test_a_tokenizer_is_found_by_its_folder(default_tokenizer: Any, tmp_path: Pa
         assert llm.get_tokenizer().encode("The sea is") == default_tokenizer.encode("The sea is")
 
 
-def test_chat_takes_no_priority_as_generate_does(llm):
-    messages = [{"role": "user", "content": "Hello"}]
-    (output,) = llm.chat(messages, SamplingParams(max_tokens=1), use_tqdm=False, priority=None)
-    assert output.finished
+def test_no_priority_is_the_default_one_in_every_call(default_tokenizer: Any) -> None:
+    """Streams of an `AsyncLLM` refused it."""
+    llm, messages, params = (
+        tiny_llm(default_tokenizer),
+        [{"role": "user", "content": "Hello"}],
+        SamplingParams(max_tokens=1),
+    )
+    assert llm.generate(["a", "b"], params, use_tqdm=False, priority=None)[1].finished
+    assert llm.chat(messages, params, use_tqdm=False, priority=None)[0].finished
+    assert [output.finished for output in llm.stream("a", params, priority=None)] == [True]
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            for call in (engine.generate("a", params, priority=None), engine.chat(messages, params, priority=None)):
+                assert [output.finished async for output in call] == [True]
+            assert (await engine.beam_search("a", BeamSearchParams(2, 1), priority=None)).sequences
+
+    asyncio.run(main())
+
+
+def test_the_best_of_as_many_as_there_are_are_all(worded: LLM) -> None:
+    """As over HTTP; two of two were refused."""
+    params = SamplingParams(n=2, best_of=2, max_tokens=1, seed=0)
+    assert params == SamplingParams(n=2, max_tokens=1, seed=0) == params.clone()
+    assert len(worded.generate("The sea", params, use_tqdm=False)[0].outputs) == 2
+    for best_of in (1, 3, "2"):
+        with pytest.raises(ValueError, match=f"^best_of: expected n=2 or None, got {best_of!r}"):
+            SamplingParams(n=2, best_of=best_of)  # type: ignore[arg-type]
