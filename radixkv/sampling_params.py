@@ -161,7 +161,9 @@ class SamplingParams:
         if self.max_tokens is not None:
             self.max_tokens = _whole("max_tokens", self.max_tokens, 1)
             if self.min_tokens > self.max_tokens:
-                raise ValueError(f"min_tokens: expected at most max_tokens={self.max_tokens}, got {self.min_tokens}")
+                raise ValueError(
+                    f"min_tokens: expected at most {self.max_tokens}, the limit of the answer's tokens, got {self.min_tokens}"
+                )
         if self.logprobs is not None:
             self.logprobs = _whole("logprobs", self.logprobs, -1)
         if self.prompt_logprobs is not None:

@@ -142,6 +142,8 @@ async def _start(
         prompts = [body.truncated(prompt, max_tokens, max_model_len) for prompt in prompts]
         # max_tokens=0 with echo scores the prompt.
         prompt_only = bool(body.echo) and max_tokens == 0
+        if prompt_only and body.min_tokens:
+            raise ValueError(f"min_tokens: expected none with max_tokens=0, got {body.min_tokens}")
         params = body.params(
             1 if prompt_only else max_tokens,
             body.logprobs,

@@ -329,7 +329,7 @@ def test_logprobs_are_the_models_own_from_before_all_changes() -> None:
         ({"stop": [1]}, "stop"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens: expected at most max_tokens=8"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens: expected at most 8, the limit of the answer's tokens, got 9"),
         ({"logprobs": -2}, "logprobs"),
         ({"prompt_logprobs": 1.5}, "prompt_logprobs"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),

@@ -86,6 +86,22 @@ def test_the_chosen_token_is_among_the_likeliest(llm: LLM, logprobs: int) -> Non
     serve(llm, scenario)
 
 
+def test_an_answer_that_is_too_short_for_min_tokens_is_refused_in_the_words_of_the_request(llm: LLM) -> None:
+    """Messages named a max_tokens that had not been sent, or another value of it."""
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_completion_tokens": 4, "min_tokens": 5}
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for path, body, message in (
+            ("chat/completions", chat, "min_tokens: expected at most 4, the limit of the answer's tokens, got 5"),
+            ("completions", SCORED | {"min_tokens": 1}, "min_tokens: expected none with max_tokens=0, got 1"),
+            ("completions", SCORED | {"min_tokens": 2}, "min_tokens: expected none with max_tokens=0, got 2"),
+        ):
+            error = (await client.post(f"/v1/{path}", json=body)).json()["error"]
+            assert (error["message"], error["param"]) == (message, "min_tokens")
+
+    serve(llm, scenario)
+
+
 def test_a_prompt_s_log_probabilities_are_as_many_as_asked_for_whatever_echo_has(llm: LLM) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         body = SCORED | {"prompt_logprobs": 1}
