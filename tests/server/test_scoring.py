@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from support.in_process_server import make_client, serve
+from support.replica_servers import tiny_llm
 from support.tenant_keys import bearer, entry
 
 from radixkv import LLM, AsyncLLM
@@ -98,6 +99,19 @@ def test_an_answer_that_is_too_short_for_min_tokens_is_refused_in_the_words_of_t
         ):
             error = (await client.post(f"/v1/{path}", json=body)).json()["error"]
             assert (error["message"], error["param"]) == (message, "min_tokens")
+
+    serve(llm, scenario)
+
+
+def test_a_scored_prompt_leaves_room_for_the_token_behind_it(default_tokenizer: Any) -> None:
+    llm = tiny_llm(default_tokenizer, max_model_len=64)
+    length = llm.engine.loaded.max_model_len
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        scored = await client.post("/v1/completions", json=SCORED | {"prompt": [5] * (length - 1)})
+        assert scored.json()["usage"]["prompt_tokens"] == length - 1
+        refused = await client.post("/v1/completions", json=SCORED | {"prompt": [5] * length})
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
 
     serve(llm, scenario)
 
