@@ -31,6 +31,7 @@ from radixkv.prompts import (
     as_prompts,
     as_single_prompt,
     is_prompt,
+    one_for_each,
     with_answer_form,
 )
 from radixkv.sampling_defaults import given_or_default
@@ -202,12 +203,7 @@ class LLM:
         return self._stream(request, None if is_prompt(prompt) else AnswerReader(single, params))
 
     def stream_prompt(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[RequestOutput]:
-        """Answer a conversation that has been tokenized already; otherwise like `stream`.
-
-        Args:
-            prompt: tokenized.
-            sampling_params: how to choose tokens.
-        """
+        """Answer a conversation that has been tokenized already; otherwise like `stream`."""
         params = self._sampling_params(sampling_params)
         return self._stream(self._make_request(prompt, params), AnswerReader(prompt, params))
 
@@ -290,9 +286,8 @@ class LLM:
 
     def inspect(self) -> CacheSnapshot:
         """What is cached now, with texts: as a tree, figures, JSON or a picture (see `radixkv.observe.inspect`)."""
-        pool = self.engine.pool
         with self._use.hold():
-            return take_snapshot(self.engine.cache, self.get_tokenizer().decode, pool.block_nbytes)
+            return take_snapshot(self.engine.cache, self.get_tokenizer().decode, self.engine.pool.block_nbytes)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
@@ -339,20 +334,9 @@ class LLM:
         *,
         with_answers: bool = False,
     ) -> list[RequestOutput]:
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            sampling_params = [sampling_params] * len(prompts)  # type: ignore[list-item]  # None stands for the defaults
-        if not isinstance(sampling_params, Sequence):
-            raise TypeError(f"sampling_params: expected SamplingParams, got {type(sampling_params).__name__}")
-        if len(sampling_params) != len(prompts):
-            raise ValueError(
-                f"sampling_params: expected one for each of {len(prompts)} prompts, got {len(sampling_params)}"
-            )
-        if isinstance(priority, str | bytes):  # sequences, too, of which no element is meant
-            raise TypeError(f"priority: expected a whole number, or one for each prompt, got {priority!r:.80}")
-        priorities = priority if isinstance(priority, Sequence) else [priority] * len(prompts)
-        if len(priorities) != len(prompts):
-            raise ValueError(f"priority: expected one for each of {len(prompts)} prompts, got {len(priorities)}")
-        each_params = [self._sampling_params(each) for each in sampling_params]
+        params_of_each = one_for_each("sampling_params", sampling_params, len(prompts))
+        each_params = [self._sampling_params(each) for each in params_of_each]
+        priorities = one_for_each("priority", priority, len(prompts))
         requests = [self._make_request(*each) for each in zip(prompts, each_params, priorities, strict=True)]
         self._run(requests, use_tqdm)
         outputs = [request_output(request) for request in requests]
@@ -365,7 +349,7 @@ class LLM:
         return given_or_default(params, self.engine.loaded.sampling_defaults)
 
     def _make_request(
-        self, prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int | None = None
+        self, prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int | None = 0
     ) -> Request:
         params = with_answer_form(params, prompt.answer_form)
         rank = 0 if priority is None else priority

@@ -22,6 +22,7 @@ from radixkv.prompts.prompt import (
     encode,
     encode_bad_words,
     is_token_ids,
+    one_for_each,
     with_answer_form,
 )
 from radixkv.prompts.single import as_single_prompt, is_prompt
@@ -44,6 +45,7 @@ __all__ = [
     "encode_rendered",
     "is_prompt",
     "is_token_ids",
+    "one_for_each",
     "render_chat",
     "with_answer_form",
 ]

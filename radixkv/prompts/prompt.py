@@ -103,6 +103,19 @@ def is_token_ids(prompt: Any) -> bool:
     return len(prompt) > 0 and isinstance(prompt[0], Integral)
 
 
+def one_for_each(name: str, values: Any, num_prompts: int) -> Sequence[Any]:
+    """What an argument says for each prompt: its elements if it is a list of them, or else itself.
+
+    Raises:
+        ValueError: there are more or fewer than prompts.
+    """
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        return [values] * num_prompts
+    if len(values) != num_prompts:
+        raise ValueError(f"{name}: expected one for each of {num_prompts} prompts, got {len(values)}")
+    return values
+
+
 def as_mapping(prompt: Any) -> Mapping[str, Any]:
     """A prompt of any form as a dictionary.
 
