@@ -9,7 +9,6 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-import huggingface_hub
 import torch
 import transformers
 from safetensors import SafetensorError
@@ -22,10 +21,10 @@ from radixkv.model.deferred_weights import (
     DeferredWeights,
     build_without_weights,
     integers_of_torch,
-    safetensors_of,
 )
 from radixkv.model.gguf_conversion import BLOCKS_FILE
 from radixkv.model.quantised import METHODS, OtherLayoutError, QuantisedFiles, UnreadableError, quantisation_of
+from radixkv.model.weight_paths import safetensors_of
 from radixkv.model.whole_weights import load_whole
 
 # What safetensors and torch raise of a damaged file, beside an OSError.
@@ -36,7 +35,7 @@ _FAILED_CHECK = re.compile(r"\[enforce fail at [^]]*\] .*?\. ")
 
 
 def read_checkpoint(
-    folder: str, dtype: torch.dtype, device: torch.device, may_defer: bool
+    folder: Path, dtype: torch.dtype, device: torch.device, may_defer: bool
 ) -> tuple[transformers.PreTrainedModel, DeferredWeights | None]:
     """Build a model, and read its weights if they are to be in memory.
 
@@ -46,7 +45,7 @@ def read_checkpoint(
     does it.
 
     Args:
-        folder: of the model, or a hub id.
+        folder: of the model.
         dtype: of the model.
         device: of the model.
         may_defer: whether weights may stay in files.
@@ -59,30 +58,24 @@ def read_checkpoint(
             integers for them; a file is damaged; or there is too little memory.
         OSError, ValueError, KeyError: as transformers raises them.
     """
-    path = Path(folder)
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    quantisation = quantisation_of(config, path)
-    if quantisation is not None and not path.is_dir():
-        path = Path(huggingface_hub.snapshot_download(folder, allow_patterns=["*.json", "*.safetensors"]))
-    paths: list[Path] = []
-    if path.is_dir():
-        with _damage_errors(folder):
-            paths = safetensors_of(path)  # what transformers raises of a damaged index names no file
+    quantisation = quantisation_of(config, folder)
+    with _damage_errors(folder):
+        paths = safetensors_of(folder)  # what transformers raises of a damaged index names no file
     found: tuple[transformers.PreTrainedModel, DeferredWeights | None] | None = None
-    if (path / BLOCKS_FILE).exists():
+    if (folder / BLOCKS_FILE).exists():
         model = build_without_weights(config, dtype)
-        found = model, DeferredWeights(model, BlockFile(path))
+        found = model, DeferredWeights(model, BlockFile(folder))
     elif quantisation is not None:
-        found = _open_quantised(path, paths, config, quantisation, dtype)
-    elif may_defer and device.type == "cpu" and path.is_dir():
+        found = _open_quantised(folder, paths, config, quantisation, dtype)
+    elif may_defer and device.type == "cpu":
         with _damage_errors(folder):
-            found = _defer(path, paths, config, dtype)
+            found = _defer(folder, paths, config, dtype)
     if found is None:
         with _damage_errors(folder):
-            whole: Any = load_whole(folder, dtype, config)
-            if paths:  # otherwise they are on the hub
-                integers = CheckpointFiles(paths).integers() if paths[0].exists() else integers_of_torch(path)
-                _refuse_integers(path, integers, whole)
+            whole: Any = load_whole(str(folder), dtype, config)
+            integers = CheckpointFiles(paths).integers() if paths[0].exists() else integers_of_torch(folder)
+            _refuse_integers(folder, integers, whole)
             return whole.to(device), None
     model, deferred = found
     if may_defer and device.type == "cpu":
@@ -95,7 +88,7 @@ def read_checkpoint(
 
 
 @contextmanager
-def _damage_errors(folder: str) -> Iterator[None]:
+def _damage_errors(folder: Path) -> Iterator[None]:
     """What a damaged file raises becomes a `ModelLoadError` that names the folder, and the file where it is known."""
     try:
         with _memory_errors(folder):
@@ -109,7 +102,7 @@ def _damage_errors(folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def _memory_errors(folder: str) -> Iterator[None]:
+def _memory_errors(folder: Path) -> Iterator[None]:
     """What is raised where memory is lacking becomes a `ModelLoadError` that says so."""
     try:
         yield
@@ -196,7 +189,7 @@ def _open_quantised(
     try:
         # Of a method that it does not know, it would make up the weights.
         if AutoHfQuantizer.supports_quant_method(dict(quantisation)):
-            with _memory_errors(str(folder)):
+            with _memory_errors(folder):
                 return load_whole(str(folder), dtype, config), None
     except (ImportError, ValueError, *_OF_DAMAGE) as error:
         refusal = error

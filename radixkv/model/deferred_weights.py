@@ -25,11 +25,10 @@ from transformers.initialization import no_init_weights
 
 from radixkv.model import gguf_blocks
 from radixkv.model.gguf_conversion import BLOCKS_FILE
+from radixkv.model.weight_paths import torch_files_of
 from radixkv.model.whole_weights import model_class
 from radixkv_cpu import Blocks
 
-# What transformers loads where there are no safetensors.
-_OF_TORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 ROWS_OF_A_PIECE = 4096
 """Of a tensor that is only looked at."""
 
@@ -147,22 +146,6 @@ class CheckpointFiles(WeightFiles):
         )
 
 
-def safetensors_of(folder: Path) -> list[Path]:
-    """Those that transformers loads: ``model.safetensors``, or else the files that ``model.safetensors.index.json`` names; a
-    file of another name, which it does not know, only where it would load nothing.
-
-    Raises:
-        OSError, SafetensorError: an index cannot be read; the latter names the file.
-    """
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if single.exists():
-        return [single]
-    if index.exists():
-        return _indexed(index)
-    others = [*folder.glob("*.safetensors")]
-    return others if len(others) == 1 and not any((folder / name).exists() for name in _OF_TORCH) else [single]
-
-
 def integers_of_torch(folder: Path) -> dict[str, str]:
     """The tensors of a checkpoint in torch's own format whose numbers are no floats, with their types.
 
@@ -170,23 +153,11 @@ def integers_of_torch(folder: Path) -> dict[str, str]:
         OSError, SafetensorError: an index cannot be read; the latter names it.
         UnpicklingError, RuntimeError: a file cannot be read.
     """
-    single, index = (folder / name for name in _OF_TORCH)
     found: dict[str, str] = {}
-    for path in [single] if single.exists() else _indexed(index):
+    for path in torch_files_of(folder):
         tensors: dict[str, torch.Tensor] = torch.load(path, map_location="meta", weights_only=True)
         found |= {name: str(each.dtype) for name, each in tensors.items() if not each.is_floating_point()}
     return found
-
-
-def _indexed(index: Path) -> list[Path]:
-    text = index.read_text(errors="replace")
-    try:
-        paths = [index.parent / name for name in sorted({*json.loads(text)["weight_map"].values()})]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        paths = []
-    if not paths:
-        raise SafetensorError(f"{index.name}: expected a weight_map of file names, got {text!r:.80}")
-    return paths
 
 
 def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:

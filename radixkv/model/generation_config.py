@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers.utils import cached_file
 
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
@@ -39,11 +38,11 @@ def read_generation_config(source: str) -> transformers.GenerationConfig | None:
         raise ValueError(f"{expected} ({error})") from error
 
 
-def read_own_generation_config(folder: str, source: str) -> transformers.GenerationConfig | None:
+def read_own_generation_config(folder: Path, source: str) -> transformers.GenerationConfig | None:
     """The configuration in a model's files; None: there is none, or another replaces it.
 
     Args:
-        folder: of the model, or a hub id.
+        folder: of the model.
         source: the option ``generation_config``. With "vllm", only end tokens are read, and the model runs without them, too:
             a warning then says that they cannot be read.
 
@@ -52,12 +51,11 @@ def read_own_generation_config(folder: str, source: str) -> transformers.Generat
     """
     if source not in ("auto", "vllm"):
         return None
-    try:
-        path = cached_file(folder, _FILE)
-    except OSError:  # there is none
+    path = folder / _FILE
+    if not path.is_file():
         return None
     try:
-        return _read(Path(path).parent)
+        return _read(folder)
     except ValueError as error:
         if source == "auto":
             raise ModelLoadError(

@@ -118,15 +118,15 @@ def load_model(
     else:
         _check_quantization(config.quantization, device, dtype, native)
         name = DEFAULT_MODEL_NAME if model is None else str(model)
-        folder = resolve_folder(model, progress or print_progress, config.quantization == "gguf")
+        with silence_transformers():
+            folder, revision = resolve_folder(model, progress or print_progress, config.quantization == "gguf")
         panel_cache = PanelCache(quantised_folder())
         may_defer = native and library() is not None and dtype in TOLERANCES
         tokenizer = chosen_tokenizer(config, partial(_read_own_tokenizer, folder, name))
         with silence_transformers(), load_errors(name):
-            origin = ModelFiles.of(Path(folder)) if Path(folder).is_dir() else None
+            origin = revision or ModelFiles.of(folder)
             generation_config = generation_config or read_own_generation_config(folder, config.generation_config)
             loaded_model, deferred_weights = read_checkpoint(folder, dtype, device, may_defer)
-        origin = origin or getattr(loaded_model.config, "_commit_hash", None)
     loaded_model.eval()
     check_supported(loaded_model, name)
     text_config = loaded_model.config.get_text_config()
@@ -170,7 +170,7 @@ def load_model(
     )
 
 
-def _read_own_tokenizer(folder: str, name: str) -> Any:
+def _read_own_tokenizer(folder: Path, name: str) -> Any:
     with silence_transformers(), load_errors(name):
         return read_tokenizer(folder)
 

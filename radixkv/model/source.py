@@ -7,44 +7,64 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import huggingface_hub
 
 from radixkv.errors import ModelLoadError
 from radixkv.model.default_model import find_default_model, is_default_model
 from radixkv.model.gguf_conversion import ProgressCallback, ensure_converted
+from radixkv.model.hub import fetch
 
 _EXPECTED = "expected a hub id that can be reached, a folder with a transformers model, or a .gguf file"
 
 
-def resolve_folder(model: str | Path | None, progress: ProgressCallback, in_blocks: bool = False) -> str:
-    """The folder, or the id on the hub, that transformers loads a model from; a GGUF file is converted to a folder first.
+class ModelFolder(NamedTuple):
+    """Where a model's files are on this machine.
+
+    Attributes:
+        path: of the folder.
+        revision: on the hub, that the files are of; None: they are not from the hub.
+    """
+
+    path: Path
+    revision: str | None = None
+
+
+def resolve_folder(
+    model: str | Path | None, progress: ProgressCallback, in_blocks: bool = False, with_weights: bool = True
+) -> ModelFolder:
+    """The folder that a model is loaded from; a GGUF file is converted to one first, a model on the hub is fetched.
 
     Args:
         model: hub id, folder or GGUF file; None, or its name: the default model.
         progress: called with a message before a slow operation.
         in_blocks: of the default model, see `ensure_converted`.
+        with_weights: whether they are fetched from the hub, too.
 
     Raises:
         ModelLoadError: there is no such model.
         TypeError: it is something else.
     """
     if is_default_model(model):
-        return str(ensure_converted(find_default_model(), progress, in_blocks))
+        return ModelFolder(ensure_converted(find_default_model(), progress, in_blocks))
     if not isinstance(model, str | os.PathLike):
         raise TypeError(f"model: {_EXPECTED}, or a loaded transformers model, got {model!r:.80}")
     path = Path(model)
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise _missing(model, "there is no such file")
-        return str(ensure_converted(path, progress, in_blocks=True))
+        return ModelFolder(ensure_converted(path, progress, in_blocks=True))
     if path.is_dir() and not (path / "config.json").is_file():
         raise _missing(model, "the folder has no config.json")
     if not path.exists() and (path.is_absolute() or str(model).startswith(".") or str(model).count("/") > 1):
         raise _missing(model, "there is no such folder")
-    if not path.exists():
-        _check_hub(str(model))
-    return str(model)
+    if path.exists():
+        return ModelFolder(path)
+    path = _fetch(str(model), progress, with_weights)
+    if with_weights and not (path / "config.json").is_file():
+        raise _missing(model, f"{path} has no config.json")
+    return ModelFolder(path, path.name)
 
 
 @contextmanager
@@ -71,14 +91,14 @@ def print_progress(message: str) -> None:
     print(f"radixkv: {message}", file=sys.stderr, flush=True)
 
 
-def _check_hub(model: str) -> None:
-    """Ask the hub once: transformers retries every file for most of a minute before it fails."""
+def _fetch(model: str, progress: ProgressCallback, with_weights: bool) -> Path:
     try:
-        if isinstance(huggingface_hub.try_to_load_from_cache(model, "config.json"), str):
-            return
-        huggingface_hub.HfApi().model_info(model, timeout=10)
+        if not isinstance(huggingface_hub.try_to_load_from_cache(model, "config.json"), str):
+            huggingface_hub.HfApi().model_info(model, timeout=10)  # `fetch` would wait for minutes
+            progress(f"fetching {model} from the hub")
+        return fetch(model, with_weights)
     except Exception as error:  # of any class: there is no model to load
-        reason = str(error).splitlines()[0]
+        reason = " ".join(str(error).split())
         raise _missing(model, f"neither a folder here nor a model on the hub that can be reached ({reason})") from error
 
 

@@ -41,33 +41,30 @@ def load_tokenizer(model: str | Path | None = None) -> Any:
     name = DEFAULT_MODEL_NAME if model is None else str(model)
     # A folder may hold a tokenizer and nothing else.
     alone = bool(model) and Path(str(model)).is_dir()
-    folder = str(model) if alone else resolve_folder(model, print_progress)
     with silence_transformers(), load_errors(name):
+        folder = Path(str(model)) if alone else resolve_folder(model, print_progress, with_weights=False).path
         tokenizer = read_tokenizer(folder)
     if tokenizer is None:
         raise ModelLoadError(f"{name}: there is no tokenizer in {folder}")
     return tokenizer
 
 
-def read_tokenizer(folder: str) -> Any:
+def read_tokenizer(folder: Path) -> Any:
     """The tokenizer of a model; None: its folder has none, or one without its vocabulary.
-
-    Args:
-        folder: or the id on the hub.
 
     Raises:
         ModelLoadError: it cannot be read; the message names the file.
         ImportError: a package is missing.
-        OSError, ValueError: the model on the hub has none, or it cannot be read; or it needs code of its own.
+        ValueError: it needs code of its own.
     """
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except ImportError:
         raise
     except Exception as error:  # tokenizers has no class of its own; of a file of other contents, any can come
-        if needs_code(error) or not Path(folder).is_dir():
+        if needs_code(error):
             raise
-        damaged = _damaged_file(Path(folder))
+        damaged = _damaged_file(folder)
         if damaged is None:
             return None  # without a tokenizer, the model serves token ids
         reason = (str(error).splitlines() or [type(error).__name__])[0]

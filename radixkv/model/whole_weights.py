@@ -33,7 +33,7 @@ def load_whole(
     """What transformers loads, with all weights in memory.
 
     Args:
-        folder: of the model, or a hub id.
+        folder: of the model.
         dtype: of the model.
         config: of the model.
         gguf_file: name of a GGUF file in the folder, to be loaded; None: its checkpoint.

@@ -15,10 +15,11 @@ from support.model_zoo import build
 from radixkv import LLM, SamplingParams
 from radixkv.config import ModelConfig
 from radixkv.model import checkpoint, gguf_conversion
-from radixkv.model.deferred_weights import CheckpointFiles, DeferredWeights, safetensors_of
+from radixkv.model.deferred_weights import CheckpointFiles, DeferredWeights
 from radixkv.model.loader import load_model
 from radixkv.model.native import weights_of
 from radixkv.model.native.embedding import NativeEmbedding
+from radixkv.model.weight_paths import safetensors_of
 from radixkv_cpu import BlockWeight, library
 
 pytestmark = pytest.mark.usefixtures("model_cache")

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from safetensors import SafetensorError
+from support.hub_cache import Checkpoint
 from support.model_zoo import build, build_supported
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -51,9 +52,10 @@ def gguf(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_folder_without_a_tokenizer_serves_token_ids(tmp_path: Path) -> None:
-    build_supported("llama").save_pretrained(tmp_path)
-    llm = LLM(str(tmp_path), num_blocks=50)
+def test_a_folder_without_a_tokenizer_serves_token_ids(checkpoint_given: Checkpoint) -> None:
+    folder = checkpoint_given.folder
+    build_supported("llama").save_pretrained(folder)
+    llm = LLM(checkpoint_given.model, num_blocks=50)
     output = llm.generate({"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=4), use_tqdm=False)[0]
     assert len(output.outputs[0].token_ids) == 4
     with pytest.raises(ValueError, match="no tokenizer"):
@@ -86,17 +88,18 @@ def test_a_folder_whose_tokenizer_lacks_its_vocabulary_serves_token_ids(tmp_path
         ("vocab.json", "{}"),
     ],
 )
-def test_a_damaged_tokenizer_is_refused_by_its_name(name: str, contents: str, tmp_path: Path) -> None:
+def test_a_damaged_tokenizer_is_refused_by_its_name(name: str, contents: str, checkpoint_given: Checkpoint) -> None:
     """It counted as none, and the model served token ids alone."""
-    build_supported("llama").save_pretrained(tmp_path)
+    folder = checkpoint_given.folder
+    build_supported("llama").save_pretrained(folder)
     if name != "vocab.json":
         vocabulary = Tokenizer(BPE({"a": 0, "b": 1}, []))
-        transformers.PreTrainedTokenizerFast(tokenizer_object=vocabulary).save_pretrained(tmp_path)
-    (tmp_path / name).write_text(contents)
-    with pytest.raises(ModelLoadError, match=f"^{tmp_path / name}: expected a part of a tokenizer, it cannot be read"):
-        load_model(tmp_path)
-    with pytest.raises(ModelLoadError, match=f"^tokenizer: {tmp_path / name}: "):
-        load_model(tmp_path, ModelConfig(tokenizer=tmp_path))
+        transformers.PreTrainedTokenizerFast(tokenizer_object=vocabulary).save_pretrained(folder)
+    (folder / name).write_text(contents)
+    with pytest.raises(ModelLoadError, match=f"^{folder / name}: expected a part of a tokenizer, it cannot be read"):
+        load_model(checkpoint_given.model)
+    with pytest.raises(ModelLoadError, match=f"^tokenizer: {folder / name}: "):
+        load_model(checkpoint_given.model, ModelConfig(tokenizer=checkpoint_given.model))
 
 
 def test_a_package_that_a_tokenizer_needs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

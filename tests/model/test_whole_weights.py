@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.gguf_files import write_llama, write_model
+from support.hub_cache import Checkpoint
 from support.model_zoo import build
 from support.quantised_checkpoints import Scheme, awq, float8, gptq, int8, write
 
@@ -51,11 +52,14 @@ def test_a_checkpoint_with_a_weight_of_another_shape_is_refused(native: bool, tm
 @pytest.mark.parametrize("contents", ["cut", "cut in its header", "empty", "another program's"])
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("native", [True, False])
-def test_a_damaged_checkpoint_is_refused_by_its_name(native: bool, name: str, contents: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_by_its_name(
+    native: bool, name: str, contents: str, checkpoint_given: Checkpoint
+) -> None:
     """The errors of safetensors and torch name no file, and a pickle's advises to run what is in it."""
+    folder = checkpoint_given.folder
     model = build("llama", SIZES)
-    model.config.save_pretrained(tmp_path)
-    path = tmp_path / name
+    model.config.save_pretrained(folder)
+    path = folder / name
     if path.suffix == ".bin":
         torch.save(model.state_dict(), path)
     else:
@@ -69,8 +73,8 @@ def test_a_damaged_checkpoint_is_refused_by_its_name(native: bool, name: str, co
             "another program's": pickle.dumps(Path("x"), protocol=2),
         }[contents]
     )
-    with pytest.raises(ModelLoadError, match=f"^{tmp_path}: ") as error:
-        load_model(tmp_path, ModelConfig(dtype="float32"), native=native)
+    with pytest.raises(ModelLoadError, match=f"^{folder}: ") as error:
+        load_model(checkpoint_given.model, ModelConfig(dtype="float32"), native=native)
     assert "weights_only" not in str(error.value)
 
 
@@ -87,19 +91,20 @@ def test_a_damaged_checkpoint_is_refused_by_its_name(native: bool, name: str, co
     ],
 )
 @pytest.mark.parametrize("case", ["native", "whole", "quantised"])
-def test_a_damaged_index_is_refused_by_its_name(case: str, contents: str, tmp_path: Path) -> None:
+def test_a_damaged_index_is_refused_by_its_name(case: str, contents: str, checkpoint_given: Checkpoint) -> None:
     """It used to end with an AttributeError and the like, or a JSONDecodeError that named no file."""
+    folder = checkpoint_given.folder
     model = build("llama", SIZES)
     if case == "quantised":
-        write(model, tmp_path, gptq(4, 64))
-        (tmp_path / "model.safetensors").unlink()
+        write(model, folder, gptq(4, 64))
+        (folder / "model.safetensors").unlink()
     else:
-        model.config.save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text(contents)
+        model.config.save_pretrained(folder)
+    (folder / "model.safetensors.index.json").write_text(contents)
     message = f"model.safetensors.index.json: expected a weight_map of file names, got '{contents}'"
-    message = f"{tmp_path}: its weights cannot be read, a file may be damaged: {message}"
+    message = f"{folder}: its weights cannot be read, a file may be damaged: {message}"
     with pytest.raises(ModelLoadError, match=f"^{re.escape(message)}$"):
-        load_model(tmp_path, ModelConfig(dtype="float32"), native=case != "whole")
+        load_model(checkpoint_given.model, ModelConfig(dtype="float32"), native=case != "whole")
 
 
 @pytest.mark.parametrize("quantised", [True, False])
@@ -212,32 +217,38 @@ def test_a_gguf_file_with_biases_that_the_model_lacks_is_refused(
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32])
 @pytest.mark.parametrize("native", [True, False])
-def test_integers_that_stand_for_weights_are_refused(native: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_integers_that_stand_for_weights_are_refused(
+    native: bool, dtype: torch.dtype, checkpoint_given: Checkpoint
+) -> None:
     """The codes themselves were computed with."""
-    build("llama", SIZES).save_pretrained(tmp_path)
-    path = tmp_path / "model.safetensors"
+    folder = checkpoint_given.folder
+    build("llama", SIZES).save_pretrained(folder)
+    path = folder / "model.safetensors"
     tensors = load_file(path)
     save_file(tensors | {UP: (tensors[UP] * 50).abs().to(dtype)}, path, {"format": "pt"})
-    message = f"^{tmp_path}: {UP}: expected floats, as its configuration has no quantization_config, got [IU](8|32)$"
+    message = f"^{folder}: {UP}: expected floats, as its configuration has no quantization_config, got [IU](8|32)$"
     with pytest.raises(ModelLoadError, match=message):
-        load_model(tmp_path, ModelConfig(dtype="float32"), native=native)
+        load_model(checkpoint_given.model, ModelConfig(dtype="float32"), native=native)
 
 
 @pytest.mark.parametrize("is_sharded", [True, False])
-def test_integers_in_torch_s_own_format_are_refused_as_those_of_safetensors(is_sharded: bool, tmp_path: Path) -> None:
+def test_integers_in_torch_s_own_format_are_refused_as_those_of_safetensors(
+    is_sharded: bool, checkpoint_given: Checkpoint
+) -> None:
+    folder = checkpoint_given.folder
     model = build("llama", SIZES)
-    model.config.save_pretrained(tmp_path)
+    model.config.save_pretrained(folder)
     codes = (model.state_dict()[UP] * 50).to(torch.int8)
     name = "pytorch_model-00001-of-00001.bin" if is_sharded else "pytorch_model.bin"
-    torch.save(model.state_dict() | {UP: codes}, tmp_path / name)
+    torch.save(model.state_dict() | {UP: codes}, folder / name)
     if is_sharded:
         index = {"metadata": {}, "weight_map": dict.fromkeys(model.state_dict(), name)}
-        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    message = f"^{tmp_path}: {UP}: expected floats, as its configuration has no quantization_config, got torch.int8$"
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    message = f"^{folder}: {UP}: expected floats, as its configuration has no quantization_config, got torch.int8$"
     with pytest.raises(ModelLoadError, match=message):
-        load_model(tmp_path, ModelConfig(dtype="float32"))
-    torch.save(model.state_dict(), tmp_path / name)
-    assert load_model(tmp_path, ModelConfig(dtype="float32")).dtype == torch.float32
+        load_model(checkpoint_given.model, ModelConfig(dtype="float32"))
+    torch.save(model.state_dict(), folder / name)
+    assert load_model(checkpoint_given.model, ModelConfig(dtype="float32")).dtype == torch.float32
 
 
 @pytest.mark.parametrize(

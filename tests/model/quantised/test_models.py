@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
+from support.hub_cache import Checkpoint, cached_snapshot
 from support.model_zoo import SUPPORTED, build
 from support.prompt_sets import tokens_of
 from support.quantised_checkpoints import (
@@ -165,16 +165,17 @@ def test_models_are_named_by_how_they_are_quantised(tmp_path: Path) -> None:
     assert names[0] == names[1] != names[2]
 
 
-def test_a_folder_that_says_how_in_a_file_beside(tmp_path: Path) -> None:
+def test_a_folder_that_says_how_in_a_file_beside(checkpoint_given: Checkpoint) -> None:
     """Also AutoGPTQ's older ones, which name their weights as they like."""
+    folder = checkpoint_given.folder
     truth = tiny()
     scheme = gptq(4, 64)
-    write(truth, tmp_path, scheme)
+    write(truth, folder, scheme)
     quantisation = {name: value for name, value in scheme.config.items() if name != "quant_method"}
-    truth.config.save_pretrained(tmp_path)
-    (tmp_path / "quantize_config.json").write_text(json.dumps(quantisation))
-    (tmp_path / "model.safetensors").rename(tmp_path / "gptq_model-4bit-64g.safetensors")
-    ours = load_model(tmp_path, ModelConfig(dtype="float32"), native=False).model
+    truth.config.save_pretrained(folder)
+    (folder / "quantize_config.json").write_text(json.dumps(quantisation))
+    (folder / "model.safetensors").rename(folder / "gptq_model-4bit-64g.safetensors")
+    ours = load_model(checkpoint_given.model, ModelConfig(dtype="float32"), native=False).model
     assert ours.config.quantization_config["bits"] == 4  # the model's name depends on it
     tokens = torch.arange(3, 40)[None]
     ours.set_attn_implementation("sdpa")
@@ -185,16 +186,12 @@ def test_a_folder_that_says_how_in_a_file_beside(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the hub's cache, without a network."""
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    of_model = tmp_path / "models--some--model-GPTQ"
-    (of_model / "refs").mkdir(parents=True)
-    (of_model / "refs" / "main").write_text("abc")
+    folder = cached_snapshot(tmp_path, "some/model-GPTQ", monkeypatch)
     truth = tiny()
     truth.generation_config.eos_token_id = 77
-    write(truth, of_model / "snapshots" / "abc", gptq(4, 64))
+    write(truth, folder, gptq(4, 64))
     words = Tokenizer(models.WordLevel({"word": 0}, unk_token="word"))
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(of_model / "snapshots" / "abc")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
     loaded = load_model("some/model-GPTQ", ModelConfig(dtype="float32"), native=False)
     assert loaded.eos_token_ids == {77}
     wanted = truth.model.layers[1].self_attn.o_proj.weight

@@ -1,0 +1,50 @@
+"""The files of a model on the hub, in the hub's cache on this machine."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import huggingface_hub
+from safetensors import SafetensorError
+
+from radixkv.model.weight_paths import OF_TORCH, SAFETENSORS, names_in
+
+# Configurations, indices of weights, tokenizers and chat templates.
+_TEXTS = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "*.bpe")
+
+
+def fetch(model: str, with_weights: bool) -> Path:
+    """The folder of a model's newest revision, which is its name; what is missing there is fetched.
+
+    Where the hub cannot be reached, it is the newest that was fetched before.
+
+    Args:
+        model: id on the hub.
+        with_weights: in one format, safetensors if there are any. Otherwise what else a model consists of: an ingress, which
+            needs a tokenizer, has no use for them.
+
+    Raises:
+        Exception: of any class; the hub has no such model, refuses it or cannot be reached; or files are missing here then.
+    """
+    folder = Path(huggingface_hub.snapshot_download(model, allow_patterns=[*_TEXTS]))
+    if with_weights:
+        _fetch_weights(model, folder)
+    return folder
+
+
+def _fetch_weights(model: str, folder: Path) -> None:
+    """Those that are loaded of a folder, see `radixkv.model.weight_paths`, and not the same in other formats beside them."""
+    for single, index in (SAFETENSORS, OF_TORCH):
+        names = [single]
+        with suppress(FileNotFoundError, SafetensorError):  # whoever reads the weights says that it is damaged
+            names += names_in(folder / index)
+        _fetch_files(model, folder, names)
+        if any((folder / name).exists() for name in names):
+            return
+    _fetch_files(model, folder, ["*.safetensors"])
+
+
+def _fetch_files(model: str, folder: Path, names: list[str]) -> None:
+    # A warning says where nothing matches, but the configuration always does.
+    huggingface_hub.snapshot_download(model, revision=folder.name, allow_patterns=["config.json", *names])
