@@ -51,16 +51,18 @@ def resolve_folder(
     if not isinstance(model, str | os.PathLike):
         raise TypeError(f"model: {_EXPECTED}, or a loaded transformers model, got {model!r:.80}")
     path = Path(model)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise _missing(model, "the folder has no config.json")
+        return ModelFolder(path)
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise _missing(model, "there is no such file")
         return ModelFolder(ensure_converted(path, progress, in_blocks=True))
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise _missing(model, "the folder has no config.json")
-    if not path.exists() and (path.is_absolute() or str(model).startswith(".") or str(model).count("/") > 1):
-        raise _missing(model, "there is no such folder")
     if path.exists():
-        return ModelFolder(path)
+        raise _missing(model, "it is a file: give its folder")
+    if path.is_absolute() or str(model).startswith(".") or str(model).count("/") > 1:
+        raise _missing(model, "there is no such folder")
     path = _fetch(str(model), progress, with_weights)
     if with_weights and not (path / "config.json").is_file():
         raise _missing(model, f"{path} has no config.json")

@@ -147,11 +147,11 @@ def _folder_of(model: str | None) -> Path | None:
         folder = converted_folder(find_default_model(), in_blocks=False)
         return folder if folder.is_dir() else None
     assert model is not None
+    if Path(model).is_dir():
+        return Path(model)
     if model.lower().endswith(".gguf"):
         folder = converted_folder(Path(model), in_blocks=True)
         return folder if folder.is_dir() else None
-    if Path(model).is_dir():
-        return Path(model)
     cached = huggingface_hub.try_to_load_from_cache(model, "config.json")
     return Path(cached).parent if isinstance(cached, str) else None
 

@@ -172,6 +172,22 @@ def test_missing_models_are_refused(name: str, message: str) -> None:
         load_model(name)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_file_of_a_folder_is_refused_as_one(name: str, tmp_path: Path) -> None:
+    """Its bytes were read as a configuration."""
+    build_supported("llama").save_pretrained(tmp_path)
+    with pytest.raises(
+        ModelLoadError, match=f"^model: expected .*, got '{tmp_path / name}': it is a file: give its folder$"
+    ):
+        load_model(tmp_path / name)
+
+
+def test_a_folder_may_be_named_like_a_gguf_file(tmp_path: Path) -> None:
+    """It was said not to exist."""
+    build_supported("llama").save_pretrained(tmp_path / "tiny.gguf")
+    assert load_model(tmp_path / "tiny.gguf").name == str(tmp_path / "tiny.gguf")
+
+
 def test_the_default_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert resolve_folder("SmolLM2-135M-Instruct", print) == resolve_folder(None, print)

@@ -53,6 +53,11 @@ def test_a_gguf_file_whose_name_ends_in_capitals_counts_as_it_is_loaded(
     assert replica_memory(str(path), {}, on_gpu=False).weights
 
 
+def test_a_folder_that_is_named_like_a_gguf_file_counts_as_a_folder(tmp_path: Path) -> None:
+    build_supported("llama").save_pretrained(tmp_path / "tiny.gguf")
+    assert replica_memory(str(tmp_path / "tiny.gguf"), {}, on_gpu=False).weights
+
+
 def test_what_is_on_a_gpu_is_not_in_memory(tmp_path: Path) -> None:
     build_supported("llama").save_pretrained(tmp_path)
     memory = replica_memory(str(tmp_path), {"host_cache_size": "1GiB"}, on_gpu=True)
