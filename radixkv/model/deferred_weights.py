@@ -54,10 +54,6 @@ class WeightFiles(ABC):
         """The weights as they are stored, if that is a kind that compiled code computes with."""
         return None
 
-    def kind(self, name: str) -> str:
-        """What the file calls the blocks of a weight; "" if it has none."""
-        return ""
-
 
 class BlockFile(WeightFiles):
     """What `radixkv.model.gguf_folder` writes.
@@ -82,11 +78,8 @@ class BlockFile(WeightFiles):
         return gguf_blocks.dequantise(tensor, self._kinds[name]) if name in self._kinds else tensor
 
     def blocks(self, name: str) -> Blocks | None:
-        kind = self.kind(name)
+        kind = self._kinds.get(name, "")
         return gguf_blocks.unpack(self._file.get_tensor(name), kind) if kind in gguf_blocks.KINDS else None
-
-    def kind(self, name: str) -> str:
-        return self._kinds.get(name, "")
 
 
 class CheckpointFiles(WeightFiles):
@@ -232,10 +225,6 @@ class DeferredWeights:
     def blocks(self, parameter: torch.Tensor) -> Blocks | None:
         """A parameter as its file holds it; None: as something else than blocks that can be kept."""
         return self._files.blocks(self._names[parameter]) if parameter in self._names else None
-
-    def kind(self, parameter: torch.Tensor) -> str:
-        """What the file calls the blocks of a parameter; "" if it has none."""
-        return self._files.kind(self._names[parameter]) if parameter in self._names else ""
 
     @torch.inference_mode(False)
     def _fill(self, parameter: nn.Parameter) -> None:
