@@ -48,7 +48,7 @@ def read_checkpoint(
         folder: of the model.
         dtype: of the model.
         device: of the model.
-        may_defer: whether weights may stay in files.
+        may_defer: whether weights may stay in files; only on a CPU.
 
     Returns:
         The model, and where its weights are; None: they are in memory.
@@ -68,7 +68,7 @@ def read_checkpoint(
         found = model, DeferredWeights(model, BlockFile(folder))
     elif quantisation is not None:
         found = _open_quantised(folder, paths, config, quantisation, dtype)
-    elif may_defer and device.type == "cpu":
+    elif may_defer:
         with _damage_errors(folder):
             found = _defer(folder, paths, config, dtype)
     if found is None:
@@ -78,7 +78,7 @@ def read_checkpoint(
             _refuse_integers(folder, integers, whole)
             return whole.to(device), None
     model, deferred = found
-    if may_defer and device.type == "cpu":
+    if may_defer:
         return model, deferred
     with _memory_errors(folder):
         if deferred is not None:

@@ -121,7 +121,8 @@ def load_model(
         with silence_transformers():
             folder, revision = resolve_folder(model, progress or print_progress, config.quantization == "gguf")
         panel_cache = PanelCache(quantised_folder())
-        may_defer = native and library() is not None and dtype in TOLERANCES
+        # They are read when compiled code packs them.
+        may_defer = native and device.type == "cpu" and library() is not None and dtype in TOLERANCES
         tokenizer = chosen_tokenizer(config, partial(_read_own_tokenizer, folder, name))
         with silence_transformers(), load_errors(name):
             origin = revision or ModelFiles.of(folder)
