@@ -15,17 +15,11 @@ from safetensors import SafetensorError
 from transformers.quantizers import AutoHfQuantizer
 
 from radixkv.errors import ModelLoadError
-from radixkv.model.deferred_weights import (
-    BlockFile,
-    CheckpointFiles,
-    DeferredWeights,
-    build_without_weights,
-    integers_of_torch,
-)
+from radixkv.model.deferred_weights import BlockFile, CheckpointFiles, DeferredWeights, build_without_weights
 from radixkv.model.gguf_conversion import BLOCKS_FILE
 from radixkv.model.quantised import METHODS, OtherLayoutError, QuantisedFiles, UnreadableError, quantisation_of
 from radixkv.model.weight_paths import safetensors_of
-from radixkv.model.whole_weights import load_whole
+from radixkv.model.whole_weights import integers_of_torch, load_whole, refuse_integers
 
 # What safetensors and torch raise of a damaged file, beside an OSError.
 _OF_DAMAGE = (SafetensorError, UnpicklingError, EOFError, RuntimeError)
@@ -75,7 +69,7 @@ def read_checkpoint(
         with _damage_errors(folder):
             whole: Any = load_whole(str(folder), dtype, config)
             integers = CheckpointFiles(paths).integers() if paths[0].exists() else integers_of_torch(folder)
-            _refuse_integers(folder, integers, whole)
+            refuse_integers(folder, integers, whole)
             return whole.to(device), None
     model, deferred = found
     if may_defer:
@@ -130,28 +124,8 @@ def _defer(
     model = build_without_weights(config, dtype)
     if _keeps_float32(model) or not files.holds(model):
         return None
-    _refuse_integers(folder, files.integers(), model)
+    refuse_integers(folder, files.integers(), model)
     return model, DeferredWeights(model, files)
-
-
-def _refuse_integers(folder: Path, integers: Mapping[str, str], model: transformers.PreTrainedModel) -> None:
-    """Refuse integers that stand for a model's weights: they are codes, of which nothing says how they are read.
-
-    Args:
-        folder: of the model.
-        integers: the tensors whose numbers are no floats, with their types.
-        model: that they are of.
-
-    Raises:
-        ModelLoadError: names a tensor.
-    """
-    is_floating = {name: tensor.is_floating_point() for name, tensor in model.state_dict().items()}
-    for name, kind in integers.items():
-        # Names that are not the model's own are of buffers that it no longer has, or transformers translates them.
-        if is_floating.get(name, name.endswith(".weight")):
-            raise ModelLoadError(
-                f"{folder}: {name}: expected floats, as its configuration has no quantization_config, got {kind}"
-            )
 
 
 def _keeps_float32(model: transformers.PreTrainedModel) -> bool:

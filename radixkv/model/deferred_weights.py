@@ -25,7 +25,6 @@ from transformers.initialization import no_init_weights
 
 from radixkv.model import gguf_blocks
 from radixkv.model.gguf_conversion import BLOCKS_FILE
-from radixkv.model.weight_paths import torch_files_of
 from radixkv.model.whole_weights import model_class
 from radixkv_cpu import Blocks
 
@@ -137,20 +136,6 @@ class CheckpointFiles(WeightFiles):
             and all(self.is_stored_as(name, found) for name in names[1:])
             for names in tied.values()
         )
-
-
-def integers_of_torch(folder: Path) -> dict[str, str]:
-    """The tensors of a checkpoint in torch's own format whose numbers are no floats, with their types.
-
-    Raises:
-        OSError, SafetensorError: an index cannot be read; the latter names it.
-        UnpicklingError, RuntimeError: a file cannot be read.
-    """
-    found: dict[str, str] = {}
-    for path in torch_files_of(folder):
-        tensors: dict[str, torch.Tensor] = torch.load(path, map_location="meta", weights_only=True)
-        found |= {name: str(each.dtype) for name, each in tensors.items() if not each.is_floating_point()}
-    return found
 
 
 def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:

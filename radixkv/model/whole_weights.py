@@ -7,6 +7,7 @@ that they are quantised: both with no more than a warning.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import transformers
 
 from radixkv.errors import ModelLoadError
+from radixkv.model.weight_paths import torch_files_of
 
 # Last parts of names of tensors that the weights of a quantised module are made of, in formats that keep its ``weight``.
 _OF_QUANTISED = re.compile(r"weight_scale(_inv|_2)?|scales")
@@ -72,3 +74,37 @@ def load_whole(
         )
     loaded: transformers.PreTrainedModel = model
     return loaded
+
+
+def refuse_integers(folder: Path, integers: Mapping[str, str], model: transformers.PreTrainedModel) -> None:
+    """Refuse integers that stand for a model's weights: they are codes, of which nothing says how they are read.
+
+    Args:
+        folder: of the model.
+        integers: the tensors whose numbers are no floats, with their types.
+        model: that they are of.
+
+    Raises:
+        ModelLoadError: names a tensor.
+    """
+    is_floating = {name: tensor.is_floating_point() for name, tensor in model.state_dict().items()}
+    for name, kind in integers.items():
+        # Names that are not the model's own are of buffers that it no longer has, or transformers translates them.
+        if is_floating.get(name, name.endswith(".weight")):
+            raise ModelLoadError(
+                f"{folder}: {name}: expected floats, as its configuration has no quantization_config, got {kind}"
+            )
+
+
+def integers_of_torch(folder: Path) -> dict[str, str]:
+    """The tensors of a checkpoint in torch's own format whose numbers are no floats, with their types.
+
+    Raises:
+        OSError, SafetensorError: an index cannot be read; the latter names it.
+        UnpicklingError, RuntimeError: a file cannot be read.
+    """
+    found: dict[str, str] = {}
+    for path in torch_files_of(folder):
+        tensors: dict[str, torch.Tensor] = torch.load(path, map_location="meta", weights_only=True)
+        found |= {name: str(each.dtype) for name, each in tensors.items() if not each.is_floating_point()}
+    return found
