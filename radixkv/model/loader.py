@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -140,12 +139,9 @@ def load_model(
     generation_config = generation_config or loaded_model.generation_config
     sampling_defaults = sampling_defaults_of(generation_config, config, name)
     weights_fingerprint = None
-    if fingerprint:
-        weights_fingerprint = model_fingerprint(loaded_model, config.quantization, deferred_weights)
-    elif origin is None and loaded_model.device.type == "cpu":
-        # Once compiled code has repacked them, nothing else tells them.
-        with suppress(ValueError):  # they were repacked already, by an engine that could not name them either
-            weights_fingerprint = model_fingerprint(loaded_model, config.quantization, deferred_weights)
+    # Once compiled code has repacked weights that are of no file, nothing else tells them.
+    if fingerprint or (origin is None and loaded_model.device.type == "cpu"):
+        weights_fingerprint = _fingerprint(loaded_model, config.quantization, deferred_weights, is_wanted=fingerprint)
     if loaded_model.device.type == "cpu":
         _prepare_on_cpu(loaded_model, name, config, native, panel_cache, deferred_weights)
     else:
@@ -174,6 +170,18 @@ def load_model(
 def _read_own_tokenizer(folder: Path, name: str) -> Any:
     with silence_transformers(), load_errors(name):
         return read_tokenizer(folder)
+
+
+def _fingerprint(
+    model: transformers.PreTrainedModel, quantization: str | None, deferred: DeferredWeights | None, is_wanted: bool
+) -> str | None:
+    """`model_fingerprint`; None: there is none, and the caller does not insist on it."""
+    try:
+        return model_fingerprint(model, quantization, deferred)
+    except ValueError:  # the weights were repacked already, by an engine that could not name them either
+        if is_wanted:
+            raise
+        return None
 
 
 def _check_quantization(quantization: str | None, device: torch.device, dtype: torch.dtype, native: bool) -> None:
