@@ -143,7 +143,7 @@ def render_chat(
         add_generation_prompt: end where the assistant's next message begins.
         continue_final_message: end within the last message, the assistant's, as if it were being written; only without
             ``add_generation_prompt``. (The names and meanings of vLLM and transformers.)
-        tools: to be described by the template or, if it does not support tools, in the system message.
+        tools: to be described by the template or, if it does not support tools, in words.
         chat_template_kwargs: variables for the template, such as ``enable_thinking``.
 
     Raises:

@@ -71,7 +71,8 @@ class ChatFormat:
     Attributes:
         calls: how it writes calls of tools.
         reasoning: between which tags it thinks; None: between none.
-        template_takes_tools: whether the chat template describes tools; otherwise the system message does.
+        template_takes_tools: whether the chat template describes tools; otherwise the first message does.
+        template_takes_system: whether the chat template writes a system message.
         added_tokens: id of each text that is a token of its own.
         special_tokens: those of them that are left out of text by default.
         parsers: the names by which ``calls`` and ``reasoning`` were chosen; "auto": by the template.
@@ -80,6 +81,7 @@ class ChatFormat:
     calls: CallFormat
     reasoning: ReasoningTags | None
     template_takes_tools: bool
+    template_takes_system: bool
     added_tokens: Mapping[str, int]
     special_tokens: frozenset[str]
     parsers: tuple[ToolCallParserName, ReasoningParserName]
@@ -97,7 +99,8 @@ class ChatFormat:
             calls=form,
             reasoning=tags,
             # A template whose form is not known would ask for calls in some other form than "json".
-            template_takes_tools=form is not CALL_FORMATS["json"] and _takes_tools(tokenizer),
+            template_takes_tools=form is not CALL_FORMATS["json"] and _takes(tokenizer, tools=[dict(_PROBE)]),
+            template_takes_system=_takes(tokenizer, before=[{"role": "system", "content": "p"}]),
             added_tokens={token.content: token_id for token_id, token in tokens.items()},
             special_tokens=frozenset(token.content for token in tokens.values() if token.special),
             parsers=(calls, reasoning),
@@ -109,7 +112,8 @@ class ChatFormat:
         """The messages as the template takes them: with tools described in words, if it does not support them."""
         if self.template_takes_tools:
             return [self.calls.as_template_message(message) for message in messages]
-        return with_tools_in_words(messages, () if options is None else options.definitions, self.calls)
+        definitions = () if options is None else options.definitions
+        return with_tools_in_words(messages, definitions, self.calls, takes_system=self.template_takes_system)
 
     def template_tools(self, options: ToolOptions | None) -> list[Mapping[str, Any]] | None:
         """The tools that the template is given."""
@@ -249,13 +253,17 @@ def _tags_of(template: str) -> ReasoningTags | None:
     return next((tags for tags in REASONING_TAGS.values() if tags.close in template), None)
 
 
-def _takes_tools(tokenizer: Any) -> bool:
-    messages = [{"role": "user", "content": "x"}]
+def _takes(tokenizer: Any, *, before: Sequence[dict[str, str]] = (), tools: list[dict[str, Any]] | None = None) -> bool:
+    """Whether the template writes something for messages before a user's, or for tools."""
+    question = {"role": "user", "content": "x"}
     try:
-        without, with_tools = (
-            tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
-            for tools in (None, [dict(_PROBE)])
+        without, with_them = (
+            tokenizer.apply_chat_template(messages, tools=given, tokenize=False, add_generation_prompt=True)
+            for messages, given in (([question], None), ([*before, question], tools))
         )
-    except TemplateError:  # the template refuses such conversations, so what it does with tools cannot be seen
+    except (
+        TemplateError,
+        TypeError,
+    ):  # the template refuses such conversations, so what it does with these cannot be seen
         return False
-    return bool(without != with_tools)
+    return bool(without != with_them)

@@ -1,4 +1,7 @@
-"""Describes tools in words, in the system message, for models whose chat template does not support them."""
+"""Describes tools in words for models whose chat template does not support them.
+
+Many of these templates insist that the user and the assistant take turns, so what belongs to one turn is one message.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,32 @@ _AFTER_RESULTS = "Now answer my question in one sentence, or call the next funct
 
 
 def with_tools_in_words(
-    messages: Sequence[Mapping[str, Any]], definitions: Sequence[Mapping[str, Any]], form: CallFormat
+    messages: Sequence[Mapping[str, Any]],
+    definitions: Sequence[Mapping[str, Any]],
+    form: CallFormat,
+    *,
+    takes_system: bool,
 ) -> list[Mapping[str, Any]]:
-    """The conversation with the tools in its system message, and with calls and results as plain messages.
+    """The conversation with the tools described at its beginning, and with calls and results as plain messages.
 
     Args:
+        messages: as chat templates expect them.
         definitions: the tools in OpenAI's form; may be empty.
         form: how calls are written.
+        takes_system: whether the template takes a system message; otherwise the first user message describes the tools.
     """
     plain: list[Mapping[str, Any]] = []
-    for role, group in itertools.groupby(messages, key=operator.itemgetter("role")):
+    turns = [(role, list(turn)) for role, turn in itertools.groupby(messages, key=operator.itemgetter("role"))]
+    for (role, turn), (next_role, next_turn) in itertools.pairwise([*turns, ("", [])]):
         if role == "tool":
-            # One message for all results of an answer: many templates take only one user message at a time.
-            results = [f"The function returned: {message['content']}" for message in group]
-            plain.append({"role": "user", "content": "\n".join([*results, _AFTER_RESULTS])})
+            results = [f"The function returned: {message['content']}" for message in turn]
+            request = next_turn.pop(0) if next_role == "user" else {"role": "user", "content": _AFTER_RESULTS}
+            plain.append(_preceded(request, "\n".join(results), "\n"))
+        elif any(message.get("tool_calls") for message in turn):
+            texts = itertools.chain.from_iterable(_texts(message, form) for message in turn)
+            plain.append({"role": role, "content": "\n".join(texts)})
         else:
-            plain.extend(_as_plain(message, form) for message in group)
+            plain.extend(turn)
     if not definitions:
         return plain
     described = "\n".join(json.dumps(definition["function"], ensure_ascii=False) for definition in definitions)
@@ -40,16 +53,22 @@ def with_tools_in_words(
         f"To call one, answer with nothing but its name and its arguments in this form:\n{example}\n"
         "The result follows in the next message. If no function helps, answer in plain words."
     )
-    if plain and plain[0]["role"] == "system":
+    first_role = plain[0]["role"] if plain else ""
+    if first_role == "system":
         return [{**plain[0], "content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
-    return [{"role": "system", "content": text}, *plain]
+    if first_role == "user" and not takes_system:
+        return [_preceded(plain[0], text, "\n\n"), *plain[1:]]
+    return [{"role": "system" if takes_system else "user", "content": text}, *plain]
 
 
-def _as_plain(message: Mapping[str, Any], form: CallFormat) -> Mapping[str, Any]:
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    functions = [call["function"] for call in calls]
-    written = form.write_calls([(function["name"], as_object(function["arguments"])) for function in functions])
-    text = message["content"]
-    return {"role": "assistant", "content": f"{text}\n{written}" if text else written}
+def _preceded(message: Mapping[str, Any], text: str, separator: str) -> Mapping[str, Any]:
+    return {**message, "content": f"{text}{separator}{message['content']}"}
+
+
+def _texts(message: Mapping[str, Any], form: CallFormat) -> list[str]:
+    """What the assistant said in a message, and its calls."""
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    texts = [message["content"]] if message["content"] else []
+    if functions:
+        texts.append(form.write_calls([(function["name"], as_object(function["arguments"])) for function in functions]))
+    return texts

@@ -51,6 +51,27 @@ TEMPLATES = MappingProxyType(
     }
 )
 
+# Templates that know no tools and insist that the user and the assistant take turns: in the manner of Gemma 2's, which
+# refuses a system message, and of Gemma 3's, which writes it at the beginning of the user's.
+_TURNS = (
+    "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "<|im_start|>{{ message.role }}\n{% if loop.first %}{{ first }}{% endif %}{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>model\n{% endif %}"
+)
+STRICT_TURNS = MappingProxyType(
+    {
+        "gemma2": (
+            "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+            + _TURNS
+        ),
+        "gemma3": (
+            "{% if messages[0].role == 'system' %}{% set first = messages[0].content + '\n\n' %}"
+            "{% set messages = messages[1:] %}{% endif %}" + _TURNS
+        ),
+    }
+)
+
 _SPECIAL = (
     "<|im_start|> <|im_end|> [TOOL_CALLS] [ARGS] [CALL_ID] [THINK] [/THINK] <|python_tag|> <|start|> <|channel|> <|message|> "
     "<|end|> <|call|> <|return|> <|constrain|>"

@@ -1,4 +1,4 @@
-"""`LLM.chat` with tools on the default model."""
+"""Conversations with tools: `LLM.chat` on the default model, and templates that know no tools."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ import json
 import re
 from typing import Any
 
+import httpx
 import pytest
+from support.chat_templates import STRICT_TURNS, make_tokenizer
+from support.in_process_server import serve
+from support.model_zoo import build
 from support.tools import ADD, WEATHER
 
 from radixkv import LLM, AsyncLLM, Chat, SamplingParams
+from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import RequestOutput
-from radixkv.tools.definitions import parsed_answer
+from radixkv.prompts import render_chat
+from radixkv.tools.chat_format import ChatFormat
+from radixkv.tools.definitions import as_tool_options, parsed_answer
 from radixkv.tools.pieces import AnswerPiece, ToolCallArguments
 
 QUESTIONS = [f"What is the weather in {city}?" for city in ("Paris", "Rome", "Oslo", "Lima", "Cairo")]
@@ -241,3 +248,81 @@ def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
         chat.stream("Hi", tool_choice="sometimes")
     with pytest.raises(ValueError, match="tools: expected a list"):
         Chat(llm, tools="add")  # type: ignore[arg-type]
+
+
+def interface(template: str) -> TextInterface:
+    tokenizer = make_tokenizer(template)
+    return TextInterface(tokenizer, "model", 1000, len(tokenizer), frozenset(), ChatFormat.of(tokenizer), {})
+
+
+@pytest.mark.parametrize("name", sorted(STRICT_TURNS))
+def test_where_turns_are_insisted_on_an_answer_s_results_and_the_next_question_are_one(name: str) -> None:
+    tokenizer = make_tokenizer(STRICT_TURNS[name])
+    model = build("llama", {"vocab_size": len(tokenizer), "max_position_embeddings": 2048})
+    llm = LLM(model, tokenizer=tokenizer, num_blocks=400, block_size=16)
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 3, "b": 4}'}}
+    chat = [
+        *ask("What is 3 plus 4?"),
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "content": "Wait."},
+        {"role": "tool", "tool_call_id": "c", "content": "7"},
+        {"role": "user", "content": "In words?"},
+    ]
+    use = {"type": "tool_use", "id": "c", "name": "add", "input": {"a": 3, "b": 4}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "7"}
+    messages = [
+        *ask("What is 3 plus 4?"),
+        {"role": "assistant", "content": [use, {"type": "text", "text": "Wait."}]},
+        {"role": "user", "content": [result, {"type": "text", "text": "In words?"}]},
+    ]
+    items = [
+        *ask("What is 3 plus 4?"),
+        {"type": "function_call", "call_id": "c", "name": "add", "arguments": '{"a": 3, "b": 4}'},
+        {"role": "assistant", "content": "Wait."},
+        {"type": "function_call_output", "call_id": "c", "output": "7"},
+        {"role": "user", "content": "In words?"},
+    ]
+    function = ADD["function"]
+    anthropic_tool = {
+        **{name: function[name] for name in ("name", "description")},
+        "input_schema": function["parameters"],
+    }
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        answers = {}
+        for path, body in {
+            "chat/completions": {"messages": chat, "tools": [ADD], "max_tokens": 2, "return_token_ids": True},
+            "messages": {"model": "model", "messages": messages, "tools": [anthropic_tool], "max_tokens": 2},
+            "responses": {"input": items, "tools": [{"type": "function", **function}], "max_output_tokens": 2},
+        }.items():
+            response = await client.post(f"/v1/{path}", json=body)
+            assert response.status_code == 200, response.text
+            answers[path] = response.json()
+        prompt = tokenizer.decode(answers["chat/completions"]["prompt_token_ids"])
+        first, question, answer, results, end = prompt.split("<|im_start|>")
+        assert (first, end) == ("", "model\n")
+        assert question.startswith("user\n")
+        assert "You can call these functions:\n" in question
+        assert "What is 3 plus 4?" in question
+        assert answer == 'assistant\n{"name": "add", "arguments": {"a": 3, "b": 4}}\nWait.<|im_end|>\n'
+        assert results == "user\nThe function returned: 7\nIn words?<|im_end|>\n"
+        num_tokens = answers["chat/completions"]["usage"]["prompt_tokens"]
+        assert answers["responses"]["usage"]["input_tokens"] == num_tokens
+        usage = answers["messages"]["usage"]
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == num_tokens
+
+    serve(llm, scenario)
+
+
+def test_where_there_is_no_system_message_the_first_question_describes_tools() -> None:
+    tools = as_tool_options([ADD], None, None)
+    of_gemma2, of_gemma3 = (interface(STRICT_TURNS[name]) for name in ("gemma2", "gemma3"))
+    prompt = render_chat(ask("Hi"), of_gemma2, tools=tools)
+    assert prompt == render_chat(ask("Hi"), of_gemma3, tools=tools)
+    assert prompt.endswith("answer in plain words.\n\nHi<|im_end|>\n<|im_start|>model\n")
+    begun = render_chat([{"role": "assistant", "content": "Well?"}, *ask("Hi")], of_gemma2, tools=tools)
+    assert begun.startswith("<|im_start|>user\nYou can call these functions:")
+    assert begun.endswith("<|im_start|>assistant\nWell?<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>model\n")
+    # A system message of the client's own is still refused.
+    with pytest.raises(ValueError, match="System role not supported"):
+        render_chat([{"role": "system", "content": "Be brief."}, *ask("Hi")], of_gemma2, tools=tools)
