@@ -8,6 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.server.ports import Port, port_of
+from radixkv.server.rate_limits import RATE_LIMIT_HEADERS
 from radixkv.server.request_log import ANSWER_HEADERS
 
 
@@ -24,7 +25,7 @@ class Cors(CORSMiddleware):
             allow_origins=list(origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=[*ANSWER_HEADERS, "Retry-After", "X-Should-Retry"],
+            expose_headers=[*ANSWER_HEADERS, *RATE_LIMIT_HEADERS, "Retry-After", "X-Should-Retry"],
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -20,6 +20,11 @@ from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.server.errors import ApiError
 from radixkv.server.tenants import Tenant
 
+_LIMITED = ("requests", "tokens")
+# What a response says of each limit: the amount a minute, what is left of it, and how long until all of it is there again.
+_PARTS = ("limit", "remaining", "reset")
+RATE_LIMIT_HEADERS = tuple(f"x-ratelimit-{part}-{name}" for name in _LIMITED for part in _PARTS)
+
 
 class TokenBucket:
     """Allows an amount per minute, and no more than that at once.
@@ -139,13 +144,13 @@ class RateLimits:
 
     def headers(self, tenant: Tenant) -> dict[str, str]:
         """The tenant's limits and what is left of them, as OpenAI's clients know them; none where it has no limits."""
-        headers = {}
-        for name in ("requests", "tokens"):
+        headers: dict[str, str] = {}
+        for name in _LIMITED:
             bucket = self._bucket(tenant, name)
             if bucket is not None:
-                headers[f"x-ratelimit-limit-{name}"] = f"{bucket.per_minute}"
-                headers[f"x-ratelimit-remaining-{name}"] = f"{max(0, math.floor(bucket.level))}"
-                headers[f"x-ratelimit-reset-{name}"] = _duration(bucket.seconds_until(bucket.per_minute))
+                left, reset = max(0, math.floor(bucket.level)), _duration(bucket.seconds_until(bucket.per_minute))
+                values = (f"{bucket.per_minute}", f"{left}", reset)
+                headers |= {f"x-ratelimit-{part}-{name}": value for part, value in zip(_PARTS, values, strict=True)}
         return headers
 
     def _bucket(self, tenant: Tenant, name: str) -> TokenBucket | None:

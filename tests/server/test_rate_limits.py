@@ -17,6 +17,7 @@ from support.tenant_keys import bearer, entry
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from radixkv.prompts import Prompt
 from radixkv.server.completions import CompletionRequest
+from radixkv.server.config import ServerConfig
 from radixkv.server.errors import ApiError
 from radixkv.server.generation import Generation
 from radixkv.server.rate_limits import RateLimits, Reservation, TokenBucket
@@ -184,6 +185,26 @@ def test_a_beam_search_is_charged_for_the_beams_that_it_does_not_return_too(llm:
             after = await client.get("/v1/models", headers=bearer("a"))
             left = int(after.headers["x-ratelimit-remaining-tokens"])
             assert left == 5000 - usage["prompt_tokens"] - 2 * 6 * 8
+
+    asyncio.run(main())
+
+
+def test_a_page_of_an_allowed_origin_can_read_what_is_left(llm: LLM) -> None:
+    tenants = Tenants(keys={"ann": entry("a", requests_per_minute=1, tokens_per_minute=600)})
+    headers = {**bearer("a"), "Origin": "https://app.example"}
+
+    async def main() -> None:
+        config = ServerConfig(cors_origins=["https://app.example"])
+        async with (
+            AsyncLLM(llm, tenants=tenants.shares) as engine,
+            make_client(engine, tenants=tenants, config=config) as client,
+        ):
+            for status in (200, 429):
+                answer = await client.post("/v1/completions", json=BODY, headers=headers)
+                assert answer.status_code == status
+                sent = {name for name in answer.headers if name.startswith("x-ratelimit")}
+                assert len(sent) == 6
+                assert sent <= set(answer.headers["access-control-expose-headers"].split(", "))
 
     asyncio.run(main())
 

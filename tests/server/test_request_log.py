@@ -16,6 +16,7 @@ from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server.config import ServerConfig
+from radixkv.server.rate_limits import RATE_LIMIT_HEADERS
 from radixkv.server.request_log import RequestLog, _AccessLogFile, open_access_log
 from radixkv.server.tenants import Tenants
 
@@ -82,7 +83,7 @@ def test_lines_of_the_access_log(llm: LLM) -> None:
             assert failed.status_code == 400
             assert failed.headers["access-control-allow-origin"] == "https://app.example"
             exposed = failed.headers["access-control-expose-headers"].lower().split(", ")
-            assert exposed == ["x-request-id", "request-id", "retry-after", "x-should-retry"]
+            assert exposed == ["x-request-id", "request-id", *RATE_LIMIT_HEADERS, "retry-after", "x-should-retry"]
             other, _ = await log_of("POST", "/v1/completions", json={}, headers={"Origin": "https://other.example"})
             assert "access-control-allow-origin" not in other.headers
 
