@@ -139,6 +139,15 @@ def test_an_empty_last_answer_is_part_of_no_prefix_that_stays_cached() -> None:
     assert chat["messages"][-1]["role"] == "user"
 
 
+def test_the_request_s_own_mark_is_kept_where_the_last_message_has_no_blocks() -> None:
+    mark: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
+    empty = {"role": "assistant", "content": []}
+    marked = {"role": "user", "content": [{"type": "text", "text": QUESTION["content"], **mark}]}
+    for question in (QUESTION, marked):
+        body = MessagesRequest.model_validate({**BODY, **mark, "messages": [question, empty]})
+        assert [point.messages for point in as_chat_request(body)[1]] == [[QUESTION]]
+
+
 def test_a_tool_is_used_and_its_result_read(llm: LLM) -> None:
     city = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Rome"]}}, "required": ["city"]}
     tools = [{"name": "weather", "description": "Tells the weather.", "input_schema": city}]

@@ -116,14 +116,14 @@ def _as_messages(body: CountTokensRequest) -> tuple[list[dict[str, Any]], list[B
     for text_block in system:
         turns.add_text("system", text_block.text)
         marks.add(text_block.cache_control, turns)
-    last = len(body.messages) - 1
-    for index, message in enumerate(body.messages):
-        blocks = _blocks(message)
-        for number, block in enumerate(blocks):
+    last_mark: CacheControl | None = None
+    for message in body.messages:
+        for block in _blocks(message):
             _add_block(turns, message.role, block)
             marks.add(block.cache_control, turns)
-            if index == last and number == len(blocks) - 1 and block.cache_control is None:
-                marks.add(body.cache_control, turns)
+            last_mark = block.cache_control
+    if last_mark is None:
+        marks.add(body.cache_control, turns)
     messages = turns.messages()
     _drop_empty_answer(messages, marks.breakpoints)
     if not any(message["role"] != "system" for message in messages):
