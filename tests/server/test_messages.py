@@ -222,6 +222,8 @@ def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:
             ({"tools": [{"type": "bash_20250124", "name": "bash", "input_schema": {}}]}, "type: not supported"),
             ({"tools": [{"name": "a b", "input_schema": {"type": "object"}}]}, "tools.0.name: "),
             ({"tool_choice": {"type": "tool"}}, "tool_choice"),
+            ({"tool_choice": {"type": "any"}}, "tool_choice: 'any' needs tools, and there are none"),
+            ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice: 'tool' needs tools, and there are none"),
             ({"stop_sequences": [""]}, "stop_sequences"),
             ({"temperature": -1}, "temperature"),
             ({"mcp_servers": [{}]}, "mcp_servers: not supported"),

@@ -96,6 +96,8 @@ def _tool_choice(body: CountTokensRequest) -> dict[str, Any]:
         return {}
     if (choice.type == "tool") != (choice.name is not None):
         raise ValueError("tool_choice: a name is expected for the type 'tool', and for no other")
+    if choice.type in ("any", "tool") and not body.tools:
+        raise ValueError(f"tool_choice: {choice.type!r} needs tools, and there are none")
     fields: dict[str, Any] = {}
     if choice.type == "tool":
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
