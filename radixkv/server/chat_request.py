@@ -37,7 +37,8 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
     """A conversation to be continued by the assistant."""
 
     messages: Messages
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None  # the same by its older name; used where that is not given
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 

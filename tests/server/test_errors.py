@@ -137,6 +137,7 @@ def test_a_wrong_address_gets_the_one_that_was_meant(
         ("/v1/chat/completions", {"max_completion_tokens": 0}, "max_completion_tokens"),
         ("/v1/chat/completions", {"max_tokens": 0}, "max_tokens"),
         ("/v1/chat/completions", {"max_tokens": 0, "max_completion_tokens": None}, "max_tokens"),
+        ("/v1/chat/completions", {"max_tokens": -7, "max_completion_tokens": 2}, "max_tokens"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
         ("/v1/completions", {"prompt": ""}, "prompt"),
         ("/v1/completions", {"prompt": "\ud800"}, "prompt"),

@@ -200,7 +200,7 @@ def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input", "not supported"),
         ({"input": []}, "input", "at least one"),
         ({"unknown": 1}, "unknown", "unknown"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "expected greater than or equal to 1, got 0"),
         ({"temperature": -1}, "temperature", "at least 0"),
         ({"reasoning": {"effort": "enormous"}}, "reasoning.effort", "minimal"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"enum": []}}}}, "text.format", "schema"),
