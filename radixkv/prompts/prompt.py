@@ -155,7 +155,10 @@ def encode_bad_words(words: Sequence[str], loaded: TextInterface) -> list[list[i
 
 
 def with_answer_form(params: _Params, form: AnswerForm | None) -> _Params:
-    """The parameters for an answer of this form: their constraints and stop strings apply to its content.
+    """The parameters for an answer of this form.
+
+    Their constraints apply to its content. Their stop strings end it wherever they are, in its thoughts, too; an answer that
+    has to be calls has none.
 
     Raises:
         ValueError: a tool's schema cannot be enforced, ``allowed_token_ids`` are given beside tools, or the answer has parts
