@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from radixkv.server.strict import StrictModel
 
 # Each is described in the prompt and is a branch of a grammar.
-_MAX_TOOLS = 128
+MAX_TOOLS = 128
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 
@@ -53,7 +53,7 @@ class AllowedToolSet(StrictModel):
     """Tools of the request by name, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(max_length=_MAX_TOOLS)]
+    tools: Annotated[list[NamedTool], Field(max_length=MAX_TOOLS)]
 
 
 class AllowedTools(StrictModel):
@@ -63,7 +63,7 @@ class AllowedTools(StrictModel):
     allowed_tools: AllowedToolSet
 
 
-ToolDefinitions = Annotated[list[ToolDefinition], Field(max_length=_MAX_TOOLS)]
+ToolDefinitions = Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)]
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 

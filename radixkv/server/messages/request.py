@@ -10,10 +10,8 @@ from radixkv.server.messages.blocks import MAX_BLOCKS, Block, CacheControl, Text
 from radixkv.server.not_supported import Only
 from radixkv.server.protocol import MAX_STOP_STRINGS, StopString
 from radixkv.server.strict import StrictModel
-from radixkv.server.tool_protocol import FunctionName
+from radixkv.server.tool_protocol import MAX_TOOLS, FunctionName
 from radixkv.server.unions import TextOr
-
-_MAX_TOOLS = 1024
 
 
 class MessageParam(StrictModel):
@@ -102,7 +100,7 @@ class CountTokensRequest(StrictModel):
     model: str
     messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_BLOCKS)]
     system: TextOr[Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS)]] | None = None
-    tools: Annotated[list[Tool], Field(max_length=_MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None

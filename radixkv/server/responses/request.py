@@ -11,10 +11,8 @@ from radixkv.server.prompt_caching import PromptCacheOptions
 from radixkv.server.response_format import JsonObjectFormat, TextFormat
 from radixkv.server.responses.items import MAX_ITEMS, InputItem
 from radixkv.server.strict import StrictModel, refuse_half_pairs
-from radixkv.server.tool_protocol import FunctionName
+from radixkv.server.tool_protocol import MAX_TOOLS, FunctionName
 from radixkv.server.unions import TextOr, one_of_types
-
-_MAX_TOOLS = 1024
 
 
 class FunctionTool(StrictModel):
@@ -43,7 +41,7 @@ class AllowedFunctions(StrictModel):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(max_length=_MAX_TOOLS)]
+    tools: Annotated[list[NamedFunction], Field(max_length=MAX_TOOLS)]
 
 
 class JsonSchemaTextFormat(StrictModel):
@@ -91,7 +89,7 @@ class ResponseRequest(StrictModel):
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: Annotated[list[Tool], Field(max_length=_MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
