@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import PrivateAttr, ValidationError
 
 from radixkv.server.chat_request import ChatCompletionRequest
+from radixkv.server.strict import StrictModel
 
 
 class TranslatedChatRequest(ChatCompletionRequest):
@@ -20,6 +21,15 @@ class TranslatedChatRequest(ChatCompletionRequest):
     def request_field_names(self) -> dict[str, str]:
         own = super().request_field_names
         return {**self._field_names, **{name: self._field_names.get(field, field) for name, field in own.items()}}
+
+
+def same_fields(body: StrictModel, names: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of a chat request that another protocol's request has, too; those that are null there are left out.
+
+    Args:
+        names: chat field to the field with the same meaning.
+    """
+    return {field: value for field, name in names.items() if (value := getattr(body, name)) is not None}
 
 
 def translate(chat: Mapping[str, Any], field_names: Mapping[str, str]) -> TranslatedChatRequest:

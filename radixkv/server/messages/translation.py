@@ -19,6 +19,7 @@ from radixkv.server.messages.blocks import (
 )
 from radixkv.server.messages.request import CountTokensRequest, MessageParam, MessagesRequest
 from radixkv.server.prompt_caching import SECONDS, Breakpoint
+from radixkv.server.translated_chat import same_fields
 
 MAX_BREAKPOINTS = 4
 
@@ -59,9 +60,7 @@ def as_chat_request(body: CountTokensRequest) -> tuple[dict[str, Any], list[Brea
     messages, breakpoints = _as_messages(body)
     chat: dict[str, Any] = {"messages": messages}
     if isinstance(body, MessagesRequest):
-        for chat_name, name in _SAME_MEANING.items():
-            if getattr(body, name) is not None:
-                chat[chat_name] = getattr(body, name)
+        chat |= same_fields(body, _SAME_MEANING)
         # With 0, the prompt is cached only: the engine always generates a token, which is left out of the answer.
         chat["max_completion_tokens"] = max(1, body.max_tokens)
     if messages[-1]["role"] == "assistant":

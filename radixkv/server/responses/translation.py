@@ -25,6 +25,7 @@ from radixkv.server.responses.objects import (
 from radixkv.server.responses.request import AllowedFunctions, JsonSchemaTextFormat, NamedFunction, ResponseRequest
 from radixkv.server.responses.store import StoredResponse
 from radixkv.server.strict import StrictModel
+from radixkv.server.translated_chat import same_fields
 
 # Request fields with the same meaning in chat completions, by the name that they have there.
 _SAME_MEANING = MappingProxyType(
@@ -63,10 +64,7 @@ def as_chat_request(body: ResponseRequest, messages: Sequence[Mapping[str, Any]]
     Args:
         messages: the conversation without ``instructions``.
     """
-    chat: dict[str, Any] = {"messages": instructed(body, messages)}
-    for chat_name, name in _SAME_MEANING.items():
-        if getattr(body, name) is not None:
-            chat[chat_name] = getattr(body, name)
+    chat = {"messages": instructed(body, messages), **same_fields(body, _SAME_MEANING)}
     if body.tools:
         chat["tools"] = [
             {
