@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from radixkv.server.responses.events import (
@@ -35,18 +36,16 @@ class Output:
 
     Attributes:
         items: those begun so far.
-        num_events: events so far, those that others have numbered with `next_number` included.
     """
 
     def __init__(self) -> None:
         self.items: list[OutputItem] = []
-        self.num_events = 0
+        self._numbers = itertools.count()
         self._open = False
 
     def next_number(self) -> int:
         """The next event's ``sequence_number``."""
-        self.num_events += 1
-        return self.num_events - 1
+        return next(self._numbers)
 
     def add(self, piece: AnswerPiece) -> Iterator[StreamEvent]:
         """Add a piece to the open item, or end the item and begin another one."""
