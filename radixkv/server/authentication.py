@@ -71,17 +71,17 @@ class Authentication:
             self._refuse_web_sites(scope)
         if path in _OPEN_PATHS:
             return
-        credentials = sent_credentials(headers)
+        sent = _sent_key(headers)
         if path == "/admin" or path.startswith("/admin/"):
-            self._tenants.authenticate_admin(credentials)
+            self._tenants.authenticate_admin(sent)
             scope.setdefault("state", {})["is_admin"] = True
         elif path == "/metrics":
             if self._metrics_key is not None or port is not Port.METRICS:
-                self._authenticate_operator(credentials)
+                self._authenticate_operator(sent)
         else:
             if self._tenants.open_to_all and (path == "/live" or port is Port.METRICS):
-                self._authenticate_operator(credentials)
-            scope.setdefault("state", {})["tenant"] = self._tenants.authenticate(credentials)
+                self._authenticate_operator(sent)
+            scope.setdefault("state", {})["tenant"] = self._tenants.authenticate(sent)
 
     def _refuse_web_sites(self, scope: Scope) -> None:
         """Where no key keeps web sites out, refuse requests that do not name this machine."""
@@ -95,9 +95,8 @@ class Authentication:
             )
             raise ApiError(HTTPStatus.MISDIRECTED_REQUEST, message)
 
-    def _authenticate_operator(self, credentials: HTTPAuthorizationCredentials | None) -> None:
+    def _authenticate_operator(self, sent: bytes) -> None:
         if self._metrics_key is not None:
-            sent = b"" if credentials is None else credentials.credentials.encode(errors="replace")
             if not hmac.compare_digest(self._metrics_key.encode(), sent):
                 raise unauthorized("metrics key")
         elif not self._tenants.open_to_all:
@@ -106,7 +105,7 @@ class Authentication:
                     HTTPStatus.FORBIDDEN,
                     "metrics are off: the server was started with API keys, but neither --metrics-key nor --admin-key",
                 )
-            self._tenants.authenticate_admin(credentials)
+            self._tenants.authenticate_admin(sent)
 
 
 def _is_local(host: str) -> bool:
@@ -117,12 +116,12 @@ def _is_local(host: str) -> bool:
     return False
 
 
-def sent_credentials(headers: Headers) -> HTTPAuthorizationCredentials | None:
-    """The key in ``Authorization: Bearer``, as OpenAI's clients send it, or in ``x-api-key``, as Anthropic's do."""
+def _sent_key(headers: Headers) -> bytes:
+    """The key in ``Authorization: Bearer``, as OpenAI's clients send it, or in ``x-api-key``, as Anthropic's; b"": none."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key:
         key = headers.get("x-api-key", "")
-    return HTTPAuthorizationCredentials(scheme="Bearer", credentials=key.strip()) if key else None
+    return key.strip().encode()
 
 
 # For the OpenAPI description only.

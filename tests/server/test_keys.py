@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi.security import HTTPAuthorizationCredentials
 from support.in_process_server import make_client
 from support.tenant_keys import bearer, entry
 from typer.testing import CliRunner
@@ -111,7 +110,7 @@ def test_who_is_let_in() -> None:
     tenants = Tenants(["key-c"], None, keys, clock=lambda: now[0], metrics_key="key-of-metrics")
 
     def sent(key: str) -> Tenant:
-        return tenants.authenticate(HTTPAuthorizationCredentials(scheme="Bearer", credentials=key))
+        return tenants.authenticate(key.encode())
 
     ann, bob, other = (sent(f"key-{letter}") for letter in "abc")
     assert [tenant.label for tenant in (ann, bob)] == ["ann", "bob"]
