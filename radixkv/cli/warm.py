@@ -54,14 +54,14 @@ def warm(
     given["host_cache_size"] = None  # what is there alone is lost when this process ends
     with LLM(model, **given) as llm:
         prompts = read_prompts(llm, file, tenant)
-        num_tokens = warm_prompts(llm, prompts)
-        num_lacking = count_lacking(llm, prompts)
+        warm_prompts(llm, prompts)
+        num_tokens, num_lacking = count_stored(llm, prompts)
     if num_lacking:
         raise OSError(
             f"{num_lacking} of {len(prompts)} prompts are not stored, or not whole: the reasons are above, or what is stored "
             "needs more space than it has (disk_cache_size)"
         )
-    print(f"{len(prompts)} prompts of {num_tokens} tokens are stored")
+    print(f"{len(prompts)} prompts are stored; requests find {num_tokens} tokens of them")
 
 
 def tenant_of(api_key: str | None, keys_file: Path | None, secret: bytes | None) -> Tenant:
@@ -94,8 +94,8 @@ def read_prompts(llm: LLM, file: Path, tenant: Tenant) -> list[Prompt]:
     """The prompts of a file, as a server would make them for a tenant.
 
     Raises:
-        ValueError: a line is none of the forms, or no prompt that a server would accept; the message names the file and the
-            line.
+        ValueError: a line is none of the forms, no prompt that a server would accept, or too short to be stored; the message
+            names the file and the line.
     """
     prompts = []
     # As bytes, so that a line that is not UTF-8 is named, too.
@@ -135,12 +135,18 @@ def _prompt_of(llm: LLM, line: bytes, tenant: Tenant) -> Prompt:
         prompts = as_chat_prompts(content["messages"], loaded, namespace, None)
     if len(prompts) != 1:
         raise ValueError(f"messages: expected one conversation, got {len(prompts)}")
-    validate_prompt(prompts[0].token_ids, loaded.vocab_size, loaded.max_model_len, loaded.model_length)
+    tokens = validate_prompt(prompts[0].token_ids, loaded.vocab_size, loaded.max_model_len, loaded.model_length)
+    block_size = llm.engine.cache.block_size
+    if tokens.size < block_size:
+        raise ValueError(
+            f"prompt_token_ids: a prompt of length {tokens.size} is shorter than a block of {block_size} tokens, "
+            "and cannot be stored"
+        )
     return prompts[0]
 
 
-def warm_prompts(llm: LLM, prompts: list[Prompt]) -> int:
-    """Compute prompts and store them. Returns how many tokens they have."""
+def warm_prompts(llm: LLM, prompts: list[Prompt]) -> None:
+    """Compute prompts and store them."""
     from radixkv.sampling_params import prompt_only_params
 
     params = prompt_only_params()
@@ -159,17 +165,21 @@ def warm_prompts(llm: LLM, prompts: list[Prompt]) -> int:
         tiers.write_hot(lambda: until - time.monotonic())
         tiers.flush(until - time.monotonic())
         del given[:count]
-    return sum(len(prompt.token_ids) for prompt in prompts)
 
 
-def count_lacking(llm: LLM, prompts: list[Prompt]) -> int:
-    """How many prompts a server would not find in the tiers up to their last whole block."""
+def count_stored(llm: LLM, prompts: list[Prompt]) -> tuple[int, int]:
+    """How many tokens of prompts a server would find in the tiers, and how many prompts lack a whole block there.
+
+    The last token of a prompt does not count: it is always computed.
+    """
     from radixkv.cache.tokens import encode
 
     tiers, size = llm.engine.tiers, llm.engine.cache.block_size
     assert tiers is not None
-    lacking = 0
+    num_tokens = num_lacking = 0
     for prompt in prompts:
-        found = tiers.find(encode(prompt.token_ids), prompt.namespace, 0)
-        lacking += sum(below.num_tokens for below in found) < (len(prompt.token_ids) - 1) // size * size
-    return lacking
+        length = len(prompt.token_ids)
+        found = sum(below.num_tokens for below in tiers.find(encode(prompt.token_ids), prompt.namespace, 0))
+        num_tokens += found
+        num_lacking += found < min(length // size * size, length - 1)
+    return num_tokens, num_lacking

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from radixkv import LLM, AsyncLLM
 from radixkv.cli.main import app
-from radixkv.cli.warm import count_lacking, read_prompts, tenant_of, warm_prompts
+from radixkv.cli.warm import count_stored, read_prompts, tenant_of, warm_prompts
 from radixkv.engine import kv_tiers
 from radixkv.llm_options import LLMOptions
 from radixkv.model.tokenizer import load_tokenizer
@@ -116,13 +116,13 @@ def test_what_was_warmed_is_there_for_its_tenant_and_explained(tmp_path: Path) -
             (b'"\xff"', r'expected JSON \(a text in quotes\), got "\\xff": '),
             (b'{"prompt": 5}', "prompts: 'prompt' must be a string, got 5"),
         ):
-            file.write_bytes(b'"first"\n\n' + line)
+            file.write_bytes(b'"this is the first"\n\n' + line)
             with pytest.raises(ValueError, match=rf"^{file}, line 3: {message}"):
                 read_prompts(llm, file, tenant)
         file.write_text(json.dumps({"prompt": PROMPT}) + "\n")
         (prompt,) = read_prompts(llm, file, tenant)
-        assert warm_prompts(llm, [prompt]) == len(prompt.token_ids)
-        assert count_lacking(llm, [prompt, replace(prompt, namespace="another")]) == 1
+        warm_prompts(llm, [prompt])
+        assert count_stored(llm, [prompt, replace(prompt, namespace="another")]) == (len(prompt.token_ids) - 1, 1)
     with make(tmp_path) as llm:
         explanation = llm.explain({"prompt": PROMPT, "cache_salt": tenant.namespace()})
         (below,) = explanation.below
@@ -151,6 +151,7 @@ def test_a_file_of_prompts_is_refused_before_anything_is_computed(tmp_path: Path
             ({"prompt": PROMPT, "cache_salt": 5}, "cache_salt: expected a text that is not empty, got 5$"),
             ({"prompt": PROMPT, "cache_salt": ""}, "cache_salt: expected a text that is not empty, got ''$"),
             ("word " * 600, "prompt_token_ids: 601 tokens; a sequence has at most 401, "),
+            ("A", "prompt_token_ids: a prompt of length 1 is shorter than a block of 4 tokens, and cannot be stored$"),
         ):
             file.write_text(f'{json.dumps(PROMPT)}\n{json.dumps(content)}\n"last"\n')
             with pytest.raises(ValueError, match=rf"^{file}, line 2: {complaint}"):
@@ -173,7 +174,7 @@ def test_what_could_not_be_stored_is_not_said_to_be(tmp_path: Path, tiny_model_f
         assert result.exit_code == 1
         assert said in str(result.exception)
     result = CliRunner().invoke(app, command)
-    assert (result.exit_code, result.output.endswith("tokens are stored\n")) == (0, True)
+    assert (result.exit_code, result.output.startswith("8 prompts are stored; requests find ")) == (0, True)
 
 
 def test_more_is_warmed_than_the_pool_and_the_queue_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,8 +184,18 @@ def test_more_is_warmed_than_the_pool_and_the_queue_hold(tmp_path: Path, monkeyp
     with make(tmp_path) as llm:
         num_tokens = llm.engine.cache.num_blocks * llm.engine.cache.block_size // 3
         prompts = [Prompt([first, *range(10, 10 + num_tokens)], namespace=namespace) for first in range(3, 10)]
-        assert warm_prompts(llm, prompts) == 7 * (num_tokens + 1)
-        assert count_lacking(llm, prompts) == 0
+        warm_prompts(llm, prompts)
+        assert count_stored(llm, prompts) == (7 * num_tokens, 0)
+
+
+def test_a_prompt_of_one_block_lacks_it_until_it_is_stored(tmp_path: Path) -> None:
+    """The block counted as stored: all but a prompt's last token is found at most, which was rounded down to whole blocks."""
+    namespace = Tenants(secret=bytes(32)).anonymous_tenant().namespace()
+    with make(tmp_path) as llm:
+        prompts = [Prompt([5, 6, 7, 8], namespace=namespace), Prompt([*range(10, 17)], namespace=namespace)]
+        assert count_stored(llm, prompts) == (0, 2)
+        warm_prompts(llm, prompts)
+        assert count_stored(llm, prompts) == (3 + 6, 0)
 
 
 def test_a_shared_server_needs_a_secret(tmp_path: Path) -> None:
