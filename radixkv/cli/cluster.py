@@ -8,7 +8,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from radixkv.cli.options import with_options_of
+from radixkv.cli.config_file import report_mistyped_variables
+from radixkv.cli.options import command_line_fields, with_options_of
 from radixkv.config import EngineConfig, ModelConfig
 from radixkv.llm_options import LLMOptions
 from radixkv.server.config import ServerConfig
@@ -24,29 +25,26 @@ SecretFile = Annotated[
         help=f"File with the secret that replicas and ingresses have in common; by default the variable {SECRET_VARIABLE}.",
     ),
 ]
-# The options of the server that an ingress has: it knows neither how long a request waits on a replica, nor any steps.
+# The options of the server that a replica has.
+_OF_REPLICA = ("model", "max_queue", "grace_seconds", "step_timeout")
+_REPLICA_OPTIONS = (*_OF_REPLICA, *command_line_fields((ModelConfig, EngineConfig)))
+# Those that an ingress has: it knows neither how long a request waits on a replica, nor any steps.
 _OF_INGRESS = tuple(name for name in ServerConfig.model_fields if name not in ("queue_timeout", "step_timeout"))
 # The options of a model that say how conversations are written and answers read.
 _READING = ("chat_template", "tool_call_parser", "reasoning_parser")
-_MAX_QUEUE, _GRACE = ServerConfig.model_fields["max_queue"], ServerConfig.model_fields["grace_seconds"]
-_STEP_TIMEOUT = ServerConfig.model_fields["step_timeout"]
+_INGRESS_OPTIONS = (*_OF_INGRESS, *_READING)
 
 
-@with_options_of(ModelConfig, EngineConfig)
+@with_options_of(ServerConfig, ModelConfig, EngineConfig, only=_REPLICA_OPTIONS)
 def replica(
-    model: Annotated[str | None, typer.Argument(help=ServerConfig.model_fields["model"].description)] = None,
     listen: Annotated[
         str, typer.Option(help="HOST:PORT or unix:PATH; for ingresses, not for users.")
     ] = "127.0.0.1:8100",
     secret_file: SecretFile = None,
-    max_queue: Annotated[int, typer.Option(min=0, help=_MAX_QUEUE.description)] = _MAX_QUEUE.default,
-    grace_seconds: Annotated[float, typer.Option(min=0, help=_GRACE.description)] = _GRACE.default,
-    step_timeout: Annotated[
-        float, typer.Option(min=0.001, max=1e9, help=_STEP_TIMEOUT.description)
-    ] = _STEP_TIMEOUT.default,
     **options: Any,
 ) -> None:
     """Run one engine for `radixkv ingress`."""
+    report_mistyped_variables(_REPLICA_OPTIONS)
     from radixkv.model.onednn_cache import limit_primitive_cache
 
     # Before torch is imported; this process is a server and nothing else.
@@ -57,11 +55,11 @@ def replica(
         raise ValueError(f"{error.name} is not installed: pip install 'radixkv[cluster]'") from error
 
     secret = _secret(secret_file)
-    config = ServerConfig(max_queue=max_queue, grace_seconds=grace_seconds, step_timeout=step_timeout)
-    raise typer.Exit(run_replica(model, cast(LLMOptions, options), listen, secret, config))
+    config = ServerConfig(**{name: options.pop(name) for name in _OF_REPLICA})
+    raise typer.Exit(run_replica(config.model, cast(LLMOptions, options), listen, secret, config))
 
 
-@with_options_of(ServerConfig, ModelConfig, only=[*_OF_INGRESS, *_READING])
+@with_options_of(ServerConfig, ModelConfig, only=_INGRESS_OPTIONS)
 def ingress(
     replica: Annotated[
         list[str] | None, typer.Option(help="NAME=URL of a replica: http://host:port or unix:///path. May be repeated.")
@@ -77,6 +75,7 @@ def ingress(
 
     MODEL is where the tokenizer is found; by default what the replicas call their model.
     """
+    report_mistyped_variables(_INGRESS_OPTIONS)
     from radixkv.model.without_torch import forgo_torch
 
     forgo_torch()  # this process is an ingress and nothing else

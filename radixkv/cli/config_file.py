@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from radixkv.cli.options import ENVIRONMENT_PREFIX, command_line_fields, variable_of
-from radixkv.config import Config
+from radixkv.config import Config, EngineConfig, ModelConfig
 from radixkv.option_words import hint, nearest
+from radixkv.ray.options import PlacementConfig
+from radixkv.server.config import ServerConfig
 from radixkv.text_files import read_utf8
+
+CONFIGS: tuple[type[Config], ...] = (ServerConfig, ModelConfig, EngineConfig, PlacementConfig)
+"""All whose fields are options of a command that serves."""
 
 # Variables that are not options of a command: the cache of converted models (see `radixkv.model.model_cache`), the key of
 # stored blocks, and the replicas' secret.
@@ -42,12 +49,23 @@ def read_config_file(path: Path, configs: Collection[type[Config]]) -> dict[str,
     return values
 
 
+def report_mistyped_variables(options: Collection[str]) -> None:
+    """Say on standard error which environment variables are ignored, and which was probably meant.
+
+    Args:
+        options: of the running command, those that have a variable.
+    """
+    for variable, meant in mistyped_variables(os.environ, options).items():
+        print(f"radixkv: {variable} is not an option, and is ignored; did you mean {meant}?", file=sys.stderr)
+
+
 def mistyped_variables(environment: Mapping[str, str], options: Collection[str]) -> dict[str, str]:
     """Environment variables that no option has, but that resemble an option's: by name, the one that was probably meant.
 
-    Others are ignored: an orchestrator may add its own, as Kubernetes does for a service named radixkv.
+    Others are ignored: an orchestrator may add its own, as Kubernetes does for a service named radixkv, and an ingress may
+    have its replicas' environment.
     """
-    known = {*map(variable_of, options), *_OTHER_VARIABLES}
+    known = {*map(variable_of, (*options, *command_line_fields(CONFIGS))), *_OTHER_VARIABLES}
     found = {}
     for variable in environment:
         name = variable.removeprefix(ENVIRONMENT_PREFIX)

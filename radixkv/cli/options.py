@@ -67,16 +67,15 @@ def with_options_of(*configs: type[Config], only: Collection[str] | None = None)
             name: f"{config.__name__.removesuffix('Config')} options"
             for config in configs
             for name in config.model_fields
-            if only is None
         }
-        made = [_parameter(name, field, panels.get(name)) for name, field in fields.items()]
+        made = [_parameter(name, field, panels[name]) for name, field in fields.items()]
         command.__signature__ = signature.replace(parameters=[*own, *made])  # type: ignore[attr-defined]
         return command
 
     return decorate
 
 
-def _parameter(name: str, field: FieldInfo, panel: str | None) -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
     accepted = Accepted.of(field)
     kind = _option_type(accepted)
     settings: dict[str, Any] = {"help": field.description, "envvar": variable_of(name)}

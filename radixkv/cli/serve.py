@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
-from radixkv.cli.config_file import mistyped_variables, read_config_file
-from radixkv.cli.options import with_options_of
-from radixkv.config import EngineConfig, ModelConfig
+from radixkv.cli.config_file import CONFIGS, read_config_file, report_mistyped_variables
+from radixkv.cli.options import command_line_fields, with_options_of
 from radixkv.llm_options import LLMOptions, llm_configs
 from radixkv.ray.options import ApplicationOptions, PlacementConfig
 from radixkv.server.config import ServerConfig
-
-_CONFIGS = (ServerConfig, ModelConfig, EngineConfig, PlacementConfig)
 
 
 def _use_as_defaults(context: typer.Context, path: Path | None) -> Path | None:
     """Put a file's values where Typer looks after the command line and the environment."""
     if path is not None:
-        values = read_config_file(path, _CONFIGS)
+        values = read_config_file(path, CONFIGS)
         # On the command line, what is a table in a file is written as JSON.
         context.default_map = {
             name: json.dumps(value) if isinstance(value, Mapping) else value for name, value in values.items()
@@ -47,16 +42,14 @@ ConfigFile = Annotated[
 ]
 
 
-@with_options_of(*_CONFIGS)
+@with_options_of(*CONFIGS)
 def serve(config: ConfigFile = None, **options: Any) -> None:
     """Serve a model over OpenAI's and Anthropic's HTTP APIs.
 
     Every option can also be set by its environment variable (RADIXKV_ and its name in capitals) or in the file that
     --config names. Precedence: command line > environment > file > default.
     """
-    names = inspect.signature(serve).parameters
-    for variable, meant in mistyped_variables(os.environ, names).items():
-        print(f"radixkv: {variable} is not an option, and is ignored; did you mean {meant}?", file=sys.stderr)
+    report_mistyped_variables(["config", *command_line_fields(CONFIGS)])
     if PlacementConfig(**{name: options[name] for name in PlacementConfig.model_fields}).by_ray:
         raise typer.Exit(_serve_replicas(options))
     for name, field in PlacementConfig.model_fields.items():

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 from support.serve_command import Serve, command
+from typer.main import get_command
+from typer.testing import CliRunner
 
-from radixkv.cli.config_file import mistyped_variables, read_config_file
+from radixkv.cli.config_file import CONFIGS, mistyped_variables, read_config_file
+from radixkv.cli.main import app
+from radixkv.cluster import run as cluster_run
 from radixkv.config import EngineConfig, ModelConfig
 from radixkv.ray import local
 from radixkv.ray.options import ApplicationOptions
@@ -173,6 +177,44 @@ def test_a_mistyped_variable_is_ignored_with_a_hint(serve: Serve) -> None:
         for name in ("SERVICE_HOST", "SERVICE_PORT", "PORT_8000_TCP", "PORT_8000_TCP_ADDR", "PORT_8000_TCP_PROTO")
     }
     assert mistyped_variables({**of_a_kubernetes_service, "RADIXKV_CACHE": "/x"}, ["port", "host", "config"]) == {}
+
+
+@pytest.mark.parametrize("name", ["serve", "replica", "ingress"])
+def test_every_option_of_a_configuration_has_its_variable(name: str) -> None:
+    """A replica ignored those of its queue, its grace and its model."""
+    configured = {field for config in CONFIGS for field in config.model_fields}
+    parameters = get_command(app).commands[name].params  # type: ignore[attr-defined]
+    variables = {each.name: each.envvar for each in parameters if each.name in configured}
+    assert {"model", "max_queue", "grace_seconds", "chat_template"} <= variables.keys()
+    assert variables == {field: f"RADIXKV_{field.upper()}" for field in variables}
+
+
+def test_a_replica_reads_the_variables_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[tuple[str | None, ServerConfig]] = []
+
+    def run_replica(model: str | None, options: object, listen: str, secret: str, config: ServerConfig) -> int:
+        received.append((model, config))
+        return 0
+
+    monkeypatch.setattr(cluster_run, "run_replica", run_replica)
+    of_server = {"MODEL": "a/model", "MAX_QUEUE": "7", "GRACE_SECONDS": "5", "STEP_TIMEOUT": "9"}
+    variables = {f"RADIXKV_{name}": text for name, text in of_server.items()}
+    result = CliRunner().invoke(app, ["replica"], env={"RADIXKV_REPLICA_SECRET": "0123456789abcdef", **variables})
+    assert result.exit_code == 0, result.output
+    config = ServerConfig(model="a/model", max_queue=7, grace_seconds=5.0, step_timeout=9.0)
+    assert received == [("a/model", config)]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["replica"], ["ingress", "--replica", "a=http://127.0.0.1:1"]], ids=lambda words: words[0]
+)
+def test_replicas_and_ingresses_report_a_mistyped_variable(arguments: list[str]) -> None:
+    """An ingress and its replicas may have one environment: what is the other's is not mistyped."""
+    shared = {"RADIXKV_PORT": "8001", "RADIXKV_STEP_TIMEOUT": "9", "RADIXKV_REPLICA_SECRET": "short"}
+    result = CliRunner().invoke(app, arguments, env={**shared, "RADIXKV_MAX_QUEU": "9"})
+    assert (
+        result.stderr == "radixkv: RADIXKV_MAX_QUEU is not an option, and is ignored; did you mean RADIXKV_MAX_QUEUE?\n"
+    )
 
 
 @pytest.mark.parametrize("option", ["--disk-cache", "--store-key-file", "--record-trace"])
