@@ -119,7 +119,9 @@ async def _start(
     deadlines = service.deadlines(body)
     with client_errors(body.request_field_names):
         if body.best_of not in (None, body.num_choices):
-            raise ValueError(f"best_of: expected n={body.num_choices}, got {body.best_of}: more are not supported")
+            raise ValueError(
+                f"best_of: expected n={body.num_choices}, got {body.best_of}: all that is generated is returned"
+            )
         sent = _sent_prompts(body)
         for prompt in sent:
             if isinstance(prompt, str):

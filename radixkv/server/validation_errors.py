@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Any
 
 from fastapi import Request
@@ -31,10 +32,10 @@ _Path = tuple[int | str, ...]
 
 
 def in_words(error: RequestValidationError, request: Request) -> tuple[str, str | None]:
-    """A message of the first three validation errors, and the field of the request that it names first.
+    """A message of the first three places that are wrong, and the field of the request that it names first.
 
     Args:
-        error: holds all of them; a union has one per member.
+        error: holds all of pydantic's errors; a union has one per member.
         request: that is wrong.
     """
     located = []
@@ -45,9 +46,13 @@ def in_words(error: RequestValidationError, request: Request) -> tuple[str, str 
         is_in_body, path = each["loc"][0] == "body", each["loc"][1:]
         located.append((_path_in(error.body, path, each["type"] == "missing") if is_in_body else path, each))
     fields = _fields_of(request)
-    said = [each for each in located if not _is_of_another_member(*each, located)][:_MAX_SAID]
-    param = next((part for path, _ in said for part in path if isinstance(part, str)), None)
-    return "; ".join(_one_in_words(*each, fields) for each in said), param
+    by_path: dict[_Path, list[Any]] = {}
+    for path, each in located:
+        if not _is_of_another_member(path, each, located):
+            by_path.setdefault(path, []).append(each)
+    said = dict(islice(by_path.items(), _MAX_SAID))
+    param = next((part for path in said for part in path if isinstance(part, str)), None)
+    return "; ".join(_in_words(path, errors, fields) for path, errors in said.items()), param
 
 
 def _fields_of(request: Request) -> Collection[str]:
@@ -88,24 +93,61 @@ def _inner_path(value: Any, path: _Path) -> _Path | None:
 
 
 def _is_of_another_member(path: _Path, error: Any, all_errors: Sequence[tuple[_Path, Any]]) -> bool:
-    """Whether an error only says that a value is not of one union member's type, while another member says what is wrong."""
-    return error["type"].endswith("_type") and any(
-        other[: len(path)] == path and (len(other) > len(path) or not found["type"].endswith("_type"))
+    """Whether an error is of a member of a union that a value fits less well than another, which says what is wrong.
+
+    Either it only says that the value is not of the member's type, or the other member accepts more entries of a list.
+    """
+    return any(
+        _is_further(other, path)
+        or (
+            error["type"].endswith("_type")
+            and other[: len(path)] == path
+            and (len(other) > len(path) or not found["type"].endswith("_type"))
+        )
         for other, found in all_errors
     )
 
 
-def _one_in_words(path: _Path, error: Any, fields: Collection[str]) -> str:
-    """One of pydantic's errors."""
-    location, context = ".".join(map(str, path)) or "body", error.get("ctx", {})
+def _is_further(path: _Path, other: _Path) -> bool:
+    """Whether a path leads to a later entry of the same list. All lists are validated up to their first wrong entry."""
+    for part, of_other in zip(path, other, strict=False):
+        if part != of_other:
+            return isinstance(part, int) and isinstance(of_other, int) and part > of_other
+    return False
+
+
+def _in_words(path: _Path, errors: Sequence[Any], fields: Collection[str]) -> str:
+    """Pydantic's errors for one value, of which a union has several."""
+    location = ".".join(map(str, path)) or "body"
+    expected = list(dict.fromkeys(map(_expected, errors)))
+    if path and all(expected):
+        *most, last = expected
+        either = f"{', '.join(most)} or {last}" if most else last
+        return f"{location}: expected {either}, got {_QUOTED.repr(errors[0]['input'])}"
+    return "; ".join(_one_in_words(location, path, each, fields) for each in errors)
+
+
+def _expected(error: Any) -> str:
+    """What one of pydantic's errors says that it expected; empty: it says something else."""
+    if error["type"] == "model_attributes_type":
+        return "an object"
+    message: str = error["msg"]
+    return message.removeprefix(_PYDANTIC_OPENING) if message.startswith(_PYDANTIC_OPENING) else ""
+
+
+def _one_in_words(location: str, path: _Path, error: Any, fields: Collection[str]) -> str:
+    """One of pydantic's errors that names no other type or value."""
+    context = error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
             is_name = len(path) == 1 and len(location) <= _LONGEST_NAME
             return f"{location}: unknown or not supported" + (hint(location, fields, _LIKE_A_FIELD) if is_name else "")
-        case "model_attributes_type" if not path:
+        case "model_attributes_type" | "missing" if not path:
             return "body: expected a JSON object, sent with content-type: application/json"
         case "missing":
             return f"{location}: required"
+        case "string_pattern_mismatch":
+            return f"{location}: expected a text like {context['pattern']}, got {_QUOTED.repr(error['input'])}"
         case "union_tag_not_found":
             return f"{location}.type: required"
         case "union_tag_invalid":
@@ -114,7 +156,4 @@ def _one_in_words(path: _Path, error: Any, fields: Collection[str]) -> str:
             unit = "characters" if kind.startswith("string") else "entries"
             bound = f"at most {context['max_length']}" if kind.endswith("long") else f"at least {context['min_length']}"
             return f"{location}: expected {bound} {unit}, got {len(error['input'])}"
-    if error["msg"].startswith(_PYDANTIC_OPENING):
-        expected = error["msg"].removeprefix(_PYDANTIC_OPENING)
-        return f"{location}: expected {expected}, got {_QUOTED.repr(error['input'])}"
     return f"{location}: {error['msg']}"

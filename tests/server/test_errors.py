@@ -89,7 +89,16 @@ def test_invalid_values_are_named(http: httpx.Client, change: dict[str, Any], pa
         ({"response_format": {"type": "xml"}}, "response_format.type: expected one of 'text', 'json_object', "),
         ({"response_format": {}}, "response_format.type: required"),
         ({"List": 1}, "List: unknown or not supported"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: expected a valid string, got 5; "),
+        (
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages.0.content: expected a valid string or a valid list, got 5",
+        ),
+        ({"stop": 5}, "stop: expected a valid string or a valid list, got 5"),
+        ({"response_format": 5}, "response_format: expected an object, got 5"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools.0.function.name: expected a text like ^[a-zA-Z0-9_.:-]{1,128}$, got 'a b'",
+        ),
         ({"messages": [{"content": "x"}]}, "messages.0.role: required"),
         ({"Stop": "x"}, "Stop: unknown or not supported; did you mean stop?"),
         ({"max_token": 5}, "max_token: unknown or not supported; did you mean max_tokens?"),
@@ -107,6 +116,43 @@ def test_messages_have_the_field_what_it_takes_and_the_value(
     assert said.startswith(message)
     assert len(said) < 600
     assert message.endswith("?") or "did you mean" not in said
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("completions", {"prompt": None}, "prompt: expected a valid string or a valid list, got None"),
+        ("completions", {"prompt": [1, "a"]}, "prompt.1: expected a valid integer, got 'a'"),
+        ("completions", {"prompt": ["a", 1]}, "prompt.1: expected a valid string, got 1"),
+        ("completions", {"prompt": [[1], [2, "a"]]}, "prompt.1.1: expected a valid integer, got 'a'"),
+        (
+            "completions",
+            {"prompt": [None]},
+            "prompt.0: expected a valid integer, a valid string or a valid list, got None",
+        ),
+        (
+            "completions",
+            {"prompt": "a", "n": 2, "best_of": 1},
+            "best_of: expected n=2, got 1: all that is generated is returned",
+        ),
+        ("responses", {"input": None}, "input: expected a valid string or a valid list, got None"),
+        ("responses", {"input": [5]}, "input.0: expected an object, got 5"),
+        ("messages", {"system": 5}, "system: expected a valid string or a valid list, got 5"),
+        (
+            "messages",
+            {"messages": [{"role": "user", "content": {}}]},
+            "messages.0.content: expected a valid string or a ",
+        ),
+    ],
+)
+def test_a_value_of_no_accepted_type_is_told_all_of_them_once(
+    http: httpx.Client, path: str, body: dict[str, Any], message: str
+) -> None:
+    """Either each was a complaint of its own, or only one was named."""
+    needed = {"messages": {"model": "smollm2-135m-instruct", **CHAT}}.get(path, {})
+    said = http.post(f"/v1/{path}", json={**needed, **body}).json()["error"]["message"]
+    assert said.startswith(message)
+    assert ";" not in said
 
 
 @pytest.mark.parametrize(
@@ -341,6 +387,8 @@ def test_malformed_bodies_are_refused(http: httpx.Client, content: bytes) -> Non
         assert_error(response, 400)
     as_text = http.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"})
     assert_error(as_text, 400, message="body: expected a JSON object, sent with content-type: application/json")
+    empty = http.post("/v1/completions")
+    assert_error(empty, 400, message="body: expected a JSON object, sent with content-type: application/json")
     for content, message in (
         (b'{"prompt": "\xff"}', "body: expected JSON in UTF-8, got byte 0xff at 12"),
         (b"[" * 5000, "body: expected at most 128 lists and objects within each other"),
