@@ -334,9 +334,13 @@ class EngineConfig(Config):
             return given
         if not isinstance(given, Mapping):
             raise ValueError(f'speculative_config: expected such as {{"method": "tree"}} or None, got {given!r:.80}')
+        known = SpeculativeConfig.model_fields
+        unknown = next((name for name in given if name not in known), None)
+        if unknown is not None:
+            raise ValueError(f"speculative_config: {unknown!s:.80}: unknown; expected some of {', '.join(known)}")
         try:
             return SpeculativeConfig(**given)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(f"speculative_config: {error}") from None
 
     def _check_together(self) -> None:

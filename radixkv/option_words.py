@@ -119,5 +119,5 @@ def in_one_line(error: ValidationError, fields: Mapping[str, FieldInfo]) -> str:
         return str(first["ctx"]["error"])
     name = str(first["loc"][0])
     # A field that is hidden in a configuration's repr, such as a key, is hidden in errors, too.
-    got = f"{first['input']!r:.80}" if fields[name].repr else f"something else ({type(first['input']).__name__})"
+    got = f"{first['input']!r:.80}" if fields[name].repr else f"a value of type {type(first['input']).__name__}"
     return f"{name}: expected {Accepted.of(fields[name]).in_words()}, got {got}"

@@ -38,8 +38,10 @@ def read_config_file(path: Path, configs: Collection[type[Config]]) -> dict[str,
     """
     values = _read_table(path)
     known = command_line_fields(configs)
-    for name in values:
+    for name, value in values.items():
         if name not in known:
+            if isinstance(value, Mapping):
+                raise ValueError(f"{path}: {name}: unknown; expected options by name, without a table around them")
             raise ValueError(f"{path}: {name}: unknown{hint(str(name).replace('-', '_'), known)}")
     for config in configs:
         try:

@@ -89,7 +89,7 @@ def test_what_is_no_draft_is_named(answer: Any, shown: str, caplog: pytest.LogCa
 
 def test_a_drafter_alone_is_no_list() -> None:
     with pytest.raises(
-        ValueError, match=r"^speculative_config: drafters: expected a list, got something else \(Guesser\)$"
+        ValueError, match=r"^speculative_config: drafters: expected a list, got a value of type Guesser$"
     ):
         drafting(Guesser(1, VOCAB_SIZE))  # type: ignore[arg-type]
 
