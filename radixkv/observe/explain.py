@@ -135,13 +135,16 @@ def explain_after(
         decode_token: as of `decode_explanation`.
 
     Raises:
-        ValueError: the prompt has no tokens, or a text is not Unicode.
+        ValueError: a text has no tokens, or is not Unicode.
     """
+    prompts: list[list[int]] = []
     for name, text in (*(("after", each) for each in earlier), ("prompt", prompt)):
         check_unicode(name, text)
-    prompts: list[list[int]] = [tokenizer(text)["input_ids"] for text in (*earlier, prompt)]
+        prompts.append(tokenizer(text)["input_ids"])
+        if not prompts[-1]:
+            raise ValueError(f"{name}: {text!r} has no tokens; a prompt needs at least one")
     cache = PrefixCache(sum(len(tokens) // block_size + 1 for tokens in prompts), block_size)
-    for tokens in filter(None, prompts[:-1]):
+    for tokens in prompts[:-1]:
         table = cache.open(tokens)
         cache.reserve(table, len(tokens))
         cache.append(table, tokens[table.num_tokens :])

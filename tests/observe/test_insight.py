@@ -158,3 +158,12 @@ def test_the_command_explains_with_a_tokenizer_alone() -> None:
     result = CliRunner().invoke(app, ["explain", "Today is 2026-11-21. Hello", "--after", "Today is 2026-11-20. Hello"])
     assert result.exit_code == 0, result.output
     assert "against `0|.| Hello`" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"), [(["", "--after", "x"], "prompt"), (["x", "--after", "y", "--after", ""], "after")]
+)
+def test_the_command_refuses_texts_without_tokens(arguments: list[str], name: str) -> None:
+    """An empty earlier prompt was ignored, and the error for an empty prompt named an argument that the command lacks."""
+    result = CliRunner().invoke(app, ["explain", *arguments])
+    assert str(result.exception) == f"{name}: '' has no tokens; a prompt needs at least one"
