@@ -71,7 +71,9 @@ class PromptExplanation:
         lines += [str(part) for part in self.below]
         lines += [_sentence(part) for part in self.computed]
         difference = self.difference
-        if difference is not None and difference.cached and difference.prompt:
+        if difference is not None and difference.prompt and difference.position == 0:
+            lines.append("nothing cached that this prompt may share begins like it")
+        elif difference is not None and difference.prompt and difference.cached:
             lines.append(
                 f"differs at token {difference.position}: {_marked(difference.prompt)} against "
                 f"{_marked(difference.cached)}, after {_quoted(difference.before)}: put what changes after what stays"

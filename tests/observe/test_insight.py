@@ -53,6 +53,17 @@ def test_an_explanation_shows_both_texts_where_prompts_differ(llm: LLM) -> None:
     assert output.num_cached_tokens == explanation.num_reused_tokens
 
 
+def test_prompts_that_have_nothing_in_common_are_not_told_to_change_their_order() -> None:
+    """Nothing of them stays that could come first."""
+    for earlier in ([], ["--after", "Hello there"]):
+        result = CliRunner().invoke(app, ["explain", "abc def", "--after", "Hello", *earlier])
+        assert result.output.endswith(
+            "not seen before, as far as is remembered\nnothing cached that this prompt may share begins like it\n"
+        )
+    result = CliRunner().invoke(app, ["explain", "abc def", "--after", "abc xyz"])
+    assert "put what changes after what stays" in result.output
+
+
 def test_other_salts_and_disabled_reading_are_explained(llm: LLM) -> None:
     answer(llm, {"prompt": SYSTEM, "cache_salt": "theirs"})
     mine = llm.explain(SYSTEM, cache_salt="mine")
