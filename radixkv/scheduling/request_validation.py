@@ -16,6 +16,9 @@ from radixkv.sampling_params import BeamSearchParams
 if TYPE_CHECKING:
     from radixkv.scheduling.request import Request  # imports torch, which an ingress does without
 
+# Either of them sets how many blocks there are.
+_MORE_BLOCKS = "raise kv_cache_memory_bytes or num_blocks"
+
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
@@ -52,8 +55,7 @@ def validate_prompt(
     if tokens.size >= max_model_len:
         bound = ""
         if model_length > max_model_len:
-            bound = f"; the model allows {model_length}, and memory has no room for them: "
-            bound += "raise kv_cache_memory_bytes or num_blocks"
+            bound = f"; the model allows {model_length}, and memory has no room for them: {_MORE_BLOCKS}"
         raise PromptTooLongError(
             f"prompt_token_ids: {tokens.size} tokens; a sequence has at most {max_model_len}, "
             f"of which at least one is to be generated{bound}"
@@ -123,5 +125,5 @@ def validate_capacity(request: Request, capacity: Capacity) -> None:
             raise RequestTooLargeError(
                 f"{request.num_prompt_tokens} prompt tokens and up to {request.max_new_tokens} new ones of each of "
                 f"{request.num_seqs} beams need {needed} blocks of {capacity.block_size} tokens, and there are "
-                f"{capacity.num_blocks}: ask for less, or raise kv_cache_memory_bytes"
+                f"{capacity.num_blocks}: ask for less, or {_MORE_BLOCKS}"
             )

@@ -26,7 +26,11 @@ from radixkv.prompts import Prompt
         ([3], SamplingParams(n=9), "n: expected at most max_num_seqs=8 sequences, got 9"),
         ([3], BeamSearchParams(9, 4), "beam_width: expected at most max_num_seqs=8"),
         ([3], BeamSearchParams(7, 4), "beam_width: expected at most max_num_batched_tokens=6, .* got 7"),
-        ([3] * 40, BeamSearchParams(4, 12), "need 22 blocks of 4 tokens, and there are 16"),
+        (
+            [3] * 40,
+            BeamSearchParams(4, 12),
+            "need 22 blocks of 4 tokens, and there are 16: ask for less, or raise kv_cache_memory_bytes or num_blocks$",
+        ),
         ([3], SamplingParams(logit_bias={VOCAB_SIZE: 1.0}), "logit_bias"),
         ([3], BeamSearchParams(2, 4, logprobs=VOCAB_SIZE + 1), f"logprobs: expected at most {VOCAB_SIZE}, got"),
     ],
