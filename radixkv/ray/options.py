@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from radixkv.config import Config, EngineConfig, ModelConfig
 from radixkv.llm_options import LLMOptions, llm_configs
@@ -51,6 +51,14 @@ class PlacementConfig(Config):
     """GPUs of a replica."""
     ray_address: str | None = None
     """Join the Ray cluster at this address: auto, or 10.0.0.1:6379. By default a local one, which ends with the server."""
+
+    @field_validator("ray_address")
+    @classmethod
+    def _is_address(cls, given: str | None) -> str | None:
+        host, _, port = (given or "").rpartition(":")
+        if given not in (None, "auto") and not (host and port.isdecimal()):
+            raise ValueError(f"ray_address: expected auto or HOST:PORT, got {given!r:.80}")
+        return given
 
     def _check_together(self) -> None:
         if self.max_replicas is not None and self.max_replicas < self.min_replicas:
