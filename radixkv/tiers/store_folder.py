@@ -159,7 +159,8 @@ class FolderLock:
             owner = self._file.read().strip() or "another process"
             self._file.close()
             raise StoreInUseError(
-                f"{folder} is written by {owner}, and only one may: others take another folder, or only read"
+                f"{folder} is written by {owner}, and only one may: others take another disk_cache, or read this one with "
+                "disk_cache_read_only"
             ) from None
         except OSError:
             self._file.close()

@@ -43,7 +43,8 @@ def test_blocks_are_there_after_a_restart(open_tier: OpenTier) -> None:
 
 def test_the_second_owner_is_refused_with_the_firsts_id(open_tier: OpenTier) -> None:
     first = open_tier()
-    with pytest.raises(StoreInUseError, match=rf"written by process {os.getpid()} on "):
+    advice = "others take another disk_cache, or read this one with disk_cache_read_only"
+    with pytest.raises(StoreInUseError, match=rf"written by process {os.getpid()} on .*, and only one may: {advice}$"):
         open_tier()
     first.close()
     open_tier()
