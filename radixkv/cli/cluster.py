@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from radixkv.cli.config_file import report_mistyped_variables
+from radixkv.cli.extras import needing_extra
 from radixkv.cli.options import command_line_fields, with_options_of
 from radixkv.config import EngineConfig, ModelConfig
 from radixkv.llm_options import LLMOptions
@@ -49,10 +50,8 @@ def replica(
 
     # Before torch is imported; this process is a server and nothing else.
     limit_primitive_cache(os.environ)
-    try:
+    with needing_extra("cluster"):
         from radixkv.cluster.run import run_replica
-    except ImportError as error:
-        raise ValueError(f"{error.name} is not installed: pip install 'radixkv[cluster]'") from error
 
     secret = _secret(secret_file)
     config = ServerConfig(**{name: options.pop(name) for name in _OF_REPLICA})
@@ -79,11 +78,9 @@ def ingress(
     from radixkv.model.without_torch import forgo_torch
 
     forgo_torch()  # this process is an ingress and nothing else
-    try:
+    with needing_extra("cluster"):
         from radixkv.cluster.membership import parse_replica
         from radixkv.cluster.run import run_ingress
-    except ImportError as error:
-        raise ValueError(f"{error.name} is not installed: pip install 'radixkv[cluster]'") from error
 
     secret = _secret(secret_file)
     model_config = ModelConfig(**{name: options.pop(name) for name in _READING})

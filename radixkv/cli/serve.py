@@ -11,6 +11,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from radixkv.cli.config_file import CONFIGS, read_config_file, report_mistyped_variables
+from radixkv.cli.extras import needing_extra
 from radixkv.cli.options import command_line_fields, with_options_of
 from radixkv.llm_options import LLMOptions, llm_configs
 from radixkv.ray.options import ApplicationOptions, PlacementConfig
@@ -59,10 +60,8 @@ def serve(config: ConfigFile = None, **options: Any) -> None:
 
     # Before torch is imported; this process is a server and nothing else.
     limit_primitive_cache(os.environ)
-    try:
+    with needing_extra("server"):
         from radixkv.server.run import run_server
-    except ImportError as error:
-        raise ValueError(f"{error.name} is not installed: pip install 'radixkv[server]'") from error
 
     server = ServerConfig(**{name: options.pop(name) for name in ServerConfig.model_fields})
     llm_options = cast(LLMOptions, options)
@@ -73,9 +72,7 @@ def serve(config: ConfigFile = None, **options: Any) -> None:
 def _serve_replicas(options: dict[str, Any]) -> int:
     """The exit status of a server whose engines Ray Serve places."""
     application = ApplicationOptions.of_parts(options, own_socket=True)
-    try:
+    with needing_extra("ray"):
         from radixkv.ray.local import serve_replicas
 
         return serve_replicas(application)
-    except ImportError as error:
-        raise ValueError(f"{error.name} is not installed: pip install 'radixkv[ray]'") from error

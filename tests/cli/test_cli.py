@@ -16,7 +16,9 @@ from support.preloaded_process import COMMAND_LINE, run_preloaded
 
 from radixkv.cli import cluster
 from radixkv.cli.demo import QUESTIONS, SYSTEM
+from radixkv.cli.extras import needing_extra
 from radixkv.cli.main import main
+from radixkv.errors import MissingPackageError
 
 
 def radixkv(
@@ -160,6 +162,15 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("radixkv.cli.main.app", Mock(side_effect=ImportError("redis is not installed")))
     result = radixkv("doctor")
     assert (result.returncode, result.stderr) == (1, "radixkv: redis is not installed\n")
+
+
+def test_only_a_module_that_is_not_there_is_called_not_installed() -> None:
+    """Any error of an import was: "None is not installed"."""
+    advice = r"^uvicorn is not installed: pip install 'radixkv\[server\]'$"
+    with pytest.raises(MissingPackageError, match=advice), needing_extra("server"):
+        raise ModuleNotFoundError(name="uvicorn")
+    with pytest.raises(ImportError, match=r"^shared_cache: redis is not installed$"), needing_extra("server"):
+        raise ImportError("shared_cache: redis is not installed")
 
 
 def test_a_secret_in_another_encoding_is_named(tmp_path: Path) -> None:
