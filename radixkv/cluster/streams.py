@@ -39,7 +39,7 @@ from radixkv.cluster.prefix_reuse import reuses_prefixes
 from radixkv.cluster.received import Received
 from radixkv.cluster.wire import decode_beams, decode_delta, encode_accepted, encode_request, encode_sender
 from radixkv.engine.clearing import NamespaceSelection
-from radixkv.engine.resumable import check_resumable
+from radixkv.engine.resume_checks import check_resumable
 from radixkv.outputs import BeamSearchOutput, RequestMetrics, RequestOutput
 from radixkv.prompts import Prompt, with_answer_form
 from radixkv.routing import Placement, Router, prompt_hashes

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from radixkv.cache.arguments import is_number, is_whole
-from radixkv.engine.resumable import check_resumable
+from radixkv.engine.resume_checks import check_resumable
 from radixkv.engine.sampled_token import append_token, prepare_sampling
 from radixkv.outputs import FINISH_REASONS, CompletionOutput
 from radixkv.sampling_params import SamplingParams
