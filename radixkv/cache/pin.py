@@ -33,7 +33,7 @@ class Pin:
         elif self.expires_at is None:
             until = "until released"
         else:
-            until = f"until the cache's clock shows {self.expires_at:.1f} s"
+            until = "until it expires"
         return f"Pin({self.num_tokens} tokens, {until})"
 
 
