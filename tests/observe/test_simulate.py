@@ -288,6 +288,17 @@ def test_advice(rates: dict[str, list[float]], said: str) -> None:
     assert advise(report, bytes_per_token=2**17) == said
 
 
+@pytest.mark.parametrize("answer", [[], [8, 9]], ids=["nothing", "answers"])
+def test_a_trace_in_which_no_prompt_fills_a_block_is_refused(answer: list[int], tmp_path: Path) -> None:
+    """Where answers filled blocks, all rates were 0, and few blocks were said to be enough."""
+    path = tmp_path / "trace.jsonl"
+    header = {"format": "radixkv-trace", "version": 1, "block_size": 16}
+    row = {"timestamp": 0, "hash_ids": [], "output_hash_ids": answer}
+    path.write_text(f"{json.dumps(header)}\n{json.dumps(row)}\n")
+    result = CliRunner().invoke(app, ["simulate", str(path)])
+    assert str(result.exception) == f"{path}: no prompt of this trace fills a block of 16 tokens"
+
+
 def test_the_command_writes_figures_and_a_plot(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     rows = [{"timestamp": 1000 * t, "hash_ids": [0, 1 + t % 7, 100 + t]} for t in range(60)]
@@ -300,8 +311,6 @@ def test_the_command_writes_figures_and_a_plot(tmp_path: Path) -> None:
     assert list(written["rates"]) == ["lru", "adaptive", "LRU by blocks", "Belady's bound"]
     assert written["advice"].split()[0] in result.output
     assert plot.stat().st_size > 1000
-    path.write_text(json.dumps({"timestamp": 0, "hash_ids": []}))
-    assert "no request in it has a full block" in str(CliRunner().invoke(app, ["simulate", str(path)]).exception)
     assert set(SYNTHETIC) == {"chats", "agents", "documents", "long-documents", "mixed", "scans"}
 
 

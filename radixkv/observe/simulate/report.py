@@ -220,12 +220,12 @@ def run_simulation(
         token_seconds: to compute a token of a prompt, against which a tier's loads count.
 
     Raises:
-        OSError, ValueError: an argument is invalid, or the trace has no blocks.
+        OSError, ValueError: an argument is invalid, or no prompt of the trace fills a block.
     """
     policies = parse_policies(policy)
     trace = load(name)
-    if not trace.num_distinct_blocks:
-        raise ValueError(f"{name}: no request in it has a full block, so there is nothing to reuse")
+    if not trace.num_asked_blocks:
+        raise ValueError(f"{name}: no prompt of this trace fills a block of {trace.block_size} tokens")
     num_distinct = trace.num_distinct_blocks
     specs = parse_tiers(tiers, lambda text: parse_sizes(text, num_distinct, "--tier")[0])
     report = simulate(name, trace, parse_sizes(blocks, num_distinct), policies, console)
