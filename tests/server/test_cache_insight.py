@@ -94,7 +94,12 @@ def test_an_explanation_does_not_show_strangers_each_others_prompts(llm: LLM, sh
         async with AsyncLLM(llm) as engine, make_client(engine, shows_prompts_without_keys=shows) as client:
             body = {"prompt": PROMPT, **ONE_TOKEN}
             assert (await client.post("/v1/completions", json=body)).status_code == 200
-            probe = {"prompt": "zzz", "explain_cache": True, "cache": {"read": False, "write": False}, **ONE_TOKEN}
+            probe = {
+                "prompt": "You are zzz",
+                "explain_cache": True,
+                "cache": {"read": False, "write": False},
+                **ONE_TOKEN,
+            }
             (explanation,) = (await client.post("/v1/completions", json=probe)).json()["cache_explanations"]
             assert (explanation["difference"] is not None) == shows
             assert ("library" in explanation["text"]) == shows
