@@ -145,3 +145,8 @@ class BeamSearchOutput:
     num_cached_tokens: int
     metrics: RequestMetrics
     aborted: bool = False
+
+    @property
+    def num_generated_tokens(self) -> list[int]:
+        """Tokens of each beam beyond the prompt."""
+        return [len(beam.tokens) - self.num_prompt_tokens for beam in self.sequences]

@@ -206,13 +206,11 @@ class Generation:
                         self.prompt_logprobs[prompt] = delta.prompt_logprobs
                     elif delta.aborted:
                         raise DrainingError(_CUT_SHORT)
-                    outputs = self._outputs(delta)
-                    if not isinstance(delta, RequestOutput):
-                        left_out = delta.sequences[self._num_choices :]
-                        self._num_tokens_left_out += sum(len(b.tokens) - delta.num_prompt_tokens for b in left_out)
-                        if outputs:
-                            self._num_expected[prompt] = len(outputs)  # a search may find fewer than were asked for
-                    for output in outputs:
+                    else:
+                        self._num_tokens_left_out += sum(delta.num_generated_tokens[self._num_choices :])
+                        if delta.sequences:  # a search may find fewer than were asked for
+                            self._num_expected[prompt] = min(len(delta.sequences), self._num_choices)
+                    for output in self._outputs(delta):
                         choice = prompt * self._num_choices + output.index
                         if output.finish_reason == "abort":
                             raise DrainingError(_CUT_SHORT)

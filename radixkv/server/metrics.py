@@ -77,7 +77,7 @@ class RequestTimer:
         if self._last_delta_time is None and times.first_token_time is not None:
             metrics.time_to_first_token.observe(times.first_token_time - self._arrival)
         if isinstance(delta, BeamSearchOutput):
-            counts = [len(beam.tokens) - delta.num_prompt_tokens for beam in delta.sequences]
+            counts = delta.num_generated_tokens
             reasons = {index: beam.finish_reason for index, beam in enumerate(delta.sequences)}
             self._num_choices = min(self._num_choices, len(reasons))  # a search may find fewer than were asked for
             num_prompt_tokens, finished = delta.num_prompt_tokens, True
