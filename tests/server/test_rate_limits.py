@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from support.in_process_server import make_client
+from support.in_process_server import client_of, make_client
 from support.tenant_keys import bearer, entry
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
@@ -108,7 +108,7 @@ def test_a_search_that_does_not_say_how_long_it_may_be_stays_within_a_keys_limit
 
     async def main() -> None:
         tenants = Tenants(keys={"ann": entry("a", max_tokens=8)})
-        async with AsyncLLM(llm, tenants=tenants.shares) as engine, make_client(engine, tenants=tenants) as client:
+        async with client_of(llm, tenants) as client:
             messages = [{"role": "user", "content": "Count."}]
             body = {"messages": messages, "ignore_eos": True, "use_beam_search": True, "n": 2}
             answer = await client.post("/v1/chat/completions", json=body, headers=bearer("a"))
@@ -127,10 +127,7 @@ def test_what_ends_in_the_queue_is_charged_nothing(
     async def main() -> None:
         tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
         limits = RateLimits(lambda: 0.0)
-        async with (
-            AsyncLLM(llm, tenants=tenants.shares) as engine,
-            make_client(engine, tenants=tenants, rate_limits=limits, time_limits=TimeLimits(queue=0.05)) as client,
-        ):
+        async with client_of(llm, tenants, rate_limits=limits, time_limits=TimeLimits(queue=0.05)) as client:
             answer = await client.post("/v1/completions", json=BODY | fields, headers=bearer("a"))
             assert answer.status_code == 504, answer.text
             after = await client.get("/v1/models", headers=bearer("a"))
@@ -146,15 +143,7 @@ def test_a_beam_search_that_finds_fewer_than_were_asked_for_is_complete(llm: LLM
 
     async def main() -> None:
         tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
-        async with (
-            AsyncLLM(llm, tenants=tenants.shares) as engine,
-            make_client(
-                engine,
-                tenants=tenants,
-                rate_limits=RateLimits(lambda: 0.0),
-                write_log=lines.append,
-            ) as client,
-        ):
+        async with client_of(llm, tenants, rate_limits=RateLimits(lambda: 0.0), write_log=lines.append) as client:
             body = {"prompt": ["The sky is", "One"], "echo": True, **search}
             answer = (await client.post("/v1/completions", json=body, headers=bearer("a"))).json()
             assert [(choice["index"], choice["text"][:-1]) for choice in answer["choices"]] == [
@@ -174,10 +163,7 @@ def test_a_beam_search_is_charged_for_the_beams_that_it_does_not_return_too(llm:
     async def main() -> None:
         tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
         limits = RateLimits(lambda: 0.0)
-        async with (
-            AsyncLLM(llm, tenants=tenants.shares) as engine,
-            make_client(engine, tenants=tenants, rate_limits=limits) as client,
-        ):
+        async with client_of(llm, tenants, rate_limits=limits) as client:
             body = {"prompt": ["One,", "Two,"], "use_beam_search": True, "beam_width": 6, "max_tokens": 8}
             answer = await client.post("/v1/completions", json=body | {"ignore_eos": True}, headers=bearer("a"))
             usage = answer.json()["usage"]
@@ -195,10 +181,7 @@ def test_a_page_of_an_allowed_origin_can_read_what_is_left(llm: LLM) -> None:
 
     async def main() -> None:
         config = ServerConfig(cors_origins=["https://app.example"])
-        async with (
-            AsyncLLM(llm, tenants=tenants.shares) as engine,
-            make_client(engine, tenants=tenants, config=config) as client,
-        ):
+        async with client_of(llm, tenants, config=config) as client:
             for status in (200, 429):
                 answer = await client.post("/v1/completions", json=BODY, headers=headers)
                 assert answer.status_code == status
@@ -221,10 +204,7 @@ def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
 
     async def main() -> None:
         tenants = Tenants(keys=keys)
-        async with (
-            AsyncLLM(llm, tenants=tenants.shares) as engine,
-            make_client(engine, tenants=tenants, rate_limits=RateLimits(lambda: now[0])) as client,
-        ):
+        async with client_of(llm, tenants, rate_limits=RateLimits(lambda: now[0])) as client:
             for fields, param in (
                 ({"max_tokens": 11}, "max_tokens"),
                 ({"n": 3, "temperature": 1}, "n"),
@@ -266,10 +246,7 @@ def test_a_default_number_of_tokens_stays_within_a_keys_limit(llm: LLM, monkeypa
 
     async def main() -> None:
         tenants = Tenants(keys={"ann": entry("a", max_tokens=8), "bob": entry("b")})
-        async with (
-            AsyncLLM(llm, tenants=tenants.shares) as engine,
-            make_client(engine, tenants=tenants) as client,
-        ):
+        async with client_of(llm, tenants) as client:
             chat = {"messages": [{"role": "user", "content": "Count."}], "ignore_eos": True}
             for path, body in (("completions", {"prompt": "x", "ignore_eos": True}), ("chat/completions", chat)):
                 answer = await client.post(f"/v1/{path}", json=body, headers=bearer("a"))
@@ -298,10 +275,7 @@ def test_explanations_are_bounded_and_cost_nobody_who_is_refused_a_step(
     async def main() -> None:
         tenants = Tenants(keys={"ann": entry("a", requests_per_minute=1)})
         limits = RateLimits(lambda: 0.0)
-        async with (
-            AsyncLLM(llm, tenants=tenants.shares) as engine,
-            make_client(engine, tenants=tenants, rate_limits=limits) as client,
-        ):
+        async with client_of(llm, tenants, rate_limits=limits) as client:
             for prompts, status in ((17, 400), (2, 200), (1, 429)):
                 body = BODY | {"prompt": [[5, 6, 7]] * prompts, "explain_cache": True}
                 answer = await client.post("/v1/completions", json=body, headers=bearer("a"))

@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
-from support.in_process_server import make_client, serve
+from support.in_process_server import client_of, serve
 from support.replica_servers import tiny_llm
 from support.tenant_keys import bearer, entry
 
-from radixkv import LLM, AsyncLLM
+from radixkv import LLM
 from radixkv.server.rate_limits import RateLimits
 from radixkv.server.tenants import Tenants
 
@@ -27,15 +27,9 @@ def test_a_request_for_no_token_has_none_in_the_log_and_is_charged_for_none(llm:
     message = {"model": "model", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 0}
 
     async def main() -> None:
-        async with (
-            AsyncLLM(llm, tenants=tenants.shares) as engine,
-            make_client(
-                engine,
-                tenants=tenants,
-                rate_limits=RateLimits(lambda: 0.0),
-                write_log=lambda line: logged.append(json.loads(line)),
-            ) as client,
-        ):
+        async with client_of(
+            llm, tenants, rate_limits=RateLimits(lambda: 0.0), write_log=lambda line: logged.append(json.loads(line))
+        ) as client:
             left = 5000
             for path, body in (
                 ("completions", SCORED),

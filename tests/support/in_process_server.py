@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -46,6 +47,16 @@ def make_client(
     app = create_app(make_service(llm, **changes), config or ServerConfig(), write_log=write_log, tracer=tracer)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+
+@asynccontextmanager
+async def client_of(llm: LLM, tenants: Tenants, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server over this engine, which these tenants share; ``changes`` are as for `make_client`."""
+    async with (
+        AsyncLLM(llm, tenants=tenants.shares) as engine,
+        make_client(engine, tenants=tenants, **changes) as client,
+    ):
+        yield client
 
 
 def serve(llm: LLM, scenario: Callable[[httpx.AsyncClient], Awaitable[None]], **changes: Any) -> None:
