@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.model_zoo import build_supported
 from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
+from support.tiny_engine import tiny
 
 from radixkv import LLM, RequestOutput
 from radixkv.cache.block_table import BlockTable
@@ -21,10 +21,6 @@ from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.store_writer import StoreWriter
 
 HANGING = 600.0  # seconds after which something counts as hanging, however busy the machine
-
-
-def tiny(**options: Any) -> LLM:
-    return LLM(build_supported("llama"), **{"block_size": 4, "num_blocks": 400, **options})
 
 
 def begun(llm: LLM) -> Iterator[RequestOutput]:
