@@ -1,47 +1,24 @@
-"""What other projects' clients send, as recorded from their sources, and vLLM's fields that they add to it."""
+"""What other projects' clients send, as recorded from their sources, and what is said of impossible values."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import sys
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
-from support.in_process_server import make_client
+from support.client_payloads import CHAT, TEXT, post
+from support.in_process_server import serve
 from support.replica_servers import tiny_llm
 
-from radixkv import LLM, AsyncLLM
+from radixkv import LLM
 from radixkv.model.tokenizer import with_chat_template
 from radixkv.prompts import Prompt, as_chat_prompts, as_template_message
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.server.chat_messages import ChatMessage, as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.completions import CompletionRequest
-
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Name three colours."}], "temperature": 0}
-TEXT: dict[str, Any] = {"prompt": "One, two, three,", "temperature": 0}
-
-
-def run(llm: LLM, test: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as client:
-            await test(client)
-
-    asyncio.run(main())
-
-
-async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any], status: int = 200) -> Any:
-    response = await client.post(path, json=body)
-    assert response.status_code == status, response.text
-    if body.get("stream"):
-        events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
-        assert events.pop() == "[DONE]"
-        return [json.loads(event) for event in events]
-    return response.json()
 
 
 def test_lm_eval_local_completions(llm: LLM) -> None:
@@ -66,7 +43,7 @@ def test_lm_eval_local_completions(llm: LLM) -> None:
         chat = {**generate, "messages": CHAT["messages"], "stop": ["<|im_end|>"]}
         assert (await post(client, "/v1/chat/completions", chat))["choices"][0]["message"]["content"]
 
-    run(llm, test)
+    serve(llm, test)
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
@@ -130,7 +107,7 @@ def test_endpoints_of_other_models_say_so(llm: LLM) -> None:
         assert error["message"] == "there is no POST /v1/embeddings; /openapi.json describes what there is"
         assert error["type"] == "invalid_request_error"
 
-    run(llm, test)
+    serve(llm, test)
 
 
 def test_guidellm_and_vllm_bench_serve(llm: LLM) -> None:
@@ -162,7 +139,7 @@ def test_guidellm_and_vllm_bench_serve(llm: LLM) -> None:
             assert all(chunk["choices"] and chunk["usage"] is None for chunk in chunks)
             assert last["usage"]["completion_tokens"] == 4
 
-    run(llm, test)
+    serve(llm, test)
 
 
 def test_messages_as_other_services_return_them(llm: LLM) -> None:
@@ -185,7 +162,7 @@ def test_messages_as_other_services_return_them(llm: LLM) -> None:
         tokens = [(await post(client, "/tokenize", {"messages": messages}))["tokens"] for messages in (plain, sent)]
         assert tokens[0] == tokens[1]
 
-    run(llm, test)
+    serve(llm, test)
 
 
 @pytest.mark.parametrize(
@@ -205,132 +182,7 @@ def test_refusals_of_other_servers_are_what_the_assistant_said(llm: LLM, refused
         plain = await post(client, "/tokenize", asked({"content": "I will not."}))
         assert (await post(client, "/tokenize", asked(refused)))["tokens"] == plain["tokens"]
 
-    run(llm, test)
-
-
-def test_vllms_fields(llm: LLM) -> None:
-    tokenizer = llm.get_tokenizer()
-    four = tokenizer(" four", add_special_tokens=False)["input_ids"]
-
-    async def test(client: httpx.AsyncClient) -> None:
-        body = {**TEXT, "max_tokens": 3}
-        options = {"return_token_ids": True, "prompt_logprobs": 1, "request_id": "mine", "guided_decoding_backend": "x"}
-        answer = await post(client, "/v1/completions", {**body, **options})
-        (choice,) = answer["choices"]
-        assert answer["id"] == "cmpl-mine"
-        assert choice["prompt_token_ids"] == tokenizer(body["prompt"])["input_ids"]
-        assert tokenizer.decode(choice["token_ids"]) == choice["text"]
-        assert len(choice["token_ids"]) == 3
-        first, *others = choice["prompt_logprobs"]
-        assert first is None
-        for token_id, entries in zip(choice["prompt_token_ids"][1:], others, strict=True):
-            assert entries[f"{token_id}"]["decoded_token"] == tokenizer.decode([token_id])
-            assert min(entry["rank"] for entry in entries.values()) == 1
-
-        chunks = await post(client, "/v1/completions", {**body, "return_token_ids": True, "stream": True})
-        assert [i for chunk in chunks for i in chunk["choices"][0]["token_ids"]] == choice["token_ids"]
-        assert [chunk["choices"][0]["prompt_token_ids"] for chunk in chunks] == [
-            choice["prompt_token_ids"],
-            *[None] * (len(chunks) - 1),
-        ]
-
-        answer = await post(client, "/v1/chat/completions", {**CHAT, "max_tokens": 3, **options})
-        assert answer["id"] == "chatcmpl-mine"
-        assert len(answer["prompt_logprobs"]) == len(answer["prompt_token_ids"]) == answer["usage"]["prompt_tokens"]
-        assert len(answer["choices"][0]["token_ids"]) == 3
-        chat_stream = {**CHAT, "max_tokens": 3, "return_token_ids": True, "stream": True}
-        chunks = await post(client, "/v1/chat/completions", chat_stream)
-        assert chunks[0]["prompt_token_ids"] == answer["prompt_token_ids"]
-        ids = [token_id for chunk in chunks for token_id in chunk["choices"][0]["token_ids"] or []]
-        assert ids == answer["choices"][0]["token_ids"]
-
-        for change, text in (
-            ({"bad_words": ["four"]}, None),
-            ({"allowed_token_ids": four, "ignore_eos": True}, " four four four"),
-            ({"truncate_prompt_tokens": 2, "echo": True, "max_tokens": 0}, " three,"),
-            ({"truncate_prompt_tokens": -1, "echo": True, "max_tokens": 0}, body["prompt"]),
-            ({"add_special_tokens": False, "echo": True, "max_tokens": 0}, body["prompt"]),
-        ):
-            (choice,) = (await post(client, "/v1/completions", {**body, **change}))["choices"]
-            assert choice["text"] == text if text else "four" not in choice["text"]
-        truncated = await post(client, "/v1/chat/completions", {**CHAT, "max_tokens": 1, "truncate_prompt_tokens": 5})
-        assert truncated["usage"]["prompt_tokens"] == 5
-
-    run(llm, test)
-
-
-# The defaults of vLLM 0.32's request classes and of the sampling behind them, and those of fields of older versions.
-VLLM_DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(
-        ("logit_bias", "max_tokens", "seed", "stream_options", "user", "watermarking", "truncate_prompt_tokens")
-    ),
-    **dict.fromkeys(
-        ("truncation_side", "prompt_logprobs", "logprob_token_ids", "allowed_token_ids", "response_format")
-    ),
-    **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")),
-    **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern", "structural_tag", "logits_processors")),
-    **dict.fromkeys(("session_id", "return_tokens_as_token_ids", "return_token_ids", "return_mm_kwargs", "cache_salt")),
-    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "repetition_detection")),
-    **dict.fromkeys(("thinking_token_budget", "stream_interval")),
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "length_penalty": 1.0,
-    "n": 1,
-    "stop": [],
-    "stop_token_ids": [],
-    "bad_words": [],
-    "min_tokens": 0,
-    "stream": False,
-    "ignore_eos": False,
-    "skip_special_tokens": True,
-    "include_stop_str_in_output": False,
-    "spaces_between_special_tokens": True,
-    "return_token_offsets": False,
-    "mm_payload": "tensors",
-    "routed_experts_prompt_start": 0,
-    "priority": 0,
-    "request_id": "0123456789abcdef",
-}
-VLLM_CHAT_DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(("max_completion_tokens", "tools", "reasoning_effort", "documents", "chat_template")),
-    **dict.fromkeys(("chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "return_prompt_text")),
-    "logprobs": False,
-    "top_logprobs": 0,
-    "tool_choice": "none",
-    "include_reasoning": True,
-    "parallel_tool_calls": True,
-    "echo": False,
-    "add_generation_prompt": True,
-    "continue_final_message": False,
-    "add_special_tokens": False,
-}
-VLLM_COMPLETION_DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(("logprobs", "suffix", "prompt_embeds", "best_of")),
-    "echo": False,
-    "add_special_tokens": True,
-}
-
-
-@pytest.mark.parametrize("use_beam_search", [False, True])
-def test_vllms_defaults_are_accepted(llm: LLM, use_beam_search: bool) -> None:
-    async def test(client: httpx.AsyncClient) -> None:
-        for path, body, defaults in (
-            ("/v1/completions", TEXT, VLLM_COMPLETION_DEFAULTS),
-            ("/v1/chat/completions", CHAT, VLLM_CHAT_DEFAULTS),
-        ):
-            bounded = {**body, "max_tokens": 2, "use_beam_search": use_beam_search}
-            plain, full = [
-                (await post(client, path, each))["choices"][0]
-                for each in (bounded, {**VLLM_DEFAULTS, **defaults, **bounded})
-            ]
-            assert plain == full
-
-    run(llm, test)
+    serve(llm, test)
 
 
 def test_the_longest_prompt_leaves_room_for_the_default_answer(default_tokenizer: Any) -> None:
@@ -339,7 +191,7 @@ def test_the_longest_prompt_leaves_room_for_the_default_answer(default_tokenizer
         usage = (await post(client, "/v1/completions", long))["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (400 - 16, 16)
 
-    run(tiny_llm(default_tokenizer, max_model_len=400), test)
+    serve(tiny_llm(default_tokenizer, max_model_len=400), test)
 
 
 @pytest.mark.parametrize(
@@ -369,7 +221,7 @@ def test_impossible_values_are_named(llm: LLM, fields: dict[str, Any], param: st
             assert response.status_code == 400, response.text
             assert response.json()["error"]["param"] == param
 
-    run(llm, test)
+    serve(llm, test)
 
 
 def test_a_text_that_no_tokens_of_the_model_can_hold_is_refused_even_if_it_is_to_be_truncated(
@@ -386,7 +238,7 @@ def test_a_text_that_no_tokens_of_the_model_can_hold_is_refused_even_if_it_is_to
         )
         assert answer["error"]["message"].startswith(f"{message}; texts longer than that are not truncated")
 
-    run(tiny_llm(default_tokenizer, max_model_len=16), test)
+    serve(tiny_llm(default_tokenizer, max_model_len=16), test)
 
 
 def test_a_truncated_prompt_leaves_room_for_the_answer() -> None:
@@ -424,7 +276,7 @@ def test_a_conversation_is_not_truncated_for_an_answer_of_any_length(llm: LLM, m
         assert await num_kept(client, max_tokens=100_000) == length // 2
         assert await num_kept(client, max_tokens=None) == length - 64
 
-    run(llm, test)
+    serve(llm, test)
 
 
 def test_a_package_that_the_server_lacks_is_named(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,7 +290,7 @@ def test_a_package_that_the_server_lacks_is_named(llm: LLM, monkeypatch: pytest.
         assert error["param"] == "response_format"
         assert "llguidance is not installed" in error["message"]
 
-    run(llm, test)
+    serve(llm, test)
 
 
 def test_what_cannot_be_imported_for_another_reason_is_no_fault_of_the_request(
@@ -453,22 +305,4 @@ def test_what_cannot_be_imported_for_another_reason_is_no_fault_of_the_request(
         error = (await post(client, "/v1/chat/completions", CHAT, 500))["error"]
         assert error["message"] == "the server failed to answer this request"
 
-    run(llm, test)
-
-
-def test_structural_tags(llm: LLM) -> None:
-    structure = {"begin": "<city>", "schema": {"enum": ["Rome", "Oslo"]}, "end": "</city>"}
-    tag = {"triggers": ["<city"], "structures": [structure]}
-
-    async def test(client: httpx.AsyncClient) -> None:
-        for fields in (
-            {"response_format": {"type": "structural_tag", **tag}},
-            {"structured_outputs": {"structural_tag": json.dumps(tag)}},
-        ):
-            await post(client, "/v1/completions", {**TEXT, **fields, "max_tokens": 2})
-        wrong = {"type": "structural_tag", **tag, "triggers": ["nothing"]}
-        answer = await post(client, "/v1/completions", {**TEXT, "response_format": wrong}, status=400)
-        assert answer["error"]["param"] == "response_format"
-        assert "start with one of the triggers" in answer["error"]["message"]
-
-    run(llm, test)
+    serve(llm, test)
