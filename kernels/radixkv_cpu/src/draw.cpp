@@ -30,16 +30,36 @@ int bucket_of(float weight) {
     return int(bits >> kBucketShift);
 }
 
-// An exponential variate of mean 1; never 0 or infinite.
-float exponential_variate(uint64_t state, int64_t token_id) {
+// A uniform number of (0, 1), a pure function of the two.
+float uniform_number(uint64_t state, int64_t token_id) {
     uint64_t x = state + uint64_t(token_id + 1) * 0x9E3779B97F4A7C15u;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
     x ^= x >> 31;
-    // Rounded to a float last: small variates decide the draw, and keep their relative precision this way.
-    const float uniform = float(double(x >> 11) * 0x1p-53);
-    return -std::log1p(-std::clamp(uniform, 0x1p-60f, 1 - 0x1p-24f));
+    // Rounded to a float last: small numbers decide the draw, and keep their relative precision this way.
+    return std::clamp(float(double(x >> 11) * 0x1p-53), 0x1p-60f, 1 - 0x1p-24f);
 }
+
+// The race: what has the largest ratio of its weight to its exponential variate wins; the first of several.
+class Race {
+   public:
+    explicit Race(uint64_t state) : state_(state) {}
+
+    void enter(float weight, int64_t token_id) {
+        const float uniform = uniform_number(state_, token_id);
+        // The variate, of mean 1, is above its uniform number: nearly all lose without a logarithm. The factor covers rounding.
+        if (weight < highest_ * uniform * (1 - 0x1p-20f)) return;
+        const float ratio = weight / -std::log1p(-uniform);
+        if (ratio > highest_) highest_ = ratio, winner_ = token_id;
+    }
+
+    int64_t winner() const { return winner_; }
+
+   private:
+    const uint64_t state_;
+    float highest_ = -1;
+    int64_t winner_ = 0;
+};
 
 // What truncation leaves: all candidates whose buckets are above this one, and in it those that are not behind the last.
 struct Cut {
@@ -67,18 +87,11 @@ class Drawer {
     int64_t draw(const float* logits, float temperature, uint64_t state) {
         weigh(logits, temperature);
         if (!std::isfinite(total_)) return 0;
-        const auto best = [&](int64_t count, auto&& ratio) {
-            int64_t winner = 0;
-            float highest = -1;
-            for (int64_t i = 0; i < count; i++)
-                if (const float own = ratio(i); own > highest) highest = own, winner = i;
-            return winner;
-        };
-        const int64_t first = kBlockIds * best(int64_t(masses_.size()), [&](int64_t block) {
-            return masses_[block] / exponential_variate(state, -2 - block);
-        });
-        return first + best(std::min(kBlockIds, vocab_size_ - first),
-                            [&](int64_t i) { return weights_.get()[first + i] / exponential_variate(state, first + i); });
+        Race blocks(state), tokens(state);
+        for (int64_t block = 0; block < int64_t(masses_.size()); block++) blocks.enter(masses_[block], -2 - block);
+        const int64_t first = (-2 - blocks.winner()) * kBlockIds;
+        for (int64_t id = first; id < std::min(first + kBlockIds, vocab_size_); id++) tokens.enter(weights_.get()[id], id);
+        return tokens.winner();
     }
 
     int64_t draw_truncated(const float* logits, float temperature, uint64_t state, int64_t top_k, float top_p, float min_p) {
@@ -98,13 +111,10 @@ class Drawer {
             mass = cut(top_k, INFINITY).mass;  // top_p counts within what min_p and top_k have left
         }
         const Cut left = cut(top_k, top_p < 1 ? top_p * mass : INFINITY);
-        Candidate winner{-1, 0};
-        for (const Candidate& candidate : candidates_) {
-            if (!left.leaves(candidate)) continue;
-            const float ratio = candidate.weight / exponential_variate(state, candidate.id);
-            if (ratio > winner.weight) winner = {ratio, candidate.id};
-        }
-        return winner.id;
+        Race race(state);
+        for (const Candidate& candidate : candidates_)
+            if (left.leaves(candidate)) race.enter(candidate.weight, candidate.id);
+        return race.winner();
     }
 
    private:

@@ -44,7 +44,9 @@ inline void gather_candidates(const float* weights, int64_t vocab_size, float le
     const auto add = [&](F32 some, int64_t from) {
         for (uint32_t found = lanes_at_least(some, least) & lanes_left(vocab_size - from); found; found &= found - 1) {
             const int64_t id = from + __builtin_ctz(found);
-            candidates.push_back({weights[id], int32_t(id)});
+            // Made in place: of a copy, both halves would be loaded at once, before they have reached the cache.
+            Candidate& candidate = candidates.emplace_back();
+            candidate.weight = weights[id], candidate.id = int32_t(id);
         }
     };
     int64_t from = 0;
