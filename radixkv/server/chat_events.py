@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from radixkv.server.prefix_keeper import PrefixKeeper
 from radixkv.server.prompt_caching import Breakpoint
 from radixkv.server.protocol import Usage, finish_reason
 from radixkv.server.rate_limits import default_max_tokens
+from radixkv.server.reasoning_tokens import ReasoningTokens
 from radixkv.server.response_size import check_response_size
 from radixkv.server.service import Service
 from radixkv.server.tenants import Tenant
@@ -35,7 +35,7 @@ from radixkv.server.time_limits import Deadlines
 from radixkv.serving.answer_reader import PieceReader
 from radixkv.tools.chat_format import AnswerForm
 from radixkv.tools.definitions import ParsedAnswer, parsed_answer
-from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, ToolCallArguments, ToolCallBegin
+from radixkv.tools.pieces import AnswerPiece, ToolCallArguments, ToolCallBegin
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -123,21 +123,27 @@ async def start_chat(
             service, tenant, [prompt], params, body, request_id, timers, deadlines, prompt_only=prompt_only
         )
         keeper = PrefixKeeper(service.llm, tenant.name, body, breakpoints, prompt)
-        return ChatEvents(generation, prompt.answer_form, keeper, deadlines)
+        reasoning_tokens = ReasoningTokens(service.token_texts.bytes_of)
+        return ChatEvents(generation, prompt.answer_form, keeper, deadlines, reasoning_tokens)
 
 
 class ChatEvents:
     """The answers to one chat request. Iterate it once, to the end, or `collect` it, or call `close`."""
 
     def __init__(
-        self, generation: Generation, form: AnswerForm | None, keeper: PrefixKeeper, deadlines: Deadlines
+        self,
+        generation: Generation,
+        form: AnswerForm | None,
+        keeper: PrefixKeeper,
+        deadlines: Deadlines,
+        reasoning_tokens: ReasoningTokens,
     ) -> None:
         self._generation = generation
         self._form = form
         self._keeper = keeper
         self._deadlines = deadlines
         self._kept: Mapping[float, int] = {}
-        self._num_reasoning_tokens = 0
+        self._reasoning_tokens = reasoning_tokens
 
     @property
     def calls_required(self) -> bool:
@@ -146,9 +152,9 @@ class ChatEvents:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far. Those of reasoning are counted as their text comes: other tokens may come with the last of them."""
+        """Tokens so far."""
         usage = self._generation.usage
-        usage.completion_tokens_details.reasoning_tokens = self._num_reasoning_tokens
+        usage.completion_tokens_details.reasoning_tokens = self._reasoning_tokens.count
         if self._keeper.is_needed:
             usage.prompt_tokens_details.cache_write_tokens = sum(self.num_written.values())
         return usage
@@ -214,9 +220,6 @@ class ChatEvents:
         reader = PieceReader(self._form)
         # By choice: the arguments of its last call so far.
         arguments: dict[int, list[str]] = {}
-        # By choice: tokens whose text is held back, as it may be whitespace before a marker, or part of one. The next piece
-        # says whether they were reasoning.
-        num_held: Counter[int] = Counter()
         async with aclosing(aiter(self._generation)) as deltas:
             async for delta in deltas:
                 output = delta.output
@@ -226,11 +229,7 @@ class ChatEvents:
                         arguments[delta.choice] = []
                     elif isinstance(piece, ToolCallArguments):
                         arguments[delta.choice].append(piece.text)
-                num_held[delta.choice] += len(output.token_ids)
-                if any(isinstance(piece, ReasoningPiece) for piece in pieces):
-                    self._num_reasoning_tokens += num_held[delta.choice]
-                if pieces:
-                    num_held[delta.choice] = 0
+                self._reasoning_tokens.read(delta.choice, output, pieces)
                 reason = _finish_reason(output, arguments.get(delta.choice, []))
                 self._keeper.prompt_is_computed()
                 yield ChatEvent(delta.choice, pieces, output, reason, output.stop_reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator
 from typing import Any
 from unittest.mock import Mock
@@ -23,6 +24,7 @@ from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.generation import ChoiceDelta
 from radixkv.server.prefix_keeper import PrefixKeeper
 from radixkv.server.protocol import CompletionTokensDetails, PromptTokensDetails, Usage
+from radixkv.server.reasoning_tokens import ReasoningTokens
 from radixkv.server.time_limits import Deadlines, TimeLimits
 from radixkv.tools.chat_format import ChatFormat
 from radixkv.tools.definitions import ParsedAnswer, parsed_answer
@@ -163,10 +165,11 @@ def test_the_usage_counts_thoughts(thinker: LLM) -> None:
 
 
 class GenerationOfCharacters:
-    """Stands in for a `Generation`: two choices take turns, and each character is a token."""
+    """Stands in for a `Generation`: two choices take turns, and each character is a token; some arrive at once."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, at_once: int) -> None:
         self._text = text
+        self._at_once = at_once
 
     @property
     def usage(self) -> Usage:
@@ -181,24 +184,28 @@ class GenerationOfCharacters:
         )
 
     async def __aiter__(self) -> AsyncGenerator[ChoiceDelta, None]:
-        last = len(self._text) - 1
-        for position, character in enumerate(self._text):
+        for begin in range(0, len(self._text), self._at_once):
+            characters = self._text[begin : begin + self._at_once]
+            reason: Any = "stop" if begin + self._at_once >= len(self._text) else None
             for choice in range(2):
-                reason: Any = "stop" if position == last else None
-                yield ChoiceDelta(choice, 0, CompletionOutput(choice, character, [position], finish_reason=reason))
+                token_ids = [ord(character) for character in characters]
+                yield ChoiceDelta(choice, 0, CompletionOutput(choice, characters, token_ids, finish_reason=reason))
 
 
-@pytest.mark.parametrize("rest", ["", " ", "\n</think>\n\nYes."])
-def test_thoughts_count_with_the_tokens_whose_text_was_held_back(rest: str) -> None:
-    thought = "a\n\nb <c\n\n</d"
-    generation: Any = GenerationOfCharacters(thought + rest)
+@pytest.mark.parametrize("at_once", [1, 2, 5, 13, 100])
+@pytest.mark.parametrize("rest", ["", " ", "\n</think>\n\nYes.", "</think>ü"])
+def test_thoughts_count_with_the_tokens_whose_text_was_held_back(rest: str, at_once: int) -> None:
+    """But those that arrive with them, and follow, do not."""
+    thought = "a\n\nä <c\n\n</d"
+    generation: Any = GenerationOfCharacters(thought + rest, at_once)
     keeper = PrefixKeeper(Mock(), "", ChatCompletionRequest(messages=[]), [], Prompt([1]))
     form = format_of("think_open").answer_form("<think>\n", None)
-    events = ChatEvents(generation, form, keeper, Deadlines(Mock(), TimeLimits()))
+    counter = ReasoningTokens(lambda token_id: chr(token_id).encode())
+    events = ChatEvents(generation, form, keeper, Deadlines(Mock(), TimeLimits()), counter)
     for choice in asyncio.run(events.collect()):
         assert (choice.answer.reasoning or "").strip() == thought
     # Whitespace is part of a thought that ends with it, and neither that before the end tag nor the tag is.
-    assert events.usage.completion_tokens_details.reasoning_tokens == 2 * len(thought + rest.split("\n")[0])
+    assert events.usage.completion_tokens_details.reasoning_tokens == 2 * len(thought + re.split("\n|</", rest)[0])
 
 
 def test_an_async_chat_ends_with_its_answer(thinker: LLM) -> None:
