@@ -362,7 +362,9 @@ class LLM:
                 for request in requests:
                     self.engine.add(request)
                 with _progress_bar(use_tqdm, len(requests)) as bar:
-                    while not all(request.finished for request in requests):
+                    while any(not each.finished for each in requests) and all(
+                        each.failure is None for each in requests
+                    ):
                         interrupt.deliver()
                         self._use.end_abandoned()
                         bar.update(sum(request.finished for request in self.engine.step()))

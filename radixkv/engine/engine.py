@@ -57,6 +57,14 @@ from radixkv.threads import as_exception, run_outside_workers
 _QUEUE_SECONDS = 5.0
 
 
+class _BatchError(Exception):
+    """A batch raised its cause, with which its requests have failed; those that had just finished have not."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        super().__init__()
+        self.requests = requests
+
+
 class Engine:
     """Answers requests, many at a time, sharing the keys and values of common prefixes.
 
@@ -212,14 +220,29 @@ class Engine:
 
         With asynchronous scheduling, the next batch is executed before the one in flight is processed (see `Batch`).
 
+        If the model or sampling raises, the requests of that batch fail with it (`Request.failure`) and their blocks are
+        released. All others continue with the next step, those of the batch in flight included.
+
         Returns:
-            The requests that got tokens or ended; with asynchronous scheduling, those of the previous batch.
+            The requests that got tokens, ended or failed; with asynchronous scheduling, those of the previous batch.
 
         Raises:
-            Exception: whatever the model or sampling raised; the requests of that batch have then failed with it
-                (`Request.failure`), their blocks are released, and all others continue with the next step, those of the
-                batch in flight included. If scheduling raised it, no request is at fault, and none has failed.
+            Exception: whatever scheduling raised, or what raised otherwise without a request at fault: none has failed. Or
+                a batch failed, and left the cache damaged.
+            KeyboardInterrupt, SystemExit: the requests of the batch that it interrupted have failed with it.
         """
+        touched: list[Request] = []
+        try:
+            self._step(touched)
+        except _BatchError as failed:
+            self.cache.check()
+            touched += failed.requests
+        touched += self._requests.finish_ended_elsewhere()
+        self._open_cache.publish_events()
+        return list(dict.fromkeys(touched))
+
+    def _step(self, touched: list[Request]) -> None:
+        """Run one batch, and add the requests that it concerned to ``touched``."""
         in_flight = self._in_flight
         if in_flight is not None and in_flight.is_stale:
             in_flight = None  # any time may have passed since its last request ended: nothing is learned from it
@@ -229,17 +252,14 @@ class Engine:
             stays_in_flight = self._execute(batch, in_flight)
         self._in_flight = batch if stays_in_flight else None
         with self._failing_only(in_flight, None if stays_in_flight else batch):
-            touched = self._process_in_flight(in_flight, following=batch)
+            touched += self._process_in_flight(in_flight, following=batch)
         if not stays_in_flight:
             with self._failing_only(batch):
                 touched += self._process(batch)
                 if self._speculator is not None:
                     self._speculator.learn(batch)
         if not batch.chunks and in_flight is None and not self._wait_for_loads():
-            touched = self._requests.fail_first_without_room()
-        touched += self._requests.finish_ended_elsewhere()
-        self._open_cache.publish_events()
-        return list(dict.fromkeys(touched))
+            touched += self._requests.fail_first_without_room()
 
     def _schedule(self, in_flight: Batch | None) -> Batch:
         """The next batch; empty if nothing can run before the batch in flight is processed, or at all."""
@@ -298,14 +318,21 @@ class Engine:
 
     @contextmanager
     def _failing_only(self, *batches: Batch | None) -> Iterator[None]:
-        """If the code inside raises, fail the batches' requests, and no others."""
+        """If the code inside raises, fail the batches' requests, and no others.
+
+        Raises:
+            _BatchError: it raised, and some have failed.
+            BaseException: what it raised, if it concerns no unfinished request, or ends the process.
+        """
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # panics of Rust code are no `Exception`, and crashes like any other
             requests = [request for batch in batches if batch is not None for request in batch.requests]
             # What the blocks contain now is unknown: nothing more of these batches may be published.
-            self._requests.fail(requests, as_exception(error))
-            raise
+            num_failed = self._requests.fail(requests, as_exception(error))
+            if not num_failed or isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise _BatchError(requests) from error
 
     def write_behind(self) -> bool:
         """Between steps: send some of the blocks that are due to go down to the tiers; False: none are."""

@@ -80,12 +80,13 @@ class UnfinishedRequests:
                 sequence.finish_reason = "abort"
         self.discard(request)
 
-    def fail(self, requests: Iterable[Request], error: Exception) -> None:
-        """Fail those of ``requests`` that are unfinished."""
-        for request in dict.fromkeys(requests):
-            if not request.finished:
-                request.failure = error
-                self.discard(request)
+    def fail(self, requests: Iterable[Request], error: Exception) -> int:
+        """Fail those of ``requests`` that are unfinished; returns how many these were."""
+        unfinished = [request for request in dict.fromkeys(requests) if not request.finished]
+        for request in unfinished:
+            request.failure = error
+            self.discard(request)
+        return len(unfinished)
 
     def fail_first_without_room(self) -> list[Request]:
         """Fail the request that does not fit although nothing runs: blocks are pinned, and eviction cannot free them."""

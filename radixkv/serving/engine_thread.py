@@ -90,9 +90,8 @@ def refuse_in_use(engine: Engine) -> None:
 class EngineThread:
     """Runs an engine until it is stopped or dies.
 
-    A step that crashes fails the requests that were in it. The cache is then verified: if its rules hold, the engine
-    continues; if not, or if it is not known which requests the crash concerns, the engine is dead and every request fails.
-    A panic in Rust code (tokenizers, grammars), which is no `Exception`, is a crash like any other.
+    A step that crashes fails the requests that were in it, and the engine continues. If the step raises (see `Engine.step`),
+    the engine is dead, and every request fails.
 
     Args:
         engine: from `start` on, only this thread may touch it; `refuse_in_use` comes before.
@@ -228,23 +227,14 @@ class EngineThread:
 
     def _step(self) -> StepResult:
         engine = self._engine
-        try:
-            touched = engine.step()
-        except BaseException as error:
-            # Not only those that failed: requests of the previous batch may have finished in this step.
-            touched = [request for request in self._requests.values() if request.finished]
-            self._check_after_crash(error, any(request.failure is not None for request in touched))
+        touched = engine.step()
+        crash = next((request.failure for request in touched if _has_crashed(request)), None)
+        if crash is not None:
+            _log.error("a step crashed", exc_info=crash)
         for request in touched:
             if request.finished:
                 self._requests.pop(request.request_id, None)
         return StepResult(self._updates_of(touched), engine_stats(engine))
-
-    def _check_after_crash(self, error: BaseException, concerns_known_requests: bool) -> None:
-        """Raise unless the engine can continue."""
-        _log.error("a step crashed", exc_info=error)
-        if not concerns_known_requests:
-            raise error
-        self._engine.cache.check()
 
     def _updates_of(self, requests: list[Request]) -> dict[Request, RequestUpdate]:
         updates: dict[Request, RequestUpdate] = {}
@@ -280,9 +270,15 @@ class EngineThread:
                     call.refuse(reason)
 
 
+def _has_crashed(request: Request) -> bool:
+    """Whether it failed with its batch, rather than for reasons of its own."""
+    return request.failure is not None and not isinstance(request.failure, NoBlocksLeftError | StructuredOutputError)
+
+
 def _failure_of(request: Request) -> Exception:
     cause = request.failure
-    if isinstance(cause, NoBlocksLeftError | StructuredOutputError):
+    assert cause is not None
+    if not _has_crashed(request):
         return cause
     failure = StepFailedError(f"the step that request {request.request_id!r} was in crashed: {cause!r}")
     failure.__cause__ = cause

@@ -170,8 +170,7 @@ def test_a_crash_fails_the_requests_of_one_batch_and_not_those_of_the_other(
             patch.setattr(engine._runner, "run", planted)
         else:
             patch.setattr(output_processor, "append_token", planted)
-        with pytest.raises(ZeroDivisionError, match="planted"):
-            engine.step()
+        engine.step()
     engine.cache.check()
     while engine.has_unfinished_requests:
         engine.step()

@@ -66,12 +66,33 @@ def test_other_requests_go_on_after_a_failed_step(monkeypatch: pytest.MonkeyPatc
         llm.engine.add(llm.engine.request_factory.make(f"{number}", Prompt(prompt["prompt_token_ids"]), GREEDY))
     with monkeypatch.context() as patch:
         patch.setattr(llm.engine._runner, "run", lambda *arguments: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            llm.engine.step()
+        (failed,) = llm.engine.step()
+    assert isinstance(failed.failure, ZeroDivisionError)
     finished = []
     while llm.engine.has_unfinished_requests:
         finished += [request for request in llm.engine.step() if request.finished]
     assert [request.request_id for request in finished] == ["1"]
+    assert_empty(llm)
+
+
+def test_a_failed_step_of_another_request_fails_neither_generate_nor_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ran the step used to get the error, and to lose requests that were only queued."""
+    llm = tiny(max_num_seqs=1)
+    prompts = shared_prefix_prompts(3, 2)
+    expected = [tokens_of(llm, [prompt])[0] for prompt in prompts]
+    run = llm.engine._runner.run
+
+    def failing_once(*arguments: Any) -> Any:
+        monkeypatch.setattr(llm.engine._runner, "run", run)
+        raise ZeroDivisionError
+
+    running, queued = (llm.stream(prompt, GREEDY) for prompt in prompts[:2])
+    next(running)
+    monkeypatch.setattr(llm.engine._runner, "run", failing_once)
+    assert tokens_of(llm, prompts[2:]) == expected[2:]
+    assert [token for output in queued for token in output.outputs[0].token_ids] == expected[1]
+    with pytest.raises(ZeroDivisionError):
+        next(running)
     assert_empty(llm)
 
 
