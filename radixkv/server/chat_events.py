@@ -104,7 +104,7 @@ async def start_chat(
         if body.prediction is not None:
             service.check_length("prediction", body.prediction.text)
         breakpoints = body.breakpoints if breakpoints is None else breakpoints
-        timers = [RequestTimer(service.metrics, body.num_choices, deadlines.arrival)]
+        timers = [RequestTimer(service.metrics, deadlines.arrival)]
         async with deadlines.before_admission(timers):
             prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages, tools), tenant=tenant.name)
         prompt = service.with_cache_options(prompt, body, tenant)

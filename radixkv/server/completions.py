@@ -130,7 +130,7 @@ async def _start(
                 service.check_num_tokens("prompt", len(prompt))
         add_special_tokens = body.add_special_tokens is not False
         prompts: list[Prompt] = []
-        timers = [RequestTimer(service.metrics, body.num_choices, deadlines.arrival) for _ in sent]
+        timers = [RequestTimer(service.metrics, deadlines.arrival) for _ in sent]
         async with deadlines.before_admission(timers):
             for some in _turns(sent):
                 encode = partial(as_prompts, some, add_special_tokens=add_special_tokens)

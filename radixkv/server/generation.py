@@ -135,6 +135,8 @@ class Generation:
             except BaseException:
                 reservation.cancel()
                 raise
+        for timer in timers:
+            timer.admit(body.num_choices)
         deadlines.watch(streams)
         return Generation(
             service.llm.loaded,

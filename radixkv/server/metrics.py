@@ -65,12 +65,16 @@ class RequestTimer:
         arrival: of its request, by `time.monotonic`.
     """
 
-    def __init__(self, metrics: ServerMetrics, num_choices: int, arrival: float) -> None:
+    def __init__(self, metrics: ServerMetrics, arrival: float) -> None:
         self._metrics = metrics
         self._arrival = arrival
         self._last_delta_time: float | None = None
-        self._num_choices = num_choices  # not validated yet: it may be too many, or below 1
+        self._num_choices = 1  # until it is admitted, whatever it asks for
         self._finished: set[int] = set()
+
+    def admit(self, num_choices: int) -> None:
+        """The engine has taken the prompt, with so many choices."""
+        self._num_choices = num_choices
 
     def observe(self, delta: OutputDelta) -> None:
         metrics, times, now = self._metrics, delta.metrics, time.monotonic()
@@ -78,8 +82,10 @@ class RequestTimer:
             metrics.time_to_first_token.observe(times.first_token_time - self._arrival)
         if isinstance(delta, BeamSearchOutput):
             counts = delta.num_generated_tokens
-            reasons = {index: beam.finish_reason for index, beam in enumerate(delta.sequences)}
-            self._num_choices = min(self._num_choices, len(reasons))  # a search may find fewer than were asked for
+            beams = [] if delta.aborted else delta.sequences
+            reasons = {index: beam.finish_reason for index, beam in enumerate(beams)}
+            if beams:  # a search may find fewer than were asked for
+                self._num_choices = min(self._num_choices, len(beams))
             num_prompt_tokens, finished = delta.num_prompt_tokens, True
         else:
             counts = [len(output.token_ids) for output in delta.outputs]

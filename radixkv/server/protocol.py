@@ -102,8 +102,7 @@ class GenerationRequest(StructuredRequest):
     """Fields of both endpoints; null selects the default."""
 
     model: str | None = None
-    # The engine has a lower limit, which is checked later; metrics can count so many until then.
-    n: Annotated[int, Field(lt=1 << 31)] | None = None
+    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None

@@ -14,8 +14,9 @@ from support.in_process_server import make_client
 from support.server_process import ServerProcess
 
 from radixkv import LLM, AsyncLLM
+from radixkv.outputs import BeamSearchOutput, BeamSearchSequence, RequestMetrics
 from radixkv.server import chat_events, completions
-from radixkv.server.metrics import RequestTimer
+from radixkv.server.metrics import RequestTimer, ServerMetrics
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana_dashboard.json"
 
@@ -74,9 +75,9 @@ def test_all_times_of_a_request_count_from_its_arrival(llm: LLM, monkeypatch: py
     """They left out the wait for the tokenizer and for grammars to be compiled, which others' requests may make long."""
     arrivals: list[float] = []
 
-    def note_timer(metrics: Any, num_choices: int, arrival: float) -> RequestTimer:
+    def note_timer(metrics: Any, arrival: float) -> RequestTimer:
         arrivals.append(arrival)
-        return RequestTimer(metrics, num_choices, arrival)
+        return RequestTimer(metrics, arrival)
 
     for module in (chat_events, completions):
         monkeypatch.setattr(module, "RequestTimer", note_timer)
@@ -113,3 +114,18 @@ def test_all_times_of_a_request_count_from_its_arrival(llm: LLM, monkeypatch: py
                 assert output.metrics.arrival_time <= asked[-1]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_complete", [0, 1])
+def test_an_aborted_beam_search_counts_as_aborted(llm: LLM, num_complete: int) -> None:
+    """Without a complete beam it was not counted at all, and complete beams counted as finished."""
+    metrics = ServerMetrics(AsyncLLM(llm))
+    timer = RequestTimer(metrics, time.monotonic())
+    timer.admit(2)
+    beams = [BeamSearchSequence([7, 8], [], 0.0, None, "length")] * num_complete
+    timer.observe(BeamSearchOutput(beams, 1, 0, RequestMetrics(time.monotonic()), aborted=True))
+    timer.end()
+    value = metrics.registry.get_sample_value
+    assert value("radixkv:request_success_total", {"finished_reason": "abort"}) == 2
+    assert value("radixkv:request_success_total", {"finished_reason": "length"}) is None
+    assert value("radixkv:e2e_request_latency_seconds_count") == 1
