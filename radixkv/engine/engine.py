@@ -104,7 +104,7 @@ class Engine:
         try:
             self._set_up(loaded, config, clock)
         except BaseException:  # its handler may keep the engine alive, and with it everything that is open
-            self._open_cache.close(0.0)
+            self._open_cache.close(_QUEUE_SECONDS)
             raise
 
     def _set_up(self, loaded: LoadedModel, config: ResolvedEngineConfig, clock: Callable[[], float]) -> None:
