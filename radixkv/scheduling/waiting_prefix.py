@@ -53,10 +53,11 @@ class WaitingPrefix:
         """Whether it is not known yet what is below."""
         return self.look_up is not None and self.look_up.spans is None
 
-    @property
-    def waits(self) -> bool:
-        """Whether its group should not be admitted now."""
-        return not self.computes and (self.claim.yields or self.active is not None or self.is_looked_for)
+    def waits(self, now: float) -> bool:
+        """Whether its group should not be admitted now: it yields, or its look-up or load has some time left."""
+        if self.computes:
+            return False
+        return self.claim.yields or ((self.active is not None or self.is_looked_for) and now <= self.gives_up_at)
 
     @property
     def may_load(self) -> bool:

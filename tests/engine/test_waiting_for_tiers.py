@@ -16,8 +16,10 @@ from support.async_streams import HANGING
 from support.dict_tier import DictTier
 from support.tiered_llm import GREEDY, answers, evict_all, make
 
+from radixkv import SamplingParams
 from radixkv.engine import engine
 from radixkv.engine.compute_timer import ComputeTimer
+from radixkv.errors import NoBlocksLeftError
 from radixkv.prompts import Prompt
 from radixkv.serving.engine_thread import EngineThread
 from radixkv.serving.heartbeat import Heartbeat
@@ -334,3 +336,43 @@ def test_the_time_after_the_last_request_was_aborted_is_not_that_of_its_prompt(m
         engine.step()
     assert max(seconds for _, _, seconds in observed) <= 4.0
     assert (40, 40, 4.0) in observed
+
+
+class HangingLookUps(DictTier):
+    """Answers no look-up until it is allowed to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = threading.Event()
+
+    def contains_prefix(self, keys: Any) -> int:
+        assert self.may_answer.wait(600)
+        return super().contains_prefix(keys)
+
+
+def test_a_look_up_that_hangs_behind_a_request_without_room_does_not_stop_the_engine() -> None:
+    """Nobody looks at what waits behind that request, so the look-up was never given up, and the engine waited for it."""
+    tier = HangingLookUps()
+    llm = make(tiers=[tier], num_blocks=20)
+    engine, now = llm.engine, 0.0
+    assert engine.tiers is not None
+    engine.tiers.loads._clock = lambda: now
+    tier.may_answer.set()
+    llm.pin({"prompt_token_ids": list(range(10, 50))})
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    without_room = engine.request_factory.make("without room", Prompt([5, 6, 7]), params)
+    engine.add(without_room)
+    engine.step()
+    tier.may_answer.clear()
+    behind = engine.request_factory.make("behind", Prompt(list(range(100, 120))), GREEDY)
+    engine.add(behind)
+    while engine.scheduler.running:
+        engine.step()
+    assert without_room.failure is None
+    now = 1e6
+    for _ in range(100):
+        engine.step()
+    assert isinstance(without_room.failure, NoBlocksLeftError)
+    assert len(behind.sequences[0].output_token_ids) == 6
+    assert not engine.has_unfinished_requests
+    tier.may_answer.set()
