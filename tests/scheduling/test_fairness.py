@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.prefix_load_driver import Driver, unlike
 from support.scheduler_driver import SchedulerDriver, prompt, steps_to_first_token
 
 from radixkv.scheduling.batch import ScheduledChunk
@@ -260,6 +261,22 @@ def test_who_lacks_blocks_gets_its_part_of_them() -> None:
     assert steps_to_first_token(driver, modest) <= 3
     assert any(request.sequences[0].table is None for request in waiting)
     driver.run()
+
+
+def test_a_look_up_that_hangs_does_not_cost_a_tenant_its_share() -> None:
+    """All slots are taken, so no waiting group is looked at: it waited for the look-up until another tenant's group ended."""
+    driver = Driver(max_num_seqs=2)
+    for number in range(2):
+        driver.add(unlike(5000 + 100 * number, 1), max_new=100, tenant="greedy")
+    driver.step()
+    driver.loader.look_up = lambda look_up: None  # type: ignore[method-assign]
+    modest = driver.add(unlike(1000, 2), tenant="modest")
+    for _ in range(3):
+        driver.step()
+    assert driver.scheduler.num_preemptions == 0
+    driver.give_up()
+    assert modest in driver.scheduler.running
+    assert driver.scheduler.num_preemptions == 1
 
 
 def test_a_tenant_s_large_request_holds_up_its_own_and_not_the_others() -> None:
