@@ -298,10 +298,7 @@ class Admission:
                 self._require_growth(group)
         except OutOfBlocks as error:
             self._growth = None
-            for sequence in group.sequences:
-                self._blocks.abort(sequence)
-                sequence.num_computed = 0
-            group.num_shared_prefill_tokens = 0
+            self._close_tables(group)
             missing = error.needed - error.free - error.evictable
             self._retry_when[group] = _RetryWhen(available + missing, self._occupancy)
             return False
@@ -331,15 +328,20 @@ class Admission:
                 # The common tokens were evicted, perhaps for the tables before this one. If each sequence computed them
                 # again, blocks might not suffice.
                 if sequence is not first:
-                    for opened in group.sequences:
-                        self._blocks.abort(opened)
-                        opened.num_computed = 0
+                    self._close_tables(group)
                     # With the common tokens as the prompt, at least one of them is left to compute.
                     table = self._open_table(first, group.prompt[:num_common])
                 group.num_shared_prefill_tokens = num_common
                 self._cache.reserve(table, num_common)
                 return
             self._cache.reserve(table, len(sequence.token_ids))
+
+    def _close_tables(self, group: SequenceGroup) -> None:
+        """Undo `_open_tables`, however far it came."""
+        for sequence in group.sequences:
+            self._blocks.abort(sequence)
+            sequence.num_computed = 0
+        group.num_shared_prefill_tokens = 0
 
     def _open_table(self, sequence: TokenSequence, tokens: NDArray[np.int32]) -> BlockTable:
         request = sequence.request
