@@ -296,9 +296,11 @@ class Admission:
                 # How much the sequences share is known only once their tables are open.
                 self._open_tables(group)
                 self._require_growth(group)
-        except OutOfBlocks as error:
-            self._growth = None
+        except BaseException as error:
+            self._growth = None  # the group may be counted in it
             self._close_tables(group)
+            if not isinstance(error, OutOfBlocks):
+                raise
             missing = error.needed - error.free - error.evictable
             self._retry_when[group] = _RetryWhen(available + missing, self._occupancy)
             return False

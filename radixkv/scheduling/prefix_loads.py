@@ -298,8 +298,10 @@ class PrefixLoads:
         )
         try:
             cache.reserve(table, stop * size)
-        except OutOfBlocks:
+        except BaseException as error:
             cache.abort(table)
+            if not isinstance(error, OutOfBlocks):
+                raise
             return False
         load = Load(look_up.keys, spans, first, table.block_ids[first:].copy())
         seconds = self._rates.load_seconds(spans) or 0.0

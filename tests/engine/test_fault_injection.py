@@ -81,13 +81,34 @@ def test_samples_that_cannot_begin_leave_no_table_open(monkeypatch: pytest.Monke
     assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
 
 
+@pytest.mark.parametrize("params", PARAMS[::2])
+def test_a_request_that_cannot_be_admitted_leaves_no_table_open(
+    params: SamplingParams | BeamSearchParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try opened tables anew, and those of the try before kept their blocks for ever."""
+    llm = LLM(build_supported("llama"), block_size=4, num_blocks=40)
+    engine, cache = llm.engine, llm.engine.cache
+    answers(llm)  # its tables hold cached blocks from the start
+    engine.add(engine.request_factory.make("request", Prompt(STEM), params))
+    for method in ("open", "reserve", "require"):
+        with monkeypatch.context() as patch:
+            patch.setattr(cache, method, failing_at(1, getattr(cache, method)))
+            with pytest.raises(MemoryError, match="at call 1"):
+                engine.step()
+        assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
+    while engine.has_unfinished_requests:
+        engine.step()
+    cache.check()
+    assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
+
+
 def failing_at(call: int, original: Callable[..., Any]) -> Callable[..., Any]:
     calls = itertools.count(1)
 
-    def function(*arguments: Any) -> Any:
+    def function(*arguments: Any, **options: Any) -> Any:
         if next(calls) == call:
             raise MemoryError(f"at call {call}")
-        return original(*arguments)
+        return original(*arguments, **options)
 
     return function
 

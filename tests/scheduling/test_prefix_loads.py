@@ -8,6 +8,7 @@ import threading
 import pytest
 from support.prefix_load_driver import SHORT_STEM, SIZE, STEM, Driver, unlike
 
+from radixkv.cache import BlockTable
 from radixkv.routing import PrefillRate
 from radixkv.tiers.load import LookUp
 from radixkv.tiers.rates import Rates
@@ -263,6 +264,25 @@ def test_a_load_that_is_given_up_before_it_is_read_keeps_no_other_from_being_loa
     driver.add([*SHORT_STEM, *unlike(3000, 2)])
     driver.step()
     assert driver.loads.num_loads == 3
+
+
+def test_a_load_that_cannot_get_its_blocks_leaves_no_table_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    driver.add([*STEM, *unlike(1000, 2)])
+    reserve = driver.cache.reserve
+
+    def fail_late(table: BlockTable, num_tokens: int) -> None:
+        reserve(table, num_tokens)
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.cache, "reserve", fail_late)
+        with pytest.raises(MemoryError):
+            driver.step()
+    assert driver.cache.num_free_blocks == 100
+    driver.cache.check()
+    driver.finish_running_and_waiting()
+    assert driver.cache.num_available_blocks == 100
 
 
 def test_a_look_up_that_waits_for_what_is_being_written_keeps_no_other_from_being_found() -> None:
