@@ -355,6 +355,7 @@ class Engine:
         """Forget what is cached for the selected namespaces, in tiers too, except what running requests use."""
         with nullcontext() if self.tiers is None else self.tiers.clearing_groups_once():
             cleared = clear(self.cache, selection)
+        self._requests.note_cleared(selection)
         if selection.name is not None:
             self.pins.store_again(selection.name)
         self._open_cache.publish_events()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 
 from radixkv.cache import PrefixCache
+from radixkv.engine.clearing import NamespaceSelection
 from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.errors import NoBlocksLeftError
 from radixkv.scheduling.request import Request
@@ -59,6 +60,15 @@ class UnfinishedRequests:
         for request in requests:
             self.finish(request)
         return requests
+
+    def note_cleared(self, selection: NamespaceSelection) -> None:
+        """What is cached for the selected namespaces was cleared: requests that have begun publish nothing more.
+
+        Their block tables do so already, but a request that is preempted gets a new one when it resumes.
+        """
+        for request in self._by_id.values():
+            if request.namespace in selection and request.num_cached_tokens is not None:
+                request.write_cache = False
 
     def finish(self, request: Request) -> None:
         """End a request whose sequences have all ended."""

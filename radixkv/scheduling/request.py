@@ -47,7 +47,7 @@ class Request:
         end_token_ids: tokens that end a sample; with ``ignore_eos`` those that end what a grammar asks for, else none.
         namespace: only prefixes cached under the same namespace are shared.
         read_cache: reuse cached prefixes.
-        write_cache: publish what is computed.
+        write_cache: publish what is computed; False, too, once the cache was cleared while the request was answered.
         priority: lower values are admitted earlier, preempted later, and evicted later.
         tenant: on whose behalf; tenants share fairly, and a priority is one among its tenant's own requests.
         arrival: number of requests that arrived before; set by the scheduler.

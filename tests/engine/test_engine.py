@@ -63,6 +63,30 @@ def test_preemption_changes_no_token(expected: Callable[[int, int], list[list[in
     assert_empty(llm)
 
 
+@pytest.mark.parametrize("queue", ["running", "waiting"])
+def test_what_was_cleared_is_not_cached_again_when_its_sequence_resumes(queue: str) -> None:
+    """A preempted sequence got a new block table, which published all of it, down to disks and shared stores."""
+    llm = tiny(num_blocks=20)
+    engine = llm.engine
+    params = SamplingParams(temperature=0.0, max_tokens=45, ignore_eos=True)
+    first, secret = (
+        engine.request_factory.make(name, Prompt(list(range(start, start + 10)), namespace=name), params)
+        for name, start in (("first", 5), ("secret", 50))
+    )
+    engine.add(first)
+    engine.add(secret)
+    engine.step()
+    while not any(group.request is secret for group in getattr(engine.scheduler, queue)):
+        engine.step()
+    llm.reset_prefix_cache()
+    while engine.has_unfinished_requests:
+        engine.step()
+    assert engine.scheduler.num_preemptions > 0
+    assert engine.cache.match(secret.sequences[0].token_ids, "secret") == 0
+    tokens_of(llm, [{"prompt_token_ids": secret.prompt_token_list, "cache_salt": "secret"}])
+    assert engine.cache.match(secret.prompt_token_list, "secret") == 10  # what is asked for later is cached
+
+
 @pytest.mark.parametrize("caching", [True, False])
 def test_beams_that_gave_way_find_room_again_when_their_prompt_is_no_longer_cached(caching: bool) -> None:
     """Separately, the three beams would need 39 blocks, of which there are 30: their common part is computed once."""
