@@ -64,11 +64,14 @@ class UnfinishedRequests:
     def note_cleared(self, selection: NamespaceSelection) -> None:
         """What is cached for the selected namespaces was cleared: requests that have begun publish nothing more.
 
-        Their block tables do so already, but a request that is preempted gets a new one when it resumes.
+        Their block tables do so already, but a request that is preempted gets a new one when it resumes. What
+        drafters have noted for these requests is dropped: it may have been cached.
         """
         for request in self._by_id.values():
             if request.namespace in selection and request.num_cached_tokens is not None:
                 request.write_cache = False
+                for sequence in request.sequences:
+                    sequence.drafts = None
 
     def finish(self, request: Request) -> None:
         """End a request whose sequences have all ended."""

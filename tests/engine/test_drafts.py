@@ -192,27 +192,52 @@ def test_what_was_said_before_is_drafted_from_the_tree() -> None:
     assert "prefix" not in stranger.metrics.drafts
 
 
-def test_samples_get_drafts_from_an_earlier_answer_to_their_prompt(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a sequence without any token was given one, and a sample has its first token from the beginning."""
-    drafted: list[int] = []
+@pytest.fixture
+def drafted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens that were drafted from other answers to the same prompt."""
+    token_ids: list[int] = []
     draft = AnswerDrafter.draft
 
     def noting(drafter: AnswerDrafter, context: DraftContext, max_tokens: int) -> Draft:
         found = draft(drafter, context, max_tokens)
-        drafted.extend(found.token_ids)
+        token_ids.extend(found.token_ids)
         return found
 
+    monkeypatch.setattr(AnswerDrafter, "draft", noting)
+    return token_ids
+
+
+def test_samples_get_drafts_from_an_earlier_answer_to_their_prompt(plain: LLM, drafted: list[int]) -> None:
+    """Only a sequence without any token was given one, and a sample has its first token from the beginning."""
     llm = drafting(num_blocks=200)
     prompt = {"prompt_token_ids": [4, 5, 6]}
     one, two = (SamplingParams(n=n, temperature=1.0, seed=1, max_tokens=24, ignore_eos=True) for n in (1, 2))
     expected = [sample.token_ids for sample in plain.generate(prompt, two)[0].outputs]
     (earlier,) = llm.generate(prompt, one)
-    monkeypatch.setattr(AnswerDrafter, "draft", noting)
+    assert not drafted
     (output,) = llm.generate(prompt, two)
     assert [sample.token_ids for sample in output.outputs] == expected
     assert expected[0] == earlier.outputs[0].token_ids
     assert drafted
     assert {*drafted} <= {*expected[0]}
+
+
+def test_a_cleared_answer_is_drafted_from_no_more(drafted: list[int]) -> None:
+    """A sequence kept the earlier answer to its prompt, and the next tokens showed what it said."""
+    llm = drafting(num_blocks=200)
+    prompt = list(range(10, 60))
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
+    engine = llm.engine
+    request = engine.request_factory.make("again", Prompt(prompt), params)
+    engine.add(request)
+    while not drafted:
+        engine.step()
+    llm.reset_prefix_cache()
+    drafted.clear()
+    while not request.finished:
+        engine.step()
+    assert not drafted
 
 
 def test_a_request_that_does_not_read_the_cache_gets_no_drafts_from_it() -> None:
