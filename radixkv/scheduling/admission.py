@@ -80,8 +80,13 @@ class Admission:
     def begin_step(self) -> None:
         """Forget what was noted for the step before."""
         self._looked_up.clear()
+        self._in_flight_prefixes.begin_step()
         self._first_without_room = None
         self._growth = self._usage = None
+
+    def note_stalled(self, group: SequenceGroup) -> None:
+        """A prompt in progress gets no tokens in this step, so shorter ones that begin like it do not wait for it."""
+        self._in_flight_prefixes.note_stalled(group)
 
     def forget(self, group: SequenceGroup) -> None:
         """Forget a group that was started, or is gone."""

@@ -1,8 +1,8 @@
 """Groups that wait for a prefix that a running group is computing right now, so that it is computed once.
 
 Sixteen equal prompts that arrive together cost one: the first is computed, the others wait until what they share with it is
-published, chunk by chunk, and are admitted then. The wait ends when the prefix is published, or when it will not be: because
-its owner no longer runs, or the cache was cleared under it.
+published, chunk by chunk, and are admitted then. The wait ends when the prefix is published, or when it will not be, or not
+soon: because its owner no longer runs, or the cache was cleared under it, or the owner's own prompt waits for other prompts.
 """
 
 from __future__ import annotations
@@ -34,6 +34,15 @@ class InFlightPrefixes:
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
         self._prefixes: dict[SequenceGroup, _InFlightPrefix] = {}
+        self._stalled: set[SequenceGroup] = set()
+
+    def begin_step(self) -> None:
+        """Forget which owners got no tokens in the step before."""
+        self._stalled.clear()
+
+    def note_stalled(self, owner: SequenceGroup) -> None:
+        """A running group whose prompt is in progress gets no tokens in this step; nobody waits for it."""
+        self._stalled.add(owner)
 
     def forget(self, group: SequenceGroup) -> None:
         """``group`` no longer waits."""
@@ -42,7 +51,7 @@ class InFlightPrefixes:
     def should_wait(self, group: SequenceGroup, running: dict[SequenceGroup, None]) -> bool:
         """Whether one of ``running`` will soon publish at least a block more of the group's prompt than is cached now."""
         prefix = self._prefixes.get(group)
-        if prefix is not None:
+        if prefix is not None and prefix.owner not in self._stalled:
             owner = prefix.owner
             if owner in running and _publishes(owner) and owner.sequences[0].num_computed < prefix.num_tokens:
                 return True
@@ -72,14 +81,14 @@ class InFlightPrefixes:
                 return True
         return False
 
-    @staticmethod
-    def _owners(group: SequenceGroup, running: Iterable[SequenceGroup]) -> Iterable[SequenceGroup]:
+    def _owners(self, group: SequenceGroup, running: Iterable[SequenceGroup]) -> Iterable[SequenceGroup]:
         """Groups that are being prefilled and whose prefixes ``group`` may share, without priority inversion."""
         request = group.request
         return (
             owner
             for owner in running
             if owner.num_pending > 1
+            and owner not in self._stalled
             and _publishes(owner)
             and owner.request.namespace == request.namespace
             and owner.request.priority <= request.priority

@@ -296,6 +296,8 @@ class Scheduler:
             elif long is None:
                 long, reserved = group, budget - budget // 2
                 budget -= reserved
+            else:
+                self._admission.note_stalled(group)
         budget -= self._admit_waiting(chunks, budget, long is not None)
         if long is not None:
             self._schedule_chunks(chunks, long, budget + reserved)

@@ -51,6 +51,24 @@ def test_an_urgent_request_does_not_wait_for_a_less_urgent_prompt_nor_for_its_pr
     driver.run()
 
 
+def test_a_short_prompt_does_not_wait_for_a_prefix_whose_owner_gets_no_tokens() -> None:
+    """It waited until an urgent long prompt was computed, which left half of each step to short ones, the owner nothing."""
+    driver = SchedulerDriver(budget=16)
+    long, urgent = ([token for stem in stems for token in stem] for stems in (STEMS, reversed(STEMS)))
+    owner = driver.add(long)
+    driver.step()
+    driver.add([7, *urgent], priority=-1)
+    driver.step()
+    short = [driver.add([*long[:20], end]) for end in (1, 2)]
+    driver.step()
+    assert owner.sequences[0].num_computed == 16
+    assert short[0] in driver.admitted
+    assert short[1] not in driver.admitted  # for the first one's prefix it does wait
+    driver.step()
+    assert short[1] in driver.admitted
+    driver.run()
+
+
 def test_nothing_waits_for_a_prefix_that_will_not_be_cached() -> None:
     driver = SchedulerDriver(budget=32)
     text = list(range(40))
