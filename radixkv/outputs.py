@@ -39,7 +39,7 @@ class RequestMetrics:
 
     Attributes:
         loaded_tokens: reused prompt tokens that were loaded for this request from tiers below the pool, by the tier's medium.
-        load_seconds: from the decision to load until they were in the pool.
+        load_seconds: from the decision to load, or to wait for a load of another request, until they were in the pool.
         drafts: those of all its samples, by source (see `radixkv.drafting`).
     """
 

@@ -22,8 +22,8 @@ class ActiveLoad:
         tokens: of the prefix up to the end of the load, encoded; its last block may be partly filled.
         block_size: tokens per block.
         seconds: that it is expected to take, without the loads before it.
-        begun_at: when its blocks were reserved.
         gives_up_at: when it takes longer than it is worth.
+        waiting: since when each group waits for it.
         is_ending: whether it was cancelled, and ends once no chunk of it is being written.
     """
 
@@ -32,9 +32,8 @@ class ActiveLoad:
     tokens: bytes
     block_size: int
     seconds: float
-    begun_at: float
     gives_up_at: float
-    waiting: dict[SequenceGroup, None] = field(default_factory=dict)
+    waiting: dict[SequenceGroup, float] = field(default_factory=dict)
     is_ending: bool = False
 
     @property
@@ -51,16 +50,16 @@ class ActiveLoad:
         """Whole blocks that a prefix has in common with this one."""
         return common_tokens(tokens, 0, self.tokens) // self.block_size
 
-    def note_loaded(self, metrics: RequestMetrics, tokens: bytes, media: list[str], now: float) -> None:
+    def note_loaded(self, metrics: RequestMetrics, tokens: bytes, media: list[str], seconds: float) -> None:
         """Record in a new request's metrics what was loaded for it.
 
         Args:
             metrics: of the request.
             tokens: of its prompt, encoded; the last is always computed, for its logits.
             media: the name of each tier.
-            now: when the load ended.
+            seconds: for which the request waited for the load.
         """
-        metrics.load_seconds += now - self.begun_at
+        metrics.load_seconds += seconds
         # A load for another prompt counts in part: its whole blocks that are common.
         num_common = common_tokens(tokens, 0, self.tokens)
         if num_common * TOKEN_BYTES < len(self.tokens):

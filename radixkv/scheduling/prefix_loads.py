@@ -256,10 +256,10 @@ class PrefixLoads:
         if shared is not None:
             active, num_common = shared
             prefix.active = active
-            allowed = self._allowed_seconds((num_common - num_cached) * self._cache.block_size)
-            prefix.gives_up_at = self._clock() + allowed
+            now, allowed = self._clock(), self._allowed_seconds((num_common - num_cached) * self._cache.block_size)
+            prefix.gives_up_at = now + allowed
             self._claims.set(prefix.claim, self._num_blocks(group) - num_common, loading=True)
-            active.waiting[group] = None
+            active.waiting[group] = now
             return True
         if self._active.reader_hangs():
             self._end_waiting(prefix)
@@ -306,7 +306,7 @@ class PrefixLoads:
         load = Load(look_up.keys, spans, first, table.block_ids[first:].copy())
         seconds = self._rates.load_seconds(spans) or 0.0
         now, allowed = self._clock(), self._allowed_seconds(self._num_tokens(look_up, spans))
-        active = ActiveLoad(load, table, tokens, size, seconds, now, now + allowed, {group: None})
+        active = ActiveLoad(load, table, tokens, size, seconds, now + allowed, {group: now})
         self._active.add(active)
         prefix.active, prefix.gives_up_at = active, math.inf  # the load has a deadline of its own
         prefix.num_loads += 1
@@ -356,7 +356,8 @@ class PrefixLoads:
         # Blocks that no other table holds are now evictable or free; the first group that waited claims them.
         num_freed = cache.num_available_blocks - num_available
         is_whole = load.num_loaded == len(load.block_ids)
-        for group in active.waiting:
+        now = self._clock()
+        for group, since in active.waiting.items():
             prefix = self._prefixes.get(group)
             if prefix is not None:
                 prefix.end_load(is_whole)
@@ -364,7 +365,7 @@ class PrefixLoads:
                     self._claims.set(prefix.claim, prefix.claim.num_blocks + num_freed, loading=False)
                     num_freed = 0
             if group.request.num_cached_tokens is None:
-                active.note_loaded(group.request.metrics, _encoded(group.prompt), self._media, self._clock())
+                active.note_loaded(group.request.metrics, _encoded(group.prompt), self._media, now - since)
 
 
 def _encoded(tokens: NDArray[np.integer]) -> bytes:

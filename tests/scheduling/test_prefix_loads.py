@@ -106,6 +106,21 @@ def test_one_that_shares_the_beginning_of_a_load_claims_what_it_needs_besides() 
     assert wait.claim.num_blocks == 3
 
 
+def test_the_time_before_a_request_joins_a_load_is_not_time_that_it_waited_for_it() -> None:
+    """Its ``load_seconds`` used to be those of the whole load, and more than it had existed."""
+    driver = Driver()
+    first = driver.add([*STEM, *unlike(1000, 2)])
+    driver.step()
+    driver.now = 2.0
+    joins = driver.add([*STEM, *unlike(2000, 2)])
+    driver.step()
+    driver.now = 3.0
+    driver.loader.finish()
+    driver.step()
+    assert [group.request.metrics.load_seconds for group in (first, joins)] == [3.0, 1.0]
+    assert first.request.metrics.loaded_tokens == joins.request.metrics.loaded_tokens == {"tier": 60 * SIZE}
+
+
 def test_no_tenant_is_preempted_for_a_group_that_leaves_blocks_to_others() -> None:
     """It would not be admitted in that step; the preempted one would be, and preempted again and again."""
     driver = Driver(max_num_seqs=2)
