@@ -107,10 +107,12 @@ class UnfinishedRequests:
         if group is None:
             return []
         request = group.request
-        cache = self._cache
+        num_needed = self._scheduler.num_blocks_awaited(group)
+        num_blocks, num_available = self._cache.num_blocks, self._cache.num_available_blocks
         request.failure = NoBlocksLeftError(
-            f"request {request.request_id!r} needs more blocks than can be had: "
-            f"{cache.num_free_blocks} free and {cache.num_evictable_blocks} evictable of {cache.num_blocks}"
+            f"request {request.request_id!r} needs {num_needed} blocks besides what is cached of it, and only "
+            f"{num_available} of {num_blocks} can be had, because {num_blocks - num_available} are pinned: "
+            "unpin prefixes, ask for less, or raise kv_cache_memory_bytes or num_blocks"
         )
         self.discard(request)
         return [request]

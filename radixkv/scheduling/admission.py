@@ -77,6 +77,10 @@ class Admission:
         """The first group that did not fit in this step."""
         return self._first_without_room
 
+    def num_blocks_awaited(self, group: SequenceGroup) -> int:
+        """How many blocks must be available for a group that did not fit."""
+        return self._retry_when[group].num_blocks
+
     def begin_step(self) -> None:
         """Forget what was noted for the step before."""
         self._looked_up.clear()

@@ -88,6 +88,10 @@ class Scheduler:
         """The first group that did not fit in the last step."""
         return self._admission.first_without_room
 
+    def num_blocks_awaited(self, group: SequenceGroup) -> int:
+        """How many blocks must be available for a group that did not fit in the last step."""
+        return self._admission.num_blocks_awaited(group)
+
     def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
         """Set what each tenant may have, from the next step on."""
         self.shares.tenants = tenants

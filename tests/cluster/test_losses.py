@@ -97,7 +97,7 @@ def test_replicas_that_are_full_are_no_loss() -> None:
 
 
 def pinned_full(_: int) -> tuple[list[bytes], bool]:
-    return [encode_error(NoBlocksLeftError("request 'one' needs more blocks than can be had: 0 free"))], False
+    return [encode_error(NoBlocksLeftError("request 'one' needs 3 blocks, and only 2 of 4 can be had"))], False
 
 
 @pytest.mark.parametrize(("num_replicas", "num_requests"), [(1, 1), (4, 2)])
@@ -109,7 +109,7 @@ def test_what_pins_leave_no_room_for_is_tried_on_one_more_replica_and_is_not_los
     streams = streams_over(*replicas, wait_seconds=HANGING)
     with (
         caplog.at_level(logging.INFO),
-        pytest.raises(NoBlocksLeftError, match=r"^request 'one' needs more blocks than can be had: 0 free$"),
+        pytest.raises(NoBlocksLeftError, match=r"^request 'one' needs 3 blocks, and only 2 of 4 can be had$"),
     ):
         asyncio.run(tokens(streams))
     assert sum(replica.num_requests for replica in replicas) == num_requests
