@@ -153,7 +153,7 @@ class Admission:
 
     def tenants_wanting_more(self) -> list[str]:
         """Those whose running and waiting sequences together exceed an equal share, by weight, of all."""
-        return self._count_usage().tenants_wanting_more(self._waiting.num_seqs)
+        return self._count_usage().tenants_wanting_more()
 
     def next_group(self, max_tokens: int | None, before: Request | None) -> SequenceGroup | None:
         """Take the next group that fits out of the queue, tenants in turn, and open its tables; None: there is none.

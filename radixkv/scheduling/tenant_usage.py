@@ -53,7 +53,8 @@ class TenantUsage:
             self.num_seqs[group.request.tenant] += group.num_seqs
         self.active = {*self.num_seqs, *waiting}
         # What is admitted or preempted in this step does not change its tenant's demand.
-        self._level = shares.level({tenant: self._demand(tenant, waiting) for tenant in self.active}, max_num_seqs)
+        self._demands = {tenant: self._demand(tenant, waiting) for tenant in self.active}
+        self._level = shares.level(self._demands, max_num_seqs)
 
     def add(self, group: SequenceGroup, uncharged: float = 0.0) -> None:
         """Count a group that runs from now on: neither it nor any group whose waiting would void its claim is then preempted.
@@ -75,12 +76,12 @@ class TenantUsage:
             self._floor = min(self._floor, self._counters[tenant])
             del self._running[group]
 
-    def tenants_wanting_more(self, waiting: Mapping[str, int]) -> list[str]:
-        """Tenants whose running and waiting sequences together exceed an equal share of all, by weight."""
+    def tenants_wanting_more(self) -> list[str]:
+        """Tenants whose running and waiting sequences together exceeded an equal share of all, by weight, at that moment."""
         return [
             tenant
-            for tenant in self.active
-            if self._demand(tenant, waiting) > self._shares.part(tenant, self.active, self._max_num_seqs)
+            for tenant, demand in self._demands.items()
+            if demand > self._shares.part(tenant, self.active, self._max_num_seqs)
         ]
 
     def exceeds_limit(self, group: SequenceGroup) -> bool:
