@@ -94,18 +94,13 @@ class TenantUsage:
         running = self.num_seqs[tenant]
         return limit is not None and running > 0 and running + group.num_seqs > limit
 
-    def within_part(self, group: SequenceGroup) -> bool:
-        """Whether the group's tenant would run no more than its share of the sequences with it."""
-        tenant = group.request.tenant
-        return self.num_seqs[tenant] + group.num_seqs <= self._seqs_part(tenant)
-
     def may_hold_up_others(self, group: SequenceGroup) -> bool:
         """Whether other tenants have to wait for a group that does not fit and may no longer be passed.
 
         A group whose tenant already runs its share holds up only that tenant's other waiting groups. Once the running ones
         have ended, the tenant has nothing running, so no group, however large, waits for ever.
         """
-        return self.num_seqs[group.request.tenant] == 0 or self.within_part(group)
+        return self.num_seqs[group.request.tenant] == 0 or self._within_part(group)
 
     def has_claim(self, group: SequenceGroup) -> bool:
         """Whether the group comes before all groups of tenants that already have their share.
@@ -113,7 +108,7 @@ class TenantUsage:
         By counters alone, a tenant that asks twice in a row would wait until those that always ask have caught up.
         """
         in_turn = self._lowest_floor_of(group.request.tenant) <= self._floor
-        return in_turn and self.within_part(group) and not self.exceeds_limit(group)
+        return in_turn and self._within_part(group) and not self.exceeds_limit(group)
 
     def victims_for_seqs(self, group: SequenceGroup, missing: int) -> list[SequenceGroup]:
         """The running groups to preempt so that ``missing`` more sequences of ``group`` can run; none if they are too few."""
@@ -150,6 +145,11 @@ class TenantUsage:
             if used[tenant] > self._blocks_part(tenant) and self._claims_hold(group, self._counters[tenant], victim):
                 return [victim]
         return []
+
+    def _within_part(self, group: SequenceGroup) -> bool:
+        """Whether the group's tenant would run no more than its share of the sequences with it."""
+        tenant = group.request.tenant
+        return self.num_seqs[tenant] + group.num_seqs <= self._seqs_part(tenant)
 
     def _candidates(self, group: SequenceGroup, size: Callable[[SequenceGroup], int]) -> list[SequenceGroup]:
         """Groups of other tenants that may be preempted for ``group``, first those of the tenant with the most.
