@@ -82,7 +82,7 @@ class Batch:
     @property
     def requests(self) -> list[Request]:
         """The requests whose tokens are computed."""
-        return list({chunk.group.request.request_id: chunk.group.request for chunk in self.chunks}.values())
+        return list(dict.fromkeys(chunk.group.request for chunk in self.chunks))
 
     @property
     def is_stale(self) -> bool:
