@@ -91,11 +91,8 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        return sum([chunk.num_tokens for chunk in self.chunks]) + self.num_drafts
-
-    @property
-    def num_drafts(self) -> int:
-        return sum([len(draft) for draft in self.drafts.values()])
+        num_drafts = sum([len(draft) for draft in self.drafts.values()])
+        return sum([chunk.num_tokens for chunk in self.chunks]) + num_drafts
 
     @property
     def sampling_states(self) -> list[SamplingState]:
