@@ -43,8 +43,8 @@ class SequenceBlocks:
 
     def trim(self, sequence: TokenSequence) -> None:
         """Give back the blocks that were reserved for drafts that proved wrong."""
-        if sequence.table is not None:
-            self._cache.trim(sequence.table, sequence.num_computed)
+        assert sequence.table is not None
+        self._cache.trim(sequence.table, sequence.num_computed)
 
     def reserve_next_slots(self, groups: Collection[SequenceGroup]) -> bool:
         """Make the next slot of every sequence writable, in one call; False, with nothing changed, if blocks run out."""
