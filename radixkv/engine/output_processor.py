@@ -85,7 +85,7 @@ class OutputProcessor:
             prices = costs(budgets.values(), served, self._clock() - self._step_began)
             for request, price in zip(budgets, prices, strict=True):
                 if price > 0:
-                    scheduler.shares.charge(request.tenant, computed=price / COMPUTED_TOKEN_COST)
+                    scheduler.shares.charge_cost(request.tenant, price)
         for request, failure in zip(budgets, settle(budgets.values()), strict=True):
             if failure is None or request.failure is not None:
                 continue
@@ -152,7 +152,7 @@ class OutputProcessor:
             sequence.num_computed += 1
             self._blocks.publish_at_block_boundary(sequence)
         if draft:
-            self._scheduler.shares.charge(request.tenant, generated=num_right)
+            self._scheduler.shares.charge_generated(request.tenant, num_right)
             self._blocks.trim(sequence)
         return num_right
 

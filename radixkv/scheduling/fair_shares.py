@@ -82,15 +82,12 @@ class FairShares:
             floor = max((self.counter(other) for other in running), default=0.0)
         self._counters[tenant] = max(self.counter(tenant), floor)
 
-    def charge(self, tenant: str, *, computed: float = 0, generated: int = 0) -> None:
-        """Count tokens that were served to the tenant.
+    def charge_generated(self, tenant: str, num_tokens: int) -> None:
+        """Count tokens of answers that were generated for the tenant."""
+        self.charge_cost(tenant, GENERATED_TOKEN_COST * num_tokens)
 
-        Args:
-            tenant: whose request it is.
-            computed: of prompts.
-            generated: of answers.
-        """
-        cost = COMPUTED_TOKEN_COST * computed + GENERATED_TOKEN_COST * generated
+    def charge_cost(self, tenant: str, cost: float) -> None:
+        """Count work that was done for the tenant, in costs of a computed token."""
         self._serve(tenant, cost / self.share(tenant).weight)
 
     def charge_prompt(self, request: Request, num_tokens: int, num_reused: int) -> None:

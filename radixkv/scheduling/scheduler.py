@@ -167,7 +167,7 @@ class Scheduler:
             if completes and group.request.metrics.first_token_time is None and len(group.request.sequences) == 1:
                 generated[group.request.tenant] += group.num_seqs - 1
         for tenant, num_tokens in generated.items():
-            self.shares.charge(tenant, generated=num_tokens)
+            self.shares.charge_generated(tenant, num_tokens)
         return chunks
 
     def reserve_decoding(self) -> bool:

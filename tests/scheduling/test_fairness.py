@@ -370,5 +370,5 @@ def test_an_impossible_number_of_sequences_is_refused(count: Any) -> None:
 def test_among_equal_tenants_the_one_served_longest_ago_goes_first(waiting: dict[str, int]) -> None:
     shares = FairShares()
     for tenant, generated in (("b", 1), ("a", 1), ("b", -1), ("a", -1)):
-        shares.charge(tenant, generated=generated)
+        shares.charge_generated(tenant, generated)
     assert shares.in_turn(waiting) == ["new", "b", "a"]

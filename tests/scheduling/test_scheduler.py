@@ -17,7 +17,7 @@ def test_the_tokens_of_all_samples_are_charged(max_new: int, monkeypatch: pytest
     driver = SchedulerDriver(max_num_seqs=8)
     charged: list[int] = []
     monkeypatch.setattr(
-        driver.scheduler.shares, "charge", lambda tenant, generated=0, **others: charged.append(generated)
+        driver.scheduler.shares, "charge_generated", lambda tenant, num_tokens: charged.append(num_tokens)
     )
     driver.add(tail(0, 8), n=5, max_new=max_new)
     driver.run()
@@ -235,7 +235,7 @@ def test_a_prompt_that_is_preempted_and_admitted_again_in_one_step_gets_one_chun
     prompts = [first, second]
     scheduler._preempt(second)  # as for a decoding group that needs its blocks
     # So that its prompt comes after the other's, which lets it in before itself.
-    scheduler.shares.charge("b", computed=1000)
+    scheduler.shares.charge_cost("b", 1000)
     chunks: list[ScheduledChunk] = []
     scheduler._schedule_prompts(chunks, prompts, 128)
     assert {chunk.group for chunk in chunks} == {first, second}
