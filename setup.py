@@ -54,7 +54,7 @@ setup(
     ext_modules=[
         Extension(f"radixkv_cpu.libradixkv_cpu_{name}", SOURCES, extra_compile_args=[*COMMON, *flags], optional=True)
         for name, flags in VARIANTS.items()
-        if platform.machine() in ("x86_64", "AMD64")
+        if platform.machine() == "x86_64"
     ],
     cmdclass={"build_ext": BuildVariants},
 )
