@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCES = sorted(str(path) for path in Path("kernels/radixkv_cpu/src").glob("*.cpp"))
@@ -50,11 +51,18 @@ class BuildVariants(build_ext):
         return [path for path in super().get_outputs() if Path(path).exists()]
 
 
+class AnyPythonWheel(bdist_wheel):
+    """A wheel for one platform and every Python: see `BuildVariants`."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 setup(
     ext_modules=[
         Extension(f"radixkv_cpu.libradixkv_cpu_{name}", SOURCES, extra_compile_args=[*COMMON, *flags], optional=True)
         for name, flags in VARIANTS.items()
         if platform.machine() == "x86_64"
     ],
-    cmdclass={"build_ext": BuildVariants},
+    cmdclass={"bdist_wheel": AnyPythonWheel, "build_ext": BuildVariants},
 )

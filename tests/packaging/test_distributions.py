@@ -102,9 +102,9 @@ def names_in_sdist(distributions: Path) -> set[str]:
 
 def test_both_have_the_version_and_the_licence(distributions: Path) -> None:
     version = radixkv.__version__
-    # The wheel holds compiled code, so its name ends with the platform.
+    # The wheel holds compiled code, so its name ends with the platform; ctypes loads that, so any Python will do.
     wheel, sdist = sorted((path.name for path in distributions.iterdir()), key=lambda name: name.endswith(".gz"))
-    assert wheel.startswith(f"radixkv-{version}-")
+    assert wheel.startswith(f"radixkv-{version}-py3-none-linux_")
     assert wheel.endswith(".whl")
     assert sdist == f"radixkv-{version}.tar.gz"
     assert f"radixkv-{version}.dist-info/licenses/LICENSE" in names_in_wheel(distributions)
