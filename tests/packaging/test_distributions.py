@@ -11,12 +11,13 @@ import tarfile
 import tomllib
 import venv
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import radixkv
 import radixkv_cpu
@@ -118,6 +119,24 @@ def test_the_version_stands_in_one_place() -> None:
     sources = [ROOT / "pyproject.toml", *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))]
     found = [path.relative_to(ROOT) for path in sources if f'"{radixkv.__version__}"' in path.read_text()]
     assert found == [Path("radixkv/__init__.py")]
+
+
+def test_whatever_the_tests_need_is_pinned() -> None:
+    """httpx-aiohttp was not, so the tests ran with whichever version came out last."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+
+    def required(requirements: list[str]) -> Iterator[str]:
+        for requirement in map(Requirement, requirements):
+            if requirement.name == "radixkv":
+                for extra in requirement.extras:
+                    yield from required(extras[extra])
+            else:
+                yield canonicalize_name(requirement.name)
+
+    constraints = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {canonicalize_name(name) for name, equals, _ in (line.partition("==") for line in constraints) if equals}
+    assert {*required(project["dependencies"]), *required(extras["test"])} <= pinned
 
 
 def test_the_wheel_has_all_that_runs_and_nothing_else(distributions: Path) -> None:
