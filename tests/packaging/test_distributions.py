@@ -147,6 +147,8 @@ def test_the_wheel_has_all_that_runs_and_nothing_else(distributions: Path) -> No
     for path in (ROOT / "radixkv" / "server" / "static").iterdir():
         assert f"radixkv/server/static/{path.name}" in names
     assert {"radixkv/py.typed", "radixkv_kernels/py.typed", "radixkv/bench/results/cache.json"} <= names
+    results = {name for name in names if name.startswith("radixkv/bench/results/")}
+    assert {Path(name).suffix for name in results} == {".json"}  # pictures are the documentation's
     compiled = {f"radixkv_cpu/{path.name}" for path in Path(radixkv_cpu.__file__).parent.glob("*.so")}
     assert {name for name in names if name.endswith(".so")} == compiled
     version = radixkv.__version__
