@@ -16,6 +16,9 @@ PUBLIC_MODULES = {
     "radixkv.config": "reference/config.md",
     "radixkv.errors": "reference/errors.md",
     "radixkv.cache": "reference/cache.md",
+    "radixkv.cluster": "reference/cluster.md",
+    "radixkv.ray": "reference/ray.md",
+    "radixkv.routing": "reference/routing.md",
     "radixkv.testing": "reference/testing.md",
     "radixkv_kernels": "reference/kernels.md",
 }
