@@ -11,8 +11,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from radixkv.cli.config_file import CONFIGS, read_config_file, report_mistyped_variables
-from radixkv.cli.extras import needing_extra
 from radixkv.cli.options import command_line_fields, with_options_of
+from radixkv.extras import needing_extra
 from radixkv.llm_options import LLMOptions, llm_configs
 from radixkv.ray.options import ApplicationOptions, PlacementConfig
 from radixkv.server.config import ServerConfig

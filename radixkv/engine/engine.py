@@ -81,7 +81,7 @@ class Engine:
             cannot be bound.
         TypeError: a drafter is not a `Drafter`.
         OSError: a folder or a file that ``config`` names cannot be written, or another process has it.
-        ImportError: what ``config`` asks for needs a package that is not installed.
+        MissingPackageError: what ``config`` asks for needs a package that is not installed.
         UnsupportedModelError: the model's attention cannot run over blocks.
         MemoryError: no room for the blocks.
     """

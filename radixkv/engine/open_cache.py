@@ -10,6 +10,7 @@ from radixkv.config import EngineConfig
 from radixkv.drafting.tree_index import TreeIndex
 from radixkv.engine.kv_tiers import KVTiers
 from radixkv.engine.open_tiers import open_tiers
+from radixkv.extras import needing_extra
 from radixkv.memory import KVPool
 from radixkv.model.loader import LoadedModel
 from radixkv.routing import PrefillRate
@@ -99,15 +100,11 @@ def open_publisher(config: EngineConfig) -> ZmqEventPublisher | None:
     """Listen at the configured addresses; None: events are not to be published.
 
     Raises:
-        ImportError: pyzmq or msgspec is not installed; the message names the extra that brings them.
+        MissingPackageError: pyzmq or msgspec is not installed.
         ValueError: an address cannot be bound.
     """
     if config.kv_events_endpoint is None:
         return None
-    try:
+    with needing_extra("events", "kv_events_endpoint"):
         from radixkv.observe.kv_events import ZmqEventPublisher
-    except ImportError as error:
-        raise ImportError(
-            f"kv_events_endpoint: {error.name} is not installed: pip install 'radixkv[events]'"
-        ) from error
     return ZmqEventPublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 
 from radixkv.cache import CacheEvent, PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine.block_fingerprint import block_fingerprint
 from radixkv.engine.kv_tiers import MANY_BLOCKS, KVTiers, OpenTiers
+from radixkv.extras import needing_extra
 from radixkv.memory import KVPool
 from radixkv.model.loader import LoadedModel
 from radixkv.routing import PrefillRate
@@ -56,7 +57,7 @@ def open_tiers(
         publish: takes events of what host memory and the disk hold; any thread calls it. None: none are recorded.
 
     Raises:
-        ImportError: a key needs cryptography, or a server redis, and that is not installed.
+        MissingPackageError: a key needs cryptography, or a server redis, and that is not installed.
         OSError: a file of a key or a secret cannot be read.
         StoreInUseError: another process writes to the folder.
         TypeError: one of ``tiers`` is not a `Tier`.
@@ -100,9 +101,11 @@ def _store_key(config: EngineConfig) -> bytes | None:
         return None
     key = read_key(None if config.store_key_file is None else Path(config.store_key_file))
     if key is not None:
-        _require_package("store_key_file", "cryptography", "encryption")
+        with needing_extra("encryption", "store_key_file"):
+            importlib.import_module("cryptography")
     if config.shared_cache is not None and is_server(config.shared_cache):
-        _require_package("shared_cache", "redis", "redis")
+        with needing_extra("redis", "shared_cache"):
+            importlib.import_module("redis")
     return key
 
 
@@ -178,8 +181,3 @@ def _size(name: str, size: str | int, least: int) -> int:
     if num_bytes < least:
         raise ValueError(f"{name}: expected at least the {least} bytes that one block takes, got {size!r}")
     return num_bytes
-
-
-def _require_package(option: str, package: str, extra: str) -> None:
-    if find_spec(package) is None:
-        raise ImportError(f"{option}: {package} is not installed: pip install 'radixkv[{extra}]'")

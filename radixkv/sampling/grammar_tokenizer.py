@@ -6,6 +6,8 @@ import json
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from radixkv.extras import needing_extra
+
 if TYPE_CHECKING:
     import llguidance
 
@@ -19,12 +21,14 @@ def grammar_tokenizer(tokenizer: Any, vocab_size: int, eos_token_ids: Collection
         eos_token_ids: any of them ends an answer.
 
     Raises:
-        ImportError: llguidance is not installed.
+        MissingPackageError: llguidance is not installed.
         ValueError: there is no fast backend.
     """
-    import llguidance
-    import llguidance.hf
     import transformers
+
+    with needing_extra("server", "structured_outputs"):
+        import llguidance
+        import llguidance.hf
 
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
         raise ValueError(

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.errors import MissingPackageError, StructuredOutputError
+from radixkv.errors import StructuredOutputError
 from radixkv.model.text_interface import TextInterface
 from radixkv.sampling.grammar_budget import GrammarBudget
 from radixkv.sampling.grammar_tokenizer import grammar_tokenizer
@@ -224,7 +224,10 @@ class GrammarCompiler:
 
     def _prepared_tokenizer(self) -> llguidance.LLTokenizer:
         with self._lock:
-            self._tokenizer = self._tokenizer or self._make_tokenizer()
+            if self._tokenizer is None:
+                loaded = self._loaded
+                tokenizer = loaded.require_tokenizer()
+                self._tokenizer = grammar_tokenizer(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
             return self._tokenizer
 
     def _compile(self, kind: str, text: str, frame: str | None) -> GrammarState:
@@ -254,18 +257,6 @@ class GrammarCompiler:
             name = f"structured_outputs: {kind}" if kind != _NOTHING else "tools: a schema of their parameters"
             raise ValueError(f"{name} cannot be followed: {locate_refusal(schemas, message)}")
         return GrammarState(matcher, tokenizer.vocab_size, self._shared, GrammarBudget())
-
-    def _make_tokenizer(self) -> llguidance.LLTokenizer:
-        loaded = self._loaded
-        tokenizer = loaded.require_tokenizer()
-        try:
-            return grammar_tokenizer(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "llguidance":
-                raise
-            raise MissingPackageError(
-                "structured_outputs: llguidance is not installed: pip install 'radixkv[server]'"
-            ) from error
 
 
 def _kind_and_text(spec: StructuredOutputsParams) -> tuple[str, str]:

@@ -22,6 +22,7 @@ import uvicorn
 import uvloop
 
 from radixkv.config import EngineConfig
+from radixkv.extras import needing_extra
 from radixkv.llm_options import LLMOptions
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.server.config import ServerConfig
@@ -296,11 +297,14 @@ def make_observers(config: ServerConfig) -> tuple[Callable[[str], object] | None
     """What writes the access log, and what records spans; None for what was not asked for.
 
     Raises:
+        MissingPackageError: what records spans is not installed.
         OSError, ValueError: they cannot be made.
     """
     write_log = None if config.access_log is None else open_access_log(str(config.access_log))
     if config.otlp_traces_endpoint is None:
         return write_log, None
-    from radixkv.server.tracing import otlp_tracer_provider
+    with needing_extra("otel", "otlp_traces_endpoint"):
+        from radixkv.server.tracing import otlp_tracer_provider
 
-    return write_log, otlp_tracer_provider(config.otlp_traces_endpoint).get_tracer("radixkv")
+        provider = otlp_tracer_provider(config.otlp_traces_endpoint)
+    return write_log, provider.get_tracer("radixkv")

@@ -103,16 +103,13 @@ def otlp_tracer_provider(endpoint: str) -> TracerProvider:
     """What sends spans to a collector, over HTTP, from a thread of its own.
 
     Raises:
-        ValueError: a package is not installed.
+        ModuleNotFoundError: a package is not installed.
     """
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        message = f"otlp_traces_endpoint: {error.name} is not installed: pip install 'radixkv[otel]'"
-        raise ValueError(message) from error
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
     provider = TracerProvider(resource=Resource.create({"service.name": "radixkv"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
     return provider

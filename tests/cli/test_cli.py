@@ -16,9 +16,9 @@ from support.preloaded_process import COMMAND_LINE, run_preloaded
 
 from radixkv.cli import cluster
 from radixkv.cli.demo import QUESTIONS, SYSTEM
-from radixkv.cli.extras import needing_extra
 from radixkv.cli.main import main
 from radixkv.errors import MissingPackageError
+from radixkv.extras import needing_extra
 
 
 def radixkv(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
+import sys
 from pathlib import Path
 
 import pytest
 from support.faulty_os import disconnected
 from support.tiered_llm import GREEDY, PROMPTS, answers, make
 
-from radixkv.engine import open_tiers
 from radixkv.tiers import backoff
 
 
@@ -67,7 +67,7 @@ def test_a_missing_package_is_named_with_its_extra(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RADIXKV_STORE_KEY", "0" * 64)
-    monkeypatch.setattr(open_tiers, "find_spec", lambda name: None if name == package else object())
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=message):
         make(**options)
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 
 import pytest
 from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
+from radixkv.errors import MissingPackageError
+from radixkv.server.config import ServerConfig
+from radixkv.server.run import make_observers
 
 # Only where `radixkv[otel]` is installed.
 sdk = pytest.importorskip("opentelemetry.sdk.trace")
@@ -51,3 +55,13 @@ def test_spans_of_requests(llm: LLM) -> None:
             assert refused.parent is None
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("package", ["opentelemetry", "opentelemetry.exporter"])
+def test_a_package_that_spans_need_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any of OpenTelemetry's, the message was "No module named 'opentelemetry'"."""
+    monkeypatch.delitem(sys.modules, "radixkv.server.tracing", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    advice = r"^otlp_traces_endpoint: opentelemetry[.\w]* is not installed: pip install 'radixkv\[otel\]'$"
+    with pytest.raises(MissingPackageError, match=advice):
+        make_observers(ServerConfig(otlp_traces_endpoint="http://127.0.0.1:1/v1/traces"))
