@@ -38,7 +38,7 @@ __all__ = [
     "ToolCall",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "LLM": "llm",

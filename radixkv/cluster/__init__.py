@@ -47,7 +47,7 @@ __all__ = [
     "text_interface",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "ClusterLLM": "cluster_llm",
@@ -60,4 +60,5 @@ __getattr__ = lazy_names(
         "replica_app": "replica_routes",
         "text_interface": "replica_text",
     },
+    extra="cluster",
 )

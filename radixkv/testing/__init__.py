@@ -19,9 +19,8 @@ The strategies and the two machines need Hypothesis: ``pip install 'radixkv[test
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from radixkv.errors import MissingPackageError
 from radixkv.lazy_names import lazy_names
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ __all__ = [
     "strategies",
 ]
 
-_get = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "RULES": "rules",
@@ -72,14 +71,5 @@ _get = lazy_names(
         "policy_machine": "policies",
         "strategies": "strategies",
     },
+    extra="testing",
 )
-
-
-def __getattr__(name: str) -> Any:
-    """Imported at first use, so that what does not need Hypothesis works without it."""
-    try:
-        return _get(name)
-    except ModuleNotFoundError as error:
-        if error.name != "hypothesis":
-            raise
-        raise MissingPackageError(f"{name}: hypothesis is not installed: pip install 'radixkv[testing]'") from error
