@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from radixkv.testing import strategies
     from radixkv.testing.adapter import BlockCopy, CacheAdapter, PrefixCacheAdapter
     from radixkv.testing.checked_cache import CheckedCache, LiveSequence
+    from radixkv.testing.fake_leaf import FakeLeaf
     from radixkv.testing.machine import cache_machine
-    from radixkv.testing.policies import FakeLeaf, policy_machine
+    from radixkv.testing.policies import policy_machine
     from radixkv.testing.rules import RULES, RuleViolation
     from radixkv.testing.search import find_violation
     from radixkv.testing.shadow_memory import ShadowMemory
@@ -67,7 +68,7 @@ __getattr__, __dir__ = lazy_names(
         "replay": "workload",
         "cache_machine": "machine",
         "find_violation": "search",
-        "FakeLeaf": "policies",
+        "FakeLeaf": "fake_leaf",
         "policy_machine": "policies",
         "strategies": "strategies",
     },

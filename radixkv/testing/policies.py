@@ -12,31 +12,7 @@ from radixkv.cache import ClockedPolicy, EvictableLeaf, EvictionPolicy, Learning
 from radixkv.cache.arguments import check_count
 from radixkv.cache.observer import handlers
 from radixkv.testing.answers import check_maker
-
-
-class FakeLeaf:
-    """A leaf as a policy sees it."""
-
-    def __init__(
-        self,
-        last_use: float,
-        num_blocks: int,
-        *,
-        uses: int = 1,
-        parent_uses: int = 1,
-        depth: int = 0,
-        priority: int = 0,
-    ) -> None:
-        self.last_use = last_use
-        self.num_blocks = num_blocks
-        self.uses = uses
-        self.parent_uses = parent_uses
-        self.depth = depth
-        self.priority = priority
-        self.group = 0
-
-    def __repr__(self) -> str:
-        return f"leaf of {self.num_blocks} blocks, last used at {self.last_use}"
+from radixkv.testing.fake_leaf import FakeLeaf
 
 
 def policy_machine(

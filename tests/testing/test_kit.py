@@ -231,7 +231,7 @@ def test_prompts_of_a_family_begin_alike(family: list[list[int]]) -> None:
 
 def test_hypothesis_is_only_needed_by_what_uses_it() -> None:
     program = (
-        "import sys; sys.modules['hypothesis'] = None; import radixkv.testing as kit; "
+        "import sys; sys.modules['hypothesis'] = None; import radixkv.testing as kit; kit.FakeLeaf(1, 1); "
         "kit.CheckedCache(kit.PrefixCacheAdapter(4, 4)).finish(); kit.find_violation(kit.PrefixCacheAdapter, max_examples=1)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
