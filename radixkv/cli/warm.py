@@ -12,6 +12,7 @@ import typer
 
 from radixkv.cli.options import Model, with_options_of
 from radixkv.config import EngineConfig, ModelConfig
+from radixkv.extras import needing_extra
 from radixkv.llm_options import LLMOptions
 
 if TYPE_CHECKING:
@@ -47,8 +48,9 @@ def warm(
         raise ValueError("disk_cache: expected a folder, or a shared_cache, in which to store what is computed")
     if given.get("disk_cache_read_only"):
         raise ValueError("disk_cache_read_only: expected false, to store what is computed")
+    with needing_extra("server"):  # tenants are the server's
+        from radixkv.server.run import namespaces_secret
     from radixkv.llm import LLM
-    from radixkv.server.run import namespaces_secret
 
     tenant = tenant_of(api_key, keys_file, namespaces_secret(given))
     given["host_cache_size"] = None  # what is there alone is lost when this process ends

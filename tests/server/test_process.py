@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -155,9 +156,11 @@ def test_a_server_says_what_it_loads_before_it_does(caplog: pytest.LogCaptureFix
     assert caplog.messages == ["loading /no/such/model ..."]
 
 
-def test_what_is_not_installed_is_named() -> None:
+@pytest.mark.parametrize("arguments", ["serve", f"warm {os.devnull} --disk-cache none"])
+def test_what_is_not_installed_is_named(arguments: str) -> None:
     program = "import sys; sys.modules['uvicorn'] = None\nfrom radixkv.cli.main import main; main()"
-    result = subprocess.run([sys.executable, "-c", program, "serve"], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", program, *arguments.split()]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert result.stderr == "radixkv: uvicorn is not installed: pip install 'radixkv[server]'\n"
 
