@@ -75,4 +75,4 @@ def _serve_replicas(options: dict[str, Any]) -> int:
     with needing_extra("ray"):
         from radixkv.ray.local import serve_replicas
 
-        return serve_replicas(application)
+    return serve_replicas(application)

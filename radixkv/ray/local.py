@@ -14,6 +14,7 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+from radixkv.extras import needing_extra
 from radixkv.ray.memory import available_memory, check_memory, replica_memory
 from radixkv.ray.options import ApplicationOptions, PlacementConfig, cpus_per_replica
 from radixkv.server.listener import tcp_listener
@@ -44,6 +45,7 @@ def serve_replicas(options: ApplicationOptions) -> int:
     Raises:
         OSError: the address cannot be used.
         ConnectionError: there is no Ray at ``ray_address``.
+        MissingPackageError: Ray is not installed.
         MemoryError: the replicas would not fit into this machine.
         ValueError: it has too few GPUs; the application could not be started, and the message has Ray Serve's reason; or
             there is one of its name in the cluster.
@@ -53,9 +55,10 @@ def serve_replicas(options: ApplicationOptions) -> int:
         options = _for_this_machine(options)
         _set_environment(os.environ)
     # Imported only here: they import Ray, which takes seconds and reads the environment.
-    from ray import serve
+    with needing_extra("ray"):
+        from ray import serve
 
-    from radixkv.ray.application import build
+        from radixkv.ray.application import build
 
     server = options.server
     with ReloadSignal(), _ray(options.placement):  # SIGHUP does nothing: the ingress sees changes of its file of keys

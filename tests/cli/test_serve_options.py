@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.serve_command import Serve, command
@@ -15,6 +17,7 @@ from radixkv.cli.config_file import CONFIGS, mistyped_variables, read_config_fil
 from radixkv.cli.main import app
 from radixkv.cluster import run as cluster_run
 from radixkv.config import EngineConfig, ModelConfig
+from radixkv.errors import MissingPackageError
 from radixkv.ray import local
 from radixkv.ray.options import ApplicationOptions
 from radixkv.server.config import ServerConfig
@@ -302,3 +305,17 @@ def test_what_is_json_on_the_command_line_is_a_table_in_a_file(serve: Serve, tmp
     assert EngineConfig(speculative_config=options["speculative_config"]) == EngineConfig(
         speculative_config={"method": "tree"}
     )
+
+
+def test_a_module_that_a_running_server_lacks_is_not_ascribed_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The advice was to install `radixkv[ray]`, whatever was missing until the server's end."""
+    lacking = ModuleNotFoundError("No module named 'drafts'", name="drafts")
+    monkeypatch.setattr(local, "serve_replicas", Mock(side_effect=lacking))
+    assert command("--replicas", "2").exception is lacking
+
+
+def test_without_ray_the_extra_that_brings_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    error = command("--ray-address", "auto").exception
+    assert isinstance(error, MissingPackageError)
+    assert str(error) == "ray is not installed: pip install 'radixkv[ray]'"
