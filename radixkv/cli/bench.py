@@ -11,6 +11,7 @@ from rich.console import Console
 from radixkv.cli.options import JsonPath, Model
 from radixkv.cli.output_paths import writable_plot
 from radixkv.cli.report_console import console_for
+from radixkv.extras import needing_extra
 
 app = typer.Typer(no_args_is_help=True, help="Measure, always against a baseline in the same run.")
 
@@ -138,7 +139,8 @@ def plan(
     steps: Annotated[int, typer.Option(min=1, help="steps of each kind; the median counts")] = 200,
 ) -> None:
     """What planning a batch for the GPU costs the host, against planning it from nothing. Needs no GPU."""
-    from radixkv.bench.gpu.plan import run_plan
+    with needing_extra("gpu"):
+        from radixkv.bench.gpu.plan import run_plan
 
     run_plan(console_for(json_path), steps, json_path)
 
@@ -251,7 +253,8 @@ def soak_server(
     json_path: JsonPath = None,
 ) -> None:
     """Hostile clients beside normal ones on a real server."""
-    from radixkv.bench.serving.soak import run_soak_server
+    with needing_extra("bench,server"):
+        from radixkv.bench.serving.soak import run_soak_server
 
     if not run_soak_server(console_for(json_path), minutes, seed, max_wait, max_stall, json_path):
         raise typer.Exit(1)
@@ -267,7 +270,8 @@ def attacks(
     json_path: JsonPath = None,
 ) -> None:
     """What each way of attacking a server costs the others: first tokens, gaps between tokens, health checks."""
-    from radixkv.bench.serving.attacks import run_attacks
+    with needing_extra("bench,server"):
+        from radixkv.bench.serving.attacks import run_attacks
 
     run_attacks(console_for(json_path), seconds, seed, checkout, json_path)
 
@@ -293,9 +297,10 @@ def serve(
     seed: Annotated[int, typer.Option(help="another seed, other words: a server remembers those of earlier runs")] = 0,
 ) -> None:
     """Put load on a server: latencies as median and p99, throughput, what was cached."""
-    from radixkv.bench.serving.client import HttpClient
-    from radixkv.bench.serving.load_test import Arrivals, run_serve
-    from radixkv.bench.serving.workload import LoadShape
+    with needing_extra("bench"):
+        from radixkv.bench.serving.client import HttpClient
+        from radixkv.bench.serving.load_test import Arrivals, run_serve
+        from radixkv.bench.serving.workload import LoadShape
 
     shape = LoadShape(conversations, turns, prefixes, prefix_tokens, prompt_tokens, answer_tokens, seed)
     client = HttpClient(url, model, api_key, ignore_eos)
@@ -327,7 +332,8 @@ def http_cost(
     json_path: JsonPath = None,
 ) -> None:
     """What HTTP costs, against the same load on the engine in the same run."""
-    from radixkv.bench.serving.http_cost import run_http_cost
+    with needing_extra("bench,server"):
+        from radixkv.bench.serving.http_cost import run_http_cost
 
     run_http_cost(console_for(json_path), model, streams, answer_tokens, rounds, json_path)
 
@@ -361,7 +367,8 @@ def cluster_bench(
     json_path: JsonPath = None,
 ) -> None:
     """What an ingress over replicas costs against one server, and what it finds cached."""
-    from radixkv.bench.cluster.ingress import run_cluster_bench
+    with needing_extra("cluster"):
+        from radixkv.bench.cluster.ingress import run_cluster_bench
 
     run_cluster_bench(console_for(json_path), model, replicas or [2], streams, rounds, json_path)
 
@@ -373,7 +380,8 @@ def replica_memory(
     json_path: JsonPath = None,
 ) -> None:
     """What each of several replicas takes of a machine's memory, with weights of its own and with shared ones."""
-    from radixkv.bench.cluster.replica_memory import run_replica_memory
+    with needing_extra("cluster"):
+        from radixkv.bench.cluster.replica_memory import run_replica_memory
 
     run_replica_memory(console_for(json_path), model, replicas, json_path)
 
@@ -390,7 +398,8 @@ def chaos(
     json_path: JsonPath = None,
 ) -> None:
     """Kill replicas while they answer, and the ingress once: every stream must complete with its text."""
-    from radixkv.bench.cluster.chaos import run_chaos
+    with needing_extra("cluster"):
+        from radixkv.bench.cluster.chaos import run_chaos
 
     if not run_chaos(
         console_for(json_path), model, replicas, streams, concurrency, seconds, answer_tokens, seed, json_path

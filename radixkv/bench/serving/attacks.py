@@ -90,10 +90,11 @@ def run_attacks(console: Console, seconds: float, seed: int, checkout: Path | No
         if version == OTHER and source is None:
             continue
         normal, hostile = (secrets.token_urlsafe() for _ in range(2))
-        environment = {} if source is None else {"PYTHONPATH": f"{source.resolve() / 'kernels'}"}
-        arguments = ["--api-key", normal, "--api-key", hostile, *_SERVER_OPTIONS]
+        environment = {"RADIXKV_API_KEYS": f"{normal} {hostile}"}
+        if source is not None:
+            environment["PYTHONPATH"] = f"{source.resolve() / 'kernels'}"
         with (
-            server_process(*arguments, environment=environment, folder=source) as server,
+            server_process(*_SERVER_OPTIONS, environment=environment, folder=source) as server,
             console.status(f"attacking {version}"),
         ):
             costs[version] = asyncio.run(_collect(measure_attacks(server.address, normal, hostile, seconds, seed)))

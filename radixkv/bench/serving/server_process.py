@@ -15,7 +15,7 @@ class BenchProcess:
     """A `radixkv` process that says "Serving ... at ADDRESS" when it is up.
 
     Args:
-        arguments: of `radixkv`.
+        arguments: of `radixkv`; an error prints them, so secrets are given by ``environment``.
         environment: variables beside those of this process.
         folder: where it runs, which is where Python looks for `radixkv` first; None: where this process does.
         within: what the command begins with, such as another program that runs `radixkv`.

@@ -143,8 +143,8 @@ def run_soak_server(
     """Start a server, attack it and report; False: something failed."""
     keys = [secrets.token_urlsafe() for _ in range(3)]
     normal_key, hostile_key, admin_key = keys
-    arguments = ["--api-key", normal_key, "--api-key", hostile_key, "--admin-key", admin_key, *_SERVER_OPTIONS]
-    with server_process(*arguments) as server:
+    environment = {"RADIXKV_API_KEYS": f"{normal_key} {hostile_key}", "RADIXKV_ADMIN_KEY": admin_key}
+    with server_process(*_SERVER_OPTIONS, environment=environment) as server:
         target = Target(server.address, server.pid, *keys)
         with console.status(f"attacking {target.url}"):
             result = asyncio.run(soak(target, 60 * minutes, seed, max_wait, max_stall))
