@@ -74,8 +74,13 @@ def examine() -> list[Finding]:
     findings.append(Finding("CUDA devices", ", ".join(devices) or "none", "" if devices else "running on the CPU"))
     findings.append(_default_model())
     folder = cache_folder()
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    findings.append(Finding("model cache", f"{folder}, {shutil.disk_usage(existing).free / 2**30:.0f} GiB free"))
+    existing = next(
+        parent for parent in (folder, *folder.parents) if os.path.exists(parent)
+    )  # False where it may not look
+    advice = "" if os.access(existing, os.W_OK) else "it cannot be written: set RADIXKV_CACHE to another folder"
+    findings.append(
+        Finding("model cache", f"{folder}, {shutil.disk_usage(existing).free / 2**30:.0f} GiB free", advice)
+    )
     return findings
 
 
@@ -127,7 +132,7 @@ def _default_model() -> Finding:
     except ModelLoadError as error:
         return Finding(DEFAULT_MODEL_NAME, "not installed", str(error).split(": ", 1)[1])
     folder = converted_folder(gguf)
-    if not folder.exists():
+    if not os.path.exists(folder):
         return Finding(DEFAULT_MODEL_NAME, "installed, not converted yet", "radixkv doctor --prepare")
     damage = find_damage(folder)
     return Finding(DEFAULT_MODEL_NAME, damage or "ready", "it is converted again when it is used" if damage else "")

@@ -8,6 +8,7 @@ blocks, or as floats.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +20,7 @@ from safetensors import SafetensorError
 
 from radixkv.errors import ModelLoadError
 from radixkv.model.default_model import packaged_digest
-from radixkv.model.model_cache import MANIFEST, cache_folder, mark_used, temporary_folder
+from radixkv.model.model_cache import MANIFEST, cache_folder, let_others_read, mark_used, temporary_folder
 from radixkv.model.without_torch import call_with_torch
 
 BLOCKS_FILE = "blocks.safetensors"
@@ -152,8 +153,10 @@ def find_damage(folder: Path) -> str | None:
         files = json.loads((folder / MANIFEST).read_text())["files"]
         for name, (size, digest) in files.items():
             path = folder / name
-            if path.stat().st_size != size:
-                return f"{name} has {path.stat().st_size} bytes instead of {size}"
+            with path.open("rb") as file:
+                found = os.fstat(file.fileno()).st_size
+            if found != size:
+                return f"{name} has {found} bytes instead of {size}"
             if digest and xxhash.xxh3_64_hexdigest(path.read_bytes()) != digest:
                 return f"the contents of {name} have changed"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -187,6 +190,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 def _write_manifest(folder: Path) -> None:
     files = {}
     for path in sorted(folder.iterdir()):
+        let_others_read(path)
         small = path.suffix != ".safetensors"
         files[path.name] = (path.stat().st_size, xxhash.xxh3_64_hexdigest(path.read_bytes()) if small else "")
     (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1))

@@ -35,7 +35,10 @@ _log = logging.getLogger(__name__)
 
 def cache_folder() -> Path:
     """The model cache, whether it exists or not."""
-    return Path(os.environ.get("RADIXKV_CACHE") or Path.home() / ".cache" / "radixkv")
+    try:
+        return Path(os.environ.get("RADIXKV_CACHE") or "~/.cache/radixkv").expanduser()
+    except RuntimeError:  # a user without a home: nothing is kept, as nothing can be below a device
+        return Path(os.devnull) / "radixkv"
 
 
 def quantised_folder() -> Path:
@@ -56,16 +59,26 @@ def temporary_folder(target: Path) -> Iterator[Path]:
         yield Path(temporary) / "model"
 
 
+def let_others_read(path: Path) -> None:
+    """Let those read a new file who may look into its folder: what safetensors and `tempfile` write is the owner's alone."""
+    path.chmod(path.parent.stat().st_mode & 0o644)
+
+
 def mark_used(path: Path) -> None:
     """A file or folder of the cache is used now."""
-    with suppress(OSError):  # of a cache that can only be read, which nobody removes anything from either
+    with suppress(OSError):  # another user's, whose own use counts, or of a cache that can only be read
         os.utime(path)
 
 
 def remove_unused() -> None:
     """Remove what was not used for 90 days. Processes that have mapped a file keep what they have mapped."""
     latest = time.time() - _SECONDS_UNUSED
-    for path in _entries():
+    try:
+        entries = list(_entries())
+    except OSError as error:  # until Python 3.13, of folders that may not be looked into
+        _log.info("the model cache cannot be looked at: %s", error)
+        return
+    for path in entries:
         try:
             if path.stat().st_mtime < latest:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import xxhash
 
-from radixkv.model.model_cache import mark_used
+from radixkv.model.model_cache import let_others_read, mark_used
 from radixkv_cpu import Weight
 
 _log = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ def _write(path: Path, content: memoryview) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+        let_others_read(Path(temporary))
         with suppress(FileExistsError):
             os.link(temporary, path)
     finally:

@@ -355,6 +355,7 @@ def test_a_model_cache_that_cannot_be_written_says_what_to_do(
 def test_a_damaged_conversion_that_another_process_replaces_at_the_same_time(model_cache: Path, gguf: Path) -> None:
     """Both find the damage; the later one used to raise because what it was to remove was gone."""
     folder = ensure_converted(gguf, str)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {folder.stat().st_mode & 0o644}
     (folder / "config.json").write_text("[]")
 
     def replace(message: str) -> None:

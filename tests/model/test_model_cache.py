@@ -12,6 +12,8 @@ import torch
 from radixkv.model.gguf_conversion import converted_folder, ensure_converted
 from radixkv.model.model_cache import (
     MANIFEST,
+    cache_folder,
+    let_others_read,
     mark_used,
     packed_folder,
     quantised_folder,
@@ -100,3 +102,49 @@ def test_using_a_conversion_and_panels_marks_them(model_cache: Path, tmp_path: P
     remove_unused()
     assert folder.exists()
     assert file.exists()
+
+
+def test_a_new_file_is_readable_by_those_who_may_look_into_its_folder(tmp_path: Path) -> None:
+    """Weights were their writer's alone, so other users of the same cache saw a model that they could not load."""
+    for mode, expected in ((0o755, 0o644), (0o700, 0o600), (0o1777, 0o644)):
+        folder = tmp_path / f"{mode:o}"
+        folder.mkdir()
+        folder.chmod(mode)
+        PanelCache(folder).write(KEY, torch.zeros(4))
+        (path,) = folder.iterdir()
+        assert path.stat().st_mode & 0o777 == expected
+        path.chmod(0o600)
+        let_others_read(path)
+        assert path.stat().st_mode & 0o777 == expected
+
+
+def test_the_cache_may_be_given_by_its_place_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RADIXKV_CACHE", "~/cache")
+    assert cache_folder() == Path.home() / "cache"
+
+
+def test_without_a_home_nothing_is_kept_and_nothing_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every model failed, those that need no cache, too."""
+
+    def no_home(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("RADIXKV_CACHE")
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    remove_unused()
+    panels = PanelCache(quantised_folder())
+    assert panels.read(KEY) is None
+    panels.write(KEY, torch.zeros(4))
+    assert "quantised weights cannot be kept" in caplog.text
+
+
+def test_a_cache_that_may_not_be_looked_into_does_not_stop_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model was loaded, and then lost."""
+
+    def refused(path: Path, pattern: str) -> list[Path]:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "glob", refused)
+    remove_unused()

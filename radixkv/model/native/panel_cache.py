@@ -17,7 +17,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from radixkv.model.model_cache import mark_used
+from radixkv.model.model_cache import let_others_read, mark_used
 
 # Version of what is in a file: another layout of panels, or another way to quantise, needs another number.
 _FORMAT = 2
@@ -53,7 +53,7 @@ class PanelCache:
             with safe_open(path, framework="pt", backend="pread") as file:
                 panels: torch.Tensor = file.get_tensor("panels")
                 expected = (file.metadata() or {}).get("checksum")
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return None
         except (OSError, SafetensorError) as error:
             _log.warning("%s is damaged (%s): quantising again", path, error)
@@ -75,6 +75,7 @@ class PanelCache:
             handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=f"{key}.")
             os.close(handle)
             save_file({"panels": panels}, temporary, {"checksum": _checksum(panels)})
+            let_others_read(Path(temporary))
             Path(temporary).replace(path)
         except (OSError, SafetensorError) as error:
             _log.warning("quantised weights cannot be kept in %s (%s): they are made again next time", path, error)
