@@ -70,7 +70,7 @@ def read_checkpoint(
             whole: Any = load_whole(str(folder), dtype, config)
             integers = CheckpointFiles(paths).integers() if paths[0].exists() else integers_of_torch(folder)
             refuse_integers(folder, integers, whole)
-            return whole.to(device), None
+            found = whole, None
     model, deferred = found
     if may_defer:
         return model, deferred

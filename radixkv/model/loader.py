@@ -256,8 +256,11 @@ def _resolve_device(device: str | torch.device) -> torch.device:
         parsed = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device: expected 'auto', 'cpu' or 'cuda', got {device!r}") from error
-    if parsed.type not in ("cpu", "cuda") or (parsed.type == "cuda" and not torch.cuda.is_available()):
-        raise ValueError(f"device: expected a CPU or a CUDA device of this machine, got {device!r}")
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if parsed.type not in ("cpu", "cuda") or (parsed.type == "cuda" and (parsed.index or 0) >= num_gpus):
+        raise ValueError(
+            f"device: expected a CPU or a CUDA device, of which this machine has {num_gpus}, got {device!r}"
+        )
     return parsed
 
 

@@ -239,6 +239,16 @@ def test_bfloat16_is_chosen_where_compiled_code_multiplies_it_fast(
     assert load_model(tmp_path, config.model_copy(update={"dtype": "float32"}), native=native).dtype == torch.float32
 
 
+def test_a_gpu_that_the_machine_lacks_is_refused_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    message = "^device: expected a CPU or a CUDA device, of which this machine has 2, got 'cuda:2'$"
+    with pytest.raises(ValueError, match=message):
+        load_model(tmp_path, ModelConfig(device="cuda:2"))
+
+
 def test_invalid_options_are_refused() -> None:
     model = build_supported("llama")
     with pytest.raises(ValueError, match="dtype: expected"):

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from support.gguf_files import write_llama, write_model
 from support.hub_cache import Checkpoint
@@ -147,6 +148,18 @@ def test_a_defect_of_code_is_no_damage(kind: type[Exception], tmp_path: Path, mo
     """Both are RuntimeErrors, which torch also raises for damaged files."""
     fail_to_load(tmp_path, kind("defect"), monkeypatch)
     with pytest.raises(kind, match=r"^defect$"):
+        load_model(tmp_path, native=False)
+
+
+def test_what_a_gpu_refuses_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that had been read were called damaged when they could not be moved to the GPU."""
+    build("llama", SIZES).save_pretrained(tmp_path)
+
+    def move(model: object, device: torch.device) -> None:
+        raise RuntimeError("CUDA error: out of order")
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "to", move)
+    with pytest.raises(RuntimeError, match=r"^CUDA error: out of order$"):
         load_model(tmp_path, native=False)
 
 
