@@ -70,7 +70,7 @@ def set_up_pool(
             gpu_memory_utilization=config.gpu_memory_utilization,
             measure_activations=lambda: runner.measure_activations(
                 config.max_num_batched_tokens,
-                max(limits.max_num_seqs + limits.max_draft_rows, PROMPT_LOGIT_ROWS),
+                limits.max_num_seqs + limits.max_draft_rows + PROMPT_LOGIT_ROWS,
                 sample_in_every_way,
             ),
             measure_graphs=measure_graphs,

@@ -18,6 +18,7 @@ from radixkv.model.loader import load_model
 from radixkv.model.pool_sizing import choose_num_blocks
 from radixkv.model.runner import ModelRunner
 from radixkv.sampling.sampler import sample_in_every_way
+from radixkv.scheduling.logit_rows import PROMPT_LOGIT_ROWS
 
 CUDA = torch.device("cuda")
 
@@ -144,3 +145,25 @@ def test_graphs_are_measured_over_a_single_block_before_the_pool_is_made(monkeyp
     pool = pool_setup.set_up_pool(runner, loaded, ResolvedEngineConfig(max_num_seqs=4, **given), torch.float32)
     assert done == ["pool of 1", "graphs", 12, "pool of 3"]
     assert pool.num_blocks == 3
+
+
+def test_the_step_that_is_measured_has_logits_of_all_sequences_and_of_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows for the log-probabilities of prompts come on top of those that decode."""
+    rows: list[int] = []
+
+    def measure_activations(num_tokens: int, num_logit_rows: int, use_logits: object) -> int:
+        rows.append(num_logit_rows)
+        return 0
+
+    def choose(*rest: object, **measures: Any) -> int:
+        measures["measure_activations"]()
+        return 1
+
+    monkeypatch.setattr(pool_setup, "choose_num_blocks", choose)
+    loaded: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, model_length=64)
+    runner: Any = SimpleNamespace(
+        layer_shapes=[LayerShape(1, 4, 4)], use_pool=lambda *rest: None, measure_activations=measure_activations
+    )
+    given = {"max_num_batched_tokens": 64, "enable_torch_compile": False, "async_scheduling": False}
+    pool_setup.set_up_pool(runner, loaded, ResolvedEngineConfig(max_num_seqs=300, **given), torch.float32)
+    assert rows == [300 + PROMPT_LOGIT_ROWS]
