@@ -24,7 +24,7 @@ from radixkv.model.shared_input import is_unchanged
 from radixkv.model.window_mask import make_mask, window_of
 
 # How large the norm of a token's difference from the original's result may be, relative to the norm of that result.
-TOLERANCES = MappingProxyType({torch.float32: 1e-4, torch.bfloat16: 3e-2})
+TOLERANCES = MappingProxyType({torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2})
 # How much larger or smaller a result, or what it adds to its input, may be on average. Rounding has no direction; a factor
 # that the replacement lacks has, even one so near 1 that it is lost in what bfloat16 rounds.
 _MAX_FACTOR = 1.5e-2

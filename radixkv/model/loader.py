@@ -18,7 +18,7 @@ from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.dynamic_rotation import stop_changes
-from radixkv.model.equivalence import TOLERANCES, probe_attention
+from radixkv.model.equivalence import probe_attention
 from radixkv.model.fingerprint import ModelFiles, model_fingerprint, remember_fingerprint
 from radixkv.model.generation_config import (
     end_tokens_of,
@@ -31,7 +31,15 @@ from radixkv.model.heap import trim_heap
 from radixkv.model.longrope import choose_factors
 from radixkv.model.merged_linear import merge_linears
 from radixkv.model.model_cache import packed_folder, quantised_folder, remove_unused
-from radixkv.model.native import AnyQuantiser, BlockKeeper, PanelCache, Quantiser, prepare_for_cpu, weights_of
+from radixkv.model.native import (
+    COMPILED_DTYPES,
+    AnyQuantiser,
+    BlockKeeper,
+    PanelCache,
+    Quantiser,
+    prepare_for_cpu,
+    weights_of,
+)
 from radixkv.model.quantisation_report import report_quantised
 from radixkv.model.shared_weights import share_weights
 from radixkv.model.source import load_errors, print_progress, resolve_folder
@@ -121,7 +129,7 @@ def load_model(
             folder, revision = resolve_folder(model, progress or print_progress, config.quantization == "gguf")
         panel_cache = PanelCache(quantised_folder())
         # They are read when compiled code packs them.
-        may_defer = native and device.type == "cpu" and library() is not None and dtype in TOLERANCES
+        may_defer = native and device.type == "cpu" and library() is not None and dtype in COMPILED_DTYPES
         tokenizer = chosen_tokenizer(config, partial(_read_own_tokenizer, folder, name))
         with silence_transformers(), load_errors(name):
             origin = revision or ModelFiles.of(folder)
@@ -196,7 +204,7 @@ def _check_quantization(quantization: str | None, device: torch.device, dtype: t
         obstacle = f"not on {device.type}: use a CPU"
     elif not native:
         obstacle = "not what torch's compiler traces: leave enable_torch_compile off"
-    elif dtype not in (torch.float32, torch.bfloat16):
+    elif dtype not in COMPILED_DTYPES:
         obstacle = f"with float32 or bfloat16 inputs, not {str(dtype).removeprefix('torch.')}: use another dtype"
     elif library() is None:
         obstacle = "and none of its variants runs here"

@@ -57,6 +57,12 @@ def test_layers_that_rotate_as_llamas_do_are_found_and_give_the_same(name: str, 
     assert torch.equal(logits(model), before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_does_not_hide_that_a_layer_rotates_as_llamas_do(dtype: torch.dtype) -> None:
+    assert defer_rotation(build_supported("llama").to(dtype)) == 3
+    assert defer_rotation(build_supported("cohere").to(dtype)) == 0
+
+
 def test_a_model_that_no_engine_runs_computes_as_before() -> None:
     """With another attention function, as the error says that calls such a model, queries and keys were not rotated."""
     model = build_supported("llama")

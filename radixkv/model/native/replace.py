@@ -13,7 +13,6 @@ from transformers.pytorch_utils import Conv1D
 
 from radixkv.model.deferred_weights import DeferredWeights, ProductsOfZeros
 from radixkv.model.equivalence import (
-    TOLERANCES,
     Call,
     compute_a_few_tokens,
     error_in_tolerances,
@@ -34,6 +33,9 @@ from radixkv.model.native.weights import AnyQuantiser, BlockKeeper
 from radixkv.model.packed_linear import pack_linears
 from radixkv.model.shared_input import is_unchanged
 from radixkv_cpu import is_packable, library
+
+COMPILED_DTYPES = (torch.float32, torch.bfloat16)
+"""What compiled code computes in."""
 
 # What could stand in for a module, with weights as they are or quantised.
 _Make = Callable[[nn.Module, AnyQuantiser | None], Sequence[nn.Module]]
@@ -60,7 +62,7 @@ def prepare_for_cpu(
         return [NativeSelfAttention(module, given, quantiser)] if given is not None and is_known else []
 
     options: dict[Any, dict[str, Any]] = {}
-    is_compiled = native and library() is not None and model.dtype in TOLERANCES
+    is_compiled = native and library() is not None and model.dtype in COMPILED_DTYPES
     with torch.inference_mode(), probe_attention(model, options) as attended:
         if is_compiled:
             weights = deferred or MappedWeights(model)
