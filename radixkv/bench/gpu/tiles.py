@@ -192,12 +192,13 @@ def _by_tile_class() -> Iterator[tuple[str, int, Callable[[], Callable[..., Work
 
 def _tile_tables(report: GpuReport) -> Iterator[Table]:
     for name, tile_rows, prepare in _by_tile_class():
-        if not report.wants(name):
+        configs = {f"{name}: {config}": config for config in candidates(tile_rows)}
+        if not any(map(report.wants, configs)):
             continue
         make = prepare()
         times: dict[TileConfig, float] = {}
-        for config in candidates(tile_rows):
-            row = report.measure(f"{name}: {config}", partial(_configured, make, config))
+        for row_name, config in configs.items():
+            row = report.measure(row_name, partial(_configured, make, config))
             if row is not None:
                 times[config] = row.median_us
         table = Table("keys", "warps", "stages", "median us", title=name)

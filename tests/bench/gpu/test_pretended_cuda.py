@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from support.compiled_kernels import NoGpu
 from support.model_zoo import VOCAB_SIZE, build
 from support.on_cpu import OnCpu
@@ -30,6 +31,7 @@ from typer.testing import CliRunner
 
 from radixkv.bench.gpu import attention, decode, layer, tiles, timing
 from radixkv.bench.gpu.first_light_parts import first_light_parts
+from radixkv.bench.gpu.report import GpuReport
 from radixkv.bench.gpu.targets import PREFILL_PEERS, next_steps
 from radixkv.cli.bench import app
 from radixkv.memory import KVPool
@@ -150,6 +152,20 @@ def test_every_tile_class_has_candidates_of_its_own(launches: list[str], tmp_pat
     assert not report["failed"]
     assert {row["name"].split(":")[0] for row in report["rows"]} == {"64 rows"}
     assert len(report["rows"]) > 10
+
+
+def test_one_configuration_of_a_tile_class_is_found_by_its_name(
+    launches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it stands in the file, to measure it again; nothing is prepared for the other kinds of work."""
+    name = "16 rows: 256 tails of 608: TileConfig(keys=64, warps=4, stages=2)"
+    prepared: list[int] = []
+    make_pool = tiles.make_pool
+    monkeypatch.setattr(tiles, "make_pool", lambda *args: (prepared.append(1), make_pool(*args))[1])
+    report = GpuReport(Console(quiet=True), None, {}, timing.Limits(1, 1, 1), name)
+    (table,) = tiles._tile_tables(report)
+    assert [row["name"] for row in report._rows] == [name]
+    assert table.row_count == len(prepared) == 1
 
 
 def test_decoding_and_what_follows(launches: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
