@@ -42,10 +42,10 @@ def rotate_and_write(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slots: torch.Tensor,
+    rotated: torch.Tensor,
     *,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
-    rotated: torch.Tensor | None = None,
 ) -> None:
     """See `rotary_cache_write.rotate_and_write`."""
     turned_heads = []
@@ -54,7 +54,7 @@ def rotate_and_write(
         first, second = turning.chunk(2, dim=-1)
         turned = turning * cosines.double()[:, None] + torch.cat((-second, first), -1) * sines.double()[:, None]
         turned_heads.append(torch.cat((turned.to(heads.dtype), heads[..., cosines.shape[1] :]), -1))
-    (query if rotated is None else rotated).copy_(turned_heads[0])
+    rotated.copy_(turned_heads[0])
     write_cache(
         turned_heads[1], value, key_cache, value_cache, slots, key_scales=key_scales, value_scales=value_scales
     )  # fmt: skip

@@ -29,22 +29,20 @@ _TOKENS = 8
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _rotate_and_write(
-    unrotated, key, value, cosines, sines, key_cache, value_cache, slots, query, key_scales, value_scales,
+    query, key, value, cosines, sines, key_cache, value_cache, slots, rotated, key_scales, value_scales,
     num_tokens,
-    unrotated_token_stride, unrotated_head_stride, query_token_stride, query_head_stride,
+    query_token_stride, query_head_stride, rotated_token_stride, rotated_head_stride,
     key_token_stride, key_head_stride, value_token_stride, value_head_stride,
     cosine_stride, sine_stride,
     key_block_stride, key_slot_stride, key_cache_head_stride,
     value_block_stride, value_slot_stride, value_cache_head_stride,
     KV_HEADS: tl.constexpr, TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_TILE: tl.constexpr,
-    HALF: tl.constexpr, HALF_TILE: tl.constexpr, REST_TILE: tl.constexpr, IN_PLACE: tl.constexpr,
-    QUANTISED: tl.constexpr,
+    HALF: tl.constexpr, HALF_TILE: tl.constexpr, REST_TILE: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
     """One program: ``TOKENS`` tokens of one head, a key-value head or, after those, a query head; grid (tokens, heads).
 
-    ``unrotated`` are the queries as they come, ``query`` is where they go. Shapes and types as in `rotate_and_write`. Strides
-    in elements; the last of each tensor, ``slots`` and scales is 1.
+    Shapes and types as in `rotate_and_write`. Strides in elements; the last of each tensor, ``slots`` and scales is 1.
     """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1).to(tl.int64)
@@ -56,7 +54,7 @@ def _rotate_and_write(
         source = key + head * key_head_stride + token * key_token_stride
         wanted = slot >= 0
     else:
-        source = unrotated + (head - KV_HEADS) * unrotated_head_stride + token * unrotated_token_stride
+        source = query + (head - KV_HEADS) * query_head_stride + token * query_token_stride
         wanted = exists
 
     pair = tl.arange(0, HALF_TILE)
@@ -88,14 +86,14 @@ def _rotate_and_write(
         data = tl.load(value_source[:, None] + dim[None, :], mask=value_mask, other=0.0)
         store_scaled(target[:, None] + dim[None, :], data, value_mask, value_scales, head, QUANTISED)
     else:
-        rotated = query + (head - KV_HEADS) * query_head_stride + token * query_token_stride
-        tl.store(rotated[:, None] + pair[None, :], new_first, mask=mask)
-        tl.store(rotated[:, None] + HALF + pair[None, :], new_second, mask=mask)
-        if not IN_PLACE and 2 * HALF < KEY_DIM:
+        output = rotated + (head - KV_HEADS) * rotated_head_stride + token * rotated_token_stride
+        tl.store(output[:, None] + pair[None, :], new_first, mask=mask)
+        tl.store(output[:, None] + HALF + pair[None, :], new_second, mask=mask)
+        if 2 * HALF < KEY_DIM:
             rest = 2 * HALF + tl.arange(0, REST_TILE)
             rest_mask = wanted[:, None] & (rest < KEY_DIM)[None, :]
             unchanged = tl.load(source[:, None] + rest[None, :], mask=rest_mask, other=0.0)
-            tl.store(rotated[:, None] + rest[None, :], unchanged, mask=rest_mask)
+            tl.store(output[:, None] + rest[None, :], unchanged, mask=rest_mask)
 
 
 def rotate_and_write(
@@ -107,10 +105,10 @@ def rotate_and_write(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slots: torch.Tensor,
+    rotated: torch.Tensor,
     *,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
-    rotated: torch.Tensor | None = None,
 ) -> Launch | None:
     """Rotate one layer's queries, and store its new keys, rotated, and values.
 
@@ -124,9 +122,9 @@ def rotate_and_write(
         key_cache: as in `write_cache`.
         value_cache: as in `write_cache`.
         slots: int64 ``[tokens]``, as in `write_cache`; negative: the token's key and value are not stored.
+        rotated: like the query, where its rotation goes; other memory than the query's.
         key_scales: as in `write_cache`.
         value_scales: as in `write_cache`.
-        rotated: like the query, where its rotation goes; None: in its place.
 
     Returns:
         See `write_cache`.
@@ -135,34 +133,34 @@ def rotate_and_write(
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
     """
     check_write(key, value, key_cache, value_cache, slots, key_scales, value_scales)
-    target = query if rotated is None else rotated
-    _check_rotation(query, target, key, cosines, sines)
+    _check_rotation(query, rotated, key, cosines, sines)
     num_tokens, num_kv_heads, key_dim = key.shape
     if num_tokens == 0:
         return None
     value_dim, half = value.shape[2], cosines.shape[1] // 2
     return launch(
         _rotate_and_write, (triton.cdiv(num_tokens, _TOKENS), num_kv_heads + query.shape[1]),
-        query, key, value, cosines, sines, key_cache, value_cache, slots, target, key_scales, value_scales,
+        query, key, value, cosines, sines, key_cache, value_cache, slots, rotated, key_scales, value_scales,
         num_tokens,
-        *query.stride()[:2], *target.stride()[:2], *key.stride()[:2], *value.stride()[:2], cosines.stride(0), sines.stride(0),
+        *query.stride()[:2], *rotated.stride()[:2], *key.stride()[:2], *value.stride()[:2],
+        cosines.stride(0), sines.stride(0),
         *key_cache.stride()[:3], *value_cache.stride()[:3],
         KV_HEADS=num_kv_heads, TOKENS=_TOKENS, BLOCK_SIZE=key_cache.shape[1],
         KEY_DIM=key_dim, VALUE_DIM=value_dim, VALUE_TILE=triton.next_power_of_2(value_dim),
         HALF=half, HALF_TILE=triton.next_power_of_2(half),
         REST_TILE=triton.next_power_of_2(max(1, key_dim - 2 * half)),
-        IN_PLACE=rotated is None, QUANTISED=key_scales is not None, **COMPILE_OPTIONS,
+        QUANTISED=key_scales is not None, **COMPILE_OPTIONS,
     )  # fmt: skip
 
 
 @checked_once
 def _check_rotation(
-    query: torch.Tensor, target: torch.Tensor, key: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+    query: torch.Tensor, rotated: torch.Tensor, key: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
 ) -> None:
     num_tokens, num_kv_heads, key_dim = key.shape
     check_tensor("query", query, (num_tokens, None, key_dim), (key.dtype,), key.device)
-    check_tensor("rotated", target, tuple(query.shape), (key.dtype,), key.device)
-    check_written("query" if target is query else "rotated", target)
+    check_tensor("rotated", rotated, tuple(query.shape), (key.dtype,), key.device)
+    check_written("rotated", rotated)
     check_at_most("query", "heads, those of keys included,", query.shape[1] + num_kv_heads)
     check_tensor("cosines", cosines, (num_tokens, None), FLOATS, key.device)
     rotary_dim = cosines.shape[1]

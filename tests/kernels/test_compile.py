@@ -201,9 +201,9 @@ def test_the_other_kernels(arch: int, cache_dtype: torch.dtype, monkeypatch: pyt
         merge_partials(*partials, ints, ints, ints[:8], query, sinks=torch.zeros(32))
         write_cache(new, new, cache, cache, torch.zeros(16, dtype=torch.int64), **scales)
         new_query, slots = torch.zeros(16, 32, 128, dtype=BF16), torch.zeros(16, dtype=torch.int64)
-        for rotary_dim, rotated in ((128, None), (32, new_query.clone())):
+        for rotary_dim in (128, 32):
             angles = torch.zeros(16, rotary_dim, dtype=BF16)
-            rotate_and_write(new_query, new, new, angles, angles, cache, cache, slots, rotated=rotated, **scales)
+            rotate_and_write(new_query, new, new, angles, angles, cache, cache, slots, new_query.clone(), **scales)
         BlockCopier([cache]).copy([(0, 1, 16)])
         advance_rows(ints[:8], torch.zeros(8, dtype=torch.int64), ints.view(1, 9), ints[:8], block_size=16)
         drawn = torch.zeros(2, 5000), torch.ones(2), torch.zeros(2, dtype=torch.int64)

@@ -160,5 +160,5 @@ def _write(tensors: LayerTensors, slots: torch.Tensor) -> Launcher:
         )
     return partial(
         rotate_and_write, tensors.unrotated, tensors.key, tensors.value, tensors.cosines, tensors.sines, *caches, slots,
-        key_scales=scales[0], value_scales=scales[1], rotated=tensors.query,
+        tensors.query, key_scales=scales[0], value_scales=scales[1],
     )  # fmt: skip

@@ -225,10 +225,10 @@ class _Problem:
             *self._to_device(*new),
             *ours,
             *self._to_device(slots),
-            rotated=our_query,
+            our_query,
             **self._on_device(self._scales),
         )
-        _call(reference.rotate_and_write, *new, *truth, slots, rotated=true_query, **self._scales)
+        _call(reference.rotate_and_write, *new, *truth, slots, true_query, **self._scales)
         return [*zip(ours, truth, strict=True), (our_query, true_query)]
 
     def _copy(self) -> Pairs:

@@ -36,11 +36,11 @@ def test_tokens_land_in_their_slots(dtype: torch.dtype, block_size: int, key_dim
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "key_dim", "value_dim", "rotary_dim", "in_place"),
-    [(6, 2, 64, 64, 64, True), (3, 3, 80, 40, 32, False), (4, 1, 96, 24, 96, False)],
+    ("heads", "kv_heads", "key_dim", "value_dim", "rotary_dim"),
+    [(6, 2, 64, 64, 64), (3, 3, 80, 40, 32), (4, 1, 96, 24, 96)],
 )
 def test_queries_and_keys_are_rotated_and_written(
-    dtype: torch.dtype, heads: int, kv_heads: int, key_dim: int, value_dim: int, rotary_dim: int, in_place: bool
+    dtype: torch.dtype, heads: int, kv_heads: int, key_dim: int, value_dim: int, rotary_dim: int
 ) -> None:
     """Also with padding, whose key is not stored, and in the model's layout, with heads outside tokens."""
     torch.manual_seed(0)
@@ -54,17 +54,15 @@ def test_queries_and_keys_are_rotated_and_written(
     slots = torch.randperm(blocks * block_size)[:tokens]
     slots[5] = -1
     caches = [torch.full((blocks, block_size, kv_heads, dim), float("nan")).to(dtype) for dim in (key_dim, value_dim)]
-    truth, true_query, key_before = [cache.clone() for cache in caches], query.clone(), key.clone()
-    before, rotated = query.clone(), None if in_place else query.new_full((tokens, heads, key_dim), float("nan"))
-    rotate_and_write(query, key, value, cosines, sines, *caches, slots, rotated=rotated)
-    reference.rotate_and_write(true_query, key, value, cosines, sines, *truth, slots)
-    if rotated is not None:
-        assert same(query, before)
-        query = rotated
+    truth, query_before, key_before = [cache.clone() for cache in caches], query.clone(), key.clone()
+    rotated, true_rotated = (query.new_full((tokens, heads, key_dim), float("nan")) for _ in range(2))
+    rotate_and_write(query, key, value, cosines, sines, *caches, slots, rotated)
+    reference.rotate_and_write(query, key, value, cosines, sines, *truth, slots, true_rotated)
     bound = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
-    torch.testing.assert_close(query, true_query, rtol=bound, atol=bound)
+    torch.testing.assert_close(rotated, true_rotated, rtol=bound, atol=bound)
     torch.testing.assert_close(caches[0], truth[0], rtol=bound, atol=bound, equal_nan=True)
     assert same(caches[1], truth[1])
+    assert same(query, query_before)
     assert same(key, key_before)
     assert int(caches[0].isnan().any(-1).any(-1).sum()) == blocks * block_size - tokens + 1
 
@@ -77,7 +75,7 @@ def test_rotated_keys_in_float8_are_those_of_rotating_and_writing_apart() -> Non
     options = {"key_scales": scales, "value_scales": scales}
     rotated = key * angles.cos()[:, None] + torch.cat((-key[..., 32:], key[..., :32]), -1) * angles.sin()[:, None]
     write_cache(rotated, value, *apart, slots, **options)
-    rotate_and_write(query, key, value, angles.cos(), angles.sin(), *ours, slots, **options)
+    rotate_and_write(query, key, value, angles.cos(), angles.sin(), *ours, slots, torch.empty_like(query), **options)
     for cache, expected in zip(ours, apart, strict=True):
         # Sums rounded in another order may fall on the other side of a rounding border.
         assert (cache.float() != expected.float()).float().mean() < 0.01
@@ -90,7 +88,7 @@ def test_rotations_that_fit_no_head_are_refused() -> None:
         with pytest.raises(
             ValueError, match=rf"cosines: expected an even number of 2 to 64 dimensions, got \[3, {size}\]"
         ):
-            rotate_and_write(query, query.clone(), query, angles, angles, cache, cache.clone(), slots)
+            rotate_and_write(query, query.clone(), query, angles, angles, cache, cache.clone(), slots, query.clone())
 
 
 def test_float8_is_scaled_and_clamped() -> None:
