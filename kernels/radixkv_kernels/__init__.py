@@ -3,7 +3,7 @@
 Only torch and Triton are needed; nothing here knows of radix trees or requests. One idea per file::
 
     cache_write            new keys and values go into their blocks
-    rotary_cache_write     the same, with keys rotated on their way, and queries in place
+    rotary_cache_write     the same, with keys and queries rotated, the latter into a tensor of their own
     block_copy             copy-on-write: many blocks of all layers in one launch
     work_items             the int32 buffers that say which query rows read which keys
     item_attention         one partial result per work item: shared prefixes, private tails, causal prompts
