@@ -214,4 +214,5 @@ def _choices(captured: Iterable[GraphKind], has_wide: Callable[[int], bool]) -> 
 
 
 def _run_eagerly(work: Callable[[], object]) -> Replay:
+    work()
     return work

@@ -302,6 +302,25 @@ def test_drafts_below_a_shared_prefix_run_in_graphs(long: bool, monkeypatch: pyt
     assert graphs.run(torch.zeros(80, dtype=torch.int64), batch) is not None
 
 
+def test_without_a_gpu_work_runs_when_it_is_captured() -> None:
+    """A batch was loaded before there was room for its items; these rows need wider tiles than those of one sequence."""
+    pool = KVPool([LayerShape(2, 4, 4)], 1, 16, torch.bfloat16)
+    backend = TritonBackend(pool, torch.bfloat16, 8, 16, 128, multiprocessors=1, max_draft_rows=16)
+    computed: list[int] = []
+
+    def forward(padded: PaddedDecode) -> torch.Tensor:
+        padded.items(HeadShape(2, 4))
+        computed.append(padded.num_rows)
+        return torch.zeros(padded.num_rows, VOCABULARY)
+
+    graphs = DecodeGraphs(backend, forward, 16, 16)
+    graphs.capture()
+    assert computed == [kind.size for kind in graphs.kinds]
+    drafted = query_batch([Chunk(Table(range(4)), 20, 9)])
+    batch = backend.prepare(replace(drafted, num_decoding=drafted.num_new))
+    assert graphs.run(torch.zeros(9, dtype=torch.int64), batch) is not None
+
+
 def test_capturing_takes_bounded_time_and_larger_graphs_stand_in(caplog: pytest.LogCaptureFixture) -> None:
     seconds = iter([0.0, *([MAX_CAPTURE_SECONDS / 4] * 3), *([2 * MAX_CAPTURE_SECONDS] * 99)])
     backend, capture = make_backend(16), Capture()

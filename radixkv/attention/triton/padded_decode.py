@@ -147,12 +147,12 @@ class PaddedDecode:
     def items(self, shape: HeadShape) -> DeviceItems:
         """The items for layers of this shape; their buffer is allocated when first asked for, outside any graph.
 
-        It has room for what any batch of its size may be cut into, and for what the loaded batch needs, if there is one that
-        needs more.
+        That must be before a batch is loaded. It has room for what any batch of its size may be cut into.
         """
         buffer = self._item_buffers.get(shape)
         if buffer is not None:
             return buffer.items
+        assert self._batch is None, "a batch was loaded before there was room for its items"
         backend, num_rows = self._backend, self.num_rows
         counts = max_tiles(num_rows, shape.group, backend.dtype, backend.tiling)
         tile_rows = max(counts) if self.wide else min(counts)
@@ -168,17 +168,9 @@ class PaddedDecode:
             max_partials(num_rows, {rows: count}, shape.group, shape.num_kv_heads, backend.tiling)
             for rows, count in counts.items()
         )
-        first = None if self._batch is None else self._batch.host_items(shape)
-        if first is not None:
-            assert max(first.by_tile) <= tile_rows, "the batch needs wider tiles"
-            num_partials = max(num_partials, first.num_partials)
-            num_items = max(num_items, first.num_items)
         if self.whole:
-            assert first is None or not first.num_partials, "rows of the batch are split"
             num_items, num_partials = num_rows, 0
         buffer = self._item_buffers[shape] = _ItemBuffer(
             tile_rows, num_items, num_rows, num_partials, self.token_ids.device, self.whole
         )
-        if first is not None:
-            buffer.load(first)
         return buffer.items

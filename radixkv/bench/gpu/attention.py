@@ -97,6 +97,7 @@ def _attend(batch: QueryBatch, pool: KVPool, rows: int, in_graphs: bool = False)
     from radixkv.attention.triton.cost_model import whole_from
     from radixkv.attention.triton.launches import PartialResults
     from radixkv.attention.triton.padded_decode import PaddedDecode
+    from radixkv.attention.triton.work_items import HeadShape
 
     backend = TritonBackend(pool, torch.bfloat16, HEADS, len(batch.tables), max_tokens(batch))
     prepared = backend.prepare(batch)
@@ -105,6 +106,7 @@ def _attend(batch: QueryBatch, pool: KVPool, rows: int, in_graphs: bool = False)
     flat = prepared.plan.is_flat
     whole = flat and rows >= whole_from(KV_HEADS, backend.tiling)
     padded = PaddedDecode(rows, backend, not flat, PartialResults(pool.keys[0].device), whole)
+    padded.items(HeadShape(KV_HEADS, HEADS // KV_HEADS))
     assert padded.load(prepared)
     return layer_work(padded, rows, len(pool.layers))
 

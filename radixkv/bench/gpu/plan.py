@@ -144,8 +144,8 @@ def _plan_all(steps: Sequence[list[Decoding]], count: int) -> list[float]:
     first, *others = steps
     prepared = backend.prepare(_query_batch(*_columns(first)))
     padded = PaddedDecode(BATCH, backend, not prepared.plan.is_flat, PartialResults(CPU))
-    padded.load(prepared)
     padded.items(SHAPE)
+    padded.load(prepared)
     times = []
     with frozen_garbage():
         for batch in others:

@@ -39,15 +39,12 @@ def make_backend(num_rows: int, max_blocks: int, dtype: torch.dtype) -> TritonBa
 
 @pytest.mark.parametrize("num_rows", [8, 64, 256])
 def test_a_padded_batch_holds_other_trees_than_the_first(num_rows: int) -> None:
-    """One long node cut into many pieces, or several levels: memory is allocated when the first batch of a size is met."""
+    """One long node cut into many pieces, or several levels: memory is allocated before any batch is met."""
     backend = make_backend(num_rows, 8001, torch.bfloat16)
-    padded: PaddedDecode | None = None
+    padded = PaddedDecode(num_rows, backend, True, PartialResults(CPU))
+    padded.items(SHAPE)
     for levels in ([(1, 2000)], [(1, 8000)], [(1, 500), (4, 300), (num_rows // 2, 200)]):
         batch = backend.prepare(query_batch(shared_chunks(num_rows, levels)))
-        if padded is None:
-            padded = PaddedDecode(num_rows, backend, True, PartialResults(CPU))
-            assert padded.load(batch)
-            padded.items(SHAPE)
         assert padded.load(batch)
 
 
@@ -98,8 +95,8 @@ def test_tiles_are_no_wider_than_a_batch_of_its_size_needs() -> None:
         backend = make_backend(num_rows, 8001, dtype)
         batch = backend.prepare(query_batch(shared_chunks(num_rows, [(1, 8000)])))
         padded = PaddedDecode(num_rows, backend, True, PartialResults(CPU))
-        assert padded.load(batch)
         assert list(padded.items(SHAPE).by_tile) == tiles
+        assert padded.load(batch)
 
 
 def test_fixed_buffers_hold_the_plan_and_padding_behind_it() -> None:
@@ -107,8 +104,8 @@ def test_fixed_buffers_hold_the_plan_and_padding_behind_it() -> None:
     backend = make_backend(40, 600, torch.bfloat16)
     batch = backend.prepare(query_batch(shared_chunks(40, [(1, 500), (4, 20)])))
     padded = PaddedDecode(40, backend, True, PartialResults(CPU))
-    assert padded.load(batch)
     fixed_items = padded.items(SHAPE)
+    assert padded.load(batch)
     where = [
         tensor.data_ptr()
         for tensor in (padded.rows.positions, padded.rows.slots, fixed_items.starts, fixed_items.partials)

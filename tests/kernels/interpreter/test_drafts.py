@@ -23,7 +23,7 @@ def test_tokens_are_those_without_drafts() -> None:
     expected = answers(LLM(build_shallow("gpt_oss"), attention_backend="torch", block_size=16, num_blocks=20))
     oracle = Oracle(error_rate=0.15, vocab_size=VOCAB_SIZE)
     oracle.sequences = [[*prompt, *tokens] for prompt, tokens in zip(prompts, expected, strict=True)]
-    llm = LLM(build_shallow("gpt_oss"), attention_backend="triton", block_size=16, num_blocks=20)
+    llm = LLM(build_shallow("gpt_oss"), attention_backend="triton", block_size=16, num_blocks=20, max_num_seqs=16)
     llm.engine._speculator = drafts = speculator(llm, [oracle])
     assert answers(llm) == expected
     counts = drafts.counts["oracle"]

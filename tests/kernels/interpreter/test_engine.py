@@ -22,7 +22,7 @@ def prompts() -> list[list[int]]:
 
 
 def make_llm(name: str, backend: str, **options: Any) -> LLM:
-    options = {"block_size": 16, "num_blocks": 40, "max_num_batched_tokens": 24, **options}
+    options = {"block_size": 16, "num_blocks": 40, "max_num_batched_tokens": 24, "max_num_seqs": 4, **options}
     return LLM(build_shallow(name), attention_backend=backend, **options)
 
 

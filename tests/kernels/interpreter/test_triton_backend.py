@@ -244,6 +244,7 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
     padded = PaddedDecode(5 + padding, backend, not flat, PartialResults(torch.device("cpu")), whole)
+    padded.items(HeadShape(2, 2))
     everyone = batch = grow(batch)
     for number in range(4):
         if number == 2:
@@ -275,6 +276,7 @@ def test_a_padded_batch_with_drafts_gives_what_the_plain_one_gives(monkeypatch: 
     backend = TritonBackend(batch.pool, torch.float32, 8, 3, 2000, max_draft_rows=12)
     check(batch, backend, 8)  # which stores the new tokens
     padded = PaddedDecode(11, backend, True, PartialResults(torch.device("cpu")))
+    padded.items(HeadShape(1, 8))
     batch = grow(batch, (3, 1, 5))
     plain = backend.prepare(query_batch(batch.chunks))
     new = [torch.randn(1, heads, 9, 8) for heads in (8, 1, 1)]
@@ -291,6 +293,7 @@ def test_a_batch_cut_into_more_items_than_fit_is_refused(monkeypatch: pytest.Mon
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
     padded = PaddedDecode(2, backend, False, PartialResults(torch.device("cpu")))
+    padded.items(HeadShape(2, 2))
     batch = grow(batch)
     plain = backend.prepare(query_batch(batch.chunks))
     assert padded.load(plain)
