@@ -52,6 +52,15 @@ class GraphKind(NamedTuple):
     wide: bool = False
     whole: bool = False
 
+    def takes_any(self, is_flat: bool, has_wide: bool) -> bool:
+        """Whether it takes any batch of up to its size.
+
+        Args:
+            is_flat: the batches share nothing; otherwise some of them share prefixes.
+            has_wide: whether batches of its size may have wide tiles.
+        """
+        return not self.whole and (is_flat or self.wide == has_wide)
+
 
 class DecodeGraphs:
     """Runs decoding batches of one model.
@@ -208,7 +217,7 @@ def _choices(captured: Iterable[GraphKind], has_wide: Callable[[int], bool]) -> 
         for num_rows in range(1, kind.size + 1):
             for is_flat in (True, False) if not kind.whole else (True,):
                 kinds = chosen.setdefault((num_rows, is_flat), [])
-                if not any(not known.whole and (is_flat or known.wide == has_wide(known.size)) for known in kinds):
+                if not any(known.takes_any(is_flat, has_wide(known.size)) for known in kinds):
                     kinds.append(kind)
     return chosen
 
