@@ -70,7 +70,7 @@ class DecodeGraphs:
         forward: runs the model on a `PaddedDecode`.
         max_num_seqs: sequences in a batch at most.
         max_draft_rows: rows of drafts that a batch may have beside their own.
-        groups: query heads per key-value head, of all layers; None: those that the backend knows of.
+        groups: query heads per key-value head, of all layers.
         capture: how work is captured; None: as CUDA graphs on a GPU, not at all elsewhere.
         clock: seconds.
 
@@ -85,7 +85,7 @@ class DecodeGraphs:
         max_num_seqs: int,
         max_draft_rows: int = 0,
         *,
-        groups: Iterable[int] | None = None,
+        groups: Iterable[int],
         capture: Capture | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,9 +93,8 @@ class DecodeGraphs:
         if capture is None:
             capture = GraphCapture(device) if device.type == "cuda" else _run_eagerly
         fewest_heads = min(layer.num_kv_heads for layer in backend.pool.layers)
-        chosen = frozenset(backend.groups if groups is None else groups)
         self._has_wide = functools.cache(
-            partial(has_wide_tiles, groups=chosen, dtype=backend.dtype, tiling=backend.tiling)
+            partial(has_wide_tiles, groups=frozenset(groups), dtype=backend.dtype, tiling=backend.tiling)
         )
         self.kinds = kinds_in_order(
             max_num_seqs, max_draft_rows, self._has_wide, whole_from(fewest_heads, backend.tiling)

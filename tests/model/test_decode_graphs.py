@@ -79,7 +79,7 @@ def decode(graphs: DecodeGraphs, backend: TritonBackend, tokens: list[int]) -> l
 
 def test_all_graphs_are_captured_at_the_start_and_write_into_one_buffer() -> None:
     backend, model, capture = make_backend(40), Model(), Capture()
-    graphs = DecodeGraphs(backend, model, 40, capture=capture)
+    graphs = DecodeGraphs(backend, model, 40, groups=[1], capture=capture)
     graphs.capture()
     assert capture.num_captured == graphs.num_captured == len(graphs.kinds)
     gc.collect()
@@ -97,7 +97,7 @@ def test_all_graphs_are_captured_at_the_start_and_write_into_one_buffer() -> Non
 def test_logits_stay_valid_when_the_next_batch_is_launched() -> None:
     """Tokens are drawn from them after that."""
     backend = make_backend(4)
-    graphs = DecodeGraphs(backend, Model(), 4, capture=Capture())
+    graphs = DecodeGraphs(backend, Model(), 4, groups=[1], capture=Capture())
     graphs.capture()
     batches = [query_batch([Chunk(Table([i]), 3, 1)]) for i in range(2)]
     first = graphs.run(torch.tensor([1]), backend.prepare(batches[0]))
@@ -141,7 +141,7 @@ def test_a_batch_none_of_whose_rows_is_split_runs_without_a_merge() -> None:
         sizes.append((padded.num_rows, padded.whole, padded.items(HeadShape(1, 1)).num_partials > 0))
         return torch.zeros(padded.num_rows, VOCABULARY)
 
-    graphs = DecodeGraphs(backend, forward, 16, capture=Capture())
+    graphs = DecodeGraphs(backend, forward, 16, groups=[1], capture=Capture())
     graphs.capture()
     tables = [Table(range(125)), *(Table([i]) for i in range(12))]
     for long, expected in ((False, (14, True, False)), (True, (14, False, True)), (False, (14, True, False))):
@@ -173,7 +173,7 @@ def test_tiles_are_as_wide_as_the_batch_needs(
         launched.append(tuple(padded.items(HeadShape(8, 4)).by_tile))
         return torch.zeros(padded.num_rows, VOCABULARY)
 
-    graphs = DecodeGraphs(backend, forward, 64, capture=Capture())
+    graphs = DecodeGraphs(backend, forward, 64, groups=[4], capture=Capture())
     graphs.capture()
     launched.clear()
     batch = backend.prepare(query_batch(shared_chunks(64, nodes)))
@@ -190,6 +190,7 @@ def test_where_only_graphs_of_wide_tiles_were_captured_all_batches_run_in_them()
         backend,
         lambda padded: padded.items(HeadShape(8, 4)).starts.new_zeros(padded.num_rows, VOCABULARY),
         64,
+        groups=[4],
         capture=Capture(),
     )
     graphs.capture(graphs.kinds[:1])
@@ -242,7 +243,7 @@ def test_no_two_graphs_launch_the_same(
 
 def test_rows_of_drafts_run_in_graphs_and_come_in_the_order_of_the_sequences() -> None:
     backend, capture = make_backend(4, max_draft_rows=16), Capture()
-    graphs = DecodeGraphs(backend, Model(), 4, 16, capture=capture)
+    graphs = DecodeGraphs(backend, Model(), 4, 16, groups=[1], capture=capture)
     graphs.capture()
     assert max(kind.size for kind in graphs.kinds) == 20
     for counts in ([3, 1, 5, 2], [5, 5, 5, 5], [1, 1, 1], [2]):
@@ -273,7 +274,7 @@ def test_partial_results_of_all_graphs_lie_where_the_largest_has_its_own(heads: 
             addresses.append(tuple(part.data_ptr() for part in partials))
         return torch.zeros(padded.num_rows, VOCABULARY)
 
-    graphs = DecodeGraphs(backend, forward, 256, 1024, capture=Capture())
+    graphs = DecodeGraphs(backend, forward, 256, 1024, groups=[heads // kv_heads], capture=Capture())
     graphs.capture()
     assert len(addresses) > 20
     assert len(set(addresses)) == 1
@@ -290,7 +291,7 @@ def test_drafts_below_a_shared_prefix_run_in_graphs(long: bool, monkeypatch: pyt
         padded.items(HeadShape(8, 4))
         return torch.zeros(padded.num_rows, VOCABULARY)
 
-    graphs = DecodeGraphs(backend, forward, 16, 64, capture=Capture())
+    graphs = DecodeGraphs(backend, forward, 16, 64, groups=[4], capture=Capture())
     graphs.capture()
     chunks = shared_chunks(16, [(1, 400)])
     counts = [65, *[1] * 15] if long else [5] * 16
@@ -313,7 +314,7 @@ def test_without_a_gpu_work_runs_when_it_is_captured() -> None:
         computed.append(padded.num_rows)
         return torch.zeros(padded.num_rows, VOCABULARY)
 
-    graphs = DecodeGraphs(backend, forward, 16, 16)
+    graphs = DecodeGraphs(backend, forward, 16, 16, groups=[4])
     graphs.capture()
     assert computed == [kind.size for kind in graphs.kinds]
     drafted = query_batch([Chunk(Table(range(4)), 20, 9)])
@@ -324,7 +325,7 @@ def test_without_a_gpu_work_runs_when_it_is_captured() -> None:
 def test_capturing_takes_bounded_time_and_larger_graphs_stand_in(caplog: pytest.LogCaptureFixture) -> None:
     seconds = iter([0.0, *([MAX_CAPTURE_SECONDS / 4] * 3), *([2 * MAX_CAPTURE_SECONDS] * 99)])
     backend, capture = make_backend(16), Capture()
-    graphs = DecodeGraphs(backend, Model(), 16, capture=capture, clock=lambda: next(seconds))
+    graphs = DecodeGraphs(backend, Model(), 16, groups=[1], capture=capture, clock=lambda: next(seconds))
     with caplog.at_level(logging.WARNING):
         graphs.capture()
     assert capture.num_captured == 4
@@ -340,7 +341,7 @@ def test_without_memory_for_graphs_decoding_is_eager_and_one_warning_says_so(
     fails_at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend, model = make_backend(16), Model()
-    graphs = DecodeGraphs(backend, model, 16, capture=Capture(fails_at))
+    graphs = DecodeGraphs(backend, model, 16, groups=[1], capture=Capture(fails_at))
     with caplog.at_level(logging.WARNING):
         graphs.capture()
     assert [record.getMessage() for record in caplog.records] == [
@@ -377,7 +378,7 @@ class Memory:
 def test_the_memory_of_all_graphs_is_measured_on_some() -> None:
     runner = ModelRunner(load_model(build_supported("llama"), native=False))
     memory = Memory()
-    runner._graphs = DecodeGraphs(make_backend(40), Model(), 40, capture=memory.capture)
+    runner._graphs = DecodeGraphs(make_backend(40), Model(), 40, groups=[1], capture=memory.capture)
     num_kinds = len(runner._graphs.kinds)
     assert num_kinds > 10
     assert runner.measure_graphs(lambda: (gc.collect(), memory.free)[1]) == 5_000 + 700 * num_kinds
@@ -386,7 +387,7 @@ def test_the_memory_of_all_graphs_is_measured_on_some() -> None:
 
 def test_graphs_that_cannot_be_captured_are_tried_once(caplog: pytest.LogCaptureFixture) -> None:
     runner = ModelRunner(load_model(build_supported("llama"), native=False))
-    runner._graphs = DecodeGraphs(make_backend(40), Model(), 40, capture=Capture(fails_at=0))
+    runner._graphs = DecodeGraphs(make_backend(40), Model(), 40, groups=[1], capture=Capture(fails_at=0))
     with caplog.at_level(logging.WARNING):
         assert runner.measure_graphs(lambda: 0) == 0
         runner.capture_graphs()

@@ -50,7 +50,6 @@ class TritonBackend:
     Attributes:
         pool: as given.
         dtype: as given.
-        groups: query heads per key-value head of each layer, if all have as many query heads as the first.
         tiling: of decoding batches.
         buffers: the tables, and the rows of a decoding batch, padding included.
         pool_layers: the layers of ``pool``.
@@ -79,7 +78,6 @@ class TritonBackend:
             sharing = sharing_rule(num_query_heads // layer.num_kv_heads, dtype, pool.dtype, bytes_per_token)
         self.pool = pool
         self.dtype = dtype
-        self.groups = {num_query_heads // shape.num_kv_heads for shape in pool.layers}
         device = pool.keys[0].device
         self.tiling = Tiling(
             multiprocessors or _multiprocessors(device),
