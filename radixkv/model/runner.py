@@ -56,8 +56,8 @@ class ModelRunner:
         must_compile: a failure to compile is an error; if false, layers then run uncompiled, and a warning says so.
 
     Raises:
-        UnsupportedModelError: the model does not call the attention interface, or calls it in a way that blocks cannot serve,
-            or its layers must be compiled and cannot be.
+        UnsupportedModelError: the model does not call the attention interface, or calls it in a way that blocks cannot serve;
+            it has heads that no kernel for its GPU takes; or its layers must be compiled and cannot be.
     """
 
     def __init__(self, loaded: LoadedModel, enable_torch_compile: bool = False, must_compile: bool = True) -> None:
@@ -92,6 +92,8 @@ class ModelRunner:
         uncompile_layers(self._model)
         set_rotate_first(self._model, True)
         self._probe(loaded.name, loaded.vocab_size)
+        if self._device.type == "cuda":
+            self._check_heads(loaded.name)
         # Set before layers are compiled: on a GPU, rotation is left to Triton.
         set_rotate_first(self._model, self._device.type != "cuda")
         if enable_torch_compile:
@@ -355,6 +357,16 @@ class ModelRunner:
             chains = [[layer] for chain in chains for layer in chain]
             join_layers(chains)
         self._chains = [*chains]
+
+    def _check_heads(self, name: str) -> None:
+        # Only here: it imports Triton, which a CPU need not have.
+        from radixkv.attention.triton.heads import check_heads
+
+        for layer in self._layers.values():
+            try:
+                check_heads(layer.num_query_heads, layer.shape)
+            except ValueError as error:
+                raise UnsupportedModelError(f"{name}: {error}") from error
 
     @torch.inference_mode()
     def _compile(self, name: str, must_compile: bool) -> None:

@@ -15,14 +15,16 @@ import torch
 from support.attention_batches import Chunk, Table, query_batch, shared_chunks
 from support.model_zoo import VOCAB_SIZE, build_supported
 
-from radixkv.attention import BatchLimits
+from radixkv.attention import AttentionOptions, BatchLimits
 from radixkv.attention.triton import TritonBackend, cost_model, start_check
 from radixkv.attention.triton.buffers import padded_size
 from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.attention.triton.work_items import HeadShape
+from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
 from radixkv.model import runner as runner_module
 from radixkv.model.decode_graphs import MAX_CAPTURE_SECONDS, DecodeGraphs, GraphKind, kinds_in_order
+from radixkv.model.layer_probe import ProbedLayer
 from radixkv.model.loader import load_model
 from radixkv.model.runner import ModelRunner
 
@@ -393,6 +395,32 @@ def test_graphs_that_cannot_be_captured_are_tried_once(caplog: pytest.LogCapture
         runner.capture_graphs()
     assert len(caplog.records) == 1
     assert not runner._can_capture
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (LayerShape(1, 512, 512), "head size: expected at most 256 with Triton's kernels, .*, got 512$"),
+        (
+            LayerShape(1, 16, 16),
+            "query heads per key-value head: expected at most 128 with Triton's kernels, .*, got 136$",
+        ),
+    ],
+)
+def test_heads_that_no_kernel_takes_are_refused_before_anything_is_measured(
+    shape: LayerShape, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend refuses them, too: they ended in an error about the GPU, and in a division by zero."""
+    loaded = load_model(build_supported("llama"), native=False)
+
+    def probe(runner: ModelRunner, *rest: object) -> None:
+        runner._layers = {0: ProbedLayer(shape, 136, AttentionOptions(1.0))}
+
+    monkeypatch.setattr(ModelRunner, "_probe", probe)
+    with pytest.raises(UnsupportedModelError, match=f"^{loaded.name}: {message}"):
+        ModelRunner(replace(loaded, device=torch.device("cuda")))
+    with pytest.raises(ValueError, match=f"^{message}"):
+        TritonBackend(KVPool([shape], 1, 16, torch.float32), torch.float32, 136, 4, 64)
 
 
 def test_on_a_gpu_every_kernel_is_checked_when_the_pool_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from radixkv.attention.query_batch import QueryBatch
 from radixkv.attention.sharing_rule import SharingRule
 from radixkv.attention.triton.buffers import BatchBuffers, DeviceRows
 from radixkv.attention.triton.cost_model import Tiling, num_pieces, sharing_rule, tile_classes, widest_tile
+from radixkv.attention.triton.heads import check_heads
 from radixkv.attention.triton.launches import Launcher, LayerTensors, PartialResults, flat_launchers, shared_launchers
 from radixkv.attention.triton.layer_launches import LayerLaunches, PoolLayer, pool_layers
 from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems, lower
@@ -55,7 +56,7 @@ class TritonBackend:
         pool_layers: the layers of ``pool``.
 
     Raises:
-        ValueError: the kernels cannot take the pool's blocks.
+        ValueError: the kernels cannot take the pool's blocks, or the first layer's heads.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class TritonBackend:
         if pool.block_size not in BLOCK_SIZES:
             raise ValueError(f"block_size: expected one of {BLOCK_SIZES} with Triton's kernels, got {pool.block_size}")
         layer = pool.layers[0]
+        check_heads(num_query_heads, layer)
         if sharing is None:
             bytes_per_token = layer.elements_per_token * pool.dtype.itemsize
             sharing = sharing_rule(num_query_heads // layer.num_kv_heads, dtype, pool.dtype, bytes_per_token)
