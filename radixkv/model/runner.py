@@ -324,12 +324,13 @@ class ModelRunner:
 
     def _partials_nbytes(self, num_tokens: int) -> int:
         # Only here: it imports Triton, which a CPU need not have.
-        from radixkv.attention.triton.cost_model import Tiling, partials_nbytes
+        from radixkv.attention.triton.cost_model import decode_tiling, partials_nbytes
 
-        multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count
+        with self._on_device():  # for which its tiles are chosen
+            tiling = decode_tiling(self._device, self.layer_shapes)
         heads = {(layer.num_query_heads, layer.shape) for layer in self._layers.values()}
         return max(
-            partials_nbytes(num_tokens, heads, self._dtype, Tiling(multiprocessors, one_class))
+            partials_nbytes(num_tokens, heads, self._dtype, replace(tiling, one_class=one_class))
             for one_class in (False, True)
         )
 

@@ -18,15 +18,14 @@ from radixkv.attention.plan import AttentionPlan, Planner
 from radixkv.attention.query_batch import QueryBatch
 from radixkv.attention.sharing_rule import SharingRule
 from radixkv.attention.triton.buffers import BatchBuffers, DeviceRows
-from radixkv.attention.triton.cost_model import Tiling, num_pieces, sharing_rule, tile_classes, widest_tile
+from radixkv.attention.triton.cost_model import Tiling, decode_tiling, num_pieces, sharing_rule, tile_classes
 from radixkv.attention.triton.heads import check_heads
 from radixkv.attention.triton.launches import Launcher, LayerTensors, PartialResults, flat_launchers, shared_launchers
 from radixkv.attention.triton.layer_launches import LayerLaunches, PoolLayer, pool_layers
 from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems, lower
 from radixkv.cache import BlockCopy
 from radixkv.memory import KVPool
-from radixkv_kernels import BLOCK_SIZES, TILE_ROWS, BlockCopier, advance_rows
-from radixkv_kernels.target import current_target
+from radixkv_kernels import BLOCK_SIZES, BlockCopier, advance_rows
 
 # While a plan is kept, tails grow, and with them the longest piece. After so many steps a new plan is made.
 _STEPS_PER_PLAN = 512
@@ -81,11 +80,7 @@ class TritonBackend:
         self.pool = pool
         self.dtype = dtype
         device = pool.keys[0].device
-        self.tiling = Tiling(
-            multiprocessors or _multiprocessors(device),
-            one_class=True,
-            widest_tile=widest_tile(pool.layers, current_target()) if device.type == "cuda" else TILE_ROWS[-1],
-        )
+        self.tiling = decode_tiling(device, pool.layers, multiprocessors)
         self._copier = BlockCopier([*pool.keys, *pool.values])
         max_blocks = -(-max_model_len // pool.block_size)
         self._planner = Planner(max_sequences, max_blocks, pool.block_size, sharing)
@@ -117,10 +112,6 @@ class TritonBackend:
         )
         self._steps_left = _STEPS_PER_PLAN
         return self._attention
-
-
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 class TritonAttention:

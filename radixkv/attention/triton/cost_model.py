@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from radixkv.attention.sharing_rule import SharingRule
 from radixkv.memory import LayerShape
 from radixkv_kernels import TILE_ROWS
-from radixkv_kernels.target import Target
+from radixkv_kernels.target import Target, current_target
 
 # Programs of a tile class that run on one multiprocessor at once. From the compilers' reports for sm_90, bfloat16 and heads
 # of 128: Triton 3.6 takes 150 registers x 128 threads, 206 x 128 and 255 x 256 of 65,536, and of shared memory 70, 112 and
@@ -105,6 +105,23 @@ def widest_tile(layers: Sequence[LayerShape], target: Target) -> int:
     """
     largest = max(max(layer.key_dim, layer.value_dim) for layer in layers)
     return 64 if largest > 128 and not target.has_warp_groups else TILE_ROWS[-1]
+
+
+def decode_tiling(device: torch.device, layers: Sequence[LayerShape], multiprocessors: int | None = None) -> Tiling:
+    """How decoding batches are cut into tiles on a device; on a CPU, in the interpreter, as for one multiprocessor.
+
+    Args:
+        device: if it is a GPU, the current one.
+        layers: of the model.
+        multiprocessors: among which work is divided; None: those of the device.
+    """
+    if device.type != "cuda":
+        return Tiling(multiprocessors or 1, one_class=True)
+    return Tiling(
+        multiprocessors or torch.cuda.get_device_properties(device).multi_processor_count,
+        one_class=True,
+        widest_tile=widest_tile(layers, current_target()),
+    )
 
 
 def tile_classes(num_rows: NDArray[np.int64], group: int, dtype: torch.dtype, tiling: Tiling) -> NDArray[np.int64]:

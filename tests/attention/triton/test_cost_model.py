@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from support.attention_batches import Chunk, Table, query_batch
 
 from radixkv.attention import Planner
+from radixkv.attention.triton import cost_model
 from radixkv.attention.triton.cost_model import (
     MAX_LEVELS,
     PROGRAMS_PER_MULTIPROCESSOR,
     Tiling,
+    decode_tiling,
     max_partials,
     max_tiles,
     num_pieces,
@@ -78,6 +82,17 @@ def test_tiles_that_would_spill_are_not_taken() -> None:
         tiling = Tiling(1, widest_tile=widest)
         assert max(max_tiles(100, GROUP, torch.bfloat16, tiling)) == widest
         assert max(max_tiles(100, 100, torch.bfloat16, tiling)) == 128  # or the group would not fit
+
+
+def test_decoding_is_tiled_for_the_gpu_and_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is measured with the same tiles that a backend takes: without `widest_tile`, with wider ones."""
+    monkeypatch.setattr(cost_model, "current_target", lambda: Target(89, 99 * 1024))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=MULTIPROCESSORS)
+    )
+    tiling = decode_tiling(torch.device("cuda"), [LayerShape(8, 256, 256)])
+    assert tiling == Tiling(MULTIPROCESSORS, one_class=True, widest_tile=64)
+    assert decode_tiling(torch.device("cpu"), [LayerShape(8, 256, 256)]) == Tiling(1, one_class=True)
 
 
 def test_rows_have_a_bounded_number_of_partial_results() -> None:
