@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from radixkv.sampling.json_schema import prepare_schema
+from radixkv.tools.grammar import JSON_WHITESPACE
 
 
-def structural_tag_grammar(tag: Any, json_whitespace: str) -> str:
+def structural_tag_grammar(tag: Any) -> str:
     """A structural tag in llguidance's format.
 
     Args:
         tag: ``{"triggers": [text], "structures": [{"begin": text, "schema": schema, "end": text}]}``.
-        json_whitespace: a regular expression for what may stand between the elements of JSON.
 
     Raises:
         ValueError: it is malformed, a schema is too large, or a structure begins with no trigger.
@@ -39,7 +39,7 @@ def structural_tag_grammar(tag: Any, json_whitespace: str) -> str:
         schema = prepare_schema(structure["schema"])
         if isinstance(schema, bool):
             raise ValueError(f"expected 'schema' to be an object, got {schema}")
-        schema = {"x-guidance": {"whitespace_pattern": json_whitespace}, **schema}
+        schema = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}, **schema}
         tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=end))
     # As text: special tokens are markers of the chat template, and no answer contains them.
     grammar: str = LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))

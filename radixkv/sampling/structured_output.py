@@ -34,7 +34,7 @@ from radixkv.sampling.grammar_tokenizer import grammar_tokenizer
 from radixkv.sampling.json_schema import MAX_NAME_CHARACTERS, locate_refusal, prepare_schema
 from radixkv.sampling.structural_tag import structural_tag_grammar
 from radixkv.sampling_params import StructuredOutputsParams
-from radixkv.tools.grammar import AnswerFrame
+from radixkv.tools.grammar import JSON_WHITESPACE, AnswerFrame
 
 if TYPE_CHECKING:
     import llguidance
@@ -50,8 +50,6 @@ _MAX_LEXER_STATES = 50_000
 _MASK_FUEL = 30_000
 _COMPILE_FUEL = 200_000
 _MAX_COMPILED_GRAMMARS = 64
-# Between the elements of JSON. Where unlimited whitespace is allowed, small models generate nothing else.
-_JSON_WHITESPACE = " ?"
 _STRUCTURAL_TAG = "structural_tag"
 # Messages of llguidance about its internals, and what they mean for a specification.
 _MEANINGS = types.MappingProxyType(
@@ -321,10 +319,10 @@ def _grammar(kind: str, text: str) -> str:
             if isinstance(schema, bool):
                 return LLMatcher.grammar_from_json_schema(text)
             return LLMatcher.grammar_from_json_schema(
-                json.dumps(schema), defaults={"whitespace_pattern": _JSON_WHITESPACE}
+                json.dumps(schema), defaults={"whitespace_pattern": JSON_WHITESPACE}
             )
         if kind == _STRUCTURAL_TAG:
-            return structural_tag_grammar(json.loads(text), _JSON_WHITESPACE)
+            return structural_tag_grammar(json.loads(text))
         if kind in ("regex", "choice"):
             return LLMatcher.grammar_from_regex(text)
         return LLMatcher.grammar_from_lark(_lark(text))

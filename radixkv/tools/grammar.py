@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from radixkv.tools.definitions import Tool
 
-# Between the elements of JSON. Where unlimited whitespace is allowed, small models generate nothing else.
-_JSON_OPTIONS = MappingProxyType({"whitespace_pattern": " ?"})
+# Between the elements of JSON, in all grammars. Where unlimited whitespace is allowed, small models generate nothing else.
+JSON_WHITESPACE = " ?"
 # With these keywords, what a schema forbids depends on more than the part that is looked at.
 _COMBINING = frozenset(
     "$ref allOf anyOf oneOf not if patternProperties dependentSchemas propertyNames unevaluatedProperties".split()
@@ -74,7 +73,7 @@ class GrammarWriter:
             name: of the schema, unique in this grammar.
         """
         closed = closed_schema(schema)
-        closed["x-guidance"] = {**_JSON_OPTIONS, "lenient": not tool.strict}
+        closed["x-guidance"] = {"whitespace_pattern": JSON_WHITESPACE, "lenient": not tool.strict}
         self._schemas[name] = closed
         return f"@{name}"
 
