@@ -28,7 +28,7 @@ from radixkv.prompts import (
     as_single_prompt,
     is_token_ids,
 )
-from radixkv.sampling_defaults import given_or_default
+from radixkv.sampling_defaults import check_beam_search_params, given_or_default
 from radixkv.sampling_params import BeamSearchParams, SamplingParams, prompt_only_params
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.serving.answer_reader import AnswerReader
@@ -177,8 +177,7 @@ class AsyncLLM(AsyncEngine):
         Raises:
             Exception: what `generate` raises.
         """
-        if not isinstance(params, BeamSearchParams):
-            raise TypeError(f"params: expected BeamSearchParams, got {type(params).__name__}")
+        check_beam_search_params(params)
         own_prompt, own_params = _copied(prompt), copy.deepcopy(params)
         _, stream = await self._submit_one(
             lambda loaded: as_prompts(own_prompt, loaded), own_params, request_id, priority, tenant

@@ -34,7 +34,7 @@ from radixkv.prompts import (
     one_for_each,
     with_answer_form,
 )
-from radixkv.sampling_defaults import given_or_default
+from radixkv.sampling_defaults import check_beam_search_params, given_or_default
 from radixkv.sampling_params import BeamSearchParams, SamplingParams, prompt_only_params
 from radixkv.scheduling.request import Request
 from radixkv.serving.answer_reader import AnswerReader
@@ -215,8 +215,7 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[BeamSearchOutput]:
         """The ``beam_width`` best continuations of each prompt, best first; equal to transformers' beam search."""
-        if not isinstance(params, BeamSearchParams):
-            raise TypeError(f"params: expected BeamSearchParams, got {type(params).__name__}")
+        check_beam_search_params(params)
         requests = [self._make_request(prompt, params) for prompt in as_prompts(prompts, self.engine.loaded)]
         self._run(requests, use_tqdm)
         engine = self.engine

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from radixkv.option_words import hint
-from radixkv.sampling_params import SamplingParams
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 # Numbers by the names of `SamplingParams`.
 SamplingDefaults = Mapping[str, Any]
@@ -64,6 +64,16 @@ def given_or_default(params: SamplingParams | None, defaults: SamplingDefaults) 
     if not isinstance(params, SamplingParams):
         raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
     return params
+
+
+def check_beam_search_params(params: BeamSearchParams) -> None:
+    """Refuse what is given instead of the parameters of a beam search, which has no defaults.
+
+    Raises:
+        TypeError: they are of another class.
+    """
+    if not isinstance(params, BeamSearchParams):
+        raise TypeError(f"params: expected BeamSearchParams, got {type(params).__name__}")
 
 
 def overridden(defaults: SamplingDefaults, values: Mapping[str, Any]) -> SamplingDefaults:
