@@ -187,7 +187,7 @@ class LLM:
         Raises:
             TypeError, ValueError: what `chat` raises, or a prompt comes with options that only conversations have.
         """
-        params = self._sampling_params(sampling_params)
+        params = given_or_default(sampling_params, self.engine.loaded.sampling_defaults)
         single = as_single_prompt(
             prompt,
             self.engine.loaded,
@@ -204,7 +204,7 @@ class LLM:
 
     def stream_prompt(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[RequestOutput]:
         """Answer a conversation that has been tokenized already; otherwise like `stream`."""
-        params = self._sampling_params(sampling_params)
+        params = given_or_default(sampling_params, self.engine.loaded.sampling_defaults)
         return self._stream(self._make_request(prompt, params), AnswerReader(prompt, params))
 
     @takes_vllm_options(CALLS)
@@ -334,7 +334,7 @@ class LLM:
         with_answers: bool = False,
     ) -> list[RequestOutput]:
         params_of_each = one_for_each("sampling_params", sampling_params, len(prompts))
-        each_params = [self._sampling_params(each) for each in params_of_each]
+        each_params = [given_or_default(each, self.engine.loaded.sampling_defaults) for each in params_of_each]
         priorities = one_for_each("priority", priority, len(prompts))
         requests = [self._make_request(*each) for each in zip(prompts, each_params, priorities, strict=True)]
         self._run(requests, use_tqdm)
@@ -343,9 +343,6 @@ class LLM:
             for prompt, params, output in zip(prompts, each_params, outputs, strict=True):
                 AnswerReader(prompt, params).read(output)
         return outputs
-
-    def _sampling_params(self, params: SamplingParams | None) -> SamplingParams:
-        return given_or_default(params, self.engine.loaded.sampling_defaults)
 
     def _make_request(
         self, prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int | None = 0
