@@ -93,6 +93,18 @@ class CompletionOutput:
         """Whether the answer has ended."""
         return self.finish_reason is not None
 
+    def extend(self, new: CompletionOutput) -> None:
+        """Add what a stream yields next of this answer."""
+        self.text += new.text
+        self.token_ids += new.token_ids
+        self.cumulative_logprob = new.cumulative_logprob
+        if self.logprobs is not None:
+            self.logprobs += new.logprobs or []
+        self.finish_reason, self.stop_reason = new.finish_reason, new.stop_reason
+        self.answer = new.answer
+        if self.pieces is not None:
+            self.pieces += new.pieces or []
+
 
 @dataclass(slots=True)
 class RequestOutput:

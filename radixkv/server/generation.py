@@ -265,11 +265,7 @@ def extend_choice(choices: dict[int, CompletionOutput], choice: int, new: Comple
     """Add what is new in a choice to what there is of it; the first part is kept as it is, not copied."""
     whole = choices.setdefault(choice, new)
     if whole is not new:
-        whole.text += new.text
-        whole.token_ids += new.token_ids
-        if whole.logprobs is not None:
-            whole.logprobs += new.logprobs or []
-        whole.finish_reason, whole.stop_reason = new.finish_reason, new.stop_reason
+        whole.extend(new)
 
 
 def _without_tokens(output: CompletionOutput) -> CompletionOutput:

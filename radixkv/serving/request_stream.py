@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestMetrics, RequestOutput
+from radixkv.outputs import BeamSearchOutput, RequestMetrics, RequestOutput
 
 if TYPE_CHECKING:
     from radixkv.scheduling.request import Request
@@ -93,13 +93,10 @@ class RequestStream:
 
 def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
     """Two successive deltas of one request as one."""
-    earlier = {output.index: output for output in first.outputs}
-    outputs = [_merge_outputs(earlier[o.index], o) if o.index in earlier else o for o in second.outputs]
-    return replace(second, outputs=outputs)
-
-
-def _merge_outputs(first: CompletionOutput, second: CompletionOutput) -> CompletionOutput:
-    logprobs = None if second.logprobs is None else (first.logprobs or []) + second.logprobs
-    return replace(
-        second, text=first.text + second.text, token_ids=first.token_ids + second.token_ids, logprobs=logprobs
-    )
+    outputs = {output.index: output for output in first.outputs}
+    for output in second.outputs:
+        if output.index in outputs:
+            outputs[output.index].extend(output)
+        else:
+            outputs[output.index] = output
+    return replace(second, outputs=list(outputs.values()))
