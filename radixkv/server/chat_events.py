@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ from radixkv.server.tenants import Tenant
 from radixkv.server.time_limits import Deadlines
 from radixkv.serving.answer_reader import PieceReader
 from radixkv.tools.chat_format import AnswerForm
-from radixkv.tools.definitions import ParsedAnswer, parsed_answer
+from radixkv.tools.definitions import AnswerBuilder, ParsedAnswer
 from radixkv.tools.pieces import AnswerPiece, ToolCallArguments, ToolCallBegin
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
@@ -239,17 +240,16 @@ class ChatEvents:
     async def collect(self) -> list[ChatAnswer]:
         """All choices, complete."""
         outputs: dict[int, CompletionOutput] = {}
-        pieces: dict[int, list[AnswerPiece]] = {}
+        builders: defaultdict[int, AnswerBuilder] = defaultdict(AnswerBuilder)
         last: dict[int, ChatEvent] = {}
         async with aclosing(aiter(self)) as events:
             async for event in events:
                 extend_choice(outputs, event.choice, event.output)
-                pieces.setdefault(event.choice, []).extend(event.pieces)
+                for piece in event.pieces:
+                    builders[event.choice].add(piece)
                 last[event.choice] = event
         return [
-            ChatAnswer(
-                choice, parsed_answer(pieces[choice]), output, last[choice].finish_reason, last[choice].stop_reason
-            )
+            ChatAnswer(choice, builders[choice].answer, output, last[choice].finish_reason, last[choice].stop_reason)
             for choice, output in sorted(outputs.items())
         ]
 

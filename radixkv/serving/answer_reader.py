@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from radixkv.outputs import RequestOutput
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import SamplingParams
 from radixkv.tools.chat_format import AnswerForm, AnswerParser
-from radixkv.tools.definitions import parsed_answer
+from radixkv.tools.definitions import AnswerBuilder
 from radixkv.tools.pieces import AnswerPiece, TextPiece
 
 
@@ -48,7 +50,7 @@ class AnswerReader:
     def __init__(self, prompt: Prompt, params: SamplingParams) -> None:
         self._has_text = params.detokenize
         self._reader = PieceReader(prompt.answer_form)
-        self._pieces: dict[int, list[AnswerPiece]] = {}
+        self._builders: defaultdict[int, AnswerBuilder] = defaultdict(AnswerBuilder)
 
     def read(self, output: RequestOutput) -> None:
         """Set the ``pieces`` of each answer that has something new, and the ``answer`` of those that have ended."""
@@ -56,6 +58,8 @@ class AnswerReader:
             return
         for part in output.outputs:
             part.pieces = self._reader.read(part.index, part.text, part.finished())
-            self._pieces.setdefault(part.index, []).extend(part.pieces)
+            builder = self._builders[part.index]
+            for piece in part.pieces:
+                builder.add(piece)
             if part.finished():
-                part.answer = parsed_answer(self._pieces[part.index])
+                part.answer = builder.answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -195,23 +195,31 @@ class ParsedAnswer:
         return message
 
 
-def parsed_answer(pieces: Iterable[AnswerPiece]) -> ParsedAnswer:
-    """The answer that consists of these pieces."""
-    answer = ParsedAnswer()
-    begun: list[ToolCallBegin] = []
-    arguments: list[list[str]] = []
-    for piece in pieces:
+class AnswerBuilder:
+    """Puts the pieces of one answer together."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[tuple[ToolCallBegin, list[str]]] = []
+
+    def add(self, piece: AnswerPiece) -> None:
+        """Add the piece that follows those before."""
         match piece:
             case TextPiece(text):
-                answer.text += text
+                self._texts.append(text)
             case ReasoningPiece(text):
-                answer.reasoning = (answer.reasoning or "") + text
+                self._thoughts.append(text)
             case ToolCallBegin():
-                begun.append(piece)
-                arguments.append([])
+                self._calls.append((piece, []))
             case ToolCallArguments(index, text):
-                arguments[index].append(text)
-    answer.tool_calls = [
-        ToolCall(call.id, call.name, "".join(texts)) for call, texts in zip(begun, arguments, strict=True)
-    ]
-    return answer
+                self._calls[index][1].append(text)
+
+    @property
+    def answer(self) -> ParsedAnswer:
+        """The answer that consists of the pieces so far."""
+        return ParsedAnswer(
+            text="".join(self._texts),
+            reasoning="".join(self._thoughts) if self._thoughts else None,
+            tool_calls=[ToolCall(call.id, call.name, "".join(texts)) for call, texts in self._calls],
+        )

@@ -13,7 +13,8 @@ from support.chat_templates import TEMPLATES, make_tokenizer
 
 from radixkv.sampling.structured_output import _frame_text, _framed
 from radixkv.tools.chat_format import CALL_FORMATS, AnswerForm, ChatFormat
-from radixkv.tools.definitions import ParsedAnswer, ToolOptions, as_tool_options, parsed_answer
+from radixkv.tools.definitions import AnswerBuilder, ParsedAnswer, ToolOptions, as_tool_options
+from radixkv.tools.pieces import AnswerPiece
 
 WEATHER = {
     "type": "function",
@@ -48,6 +49,13 @@ def form_of(
     form = ChatFormat.of(tokenizer).answer_form(prompt, options(choice, parallel))
     assert form is not None
     return form
+
+
+def parsed_answer(pieces: Iterable[AnswerPiece]) -> ParsedAnswer:
+    builder = AnswerBuilder()
+    for piece in pieces:
+        builder.add(piece)
+    return builder.answer
 
 
 def read(form: AnswerForm, pieces: Iterable[str]) -> ParsedAnswer:

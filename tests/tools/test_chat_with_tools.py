@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.answer_forms import parsed_answer
 from support.chat_templates import STRICT_TURNS, make_tokenizer
 from support.in_process_server import serve
 from support.model_zoo import build
@@ -20,7 +21,7 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import RequestOutput
 from radixkv.prompts import render_chat
 from radixkv.tools.chat_format import ChatFormat
-from radixkv.tools.definitions import as_tool_options, parsed_answer
+from radixkv.tools.definitions import as_tool_options
 from radixkv.tools.pieces import AnswerPiece, ToolCallArguments
 
 QUESTIONS = [f"What is the weather in {city}?" for city in ("Paris", "Rome", "Oslo", "Lima", "Cairo")]

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from support.answer_forms import read
+from support.answer_forms import parsed_answer, read
 from support.chat_templates import TEMPLATES, make_tokenizer
 from support.in_process_server import make_client
 from support.model_zoo import build
@@ -27,7 +27,7 @@ from radixkv.server.protocol import CompletionTokensDetails, PromptTokensDetails
 from radixkv.server.reasoning_tokens import ReasoningTokens
 from radixkv.server.time_limits import Deadlines, TimeLimits
 from radixkv.tools.chat_format import ChatFormat
-from radixkv.tools.definitions import ParsedAnswer, parsed_answer
+from radixkv.tools.definitions import ParsedAnswer
 
 QUESTION = [{"role": "user", "content": "Why?"}]
 
