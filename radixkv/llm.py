@@ -387,7 +387,7 @@ class LLM:
                         raise request.failure
                     output = delta_output(request)
                 finished = output.finished
-                if finished or any(part.token_ids for part in output.outputs):
+                if any(part.token_ids or part.finished() for part in output.outputs):
                     if reader is not None:
                         reader.read(output)
                     yield output

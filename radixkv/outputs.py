@@ -111,6 +111,7 @@ class RequestOutput:
     """A request's answers.
 
     Attributes:
+        outputs: of each of its ``n``; in a stream, what is new, without those that ended in an earlier output.
         prompt: the text, where it was given as text.
         prompt_logprobs: per prompt token as in `CompletionOutput`, None for the first token; None unless asked for.
         num_cached_tokens: prompt tokens that were reused rather than computed.

@@ -21,14 +21,17 @@ def request_output(request: Request) -> RequestOutput:
 
 
 def delta_output(request: Request) -> RequestOutput:
-    """What is new in each sample since the last call."""
+    """What is new in each sample since the last call, without those whose end was told before."""
     completions = []
     for sequence in request.sequences:
+        if sequence.end_streamed:
+            continue
         start = sequence.num_streamed
         text = "" if sequence.detokenizer is None else sequence.detokenizer.delta()
         new = sequence.token_ids[request.num_prompt_tokens + start : sequence.num_known_tokens]
         completions.append(_completion(sequence, text, new, start))
         sequence.num_streamed += len(completions[-1].token_ids)
+        sequence.end_streamed = sequence.finish_reason is not None
     return _output(request, completions)
 
 

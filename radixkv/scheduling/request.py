@@ -135,6 +135,7 @@ class TokenSequence:
         detokenizer: makes its text; None for a beam, and where the model has no tokenizer.
         drafts: its drafting state; None before the first draft.
         num_streamed: output tokens that were part of a streamed output already.
+        end_streamed: whether a streamed output has said why it ended.
         num_resumed: output tokens that were generated elsewhere, before the sequence was resumed here.
         num_resumed_characters: characters of the text that belong to those tokens.
         cumulative_logprob: of its output tokens, where log-probabilities are wanted.
@@ -153,6 +154,7 @@ class TokenSequence:
     detokenizer: IncrementalDetokenizer | None = None
     drafts: SequenceDrafts | None = None
     num_streamed: int = 0
+    end_streamed: bool = False
     num_resumed: int = 0
     num_resumed_characters: int = 0
     cumulative_logprob: float = 0.0

@@ -86,7 +86,7 @@ class Generation:
         self._num_tokens_left_out = 0  # of beams that were found and are not answers
         self._num_expected = [body.num_choices] * len(prompts)
         self._metrics: list[RequestMetrics | None] = [None] * len(prompts)
-        self._finished: set[int] = set()  # choices
+        self._num_finished = 0  # choices
         # By prompt; set when the prompt's first delta arrives.
         self.prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
         # By prompt; None unless the request asked for them.
@@ -155,7 +155,7 @@ class Generation:
     @property
     def complete(self) -> bool:
         """Whether every choice came to its own end."""
-        return len(self._finished) == sum(self._num_expected)
+        return self._num_finished == sum(self._num_expected)
 
     @property
     def usage(self) -> Usage:
@@ -216,10 +216,7 @@ class Generation:
                         choice = prompt * self._num_choices + output.index
                         if output.finish_reason == "abort":
                             raise DrainingError(_CUT_SHORT)
-                        if choice in self._finished:
-                            continue
-                        if output.finish_reason is not None:
-                            self._finished.add(choice)
+                        self._num_finished += output.finished()
                         answer = _without_tokens(output) if self._prompt_only else output
                         self._num_completion_tokens += len(answer.token_ids)
                         yield ChoiceDelta(choice, prompt, answer)

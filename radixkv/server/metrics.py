@@ -70,7 +70,7 @@ class RequestTimer:
         self._arrival = arrival
         self._last_delta_time: float | None = None
         self._num_choices = 1  # until it is admitted, whatever it asks for
-        self._finished: set[int] = set()
+        self._num_finished = 0
 
     def admit(self, num_choices: int) -> None:
         """The engine has taken the prompt, with so many choices."""
@@ -98,24 +98,24 @@ class RequestTimer:
                     metrics.inter_token_latency.observe((now - self._last_delta_time) / longest)
         self._last_delta_time = now
         metrics.generation_tokens.inc(sum(counts))
-        # A finished choice is also in all later deltas; there may be more beams than were asked for.
+        # There may be more beams than were asked for.
         for choice, reason in reasons.items():
-            if choice < self._num_choices and choice not in self._finished:
-                self._finished.add(choice)
+            if choice < self._num_choices:
+                self._num_finished += 1
                 self._count(reason, 1, (times.finished_time or now) - self._arrival)
         if finished:
             metrics.prompt_tokens.inc(num_prompt_tokens)
 
     def end(self) -> None:
         """Nothing more arrives: what has not finished never will."""
-        num_left = self._num_choices - len(self._finished)
+        num_left = self._num_choices - self._num_finished
         if num_left > 0:
-            self._num_choices = len(self._finished)
+            self._num_choices = self._num_finished
             self._count("abort", num_left, time.monotonic() - self._arrival)
 
     def _count(self, reason: str, number: int, latency: float) -> None:
         self._metrics.finished.labels(reason).inc(number)
-        if len(self._finished) == self._num_choices:
+        if self._num_finished == self._num_choices:
             self._metrics.request_latency.observe(latency)
 
 

@@ -243,7 +243,7 @@ class EngineThread:
                 updates[request] = _failure_of(request)
             elif request.beam_search is None:
                 output = delta_output(request)
-                if output.finished or any(part.token_ids for part in output.outputs):
+                if any(part.token_ids or part.finished() for part in output.outputs):
                     updates[request] = output
             elif request.finished:
                 updates[request] = beam_output(request, self._engine.decode_token)

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import random
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,8 @@ from radixkv import (
     RequestOutput,
     SamplingParams,
 )
+from radixkv.prompts import as_prompts
+from radixkv.tools.definitions import AnswerBuilder, ParsedAnswer
 
 
 def test_64_streams_get_the_tokens_that_they_get_offline() -> None:
@@ -105,6 +108,51 @@ def test_a_slow_reader_gets_larger_pieces_and_loses_nothing(monkeypatch: pytest.
         assert [len(piece.outputs[0].logprobs or ()) for piece in pieces] == [1, 39]
 
     run(test, offline)
+
+
+def ends(outputs: Iterable[RequestOutput]) -> list[int]:
+    return sorted(part.index for output in outputs for part in output.outputs if part.finished())
+
+
+def test_each_sample_ends_once(default_tokenizer: Any) -> None:
+    """Its end was in all later outputs, too, and the whole answer to a chat was read again for each of them."""
+    offline = LLM(tiny_model(len(default_tokenizer)), tokenizer=default_tokenizer, block_size=4, num_blocks=200)
+    params = SamplingParams(n=3, seed=1, max_tokens=40, stop=["e"])
+    whole = offline.generate("Who are you?", params, use_tqdm=False)[0].outputs
+    shortest, *others = sorted(whole, key=lambda part: len(part.token_ids))
+    assert len(shortest.token_ids) < len(others[0].token_ids)
+    assert ends(offline.stream("Who are you?", params)) == [0, 1, 2]
+    begun = [shortest, *(CompletionOutput(part.index, "", part.token_ids[:1]) for part in others)]
+    resumed = list(offline.stream({"prompt": "Who are you?", "resume": begun}, params))
+    assert ends(resumed) == [0, 1, 2]
+    assert ends(resumed[:1]) == [shortest.index]
+
+    async def test(llm: AsyncLLM) -> None:
+        assert ends([output async for output in llm.generate("Who are you?", params)]) == [0, 1, 2]
+        (stream,) = await llm.submit(as_prompts("Who are you?", llm.loaded), params)
+        while not stream.ended:
+            await asyncio.sleep(0)
+        (all_at_once,) = [delta async for delta in stream]
+        assert isinstance(all_at_once, RequestOutput)
+        assert all_at_once.outputs == whole
+
+    run(test, offline)
+
+
+def test_the_answer_to_each_sample_of_a_chat_is_read_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    answer_of = AnswerBuilder.answer.fget
+    assert answer_of is not None
+
+    def counted(builder: AnswerBuilder) -> ParsedAnswer:
+        made.append(answer_of(builder))
+        return made[-1]
+
+    monkeypatch.setattr(AnswerBuilder, "answer", property(counted))
+    params = SamplingParams(n=3, seed=1, max_tokens=12, stop=["e"])
+    outputs = list(llm.stream([{"role": "user", "content": "Who are you?"}], params))
+    assert made == [part.answer for output in outputs for part in output.outputs if part.answer is not None]
+    assert len(made) == 3
 
 
 def test_an_abandoned_stream_is_aborted_and_its_blocks_released() -> None:

@@ -331,7 +331,15 @@ def test_a_sample_that_has_ended_does_not_go_on() -> None:
         with pytest.raises(ValueError, match="nothing more of sample 0, which has ended"):
             received.add(replace(known, outputs=[CompletionOutput(1, "b", [9], 0.0), part]))
     assert [output.token_ids for output in received.outputs] == [[7], []]
-    assert received.add(replace(known, outputs=[replace(ended, token_ids=[])])).outputs[0].finish_reason == "stop"
+    assert received.add(replace(known, outputs=[replace(ended, token_ids=[])])).outputs == []
+
+
+def test_the_end_of_a_sample_that_came_with_the_request_is_told_once() -> None:
+    metrics = RequestMetrics(0.0)
+    ended = CompletionOutput(0, "a", [7], 0.0, finish_reason="stop")
+    received = Received(2, (ended, CompletionOutput(1, "b", [8], 0.0)), 8, metrics)
+    again = RequestOutput("one", None, [5, 6], None, [replace(ended, text="", token_ids=[])], False, 0, metrics)
+    assert [received.add(again).outputs, received.add(again).outputs] == [again.outputs, []]
 
 
 def test_what_replicas_count_for_one_request_is_added_up() -> None:
