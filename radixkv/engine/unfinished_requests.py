@@ -9,7 +9,7 @@ from radixkv.cache import PrefixCache
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.errors import NoBlocksLeftError
-from radixkv.scheduling.request import Request
+from radixkv.scheduling.request import Request, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
 
 
@@ -88,6 +88,9 @@ class UnfinishedRequests:
 
     def abort(self, request: Request) -> None:
         """End a request early."""
+        if request.beam_search is None:  # before the first token, one sequence stands for all samples
+            missing = range(len(request.sequences), request.num_seqs)
+            request.sequences += [TokenSequence(request, index, request.prompt_token_list) for index in missing]
         for sequence in request.sequences:
             if sequence.finish_reason is None:
                 sequence.finish_reason = "abort"

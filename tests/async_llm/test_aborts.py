@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, HANGING, prompts, run
+from support.async_streams import ENDLESS, HANGING, prompts, run, tiny, tokens_of
 from support.held_steps import HeldSteps
 from support.replica_servers import tiny_model
 
@@ -126,3 +126,26 @@ def test_an_aborted_stream_has_the_text_of_all_its_tokens(default_tokenizer: Any
         assert texts == [default_tokenizer.decode(token_ids, skip_special_tokens=True) for token_ids in tokens]
 
     run(test, offline)
+
+
+def test_a_request_aborted_before_its_first_token_has_all_its_samples() -> None:
+    """It had one, with which it could not be resumed."""
+    params = SamplingParams(n=3, seed=1, temperature=1.0, max_tokens=6, logprobs=1)
+    prompt: Any = {"prompt_token_ids": list(range(3, 33))}
+
+    async def test(llm: AsyncLLM) -> None:
+        whole = await tokens_of(llm, prompt, params)
+        await llm.reset_prefix_cache()
+        steps = await llm.call(HeldSteps)
+        aborted = asyncio.create_task(anext(llm.generate(prompt, params, "mine")))
+        while not llm.num_unfinished:
+            await asyncio.sleep(0)
+        llm.abort("mine")
+        steps.allow_all()
+        parts = (await aborted).outputs
+        assert [(part.index, part.token_ids, part.finish_reason) for part in parts] == [
+            (index, [], "abort") for index in range(3)
+        ]
+        assert await tokens_of(llm, {**prompt, "resume": parts}, params) == whole
+
+    run(test, tiny(max_num_batched_tokens=8))
