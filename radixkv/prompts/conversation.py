@@ -14,7 +14,6 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +239,7 @@ def as_chat_prompts(
     """
     options = cache_options(cache_salt, cache)
     loaded = with_chat_template(loaded, chat_template)
+    conversations = as_conversations(messages)
     texts = [
         render_chat(
             conversation,
@@ -249,14 +249,16 @@ def as_chat_prompts(
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
-        for conversation in as_conversations(messages)
+        for conversation in conversations
     ]
     assert loaded.chat_format is not None
-    answer_form = partial(loaded.chat_format.answer_form, options=tools, continues=not add_generation_prompt)
-    return [
-        Prompt(encode_rendered(text, loaded, add_special_tokens), text, **options, answer_form=answer_form(text))
-        for text in texts
-    ]
+    prompts = []
+    for conversation, text in zip(conversations, texts, strict=True):
+        continued = conversation[-1]["content"] if continue_final_message else None
+        answer_form = loaded.chat_format.answer_form(text, tools, continued=continued)
+        token_ids = encode_rendered(text, loaded, add_special_tokens)
+        prompts.append(Prompt(token_ids, text, **options, answer_form=answer_form))
+    return prompts
 
 
 def _text(part: Any) -> str | None:

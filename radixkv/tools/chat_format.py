@@ -119,12 +119,14 @@ class ChatFormat:
         """The tools that the template is given."""
         return list(options.definitions) if options is not None and self.template_takes_tools else None
 
-    def answer_form(self, prompt: str, options: ToolOptions | None, *, continues: bool = False) -> AnswerForm | None:
+    def answer_form(
+        self, prompt: str, options: ToolOptions | None, *, continued: str | None = None
+    ) -> AnswerForm | None:
         """What the answer to a prompt looks like.
 
         Args:
             prompt: its text, up to where the answer begins.
-            continues: whether the answer continues a message that has begun.
+            continued: text of the message that the answer continues; None: it begins a message.
 
         Returns:
             None: the answer is text only.
@@ -132,9 +134,9 @@ class ChatFormat:
         if options is None and self.reasoning is None and not self.calls.frames_every_answer:
             return None
         state: ReasoningState = "over"
-        if self.reasoning is not None and not continues:
+        if self.reasoning is not None and continued is None:
             state = self.reasoning.state_after(prompt)
-        return AnswerForm(self, state, options)
+        return AnswerForm(self, state, options, continues=continued is not None)
 
 
 @dataclass(frozen=True)
@@ -144,11 +146,13 @@ class AnswerForm:
     Attributes:
         reasoning: whether the answer begins before, within or after its reasoning.
         options: which calls it may hold; None: there are no tools.
+        continues: whether it goes on with a message that has begun.
     """
 
     format: ChatFormat
     reasoning: ReasoningState
     options: ToolOptions | None
+    continues: bool
 
     @property
     def calls_required(self) -> bool:
@@ -180,7 +184,7 @@ class AnswerForm:
         writer = GrammarWriter(self.format.added_tokens, self._shown_tokens())
         thought = "" if self.format.reasoning is None else self.format.reasoning.grammar(writer, self.reasoning)
         if calls.frames_every_answer:
-            answer = calls.grammar(writer, options, content)
+            answer = calls.grammar(writer, options, content, continues=self.continues)
         elif options is None:
             if not thought:
                 return None
@@ -194,7 +198,9 @@ class AnswerForm:
     def parser(self) -> AnswerParser:
         """A parser for one answer."""
         tools = self.options.tools if self.options is not None and self._may_call else {}
-        source = AnswerSource(tools, self.format.calls.new_id, calls_required=self.calls_required)
+        source = AnswerSource(
+            tools, self.format.calls.new_id, calls_required=self.calls_required, continues=self.continues
+        )
         return AnswerParser(source, self._parse)
 
     @property

@@ -41,6 +41,7 @@ class AnswerSource:
         tools: those that may be called, by name.
         new_id: makes the ids of calls.
         calls_required: whether the answer holds calls and no text.
+        continues: whether the text goes on with a message that has begun.
 
     Attributes:
         rest: the text.
@@ -49,12 +50,18 @@ class AnswerSource:
     """
 
     def __init__(
-        self, tools: Mapping[str, Tool], new_id: Callable[[], str] = new_call_id, *, calls_required: bool = False
+        self,
+        tools: Mapping[str, Tool],
+        new_id: Callable[[], str] = new_call_id,
+        *,
+        calls_required: bool = False,
+        continues: bool = False,
     ) -> None:
         self.tools = tools
         self.rest = ""
         self.ended = False
         self.calls_required = calls_required
+        self.continues = continues
         self.num_calls = 0
         self._new_id = new_id
         self._taken: list[str] = []

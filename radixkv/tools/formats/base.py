@@ -77,12 +77,15 @@ class CallFormat(ABC):
         """Several calls as the model writes them."""
         return self.begin + self.separator.join(self.write_call(*call) for call in calls) + self.end
 
-    def grammar(self, writer: GrammarWriter, options: ToolOptions | None, content: str | None) -> str:
+    def grammar(
+        self, writer: GrammarWriter, options: ToolOptions | None, content: str | None, *, continues: bool = False
+    ) -> str:
         """A grammar expression for the answer without its reasoning.
 
         Args:
             options: which calls it may hold; None: none, only for a format that frames every answer.
             content: an expression for the text of an answer without calls; None: any text.
+            continues: whether the answer goes on with a message that has begun, only for a format that frames every answer.
         """
         assert options is not None
         first, following = self._calls(writer, options)

@@ -49,6 +49,9 @@ class HarmonyFormat(CallFormat):
         return {**message, "thinking": thought}
 
     def parse(self, source: AnswerSource) -> Parsing[None]:
+        if source.continues:
+            yield from text_until(source, _ENDS)
+            yield from starts_with(source, _START)
         source.mark()
         while (yield from _starts_message(source)):
             header = yield from _header(source)
@@ -70,7 +73,9 @@ class HarmonyFormat(CallFormat):
     def call_body(self, writer: GrammarWriter, tool: Tool, rule: str) -> str:
         return f"{writer.literal(self._header(tool.name))} {writer.schema(tool, f'{rule}_arguments', tool.parameters)}"
 
-    def grammar(self, writer: GrammarWriter, options: ToolOptions | None, content: str | None) -> str:
+    def grammar(
+        self, writer: GrammarWriter, options: ToolOptions | None, content: str | None, *, continues: bool = False
+    ) -> str:
         def message(channel: str, body: str, end: str = "") -> str:
             return f"{writer.literal(f'{_CHANNEL}{channel}{_MESSAGE}')} {body} {writer.literal(end) if end else ''}"
 
@@ -80,10 +85,18 @@ class HarmonyFormat(CallFormat):
             endings.append(message("final", content or "TEXT"))
         if options is not None and options.mode != "none":
             endings.append(self._calls(writer, options)[0])
+        before = "thought*"
         if options is not None and options.mode == "auto":
             writer.rule("preamble", message("commentary", "TEXT", _NEXT))
-            return f"(thought | preamble)* ({' | '.join(endings)})"
-        return f"thought* ({' | '.join(endings)})"
+            before = "(thought | preamble)*"
+        answer = f"{before} ({' | '.join(endings)})"
+        if not continues:
+            return answer
+        # The rest of a message, after which others may follow only where there may be calls.
+        if options is None or options.mode == "none":
+            return content or "TEXT"
+        following = f"{writer.literal(_NEXT)} {answer}"
+        return following if options.mode == "required" else f"{content or 'TEXT'} | TEXT {following}"
 
     def no_calls(self, writer: GrammarWriter, options: ToolOptions) -> str:
         return self.grammar(writer, options, None)
