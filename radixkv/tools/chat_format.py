@@ -134,8 +134,8 @@ class ChatFormat:
         if options is None and self.reasoning is None and not self.calls.frames_every_answer:
             return None
         state: ReasoningState = "over"
-        if self.reasoning is not None and continued is None:
-            state = self.reasoning.state_after(prompt)
+        if self.reasoning is not None:
+            state = self.reasoning.state_after(prompt) if continued is None else self.reasoning.state_within(continued)
         return AnswerForm(self, state, options, continues=continued is not None)
 
 

@@ -25,8 +25,12 @@ class ReasoningTags:
         end = prompt.rstrip()
         return "open" if end.endswith(self.open) else "over" if end.endswith(self.close) else "possible"
 
+    def state_within(self, message: str) -> ReasoningState:
+        """Where an answer begins that continues the assistant's message."""
+        return "open" if message.rfind(self.open) > message.rfind(self.close) else "over"
+
     def parse(self, source: AnswerSource, state: ReasoningState) -> Parsing[None]:
-        """Read the reasoning, if there is any, and the whitespace after it."""
+        """Read the reasoning, if there is any, and the whitespace after it and at its beginning."""
         if state == "possible":
             source.mark()
             yield from skip_whitespace(source)
@@ -35,7 +39,8 @@ class ReasoningTags:
                 return
         elif state == "over":
             return
-        yield from skip_whitespace(source)
+        if not source.continues:
+            yield from skip_whitespace(source)
         yield from text_until(source, [self.close], ReasoningPiece)
         yield from skip_whitespace(source)
 

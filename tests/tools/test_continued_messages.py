@@ -54,9 +54,29 @@ def test_text_that_continues_a_message_of_harmony_s_is_read_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
+    ("continued", "state"),
+    [
+        ("<think>\nI should", "open"),
+        ("<think>", "open"),
+        ("<think>\nYes.\n</think>\n\nIt", "over"),
+        ("It", "over"),
+    ],
+)
+def test_the_text_that_is_continued_says_whether_it_is_a_thought(continued: str, state: str) -> None:
+    """It was never one: what followed in the thought was the answer, and constrained as such."""
+    form = form_of("think_switch", continued)
+    assert form.reasoning == state
+    answer = read(form, " go.\n</think>\n\nYes.")
+    assert (answer.reasoning, answer.text) == (
+        (" go.", "Yes.") if state == "open" else (None, " go.\n</think>\n\nYes.")
+    )
+
+
+@pytest.mark.parametrize(
     ("name", "content", "before"),
     [
         ("harmony", "The colour is ", ""),
+        ("think_switch", "<think>\nI say", "</think>"),
         ("hermes", "The colour is ", ""),
     ],
 )
