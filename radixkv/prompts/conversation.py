@@ -162,6 +162,8 @@ def render_chat(
         raise ValueError(
             f"continue_final_message: expected the last message to be the assistant's, got role {messages[-1]['role']!r:.80}"
         )
+    if continue_final_message and messages[-1].get("tool_calls"):
+        raise ValueError("continue_final_message: the last message ends in tool calls, not in text")
     if continue_final_message and not (messages[-1]["content"] or "").strip():
         raise ValueError("continue_final_message: the last message has no text")
     tokenizer = loaded.require_tokenizer()

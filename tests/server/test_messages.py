@@ -23,6 +23,7 @@ from radixkv.tools.pieces import ReasoningPiece, TextPiece, ToolCallArguments, T
 
 QUESTION = {"role": "user", "content": "Name three colours."}
 RESULT = {"type": "tool_result", "tool_use_id": "one"}
+USE = {"type": "tool_use", "id": "one", "name": "f", "input": {}}
 BODY: dict[str, Any] = {"model": "model", "max_tokens": 12, "temperature": 0, "messages": [QUESTION]}
 
 
@@ -218,6 +219,14 @@ def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:
             (
                 {"messages": [{"role": "user", "content": [{**RESULT, "content": [{"type": "image", "source": {}}]}]}]},
                 "messages.0.content.0.content.0: content blocks of type 'image' are not supported, only text",
+            ),
+            (
+                {"messages": [QUESTION, {"role": "assistant", "content": [{"type": "text", "text": "I look."}, USE]}]},
+                "messages: the last message ends in tool calls, not in text",
+            ),
+            (
+                {"messages": [QUESTION, {"role": "assistant", "content": [USE]}]},
+                "messages: the last message ends in tool calls, not in text",
             ),
             ({"tools": [{"type": "bash_20250124", "name": "bash", "input_schema": {}}]}, "type: not supported"),
             ({"tools": [{"name": "a b", "input_schema": {"type": "object"}}]}, "tools.0.name: "),

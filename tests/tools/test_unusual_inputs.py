@@ -48,6 +48,17 @@ def test_arguments_that_are_no_object_are_written_as_one(arguments: str, written
     assert f"<function=f>{written}</function>" in text
 
 
+def test_a_message_that_ends_in_calls_is_not_continued() -> None:
+    """Its calls were dropped without a word."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Go."},
+        as_template_message({"role": "assistant", "content": "I look.", "tool_calls": [call]}),
+    ]
+    with pytest.raises(ValueError, match="continue_final_message: the last message ends in tool calls, not in text"):
+        render_chat(messages, interface(WRITES_EACH_ARGUMENT), add_generation_prompt=False, continue_final_message=True)
+
+
 def test_what_a_template_cannot_compute_with_is_named() -> None:
     """The error was jinja's alone, and named no argument."""
     expected = "messages, tools, chat_template_kwargs: the chat template refuses them: can only concatenate str"

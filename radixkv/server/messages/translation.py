@@ -64,8 +64,6 @@ def as_chat_request(body: CountTokensRequest) -> tuple[dict[str, Any], list[Brea
         # With 0, the prompt is cached only: the engine always generates a token, which is left out of the answer.
         chat["max_completion_tokens"] = max(1, body.max_tokens)
     if messages[-1]["role"] == "assistant":
-        if "tool_calls" in messages[-1] or messages[-1]["content"] is None:
-            raise ValueError("messages: the last one is the assistant's and ends in no text that could be continued")
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
     if body.tools:
         chat["tools"] = [
