@@ -157,8 +157,8 @@ def encode_bad_words(words: Sequence[str], loaded: TextInterface) -> list[list[i
 def with_answer_form(params: _Params, form: AnswerForm | None) -> _Params:
     """The parameters for an answer of this form.
 
-    Their constraints apply to its content. Their stop strings end it wherever they are, in its thoughts, too; an answer that
-    has to be calls has none.
+    Their constraints apply to its content. Their stop strings and tokens end it wherever they are, in its thoughts, too; an
+    answer that has to be calls has none.
 
     Raises:
         ValueError: a tool's schema cannot be enforced, ``allowed_token_ids`` are given beside tools, or the answer has parts
@@ -176,8 +176,10 @@ def with_answer_form(params: _Params, form: AnswerForm | None) -> _Params:
             )
         structured = replace(structured, frame=frame) if structured else StructuredOutputsParams(frame=frame)
         params = replace(params, structured_outputs=structured)
-    if form.calls_required:  # an answer without text, in which a stop string could only break a call
+    if form.calls_required:  # an answer without text, in which a stop string or token could only break a call
         params = replace(params, stop=None)
+        if isinstance(params, SamplingParams):
+            params = replace(params, stop_token_ids=None)
     if not form.needs_special_tokens:
         return params
     if isinstance(params, BeamSearchParams):
