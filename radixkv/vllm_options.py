@@ -63,6 +63,9 @@ _GRAMMARS = VllmOption((None,), "structured_outputs of SamplingParams takes Stru
 _CONTENT_FORMAT = VllmOption(("auto",), "the chat template is tried, and given what it takes")
 _PROCESSORS = VllmOption((None, []), "logit_bias, bad_words and structured_outputs belong to requests")
 _TIERS = "host_cache_size, disk_cache and shared_cache keep blocks elsewhere"
+_NO_WATERMARK = VllmOption((None, False), "answers have no watermark")
+_LIKELIEST = VllmOption((None,), "logprobs and prompt_logprobs say how many of the likeliest tokens are reported")
+_EVERY_TOKEN = "streams have every token as soon as it is there"
 
 # Options of vLLM's `LLM` and of its command line.
 ENGINE: Mapping[str, VllmOption] = types.MappingProxyType(
@@ -84,7 +87,7 @@ ENGINE: Mapping[str, VllmOption] = types.MappingProxyType(
         "cpu_offload_gb": VllmOption((0,), "weights are on the device; quantization makes them smaller on a CPU"),
         "num_gpu_blocks_override": VllmOption((None,), "num_blocks is the number of blocks"),
         "scheduling_policy": VllmOption(("fcfs", "priority"), "requests of a lower priority number go first"),
-        "stream_interval": VllmOption((1,), "streams have every token as soon as it is there"),
+        "stream_interval": VllmOption((1,), _EVERY_TOKEN),
         "skip_tokenizer_init": VllmOption((False,), "a model without a tokenizer takes token ids"),
         "tokenizer_mode": VllmOption(("auto", "hf"), "tokenizer takes any tokenizer of transformers"),
         "load_format": VllmOption(("auto", "hf", "safetensors"), "the format is seen by the model's files"),
@@ -210,6 +213,14 @@ SAMPLING: Mapping[str, VllmOption] = types.MappingProxyType(
         "use_beam_search": VllmOption((False,), "LLM.beam_search takes BeamSearchParams"),
         "skip_reading_prefix_cache": VllmOption((None, False), "a prompt with cache={'read': False} reuses nothing"),
         "thinking_token_budget": VllmOption((None,), "max_tokens bounds thoughts and answer together"),
+        "watermarking": _NO_WATERMARK,
+        "repetition_detection": VllmOption((None,), "repetition_penalty and frequency_penalty avoid repetitions"),
+        "logprob_token_ids": _LIKELIEST,
+        "prompt_logprob_token_ids": _LIKELIEST,
+        "prompt_logprob_start": VllmOption((None, 0), "prompt_logprobs are those of the whole prompt"),
+        "routed_experts_prompt_start": VllmOption((0,), "outputs do not say which experts tokens had"),
+        "stream_interval": VllmOption((None, 1), _EVERY_TOKEN),
+        "trace_decode_token_ids": VllmOption((None,), "a prompt's prompt_logprobs score given tokens"),
         # Every request has a copy of its own.
         "skip_clone": VllmOption((True, False), "parameters may be changed between calls"),
     }
@@ -225,7 +236,12 @@ STRUCTURED_OUTPUTS: Mapping[str, VllmOption] = types.MappingProxyType(
 )
 # Fields of vLLM's `BeamSearchParams`.
 BEAM_SEARCH: Mapping[str, VllmOption] = types.MappingProxyType(
-    {"include_stop_str_in_output": VllmOption((True,), "beams have what ended them, end tokens too")}
+    {
+        # Beams have all of their tokens, those that ended them, too; vLLM's default is not refused for being written out.
+        "include_stop_str_in_output": VllmOption((False, True), "beams have what ended them, end tokens too"),
+        "skip_special_tokens": VllmOption((True, False), "beams have all of their tokens"),
+        "watermarking": _NO_WATERMARK,
+    }
 )
 
 

@@ -175,6 +175,23 @@ def test_vllm_s_defaults_ask_for_nothing(options: dict[str, Any]) -> None:
     assert not without_vllm_options(options)
 
 
+def test_vllm_s_defaults_of_parameters_ask_for_nothing() -> None:
+    """They were unknown keywords, or refused, where a program writes them out."""
+    of_sampling: dict[str, Any] = {
+        "watermarking": None,
+        "repetition_detection": None,
+        "logprob_token_ids": None,
+        "prompt_logprob_token_ids": None,
+        "prompt_logprob_start": None,
+        "routed_experts_prompt_start": 0,
+        "stream_interval": None,
+        "trace_decode_token_ids": None,
+    }
+    assert SamplingParams(**of_sampling) == SamplingParams()
+    of_beams: dict[str, Any] = {"skip_special_tokens": True, "include_stop_str_in_output": False, "watermarking": None}
+    assert BeamSearchParams(2, 2, **of_beams) == BeamSearchParams(2, 2)
+
+
 def test_none_is_the_default_where_vllm_has_it() -> None:
     names = ("enable_prefix_caching", "generation_config", "attention_backend", "block_size")
     nothing: Any = dict.fromkeys(names)
@@ -217,9 +234,9 @@ def test_other_options_are_refused_with_what_there_is(kind: Any, option: dict[st
             "spaces_between_special_tokens: expected True, got False: texts are what",
         ),
         (
-            lambda _: BeamSearchParams(2, 2, include_stop_str_in_output=False),  # type: ignore[call-arg]
+            lambda _: BeamSearchParams(2, 2, watermarking=True),  # type: ignore[call-arg]
             ValueError,
-            "include_stop_str_in_output: expected True, got False: beams have what ended them",
+            "watermarking: expected None or False, got True: answers have no watermark",
         ),
         (lambda _: StructuredOutputsParams(jsn={}), TypeError, "'jsn'. Did you mean 'json'"),  # type: ignore[call-arg]
         (
