@@ -105,6 +105,7 @@ class SamplingParams:
         ignore_eos: go on after the end-of-sequence token, but for one that ends ``structured_outputs``.
         detokenize: False: produce only tokens, no text, and in chats no ``answer``; not together with ``stop``.
         skip_special_tokens: leave special tokens out of the text.
+        shown_special_tokens: those that stay in it nevertheless; in chats, those that mark the parts of answers.
         include_stop_str_in_output: let the text end with the stop string, or the token that ended it.
         structured_outputs: what the answer must look like; it ends where that is complete, whatever ``min_tokens`` says.
 
@@ -136,6 +137,7 @@ class SamplingParams:
     ignore_eos: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
+    shown_special_tokens: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     structured_outputs: StructuredOutputsParams | None = None
     best_of: InitVar[int | None] = None
@@ -170,6 +172,7 @@ class SamplingParams:
             self.prompt_logprobs = _whole("prompt_logprobs", self.prompt_logprobs, -1)
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
             _check_switch(name, getattr(self, name))
+        self.shown_special_tokens = _token_ids("shown_special_tokens", self.shown_special_tokens)
         _check_structured_outputs(self.structured_outputs)
         self.stop_strings = _stop_strings(self.stop)
         if self.stop_strings and not self.detokenize:

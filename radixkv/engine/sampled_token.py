@@ -39,6 +39,7 @@ def prepare_sampling(sequence: TokenSequence, tokenizer: Any) -> None:
             tokenizer,
             request.prompt_token_ids,
             skip_special_tokens=params.skip_special_tokens,
+            shown_special_tokens=params.shown_special_tokens,
             stop=params.stop_strings,
             include_stop_str_in_output=params.include_stop_str_in_output,
         )

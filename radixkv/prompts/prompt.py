@@ -180,11 +180,12 @@ def with_answer_form(params: _Params, form: AnswerForm | None) -> _Params:
         params = replace(params, stop=None)
         if isinstance(params, SamplingParams):
             params = replace(params, stop_token_ids=None)
-    if not form.needs_special_tokens:
+    markers = form.special_markers
+    if not markers:
         return params
     if isinstance(params, BeamSearchParams):
         raise ValueError("use_beam_search: not for this model's answers, whose parts are marked by special tokens")
-    return replace(params, skip_special_tokens=False)
+    return replace(params, shown_special_tokens=markers)
 
 
 def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> dict[str, Any]:

@@ -90,6 +90,12 @@ def is_byte_level(tokenizer: Any) -> bool:
 
 
 @lru_cache(maxsize=8)  # of the tokenizers in use: they do not change
+def _special_tokens(tokenizer: Any) -> frozenset[int]:
+    """Those that a tokenizer leaves out of text by default."""
+    return frozenset(token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special)
+
+
+@lru_cache(maxsize=8)  # of the tokenizers in use: they do not change
 def _byte_tokens(tokenizer: Any) -> Mapping[int, int]:
     """The byte of each token of SentencePiece's byte fallback (Llama 2, Mistral, Gemma); empty for other tokenizers."""
     found: list[int | None] = tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in range(256)])
@@ -142,6 +148,7 @@ class IncrementalDetokenizer:
         tokenizer: a transformers tokenizer.
         prompt_token_ids: the tokens before the answer; only the last few are used.
         skip_special_tokens: leave special tokens out.
+        shown_special_tokens: those that stay nevertheless.
         stop: strings that end the text.
         include_stop_str_in_output: whether the text then ends with the string, or before it.
     """
@@ -152,11 +159,15 @@ class IncrementalDetokenizer:
         prompt_token_ids: Sequence[int] | NDArray[np.int32] = (),
         *,
         skip_special_tokens: bool = True,
+        shown_special_tokens: Sequence[int] = (),
         stop: Sequence[str] = (),
         include_stop_str_in_output: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._skip_special_tokens = skip_special_tokens and not shown_special_tokens
+        self._left_out: frozenset[int] = frozenset()
+        if skip_special_tokens and shown_special_tokens:
+            self._left_out = _special_tokens(tokenizer).difference(shown_special_tokens)
         self._stop = list(stop)
         self._include_stop_str = include_stop_str_in_output
         self._stop_buffer_length = max((len(string) for string in self._stop), default=1) - 1
@@ -289,6 +300,8 @@ class IncrementalDetokenizer:
         return bool(self._decode([token_id, token_id]))
 
     def _decode(self, token_ids: Sequence[int]) -> str:
+        if self._left_out:
+            token_ids = [token_id for token_id in token_ids if token_id not in self._left_out]
         return decode_tokens(
             self._tokenizer,
             token_ids,

@@ -160,13 +160,13 @@ class AnswerForm:
         return self.options is not None and self.options.mode == "required"
 
     @property
-    def needs_special_tokens(self) -> bool:
-        """Whether parts of the answer can only be recognised by special tokens in its text."""
+    def special_markers(self) -> list[int]:
+        """The special tokens by which parts of the answer are recognised in its text."""
         tags = self.format.reasoning
         markers = [] if tags is None else [tags.open, tags.close]
         if self._may_call or self.format.calls.frames_every_answer:
             markers += self.format.calls.markers
-        return not self.format.special_tokens.isdisjoint(markers)
+        return [self.format.added_tokens[marker] for marker in markers if marker in self.format.special_tokens]
 
     def frame(self, *, content_is_constrained: bool) -> AnswerFrame | None:
         """The grammar for the whole answer; None: there is none, or the one for its content covers it all.
