@@ -67,6 +67,17 @@ ToolDefinitions = Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)]
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
+def function_tool(**definition: Any) -> dict[str, Any]:
+    """A `ToolDefinition` as it is sent, for a function with these fields; those that are None are left out."""
+    fields = {name: value for name, value in definition.items() if value is not None}
+    return {"type": "function", "function": fields}
+
+
+def named_tool(name: str) -> dict[str, Any]:
+    """A `NamedTool` as it is sent."""
+    return {"type": "function", "function": {"name": name}}
+
+
 class FunctionCall(StrictModel):
     """A function's name, and JSON text of its arguments."""
 

@@ -19,6 +19,7 @@ from radixkv.server.messages.blocks import (
 )
 from radixkv.server.messages.request import CountTokensRequest, MessageParam, MessagesRequest
 from radixkv.server.prompt_caching import SECONDS, Breakpoint
+from radixkv.server.tool_protocol import function_tool, named_tool
 from radixkv.server.translated_chat import same_fields
 
 MAX_BREAKPOINTS = 4
@@ -67,11 +68,9 @@ def as_chat_request(body: CountTokensRequest) -> tuple[dict[str, Any], list[Brea
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
     if body.tools:
         chat["tools"] = [
-            {
-                "type": "function",
-                "function": {"name": tool.name, "parameters": tool.input_schema}
-                | tool.model_dump(include={"description", "strict"}, exclude_none=True),
-            }
+            function_tool(
+                name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+            )
             for tool in body.tools
         ]
     chat |= _tool_choice(body)
@@ -96,8 +95,8 @@ def _tool_choice(body: CountTokensRequest) -> dict[str, Any]:
     if choice.type in ("any", "tool") and not body.tools:
         raise ValueError(f"tool_choice: {choice.type!r} needs tools, and there are none")
     fields: dict[str, Any] = {}
-    if choice.type == "tool":
-        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    if choice.name is not None:
+        fields["tool_choice"] = named_tool(choice.name)
     else:
         fields["tool_choice"] = {"auto": "auto", "any": "required", "none": "none"}[choice.type]
     if choice.disable_parallel_tool_use is not None:

@@ -25,6 +25,7 @@ from radixkv.server.responses.objects import (
 from radixkv.server.responses.request import AllowedFunctions, JsonSchemaTextFormat, NamedFunction, ResponseRequest
 from radixkv.server.responses.store import StoredResponse
 from radixkv.server.strict import StrictModel
+from radixkv.server.tool_protocol import function_tool, named_tool
 from radixkv.server.translated_chat import same_fields
 
 # Request fields with the same meaning in chat completions, by the name that they have there.
@@ -67,16 +68,13 @@ def as_chat_request(body: ResponseRequest, messages: Sequence[Mapping[str, Any]]
     chat = {"messages": instructed(body, messages), **same_fields(body, _SAME_MEANING)}
     if body.tools:
         chat["tools"] = [
-            {
-                "type": "function",
-                "function": tool.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True),
-            }
+            function_tool(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
             for tool in body.tools
         ]
     if isinstance(body.tool_choice, NamedFunction):
-        chat["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
+        chat["tool_choice"] = named_tool(body.tool_choice.name)
     elif isinstance(body.tool_choice, AllowedFunctions):
-        named = [{"type": "function", "function": {"name": tool.name}} for tool in body.tool_choice.tools]
+        named = [named_tool(tool.name) for tool in body.tool_choice.tools]
         chat["tool_choice"] = {
             "type": "allowed_tools",
             "allowed_tools": {"mode": body.tool_choice.mode, "tools": named},
