@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field
@@ -55,6 +56,10 @@ Part = Annotated[
 ]
 
 
+def _as_parts(content: str | Sequence[Part]) -> Sequence[Part]:
+    return [InputText(type="text", text=content)] if isinstance(content, str) else content
+
+
 class MessageItem(StrictModel):
     """A message of any role."""
 
@@ -64,6 +69,11 @@ class MessageItem(StrictModel):
     id: str | None = None
     status: _Status | None = None
     phase: str | None = None
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The content; one part where it is one text."""
+        return _as_parts(self.content)
 
 
 class FunctionCallItem(StrictModel):
@@ -93,6 +103,11 @@ class FunctionCallOutputItem(StrictModel):
     status: _Status | None = None
     namespace: Only[None] = None
     caller: Only[None] = None
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The output; one part where it is one text."""
+        return _as_parts(self.output)
 
 
 class ReasoningItem(StrictModel):

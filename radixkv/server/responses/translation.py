@@ -24,7 +24,6 @@ from radixkv.server.responses.objects import (
 )
 from radixkv.server.responses.request import AllowedFunctions, JsonSchemaTextFormat, NamedFunction, ResponseRequest
 from radixkv.server.responses.store import StoredResponse
-from radixkv.server.strict import StrictModel
 from radixkv.server.tool_protocol import function_tool, named_tool
 from radixkv.server.translated_chat import same_fields
 
@@ -114,13 +113,13 @@ def input_messages(items: str | Sequence[InputItem]) -> list[dict[str, Any]]:
                 texts = item.content or item.summary or []
                 add_to_assistant_turn(messages, reasoning="\n".join(part.text for part in texts))
             case MessageItem(role="assistant"):
-                add_to_assistant_turn(messages, text=_text(item))
+                add_to_assistant_turn(messages, text="".join(part.text for part in item.parts))
             case MessageItem():
-                messages.append({"role": item.role, "content": _text(item)})
+                messages.append({"role": item.role, "content": "\n".join(part.text for part in item.parts)})
             case FunctionCallItem():
                 add_to_assistant_turn(messages, call=(item.call_id, item.name, item.arguments))
             case FunctionCallOutputItem():
-                output = item.output if isinstance(item.output, str) else "\n".join(part.text for part in item.output)
+                output = "\n".join(part.text for part in item.parts)
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
     return messages
 
@@ -137,23 +136,18 @@ def conversation_breakpoints(body: ResponseRequest, earlier: StoredResponse | No
     marks = (
         ((index, number), part.prompt_cache_breakpoint)
         for index, item in enumerate(items)
-        for number, part in enumerate(_parts(item))
+        if isinstance(item, MessageItem | FunctionCallOutputItem)
+        for number, part in enumerate(item.parts)
         if isinstance(part, InputText)
     )
     for ttl, (index, number) in last_marks(marks, body.prompt_cache_options):
-        field = "output" if isinstance(items[index], FunctionCallOutputItem) else "content"
-        cut = items[index].model_copy(update={field: _parts(items[index])[: number + 1]})
+        marked = items[index]
+        assert isinstance(marked, MessageItem | FunctionCallOutputItem)
+        field = "content" if isinstance(marked, MessageItem) else "output"
+        cut = marked.model_copy(update={field: marked.parts[: number + 1]})
         found.pop(ttl, None)  # what is later in the conversation comes later
         found[ttl] = Breakpoint([*before, *input_messages([*items[:index], cut])], ttl)
     return list(found.values())
-
-
-def _parts(item: InputItem) -> Sequence[StrictModel]:
-    """The parts of a message or a call's result; none where it is one text."""
-    match item:
-        case MessageItem(content=list(parts)) | FunctionCallOutputItem(output=list(parts)):
-            return parts
-    return []
 
 
 def output_messages(output: Sequence[OutputItem]) -> list[dict[str, Any]]:
@@ -168,10 +162,3 @@ def output_messages(output: Sequence[OutputItem]) -> list[dict[str, Any]]:
             case OutputFunctionCall():
                 add_to_assistant_turn(messages, call=(item.call_id, item.name, item.arguments))
     return messages
-
-
-def _text(item: MessageItem) -> str:
-    if isinstance(item.content, str):
-        return item.content
-    separator = "" if item.role == "assistant" else "\n"
-    return separator.join(part.text for part in item.content)
