@@ -120,7 +120,7 @@ def test_marks_in_a_response_are_where_its_messages_are() -> None:
         {"role": "user", "content": "c"},
     ]
     body = ResponseRequest.model_validate({"input": items})
-    before = [{"role": "user", "content": "before"}]
+    before = [{"role": "assistant", "content": "before"}]
     earlier = StoredResponse(ResponseObject.model_construct(id="r"), before, [], 0, frozenset())
     short, long = conversation_breakpoints(body, earlier)
     assert (short.ttl, long.ttl) == (1800.0, 43200.0)

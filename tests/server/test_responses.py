@@ -13,6 +13,7 @@ import openai
 import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from support.chat_templates import STRICT_TURNS, make_tokenizer
 from support.in_process_server import make_service, serve
 from support.response_requests import BODY, create
 
@@ -21,7 +22,7 @@ from radixkv.server.app import create_app
 from radixkv.server.config import ServerConfig
 from radixkv.server.responses.output import Output
 from radixkv.server.responses.request import ResponseRequest
-from radixkv.server.responses.translation import input_messages, output_messages
+from radixkv.server.responses.translation import input_messages, instructed, output_messages
 from radixkv.tools.pieces import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -361,8 +362,29 @@ def test_items_become_messages() -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "one"},
         {"role": "tool", "tool_call_id": "c2", "content": "two"},
         {"role": "assistant", "content": "Done."},
-        {"role": "developer", "content": "Be brief."},
+        {"role": "system", "content": "Be brief."},
     ]
+
+
+def test_successive_texts_of_one_role_are_one_message() -> None:
+    """Codex begins with two messages of the developer and two of the user, which templates that insist on turns refused."""
+    roles = {"a": "developer", "b": "developer", "c": "user", "d": "user", "e": "assistant", "f": "assistant"}
+    items = [{"role": role, "content": text} for text, role in roles.items()]
+    body = ResponseRequest.model_validate({"input": items, "instructions": "Be brief."})
+    first = instructed(body, input_messages(body.input))
+    assert first == [
+        {"role": "system", "content": "Be brief.\na\nb"},
+        {"role": "user", "content": "c\nd"},
+        {"role": "assistant", "content": "ef"},
+    ]
+    tokenizer = make_tokenizer(STRICT_TURNS["gemma3"])
+    assert "Be brief.\na\nb\n\nc\nd" in tokenizer.apply_chat_template(first, tokenize=False)
+
+
+def test_what_continues_a_response_without_output_goes_on_with_the_question() -> None:
+    earlier = [{"role": "user", "content": "Hi"}]
+    assert input_messages("Well?", earlier) == [{"role": "user", "content": "Hi\nWell?"}]
+    assert earlier == [{"role": "user", "content": "Hi"}]  # other responses may continue it, too
 
 
 def test_pieces_become_items_and_their_events() -> None:

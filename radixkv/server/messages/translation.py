@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from radixkv.server.assistant_turns import add_to_assistant_turn
 from radixkv.server.messages.blocks import (
     Block,
     CacheControl,
@@ -21,6 +21,7 @@ from radixkv.server.messages.request import CountTokensRequest, MessageParam, Me
 from radixkv.server.prompt_caching import SECONDS, Breakpoint
 from radixkv.server.tool_protocol import function_tool, named_tool
 from radixkv.server.translated_chat import same_fields
+from radixkv.server.turns import Turns
 
 MAX_BREAKPOINTS = 4
 
@@ -104,10 +105,10 @@ def _tool_choice(body: CountTokensRequest) -> dict[str, Any]:
     return fields
 
 
-def _as_messages(body: CountTokensRequest) -> tuple[list[dict[str, Any]], list[Breakpoint]]:
+def _as_messages(body: CountTokensRequest) -> tuple[list[Mapping[str, Any]], list[Breakpoint]]:
     """The messages, and the breakpoints in the order of the prompt: tools, system, messages."""
     marks = _Breakpoints()
-    turns = _Turns()
+    turns = Turns()
     for tool in body.tools or []:
         marks.add(tool.cache_control, turns)
     system = [TextBlock(type="text", text=body.system)] if isinstance(body.system, str) else body.system or []
@@ -129,7 +130,7 @@ def _as_messages(body: CountTokensRequest) -> tuple[list[dict[str, Any]], list[B
     return messages, marks.breakpoints
 
 
-def _drop_empty_answer(messages: list[dict[str, Any]], breakpoints: list[Breakpoint]) -> None:
+def _drop_empty_answer(messages: list[Mapping[str, Any]], breakpoints: list[Breakpoint]) -> None:
     """Leave out an empty last message of the assistant, just as a message with an empty list of blocks makes none."""
     if messages and messages[-1] == {"role": "assistant", "content": ""}:
         breakpoints[:] = [
@@ -145,7 +146,7 @@ def _blocks(message: MessageParam) -> list[Block]:
     return message.content
 
 
-def _add_block(turns: _Turns, role: str, block: Block) -> None:
+def _add_block(turns: Turns, role: str, block: Block) -> None:
     expected = "assistant" if isinstance(block, ToolUseBlock | ThinkingBlock | RedactedThinkingBlock) else role
     expected = "user" if isinstance(block, ToolResultBlock) else expected
     if role != expected:
@@ -154,52 +155,15 @@ def _add_block(turns: _Turns, role: str, block: Block) -> None:
         case TextBlock():
             turns.add_text(role, block.text)
         case ThinkingBlock():
-            add_to_assistant_turn(turns.messages(), reasoning=block.thinking)
+            turns.add_reasoning(block.thinking)
         case ToolUseBlock():
-            arguments = json.dumps(block.input, ensure_ascii=False)
-            add_to_assistant_turn(turns.messages(), call=(block.id, block.name, arguments))
+            turns.add_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
         case ToolResultBlock():
             parts = block.content or ""
             content = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
             if block.is_error:
                 content = f"Error: {content}"
-            turns.messages().append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
-
-
-class _Turns:
-    """The messages as they grow. Successive text blocks of one role are one message, because many templates insist on turns.
-    They are joined when all are there: to add each to those before took seconds for thousands of them."""
-
-    def __init__(self) -> None:
-        self._messages: list[dict[str, Any]] = []
-        self._role = ""
-        self._texts: list[str] = []  # texts of this role that are not in a message yet
-
-    def add_text(self, role: str, text: str) -> None:
-        """Go on with a role's text, or begin it."""
-        if role != self._role:
-            self.messages()
-        self._role = role
-        self._texts.append(text)
-
-    def messages(self) -> list[dict[str, Any]]:
-        """All of them so far."""
-        if self._texts:
-            texts, self._texts = self._texts, []
-            if self._role == "assistant":
-                self._end_assistant_text("".join(texts))
-            elif self._messages and self._messages[-1]["role"] == self._role:
-                self._messages[-1]["content"] = "\n".join([self._messages[-1]["content"], *texts])
-            else:
-                self._messages.append({"role": self._role, "content": "\n".join(texts)})
-        return self._messages
-
-    def _end_assistant_text(self, text: str) -> None:
-        last = self._messages[-1] if self._messages else {"role": ""}
-        if last["role"] == "assistant" and last["content"] is not None and "tool_calls" not in last:
-            last["content"] += text
-        else:
-            add_to_assistant_turn(self._messages, text=text)
+            turns.add_result(block.tool_use_id, content)
 
 
 class _Breakpoints:
@@ -208,7 +172,7 @@ class _Breakpoints:
     def __init__(self) -> None:
         self.breakpoints: list[Breakpoint] = []
 
-    def add(self, mark: CacheControl | None, turns: _Turns) -> None:
+    def add(self, mark: CacheControl | None, turns: Turns) -> None:
         """Note a mark after what was translated so far.
 
         Raises:
@@ -221,8 +185,4 @@ class _Breakpoints:
             raise ValueError(f"cache_control: expected at most {MAX_BREAKPOINTS} of them")
         if self.breakpoints and ttl > self.breakpoints[-1].ttl:
             raise ValueError("cache_control: one with ttl '1h' must not follow one with ttl '5m'")
-        copies = [dict(message) for message in turns.messages()]
-        for message in copies:
-            if "tool_calls" in message:
-                message["tool_calls"] = list(message["tool_calls"])
-        self.breakpoints.append(Breakpoint(copies, ttl))
+        self.breakpoints.append(Breakpoint(turns.messages(), ttl))

@@ -54,7 +54,7 @@ def response_routes(service: Service) -> APIRouter:
         earlier = None
         if body.previous_response_id is not None:
             earlier = stored(tenant.name, body.previous_response_id, "previous_response_id")
-        messages = [*(earlier.messages if earlier else ()), *input_messages(body.input)]
+        messages = input_messages(body.input, earlier.messages if earlier else ())
         breakpoints = conversation_breakpoints(body, earlier)
         chat = translate(as_chat_request(body, messages), FIELD_NAMES)
         response_id = new_id("resp", "_")

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from radixkv.server.assistant_turns import add_to_assistant_turn
 from radixkv.server.prompt_caching import Breakpoint, last_marks
 from radixkv.server.responses.items import (
     FunctionCallItem,
@@ -26,6 +25,7 @@ from radixkv.server.responses.request import AllowedFunctions, JsonSchemaTextFor
 from radixkv.server.responses.store import StoredResponse
 from radixkv.server.tool_protocol import function_tool, named_tool
 from radixkv.server.translated_chat import same_fields
+from radixkv.server.turns import Turns
 
 # Request fields with the same meaning in chat completions, by the name that they have there.
 _SAME_MEANING = MappingProxyType(
@@ -94,34 +94,40 @@ def as_chat_request(body: ResponseRequest, messages: Sequence[Mapping[str, Any]]
 
 
 def instructed(body: ResponseRequest, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Messages behind a request's ``instructions``."""
-    before = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-    return [*before, *messages]
+    """Messages behind a request's ``instructions``, which a system message at the beginning goes on with."""
+    turns = Turns()
+    if body.instructions is not None:
+        turns.add_text("system", body.instructions)
+    if messages and messages[0]["role"] == "system":
+        turns.add_text("system", messages[0]["content"])
+        messages = messages[1:]
+    return [*turns.messages(), *messages]
 
 
-def input_messages(items: str | Sequence[InputItem]) -> list[dict[str, Any]]:
-    """A request's ``input`` as messages.
+def input_messages(
+    items: str | Sequence[InputItem], earlier: Sequence[Mapping[str, Any]] = ()
+) -> list[Mapping[str, Any]]:
+    """A request's ``input`` as messages, behind those of the conversation that it continues.
 
-    Reasoning, text and calls that follow each other are one message of the assistant, as the model wrote them.
+    Texts of one role that follow each other are one message, and so are reasoning, text and calls of the assistant.
     """
+    turns = Turns(earlier)
     if isinstance(items, str):
-        return [{"role": "user", "content": items}]
-    messages: list[dict[str, Any]] = []
+        turns.add_text("user", items)
+        return turns.messages()
     for item in items:
         match item:
             case ReasoningItem():
-                texts = item.content or item.summary or []
-                add_to_assistant_turn(messages, reasoning="\n".join(part.text for part in texts))
-            case MessageItem(role="assistant"):
-                add_to_assistant_turn(messages, text="".join(part.text for part in item.parts))
+                turns.add_reasoning("\n".join(part.text for part in item.content or item.summary or []))
             case MessageItem():
-                messages.append({"role": item.role, "content": "\n".join(part.text for part in item.parts)})
+                for part in item.parts:
+                    # The name of this role that chat templates know.
+                    turns.add_text("system" if item.role == "developer" else item.role, part.text)
             case FunctionCallItem():
-                add_to_assistant_turn(messages, call=(item.call_id, item.name, item.arguments))
+                turns.add_call(item.call_id, item.name, item.arguments)
             case FunctionCallOutputItem():
-                output = "\n".join(part.text for part in item.parts)
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
-    return messages
+                turns.add_result(item.call_id, "\n".join(part.text for part in item.parts))
+    return turns.messages()
 
 
 def conversation_breakpoints(body: ResponseRequest, earlier: StoredResponse | None) -> list[Breakpoint]:
@@ -146,19 +152,19 @@ def conversation_breakpoints(body: ResponseRequest, earlier: StoredResponse | No
         field = "content" if isinstance(marked, MessageItem) else "output"
         cut = marked.model_copy(update={field: marked.parts[: number + 1]})
         found.pop(ttl, None)  # what is later in the conversation comes later
-        found[ttl] = Breakpoint([*before, *input_messages([*items[:index], cut])], ttl)
+        found[ttl] = Breakpoint(input_messages([*items[:index], cut], before), ttl)
     return list(found.values())
 
 
-def output_messages(output: Sequence[OutputItem]) -> list[dict[str, Any]]:
+def output_messages(output: Sequence[OutputItem]) -> list[Mapping[str, Any]]:
     """A response's ``output`` as messages: one of the assistant."""
-    messages: list[dict[str, Any]] = []
+    turns = Turns()
     for item in output:
         match item:
             case OutputReasoning():
-                add_to_assistant_turn(messages, reasoning="".join(part.text for part in item.content))
+                turns.add_reasoning("".join(part.text for part in item.content))
             case OutputMessage():
-                add_to_assistant_turn(messages, text="".join(part.text for part in item.content))
+                turns.add_text("assistant", "".join(part.text for part in item.content))
             case OutputFunctionCall():
-                add_to_assistant_turn(messages, call=(item.call_id, item.name, item.arguments))
-    return messages
+                turns.add_call(item.call_id, item.name, item.arguments)
+    return turns.messages()

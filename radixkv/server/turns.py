@@ -1,0 +1,71 @@
+"""The messages of a conversation whose parts other protocols write apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class Turns:
+    """Messages in the form of chat completions, as they grow.
+
+    Successive texts of one role are one message, because many chat templates insist on turns, or on one system message.
+    Within one message of the assistant, templates write reasoning, text and calls in this order: so reasoning always begins
+    a message, and so does text after a call.
+
+    Args:
+        messages: those to go on from, which stay as they are: other conversations may begin with them, too.
+    """
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._messages = list(messages)
+        # Texts of this role that are not in a message yet. To add each to those before took seconds for thousands of them.
+        self._role = ""
+        self._texts: list[str] = []
+
+    def add_text(self, role: str, text: str) -> None:
+        """Go on with a role's text, or begin it. Texts of the assistant follow each other directly, others on new lines."""
+        if role != self._role:
+            self._join_texts()
+        self._role = role
+        self._texts.append(text)
+
+    def add_reasoning(self, text: str) -> None:
+        """Begin a message of the assistant with what it thought."""
+        self._join_texts()
+        self._messages.append({"role": "assistant", "content": None, "reasoning_content": text})
+
+    def add_call(self, call_id: str, name: str, arguments: str) -> None:
+        """Add a call of a function by the assistant, with JSON text of its arguments."""
+        self._join_texts()
+        message = self._pop("assistant")
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self._messages.append({**message, "tool_calls": [*message.get("tool_calls", ()), call]})
+
+    def add_result(self, call_id: str, text: str) -> None:
+        """Add what a called function returned."""
+        self._join_texts()
+        self._messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+    def messages(self) -> list[Mapping[str, Any]]:
+        """All of them so far; what is added later does not change them."""
+        self._join_texts()
+        return list(self._messages)
+
+    def _join_texts(self) -> None:
+        if not self._texts:
+            return
+        message = self._pop(self._role)
+        if "tool_calls" in message:
+            self._messages.append(message)
+            message = {"role": self._role, "content": None}
+        before = [] if message["content"] is None else [message["content"]]
+        text = ("" if self._role == "assistant" else "\n").join([*before, *self._texts])
+        self._messages.append({**message, "content": text})
+        self._texts = []
+
+    def _pop(self, role: str) -> Mapping[str, Any]:
+        """The last message, taken out, if it is this role's; otherwise a new one."""
+        if self._messages and self._messages[-1]["role"] == role:
+            return self._messages.pop()
+        return {"role": role, "content": None}
