@@ -85,7 +85,7 @@ class FunctionCallItem(StrictModel):
     arguments: str
     id: str | None = None
     status: _Status | None = None
-    namespace: Only[None] = None
+    namespace: str | None = None
     caller: Only[None] = None
     # Without its alias OpenAI's client writes "async" as "async_".
     asynchronous: Only[Literal[False] | None] = Field(default=None, validation_alias=AliasChoices("async", "async_"))

@@ -43,6 +43,7 @@ class OutputFunctionCall(BaseModel):
     status: Status
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 

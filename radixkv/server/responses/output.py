@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from radixkv.server.responses.events import (
     ArgumentsDeltaEvent,
@@ -34,11 +35,15 @@ class Output:
 
     Each method yields the events of what it changes; they hold copies, so they may be written at any time.
 
+    Args:
+        namespaced: the namespace and the name of each function that is in a namespace, by the name that the model knows.
+
     Attributes:
         items: those begun so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, namespaced: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> None:
+        self._namespaced = namespaced
         self.items: list[OutputItem] = []
         self._numbers = itertools.count()
         self._open = False
@@ -54,10 +59,16 @@ class Output:
                 yield from self._add_text(text)
             case ReasoningPiece(text):
                 yield from self._add_reasoning(text)
-            case ToolCallBegin(_, call_id, name):
+            case ToolCallBegin(_, call_id, known_name):
+                namespace, name = self._namespaced.get(known_name, (None, known_name))
                 yield from self._begin(
                     OutputFunctionCall(
-                        id=new_id("fc", "_"), status="in_progress", call_id=call_id, name=name, arguments=""
+                        id=new_id("fc", "_"),
+                        status="in_progress",
+                        call_id=call_id,
+                        name=name,
+                        namespace=namespace,
+                        arguments="",
                     )
                 )
             case ToolCallArguments(_, text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -29,8 +30,19 @@ class FunctionTool(StrictModel):
     asynchronous: Only[Literal[False] | None] = Field(default=None, alias="async")
 
 
+class NamespaceTool(StrictModel):
+    """Functions that belong together: the model knows each by both names, ``namespace__function``."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    tools: Annotated[
+        list[Annotated[FunctionTool, one_of_types("tools in a namespace", ("function",))]], Field(max_length=MAX_TOOLS)
+    ]
+    description: str | None = None  # not part of the prompt
+
+
 class NamedFunction(StrictModel):
-    """``tool_choice``: call this function."""
+    """``tool_choice``: call this function; one in a namespace has the name that the model knows."""
 
     type: Literal["function"]
     name: FunctionName
@@ -77,7 +89,10 @@ class ResponseStreamOptions(StrictModel):
     include_obfuscation: bool | None = None
 
 
-Tool = Annotated[FunctionTool, one_of_types("tools", ("function",))]
+Tool = Annotated[
+    Annotated[FunctionTool | NamespaceTool, Field(discriminator="type")],
+    one_of_types("tools", ("function", "namespace")),
+]
 
 
 class ResponseRequest(StrictModel):
@@ -109,6 +124,7 @@ class ResponseRequest(StrictModel):
 
     # Accepted because clients send them; without effect. Reasoning is always returned in the clear.
     include: Only[list[Literal["reasoning.encrypted_content"]] | None] = None
+    client_metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
@@ -126,3 +142,12 @@ class ResponseRequest(StrictModel):
     prompt_cache_retention: Only[Literal["in_memory"] | None] = None
     top_logprobs: Only[Literal[0] | None] = None
     truncation: Only[Literal["disabled"] | None] = None
+
+    @property
+    def functions(self) -> Iterator[tuple[str | None, FunctionTool]]:
+        """Those of ``tools``, each behind its namespace; None: it is in none."""
+        for tool in self.tools or ():
+            if isinstance(tool, NamespaceTool):
+                yield from ((tool.name, function) for function in tool.tools)
+            else:
+                yield None, tool

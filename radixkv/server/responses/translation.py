@@ -67,8 +67,13 @@ def as_chat_request(body: ResponseRequest, messages: Sequence[Mapping[str, Any]]
     chat = {"messages": instructed(body, messages), **same_fields(body, _SAME_MEANING)}
     if body.tools:
         chat["tools"] = [
-            function_tool(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
-            for tool in body.tools
+            function_tool(
+                name=_known_name(namespace, function.name),
+                description=function.description,
+                parameters=function.parameters,
+                strict=function.strict,
+            )
+            for namespace, function in body.functions
         ]
     if isinstance(body.tool_choice, NamedFunction):
         chat["tool_choice"] = named_tool(body.tool_choice.name)
@@ -91,6 +96,20 @@ def as_chat_request(body: ResponseRequest, messages: Sequence[Mapping[str, Any]]
     elif text_format is not None:
         chat["response_format"] = text_format.model_dump()
     return chat
+
+
+def namespaced_functions(body: ResponseRequest) -> dict[str, tuple[str, str]]:
+    """The namespace and the name of each function that is in a namespace, by the name that the model knows."""
+    return {
+        _known_name(namespace, function.name): (namespace, function.name)
+        for namespace, function in body.functions
+        if namespace is not None
+    }
+
+
+def _known_name(namespace: str | None, name: str) -> str:
+    """The name by which the model knows a function: in the form that agents give to tools of MCP's servers."""
+    return f"{namespace}__{name}" if namespace else name
 
 
 def instructed(body: ResponseRequest, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -124,7 +143,7 @@ def input_messages(
                     # The name of this role that chat templates know.
                     turns.add_text("system" if item.role == "developer" else item.role, part.text)
             case FunctionCallItem():
-                turns.add_call(item.call_id, item.name, item.arguments)
+                turns.add_call(item.call_id, _known_name(item.namespace, item.name), item.arguments)
             case FunctionCallOutputItem():
                 turns.add_result(item.call_id, "\n".join(part.text for part in item.parts))
     return turns.messages()
@@ -166,5 +185,5 @@ def output_messages(output: Sequence[OutputItem]) -> list[Mapping[str, Any]]:
             case OutputMessage():
                 turns.add_text("assistant", "".join(part.text for part in item.content))
             case OutputFunctionCall():
-                turns.add_call(item.call_id, item.name, item.arguments)
+                turns.add_call(item.call_id, _known_name(item.namespace, item.name), item.arguments)
     return turns.messages()

@@ -24,7 +24,7 @@ from radixkv.server.responses.objects import (
 from radixkv.server.responses.output import Output
 from radixkv.server.responses.request import AllowedFunctions, NamedFunction, ResponseRequest
 from radixkv.server.responses.store import StoredResponse
-from radixkv.server.responses.translation import output_messages
+from radixkv.server.responses.translation import namespaced_functions, output_messages
 
 
 class ResponsesWriter:
@@ -61,7 +61,7 @@ class ResponsesWriter:
 
     async def full_response(self, events: ChatEvents) -> ResponseObject:
         """The finished response; it is stored."""
-        output = Output()
+        output = Output(namespaced_functions(self._body))
         async with aclosing(self._grow(events, output)) as stream:
             async for _ in stream:
                 pass
@@ -69,7 +69,7 @@ class ResponsesWriter:
 
     async def chunks(self, events: ChatEvents) -> AsyncGenerator[StreamEvent, None]:
         """The response's events; it is stored before the last one, unless it failed."""
-        output = Output()
+        output = Output(namespaced_functions(self._body))
         yield self._response_event("response.created", output)
         yield self._response_event("response.in_progress", output)
         try:
@@ -159,15 +159,7 @@ def _head(body: ResponseRequest, response_id: str, model_name: str, defaults: Sa
         output=[],
         previous_response_id=body.previous_response_id,
         instructions=body.instructions,
-        tools=[
-            {
-                "description": None,
-                "parameters": None,
-                "strict": None,
-                **tool.model_dump(by_alias=True, exclude_none=True),
-            }
-            for tool in body.tools or []
-        ],
+        tools=[tool.model_dump(by_alias=True) for tool in body.tools or []],
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         text={"format": {"type": "text"}} | text,
