@@ -119,3 +119,14 @@ def test_tools_that_cannot_be_offered_are_refused_by_name(llm: LLM, tools: list[
         assert named in answer.json()["error"]["message"]
 
     serve(llm, scenario)
+
+
+def test_what_an_agent_tells_the_model_uncalled_is_the_user_s() -> None:
+    """Codex's goals: after `create_goal`, every later request of the session was refused."""
+    created = {"type": "function_call_output", "id": "fco_1", "call_id": "c1", "output": '{"goal":{}}'}
+    told = {"type": "function_call_output", "id": "fco_2", "namespace": "agent", "output": "Be kind."}
+    items = [created, {**told, "name": "goal_objective"}, told, message("user", "And now bye")]
+    assert input_messages(ResponseRequest.model_validate({"input": items}).input) == [
+        {"role": "tool", "tool_call_id": "c1", "content": '{"goal":{}}'},
+        {"role": "user", "content": "goal_objective: Be kind.\nBe kind.\nAnd now bye"},
+    ]

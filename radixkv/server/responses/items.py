@@ -93,15 +93,15 @@ class FunctionCallItem(StrictModel):
 
 
 class FunctionCallOutputItem(StrictModel):
-    """What a called function returned."""
+    """What a called function returned; without a ``call_id``, what an agent tells the model of its own accord."""
 
     type: Literal["function_call_output"]
-    call_id: str
+    call_id: str | None = None
     output: TextOr[Annotated[list[InputText], Field(max_length=MAX_ITEMS)]]
     id: str | None = None
     name: str | None = None
     status: _Status | None = None
-    namespace: Only[None] = None
+    namespace: str | None = None
     caller: Only[None] = None
 
     @property

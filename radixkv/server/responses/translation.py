@@ -145,7 +145,11 @@ def input_messages(
             case FunctionCallItem():
                 turns.add_call(item.call_id, _known_name(item.namespace, item.name), item.arguments)
             case FunctionCallOutputItem():
-                turns.add_result(item.call_id, "\n".join(part.text for part in item.parts))
+                text = "\n".join(part.text for part in item.parts)
+                if item.call_id is not None:
+                    turns.add_result(item.call_id, text)
+                else:
+                    turns.add_text("user", text if item.name is None else f"{item.name}: {text}")
     return turns.messages()
 
 
