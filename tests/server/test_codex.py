@@ -13,7 +13,7 @@ from support.in_process_server import serve
 
 from radixkv import LLM
 from radixkv.server.responses.request import ResponseRequest
-from radixkv.server.responses.translation import as_chat_request, input_messages
+from radixkv.server.responses.translation import as_chat_request, conversation_breakpoints, input_messages
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
@@ -130,3 +130,34 @@ def test_what_an_agent_tells_the_model_uncalled_is_the_user_s() -> None:
         {"role": "tool", "tool_call_id": "c1", "content": '{"goal":{}}'},
         {"role": "user", "content": "goal_objective: Be kind.\nBe kind.\nAnd now bye"},
     ]
+
+
+def test_a_note_stands_for_an_image_that_a_function_returned() -> None:
+    """Codex's `view_image`: every later request of the session was refused."""
+    image = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo=", "detail": "high"}
+    mark = {"mode": "explicit"}
+    output = [{"type": "input_text", "text": "It is", "prompt_cache_breakpoint": mark}, image]
+    body = ResponseRequest.model_validate(
+        {"input": [{"type": "function_call_output", "id": "fco_1", "call_id": "c1", "output": output}]}
+    )
+    result = {"role": "tool", "tool_call_id": "c1", "content": "It is\n[image left out: this model reads text only]"}
+    assert input_messages(body.input) == [result]
+    (point,) = conversation_breakpoints(body, None)
+    assert point.messages == [{**result, "content": "It is"}]
+
+
+@pytest.mark.parametrize(
+    ("item", "named"),
+    [
+        ({"role": "user", "content": [{"type": "input_image"}]}, "'input_image'"),
+        ({"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_file"}]}, "'input_file'"),
+    ],
+)
+def test_other_parts_are_refused_by_their_type(llm: LLM, item: dict[str, Any], named: str) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        answer = await client.post("/v1/responses", json={**BODY, "input": [item]})
+        assert answer.status_code == 400, answer.text
+        assert f".0: parts of type {named} are not supported" in answer.json()["error"]["message"]
+        assert ";" not in answer.json()["error"]["message"]
+
+    serve(llm, scenario)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AliasChoices, Field
 
@@ -24,6 +24,21 @@ class InputText(StrictModel):
     type: Literal["input_text", "text"]
     text: str
     prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
+
+
+class InputImage(StrictModel):
+    """An image that a function returned. The user cannot take it back, so a note stands for it."""
+
+    type: Literal["input_image"]
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: str | None = None
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
+
+    @property
+    def text(self) -> str:
+        """The note."""
+        return "[image left out: this model reads text only]"
 
 
 class OutputText(StrictModel):
@@ -54,9 +69,15 @@ Part = Annotated[
     Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type")],
     one_of_types("parts", ("input_text", "text", "output_text", "refusal")),
 ]
+ResultPart = Annotated[
+    Annotated[InputText | InputImage, Field(discriminator="type")],
+    one_of_types("parts", ("input_text", "text", "input_image")),
+]
+
+_Part = TypeVar("_Part")
 
 
-def _as_parts(content: str | Sequence[Part]) -> Sequence[Part]:
+def _as_parts(content: str | Sequence[_Part]) -> Sequence[_Part | InputText]:
     return [InputText(type="text", text=content)] if isinstance(content, str) else content
 
 
@@ -97,7 +118,7 @@ class FunctionCallOutputItem(StrictModel):
 
     type: Literal["function_call_output"]
     call_id: str | None = None
-    output: TextOr[Annotated[list[InputText], Field(max_length=MAX_ITEMS)]]
+    output: TextOr[Annotated[list[ResultPart], Field(max_length=MAX_ITEMS)]]
     id: str | None = None
     name: str | None = None
     status: _Status | None = None
@@ -105,7 +126,7 @@ class FunctionCallOutputItem(StrictModel):
     caller: Only[None] = None
 
     @property
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[ResultPart]:
         """The output; one part where it is one text."""
         return _as_parts(self.output)
 

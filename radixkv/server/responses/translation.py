@@ -10,6 +10,7 @@ from radixkv.server.prompt_caching import Breakpoint, last_marks
 from radixkv.server.responses.items import (
     FunctionCallItem,
     FunctionCallOutputItem,
+    InputImage,
     InputItem,
     InputText,
     MessageItem,
@@ -167,7 +168,7 @@ def conversation_breakpoints(body: ResponseRequest, earlier: StoredResponse | No
         for index, item in enumerate(items)
         if isinstance(item, MessageItem | FunctionCallOutputItem)
         for number, part in enumerate(item.parts)
-        if isinstance(part, InputText)
+        if isinstance(part, InputText | InputImage)
     )
     for ttl, (index, number) in last_marks(marks, body.prompt_cache_options):
         marked = items[index]
