@@ -100,7 +100,10 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
     @property
     def template_variables(self) -> dict[str, Any]:
         """What the chat template is given beside the messages and the tools."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        effort: dict[str, Any] = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        if self.reasoning_effort == "none":
+            # The name that templates which can think, such as Qwen3's, have for it.
+            effort["enable_thinking"] = False
         return {**effort, **(self.chat_template_kwargs or {})}
 
     def as_prompt(self, messages: list[Message], tools: ToolOptions | None, loaded: TextInterface) -> Prompt:

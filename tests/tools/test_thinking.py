@@ -114,6 +114,24 @@ def test_a_required_call_comes_after_the_thinking(thinker: LLM) -> None:
     assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == [("now", {})]
 
 
+@pytest.mark.parametrize(
+    ("fields", "thinks"),
+    [
+        ({}, True),
+        ({"reasoning_effort": "low"}, True),
+        ({"reasoning_effort": "none"}, False),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, True),
+    ],
+)
+def test_no_effort_turns_thinking_off(fields: dict[str, Any], thinks: bool) -> None:
+    request = ChatCompletionRequest.model_validate({"messages": QUESTION, **fields})
+    tokenizer = make_tokenizer(TEMPLATES["think_switch"])
+    prompt = tokenizer.apply_chat_template(
+        QUESTION, tokenize=False, add_generation_prompt=True, **request.template_variables
+    )
+    assert prompt.endswith("</think>\n\n") != thinks
+
+
 def test_thoughts_are_streamed_apart(thinker: LLM) -> None:
     body: dict[str, Any] = {
         "messages": [*QUESTION, {"role": "assistant", "content": "So.", "reasoning_content": "Hm."}, *QUESTION],
