@@ -143,11 +143,12 @@ def add_error_handlers(app: FastAPI, paths: Collection[str]) -> None:
             advice = "/openapi.json describes what there is" if near in (None, path) else f"did you mean {near}?"
             detail = f"there is no {request.method} {path}; {advice}"
         elif status == HTTPStatus.METHOD_NOT_ALLOWED:
-            # A path that only matches a route with a variable part may be a misspelling of another path.
             route = request.scope.get("route")
             known = route.path_format if isinstance(route, APIRoute) else path
             detail = f"{known}: expected {(error.headers or {}).get('Allow', 'another method')}, got {request.method}"
             if known != path:
+                # It only matches a route with a variable part, and may be another path, which there is not.
+                status = HTTPStatus.NOT_FOUND
                 detail = f"there is no {request.method} {path}; {detail}"
         elif status == HTTPStatus.BAD_REQUEST and error.__cause__ is not None:
             detail = _unreadable(error.__cause__) or detail

@@ -165,7 +165,7 @@ def test_a_value_of_no_accepted_type_is_told_all_of_them_once(
         (
             "POST",
             "/v1/responses/input_tokens",
-            405,
+            404,
             "there is no POST /v1/responses/input_tokens; /v1/responses/{name}: expected GET, got POST",
         ),
     ],
