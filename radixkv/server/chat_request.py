@@ -20,6 +20,9 @@ from radixkv.server.strict import StrictModel
 from radixkv.server.tool_protocol import AllowedTools, NamedTool, ToolChoice, ToolDefinitions
 from radixkv.tools.definitions import ToolOptions, as_tool_options
 
+# How long an answer is to be: a hint, accepted because clients send it; without effect.
+Verbosity = Literal["low", "medium", "high"]
+
 
 class Prediction(StrictModel):
     """What the client expects of the answer: a draft, where the server has drafts, and no more than that."""
@@ -49,6 +52,8 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
     prompt_cache_options: PromptCacheOptions | None = None
     # For the chat template, which may write it as it likes.
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+    verbosity: Verbosity | None = None
 
     # vLLM's extensions.
     add_generation_prompt: bool | None = None

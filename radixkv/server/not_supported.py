@@ -68,7 +68,6 @@ class NotSupportedInChat(NotSupported):
     function_call: Only[Literal["none"] | None] = None
     modalities: Only[Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None] = None
     audio: Only[None] = None
-    verbosity: Only[Literal["medium"] | None] = None
     web_search_options: Only[None] = None
     moderation: Only[None] = None
     prompt_cache_retention: Only[Literal["in_memory"] | None] = None

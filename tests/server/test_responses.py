@@ -94,7 +94,7 @@ def test_a_response_says_what_was_asked_for(llm: LLM) -> None:
         assert [cut[name] for name in names] == [None] * 3
         sent = {"prompt_cache_key": "k", "safety_identifier": "s", "prompt_cache_options": {"ttl": "12h"}}
         text = {"format": {"type": "json_schema", "name": "x", "schema": {"const": 1}}}
-        whole = await create(client, **sent, text=text, service_tier="auto")
+        whole = await create(client, **sent, text={**text, "verbosity": "low"}, service_tier="auto")
         assert [whole[name] for name in names] == ["k", "s", {"mode": "implicit", "ttl": "12h"}]
         assert (whole["status"], whole["service_tier"]) == ("completed", "default")
         assert whole["completed_at"] >= whole["created_at"]
@@ -200,6 +200,11 @@ def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "'input_image'"),
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input", "not supported"),
         ({"input": []}, "input", "at least one"),
+        (
+            {"text": {"verbosity": "lengthy"}},
+            "text",
+            "text.verbosity: expected 'low', 'medium' or 'high', got 'lengthy'",
+        ),
         ({"unknown": 1}, "unknown", "unknown"),
         ({"max_output_tokens": 0}, "max_output_tokens", "expected greater than or equal to 1, got 0"),
         ({"temperature": -1}, "temperature", "at least 0"),

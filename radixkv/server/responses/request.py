@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from radixkv.server.chat_request import Verbosity
 from radixkv.server.not_supported import Only
 from radixkv.server.prompt_caching import PromptCacheOptions
 from radixkv.server.response_format import JsonObjectFormat, TextFormat
@@ -70,7 +71,7 @@ class TextConfig(StrictModel):
     """What the answer's text looks like."""
 
     format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaTextFormat, Field(discriminator="type")] | None = None
-    verbosity: Only[Literal["medium"] | None] = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningConfig(StrictModel):
