@@ -424,6 +424,21 @@ def test_what_coding_agents_send_is_accepted() -> None:
         chat_of(context_management={"edits": [{"type": "compact_20260112"}]})
 
 
+def test_conversations_that_differ_in_their_billing_header_share_the_rest(llm: LLM) -> None:
+    """Claude Code's header stands before everything, so no conversation found what another had computed."""
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        def system(version: str) -> list[dict[str, Any]]:
+            header = f"x-anthropic-billing-header: cc_version={version}; cc_entrypoint=cli;"
+            return [{"type": "text", "text": header}, {"type": "text", "text": "You sort billing headers. " * 8}]
+
+        first, second = [(await create(client, system=system(each)))["usage"] for each in ("2.1.99e", "2.1.0a4")]
+        num_prompt = first["input_tokens"] + first["cache_read_input_tokens"]
+        assert (second["input_tokens"], second["cache_read_input_tokens"]) == (1, num_prompt - 1)
+
+    serve(llm, scenario)
+
+
 def test_pieces_become_blocks_and_their_events() -> None:
     content = MessageContent()
     pieces = [

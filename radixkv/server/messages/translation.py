@@ -24,6 +24,9 @@ from radixkv.server.translated_chat import same_fields
 from radixkv.server.turns import Turns
 
 MAX_BREAKPOINTS = 4
+# Opens a block of the system prompt with which Claude Code tells Anthropic who pays. It differs between conversations and
+# stands before all that they share.
+_BILLING_HEADER = "x-anthropic-billing-header:"
 
 # Request fields with the same meaning in chat completions, by the name that they have there.
 _SAME_MEANING = MappingProxyType(
@@ -113,7 +116,8 @@ def _as_messages(body: CountTokensRequest) -> tuple[list[Mapping[str, Any]], lis
         marks.add(tool.cache_control, turns)
     system = [TextBlock(type="text", text=body.system)] if isinstance(body.system, str) else body.system or []
     for text_block in system:
-        turns.add_text("system", text_block.text)
+        if not text_block.text.startswith(_BILLING_HEADER):
+            turns.add_text("system", text_block.text)
         marks.add(text_block.cache_control, turns)
     last_mark: CacheControl | None = None
     for message in body.messages:
