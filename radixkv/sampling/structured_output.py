@@ -29,12 +29,13 @@ from numpy.typing import NDArray
 
 from radixkv.errors import StructuredOutputError
 from radixkv.model.text_interface import TextInterface
+from radixkv.sampling.answer_frames import frame_text, framed, without_refused_schemas
 from radixkv.sampling.grammar_budget import GrammarBudget
 from radixkv.sampling.grammar_tokenizer import grammar_tokenizer
-from radixkv.sampling.json_schema import MAX_NAME_CHARACTERS, locate_refusal, prepare_schema
+from radixkv.sampling.json_schema import MAX_NAME_CHARACTERS, locate_refusal, one_line, prepare_schema
 from radixkv.sampling.structural_tag import structural_tag_grammar
 from radixkv.sampling_params import StructuredOutputsParams
-from radixkv.tools.grammar import JSON_WHITESPACE, AnswerFrame
+from radixkv.tools.grammar import JSON_WHITESPACE
 
 if TYPE_CHECKING:
     import llguidance
@@ -205,7 +206,7 @@ class GrammarCompiler:
             MissingPackageError: llguidance is not installed.
         """
         kind, text = _kind_and_text(spec)
-        frame = None if spec.frame is None else _frame_text(spec.frame)
+        frame = None if spec.frame is None else frame_text(spec.frame)
         return self._compiled(kind, text, frame).for_request()
 
     def prepare(self) -> None:
@@ -230,31 +231,42 @@ class GrammarCompiler:
 
     def _compile(self, kind: str, text: str, frame: str | None) -> GrammarState:
         tokenizer = self._prepared_tokenizer()  # first: it raises if llguidance is not installed
-        from llguidance import LLMatcher, LLParserLimits
-
-        grammar = "" if kind == _NOTHING else _grammar(kind, text)
-        if frame is not None:
-            grammar = _framed(frame, grammar)
-        limits = LLParserLimits(
-            step_max_items=_MAX_ITEMS_PER_TOKEN,
-            max_lexer_states=_MAX_LEXER_STATES,
-            step_lexer_fuel=_MASK_FUEL,
-            initial_lexer_fuel=_COMPILE_FUEL,
-            verbose_errors=False,
-        )
-        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-        # The first bitmask reveals grammars that allow no token at all.
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            message = _in_words(matcher.get_error())
+        content = "" if kind == _NOTHING else _grammar(kind, text)
+        matcher = _matcher(tokenizer, content if frame is None else framed(frame, content))
+        if matcher.is_error() and frame is not None:
+            frame = without_refused_schemas(frame, lambda grammar: _refusal(_matcher(tokenizer, grammar)))
+            matcher = _matcher(tokenizer, framed(frame, content))
+        reason = _refusal(matcher)
+        if reason is not None:
             schemas = [json.loads(text)] if kind == "json" else []
             if kind == _STRUCTURAL_TAG:
                 schemas = [structure["schema"] for structure in json.loads(text)["structures"]]
-            schemas += [part["json_schema"] for part in json.loads(frame or "[]") if "json_schema" in part]
-            name = f"structured_outputs: {kind}" if kind != _NOTHING else "tools: a schema of their parameters"
-            raise ValueError(f"{name} cannot be followed: {locate_refusal(schemas, message)}")
+            name = f"structured_outputs: {kind}" if kind != _NOTHING else "tools: their calls"
+            raise ValueError(f"{name} cannot be followed: {locate_refusal(schemas, reason)}")
         return GrammarState(matcher, tokenizer.vocab_size, self._shared, GrammarBudget())
+
+
+def _matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
+    """A grammar in llguidance's format, compiled; `_refusal` says whether that failed."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(
+        step_max_items=_MAX_ITEMS_PER_TOKEN,
+        max_lexer_states=_MAX_LEXER_STATES,
+        step_lexer_fuel=_MASK_FUEL,
+        initial_lexer_fuel=_COMPILE_FUEL,
+        verbose_errors=False,
+    )
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    # The first bitmask reveals grammars that allow no token at all.
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return matcher
+
+
+def _refusal(matcher: llguidance.LLMatcher) -> str | None:
+    """Why a grammar is refused; None: it is not."""
+    return _in_words(matcher.get_error()) if matcher.is_error() else None
 
 
 def _kind_and_text(spec: StructuredOutputsParams) -> tuple[str, str]:
@@ -280,33 +292,6 @@ def _kind_and_text(spec: StructuredOutputsParams) -> tuple[str, str]:
     return kind, text
 
 
-def _frame_text(frame: AnswerFrame) -> str:
-    """A frame as llguidance's list of grammars without ``@content``; the key of the cache, too."""
-    try:
-        # Copies, because keywords that constrain nothing are removed from them.
-        schemas = [
-            {"name": name, "json_schema": prepare_schema(json.loads(json.dumps(schema)))}
-            for name, schema in frame.schemas.items()
-        ]
-        text = json.dumps([{"name": "answer", "lark_grammar": frame.lark}, *schemas])
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"tools: a schema of their parameters cannot be read: {_one_line(str(error))}") from error
-    if len(text) > _MAX_CHARACTERS:
-        raise ValueError(f"tools: they have {len(text)} characters as a grammar, expected at most {_MAX_CHARACTERS}")
-    return text
-
-
-def _framed(frame: str, content: str) -> str:
-    """A frame with the grammar of the content in llguidance's format, or "" where there is none."""
-    grammars = json.loads(frame)
-    if content.startswith("{"):
-        inner = json.loads(content)["grammars"]
-        grammars += [{**inner[0], "name": "content"}, *inner[1:]]
-    elif content:
-        grammars.append({"name": "content", "lark_grammar": content})
-    return json.dumps({"grammars": grammars})
-
-
 def _grammar(kind: str, text: str) -> str:
     """The specification in llguidance's format."""
     from llguidance import LLMatcher
@@ -327,7 +312,7 @@ def _grammar(kind: str, text: str) -> str:
             return LLMatcher.grammar_from_regex(text)
         return LLMatcher.grammar_from_lark(_lark(text))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"structured_outputs: {kind} cannot be read: {_one_line(str(error))}") from error
+        raise ValueError(f"structured_outputs: {kind} cannot be read: {one_line(str(error))}") from error
 
 
 def _lark(text: str) -> str:
@@ -356,8 +341,4 @@ def _dump(kind: str, value: Any) -> str:
 def _in_words(text: str) -> str:
     """What an error message of llguidance means, where that is known; else the message in one line."""
     meaning = next((meaning for words, meaning in _MEANINGS.items() if words in text), None)
-    return meaning or _one_line(text.replace("<non-verbose/>", ""))
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:300]
+    return meaning or one_line(text.replace("<non-verbose/>", ""))

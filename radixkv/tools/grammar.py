@@ -30,7 +30,7 @@ class AnswerFrame:
     Attributes:
         lark: a grammar in Lark's syntax, in which ``@name`` stands for JSON of the schema of that name, and ``@content`` for
             what the other structured outputs of the request describe.
-        schemas: JSON schemas by name.
+        schemas: JSON schemas by name; the title of each is the tool whose arguments it describes.
     """
 
     lark: str
@@ -73,6 +73,7 @@ class GrammarWriter:
             name: of the schema, unique in this grammar.
         """
         closed = closed_schema(schema)
+        closed["title"] = tool.name  # for errors
         closed["x-guidance"] = {"whitespace_pattern": JSON_WHITESPACE, "lenient": not tool.strict}
         self._schemas[name] = closed
         return f"@{name}"

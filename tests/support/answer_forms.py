@@ -11,7 +11,7 @@ import llguidance
 import llguidance.hf
 from support.chat_templates import TEMPLATES, make_tokenizer
 
-from radixkv.sampling.structured_output import _frame_text, _framed
+from radixkv.sampling.answer_frames import frame_text, framed
 from radixkv.tools.chat_format import CALL_FORMATS, AnswerForm, ChatFormat
 from radixkv.tools.definitions import AnswerBuilder, ParsedAnswer, ToolOptions, as_tool_options
 from radixkv.tools.pieces import AnswerPiece
@@ -85,7 +85,7 @@ class Grammar:
         assert frame is not None
         self._tokenizer = tokenizer
         vocabulary = llguidance.hf.from_tokenizer(tokenizer, n_vocab=len(tokenizer))
-        self._matcher = llguidance.LLMatcher(vocabulary, _framed(_frame_text(frame), content or ""), log_level=0)
+        self._matcher = llguidance.LLMatcher(vocabulary, framed(frame_text(frame), content or ""), log_level=0)
         assert not self._matcher.is_error(), self._matcher.get_error()
 
     def accepts(self, text: str) -> bool:

@@ -180,6 +180,38 @@ def test_a_strict_tool_is_enforced_whole_or_refused(llm: LLM) -> None:
             llm.chat(ask("Hi"), SamplingParams(max_tokens=1), **options)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "pattern": "^(?!x).*$"},  # as zod writes that of an address
+        {"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38},
+        {"type": "any"},
+        {"$ref": "https://example.com/schema.json"},
+        {"$ref": "#/$defs/missing"},
+    ],
+)
+def test_a_schema_that_cannot_be_compiled_makes_no_other_tool_unusable(
+    llm: LLM, schema: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One such tool had every request refused, by an error that did not say which tool it was."""
+
+    def options(strict: bool) -> Any:
+        parameters = {"type": "object", "properties": {"address": schema}, "required": ["address"]}
+        tool = {"type": "function", "function": {"name": "send_mail", "parameters": parameters, "strict": strict}}
+        return {"tools": [ADD, tool], "tool_choice": "required", "use_tqdm": False}
+
+    with pytest.raises(ValueError, match="tools: the parameters of 'send_mail' cannot be enforced: "):
+        llm.chat(ask("What is 3 plus 4?"), SamplingParams(max_tokens=1), **options(strict=True))
+    assert not caplog.messages
+    params = SamplingParams(temperature=0.0, max_tokens=60)
+    (output,) = llm.chat(ask("What is 3 plus 4?"), params, **options(strict=False))
+    answer = output.outputs[0].answer
+    assert answer is not None
+    assert answer.tool_calls[0].name in ("add", "send_mail")
+    (message,) = caplog.messages
+    assert message.startswith("the parameters of 'send_mail' cannot be enforced: ")
+
+
 def test_a_streamed_answer_comes_in_its_parts(llm: LLM) -> None:
     params = SamplingParams(n=2, temperature=1.0, seed=1, max_tokens=60)
     pieces: dict[int, list[AnswerPiece]] = {0: [], 1: []}

@@ -1,0 +1,74 @@
+"""Frames of whole answers, with the schemas of the tools that these may call, in llguidance's format."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from radixkv.sampling.json_schema import locate_refusal, one_line, prepare_schema
+from radixkv.tools.grammar import AnswerFrame
+
+_log = logging.getLogger(__name__)
+
+_MAX_CHARACTERS = 131_072
+
+
+def frame_text(frame: AnswerFrame) -> str:
+    """A frame as llguidance's list of grammars without ``@content``.
+
+    Raises:
+        ValueError: a schema cannot be read, or all are too large; the message names the tool.
+    """
+    schemas = [{"name": name, "json_schema": _prepared(schema)} for name, schema in frame.schemas.items()]
+    text = json.dumps([{"name": "answer", "lark_grammar": frame.lark}, *schemas])
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"tools: they have {len(text)} characters as a grammar, expected at most {_MAX_CHARACTERS}")
+    return text
+
+
+def framed(frame: str, content: str) -> str:
+    """A frame with the grammar of the content in llguidance's format, or "" where there is none."""
+    grammars = json.loads(frame)
+    if content.startswith("{"):
+        inner = json.loads(content)["grammars"]
+        grammars += [{**inner[0], "name": "content"}, *inner[1:]]
+    elif content:
+        grammars.append({"name": "content", "lark_grammar": content})
+    return json.dumps({"grammars": grammars})
+
+
+def without_refused_schemas(frame: str, refusal: Callable[[str], str | None]) -> str:
+    """A frame that leaves to the model what the compiler refuses: arguments with such a schema may be any.
+
+    Args:
+        frame: see `frame_text`.
+        refusal: why a grammar in llguidance's format is refused; None: it is not.
+
+    Raises:
+        ValueError: the schema of a strict tool is refused; the message names the tool.
+    """
+    answer, *parts = json.loads(frame)
+    for part in parts:
+        schema = part["json_schema"]
+        reason = refusal(json.dumps({"grammars": [{"json_schema": schema}]}))
+        if reason is None:
+            continue
+        problem = f"the parameters of {schema['title']!r:.200} cannot be enforced: {locate_refusal([schema], reason)}"
+        if not schema["x-guidance"]["lenient"]:
+            raise ValueError(f"tools: {problem}")
+        _log.warning("%s; they are left to the model", problem)
+        anything = {"type": "object"} if schema.get("type") == "object" else {}
+        part["json_schema"] = {**anything, "title": schema["title"], "x-guidance": schema["x-guidance"]}
+    return json.dumps([answer, *parts])
+
+
+def _prepared(schema: Any) -> Any:
+    try:
+        # A copy, because keywords that constrain nothing are removed from it.
+        return prepare_schema(json.loads(json.dumps(schema)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"tools: the parameters of {schema['title']!r:.200} cannot be read: {one_line(str(error))}"
+        ) from error
