@@ -9,6 +9,7 @@
         grammar.py      grammars that let an answer hold only valid calls
       reasoning.py      thoughts between tags
       instructions.py   tools in words, for templates that do not support them
+      system_messages.py  system messages where templates take them
     definitions.py      tools as requests describe them, answers with calls
     pieces.py           the pieces of an answer
 """

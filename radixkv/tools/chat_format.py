@@ -31,6 +31,7 @@ from radixkv.tools.names import SAME_AS, ReasoningParserName, ToolCallParserName
 from radixkv.tools.pieces import AnswerPiece
 from radixkv.tools.reasoning import MISTRAL_THINK, THINK, ReasoningState, ReasoningTags
 from radixkv.tools.source import AnswerSource, Parsing, text_until
+from radixkv.tools.system_messages import later_ones_in_user_turns
 
 CALL_FORMATS: Mapping[str, CallFormat] = MappingProxyType(
     {
@@ -73,6 +74,7 @@ class ChatFormat:
         reasoning: between which tags it thinks; None: between none.
         template_takes_tools: whether the chat template describes tools; otherwise the first message does.
         template_takes_system: whether the chat template writes a system message.
+        template_takes_later_system: whether it also writes one after a user's message; otherwise that is part of the user's.
         added_tokens: id of each text that is a token of its own.
         special_tokens: those of them that are left out of text by default.
         parsers: the names by which ``calls`` and ``reasoning`` were chosen; "auto": by the template.
@@ -82,6 +84,7 @@ class ChatFormat:
     reasoning: ReasoningTags | None
     template_takes_tools: bool
     template_takes_system: bool
+    template_takes_later_system: bool
     added_tokens: Mapping[str, int]
     special_tokens: frozenset[str]
     parsers: tuple[ToolCallParserName, ReasoningParserName]
@@ -99,8 +102,9 @@ class ChatFormat:
             calls=form,
             reasoning=tags,
             # A template whose form is not known would ask for calls in some other form than "json".
-            template_takes_tools=form is not CALL_FORMATS["json"] and _takes(tokenizer, tools=[dict(_PROBE)]),
-            template_takes_system=_takes(tokenizer, before=[{"role": "system", "content": "p"}]),
+            template_takes_tools=form is not CALL_FORMATS["json"] and _takes(tokenizer, ["user"], [dict(_PROBE)]),
+            template_takes_system=_takes(tokenizer, ["system", "user"]),
+            template_takes_later_system=_takes(tokenizer, ["user", "system", "assistant", "user"]),
             added_tokens={token.content: token_id for token_id, token in tokens.items()},
             special_tokens=frozenset(token.content for token in tokens.values() if token.special),
             parsers=(calls, reasoning),
@@ -110,6 +114,8 @@ class ChatFormat:
         self, messages: Sequence[Mapping[str, Any]], options: ToolOptions | None
     ) -> Sequence[Mapping[str, Any]]:
         """The messages as the template takes them: with tools described in words, if it does not support them."""
+        if not self.template_takes_later_system:
+            messages = later_ones_in_user_turns(messages)
         if self.template_takes_tools:
             return [self.calls.as_template_message(message) for message in messages]
         definitions = () if options is None else options.definitions
@@ -259,13 +265,14 @@ def _tags_of(template: str) -> ReasoningTags | None:
     return next((tags for tags in REASONING_TAGS.values() if tags.close in template), None)
 
 
-def _takes(tokenizer: Any, *, before: Sequence[dict[str, str]] = (), tools: list[dict[str, Any]] | None = None) -> bool:
-    """Whether the template writes something for messages before a user's, or for tools."""
-    question = {"role": "user", "content": "x"}
+def _takes(tokenizer: Any, roles: Sequence[str], tools: list[dict[str, Any]] | None = None) -> bool:
+    """Whether the template writes something for the system messages among messages of these roles, or for tools."""
+    messages = [{"role": role, "content": "x"} for role in roles]
+    others = [message for message in messages if message["role"] != "system"]
     try:
         without, with_them = (
-            tokenizer.apply_chat_template(messages, tools=given, tokenize=False, add_generation_prompt=True)
-            for messages, given in (([question], None), ([*before, question], tools))
+            tokenizer.apply_chat_template(conversation, tools=given, tokenize=False, add_generation_prompt=True)
+            for conversation, given in ((others, None), (messages, tools))
         )
     except (
         TemplateError,

@@ -347,6 +347,29 @@ def test_where_turns_are_insisted_on_an_answer_s_results_and_the_next_question_a
     serve(llm, scenario)
 
 
+_ONLY_FIRST = (
+    "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [_ONLY_FIRST, STRICT_TURNS["gemma3"]], ids=["qwen3.5", "gemma3"])
+def test_a_later_system_message_is_the_user_s_where_the_template_refuses_it(template: str) -> None:
+    """Claude Code sends one after the first question, and got 400 with every request."""
+    loaded = interface(template)
+    system, later = ({"role": "system", "content": text} for text in ("Be brief.", "Be kind."))
+    answer = {"role": "assistant", "content": "Hello"}
+    chat = [system, *ask("Hi"), later, answer, later, *ask("Go on"), *ask("now")]
+    joined = [system, *ask("Hi\n\nBe kind."), answer, *ask("Be kind.\n\nGo on\n\nnow")]
+    assert render_chat(chat, loaded) == render_chat(joined, loaded)
+
+
+def test_a_later_system_message_stays_one_where_the_template_writes_it(llm: LLM) -> None:
+    later = {"role": "system", "content": "Be kind."}
+    assert "<|im_start|>system\nBe kind.<|im_end|>" in render_chat([*ask("Hi"), later], llm.engine.loaded)
+
+
 def test_where_there_is_no_system_message_the_first_question_describes_tools() -> None:
     tools = as_tool_options([ADD], None, None)
     of_gemma2, of_gemma3 = (interface(STRICT_TURNS[name]) for name in ("gemma2", "gemma3"))
