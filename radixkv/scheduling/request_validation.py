@@ -57,7 +57,7 @@ def validate_prompt(
         if model_length > max_model_len:
             bound = f"; the model allows {model_length}, and memory has no room for them: {_MORE_BLOCKS}"
         raise PromptTooLongError(
-            f"prompt_token_ids: {tokens.size} tokens; a sequence has at most {max_model_len}, "
+            f"prompt_token_ids: {tokens.size} tokens > {max_model_len - 1} maximum; a sequence has at most {max_model_len}, "
             f"of which at least one is to be generated{bound}"
         )
     return tokens

@@ -90,15 +90,16 @@ class Service:
         """Refuse texts that cannot fit into the model, before they are tokenized.
 
         Raises:
-            PromptTooLongError: with the number of characters and the model's length.
+            PromptTooLongError: with the least number of tokens and the model's length.
         """
         self.check_num_tokens(name, sum(1 for text in texts if text), "texts")
         num_characters = sum(len(text) for text in texts)
         max_model_len = self.llm.loaded.max_model_len
-        if num_characters > max_model_len * self.max_token_characters:
+        num_tokens = -(-num_characters // self.max_token_characters)
+        if num_tokens > max_model_len:
             raise PromptTooLongError(
-                f"{name}: {num_characters} characters cannot fit into the model's {max_model_len} tokens of at most "
-                f"{self.max_token_characters} characters; texts longer than that are not truncated either"
+                f"{name}: at least {num_tokens} tokens > {max_model_len} maximum: {num_characters} characters, and a token "
+                f"has at most {self.max_token_characters}; texts longer than that are not truncated either"
             )
 
     def check_chat_length(

@@ -40,7 +40,7 @@ def test_a_smaller_pool_is_of_the_same_generation_and_shortens_what_is_asked_for
         assert llm._bounded(SAMPLED, Prompt([1] * 59)).max_tokens == 1
         at_least = SamplingParams(max_tokens=90, min_tokens=70)  # which one server answers as far as there is room, too
         assert llm._bounded(at_least, Prompt([1] * 10)).min_tokens == 50
-        with pytest.raises(PromptTooLongError, match="60 tokens; a sequence has at most 60"):
+        with pytest.raises(PromptTooLongError, match="60 tokens > 59 maximum; a sequence has at most 60"):
             await llm.submit([Prompt([1] * 60)], SAMPLED)
         assert llm.num_unfinished == 0
         await replicas.close()

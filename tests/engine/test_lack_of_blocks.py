@@ -22,7 +22,11 @@ from radixkv.prompts import Prompt
         ([[3], [4, 5]], GREEDY, "prompt_token_ids: expected a list of token ids"),
         ([VOCAB_SIZE], GREEDY, f"{VOCAB_SIZE} is outside the vocabulary"),
         ([-1], GREEDY, "-1 is outside"),
-        ([3] * 65, GREEDY, "65 tokens; a sequence has at most 65, of which at least one is to be generated"),
+        (
+            [3] * 65,
+            GREEDY,
+            "65 tokens > 64 maximum; a sequence has at most 65, of which at least one is to be generated",
+        ),
         ([3], SamplingParams(n=9), "n: expected at most max_num_seqs=8 sequences, got 9"),
         ([3], BeamSearchParams(9, 4), "beam_width: expected at most max_num_seqs=8"),
         ([3], BeamSearchParams(7, 4), "beam_width: expected at most max_num_batched_tokens=6, .* got 7"),

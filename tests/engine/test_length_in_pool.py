@@ -109,7 +109,9 @@ def test_a_prompt_may_leave_room_for_one_token_and_not_for_none() -> None:
     llm = make()
     output = answer(llm, list(range(3, 3 + LENGTH - 1)))
     assert (len(output.token_ids), output.finish_reason) == (1, "length")
-    with pytest.raises(PromptTooLongError, match=f"{LENGTH} tokens; a sequence has at most {LENGTH}"):
+    with pytest.raises(
+        PromptTooLongError, match=f"{LENGTH} tokens > {LENGTH - 1} maximum; a sequence has at most {LENGTH}"
+    ):
         answer(llm, list(range(3, 3 + LENGTH)))
 
 

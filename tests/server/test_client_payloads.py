@@ -234,7 +234,7 @@ def test_a_text_that_no_tokens_of_the_model_can_hold_is_refused_even_if_it_is_to
             body = {"prompt": "a" * num_characters, "truncate_prompt_tokens": 5, "max_tokens": 1}
             answer = await post(client, "/v1/completions", body, status)
         message = (
-            f"prompt: {num_characters} characters cannot fit into the model's 16 tokens of at most {length} characters"
+            f"prompt: at least 17 tokens > 16 maximum: {num_characters} characters, and a token has at most {length}"
         )
         assert answer["error"]["message"].startswith(f"{message}; texts longer than that are not truncated")
 

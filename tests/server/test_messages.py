@@ -6,6 +6,7 @@ Anthropic's package takes seven seconds to import, so only the process that runs
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from typing import Any
 
@@ -241,6 +242,11 @@ def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:
             status, kind, message = await error(**fields)
             assert (status, kind) == (400, "invalid_request_error")
             assert named in message
+        for length in (9000, 4_000_000):
+            _, _, message = await error(messages=[{"role": "user", "content": "a " * length}])
+            found = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", message)  # as Claude Code does
+            assert found
+            assert int(found[1]) > int(found[2])
 
     serve(llm, scenario, tenants=Tenants(["ann"]))
 

@@ -150,7 +150,7 @@ def test_a_file_of_prompts_is_refused_before_anything_is_computed(tmp_path: Path
             ({"messages": [[message], [message]]}, "messages: expected one conversation, got 2$"),
             ({"prompt": PROMPT, "cache_salt": 5}, "cache_salt: expected a text that is not empty, got 5$"),
             ({"prompt": PROMPT, "cache_salt": ""}, "cache_salt: expected a text that is not empty, got ''$"),
-            ("word " * 600, "prompt_token_ids: 601 tokens; a sequence has at most 401, "),
+            ("word " * 600, "prompt_token_ids: 601 tokens > 400 maximum; a sequence has at most 401, "),
             ("A", "prompt_token_ids: a prompt of length 1 is shorter than a block of 4 tokens, and cannot be stored$"),
         ):
             file.write_text(f'{json.dumps(PROMPT)}\n{json.dumps(content)}\n"last"\n')

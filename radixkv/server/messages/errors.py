@@ -118,6 +118,7 @@ def _rewritten(status: int, body: bytes) -> bytes:
         error = ErrorBody.model_validate_json(body).error
     except ValidationError:
         return as_messages_error(status, body.decode(errors="replace")).model_dump_json().encode()
-    # Anthropic's errors have no code: by these words clients know that they are to shorten the conversation.
+    # Anthropic's errors have no code: by these words clients know that they are to shorten the conversation, and by the
+    # "N tokens > M maximum" that follows by how much.
     opening = "prompt is too long: " if error.code == "context_length_exceeded" else ""
     return as_messages_error(status, f"{opening}{error.message}", error.param).model_dump_json().encode()
