@@ -33,13 +33,15 @@ def one_of_types(what: str, types: Collection[str], default: str | None = None) 
     Args:
         what: the plural of what it is, for the error.
         types: those that are supported.
-        default: of an object without a ``type``; None: it must have one.
+        default: of an object whose ``type`` is missing or null; None: it must have one.
     """
 
     def check(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        kind = value.get("type", default)
+        kind = value.get("type")
+        if kind is None:
+            kind = default
         if kind not in types:
             raise PydanticCustomError(
                 "type_not_supported",

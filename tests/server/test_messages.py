@@ -229,7 +229,10 @@ def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:
                 {"messages": [QUESTION, {"role": "assistant", "content": [USE]}]},
                 "messages: the last message ends in tool calls, not in text",
             ),
-            ({"tools": [{"type": "bash_20250124", "name": "bash", "input_schema": {}}]}, "type: not supported"),
+            (
+                {"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}]},
+                "tools.0: tools of type 'web_search_20250305' are not supported, only custom",
+            ),
             ({"tools": [{"name": "a b", "input_schema": {"type": "object"}}]}, "tools.0.name: "),
             ({"tool_choice": {"type": "tool"}}, "tool_choice"),
             ({"tool_choice": {"type": "any"}}, "tool_choice: 'any' needs tools, and there are none"),

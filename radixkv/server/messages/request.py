@@ -11,7 +11,7 @@ from radixkv.server.not_supported import Only
 from radixkv.server.protocol import MAX_STOP_STRINGS, StopString
 from radixkv.server.strict import StrictModel
 from radixkv.server.tool_protocol import MAX_TOOLS, FunctionName
-from radixkv.server.unions import TextOr
+from radixkv.server.unions import TextOr, one_of_types
 
 
 class MessageParam(StrictModel):
@@ -21,19 +21,22 @@ class MessageParam(StrictModel):
     content: TextOr[Annotated[list[Block], Field(max_length=MAX_BLOCKS)]]
 
 
-class Tool(StrictModel):
+class CustomTool(StrictModel):
     """A tool that the client carries out; the server has none of its own."""
 
+    type: Literal["custom"]
     name: FunctionName
     input_schema: dict[str, Any]
     description: str | None = None
-    type: Only[Literal["custom"] | None] = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None  # arguments are always streamed as they are generated
     defer_loading: Only[Literal[False] | None] = None
     allowed_callers: Only[list[Literal["direct"]] | None] = None
     input_examples: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
+
+
+Tool = Annotated[CustomTool, one_of_types("tools", ("custom",), default="custom")]
 
 
 class ToolChoice(StrictModel):
