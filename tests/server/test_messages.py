@@ -23,6 +23,8 @@ from radixkv.server.tenants import Tenants
 from radixkv.tools.pieces import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 QUESTION = {"role": "user", "content": "Name three colours."}
+TEXT = {"type": "text", "text": "What is this?"}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
 RESULT = {"type": "tool_result", "tool_use_id": "one"}
 USE = {"type": "tool_use", "id": "one", "name": "f", "input": {}}
 BODY: dict[str, Any] = {"model": "model", "max_tokens": 12, "temperature": 0, "messages": [QUESTION]}
@@ -213,13 +215,16 @@ def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:
         for fields, named in [
             ({"max_tokens": None}, "max_tokens"),
             ({"messages": []}, "messages"),
-            ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
+            (
+                {"messages": [QUESTION, {"role": "user", "content": [TEXT, IMAGE]}]},
+                "messages.1.content.1.image: expected text, which is all that this model reads",
+            ),
             ({"messages": [{"role": "user", "content": []}]}, "at least one with content"),
             ({"messages": [{"role": "user", "content": "a " * 9000}]}, "prompt is too long: messages: "),
             ({"messages": [{"role": "assistant", "content": ""}]}, "at least one with content"),
             (
-                {"messages": [{"role": "user", "content": [{**RESULT, "content": [{"type": "image", "source": {}}]}]}]},
-                "messages.0.content.0.content.0: content blocks of type 'image' are not supported, only text",
+                {"messages": [{"role": "user", "content": [{**RESULT, "content": [{"type": "audio"}]}]}]},
+                "messages.0.content.0.content.0: content blocks of type 'audio' are not supported, only text, image",
             ),
             (
                 {"messages": [QUESTION, {"role": "assistant", "content": [{"type": "text", "text": "I look."}, USE]}]},
@@ -446,6 +451,21 @@ def test_conversations_that_differ_in_their_billing_header_share_the_rest(llm: L
         assert (second["input_tokens"], second["cache_read_input_tokens"]) == (1, num_prompt - 1)
 
     serve(llm, scenario)
+
+
+def test_notes_stand_for_images_and_documents_that_a_tool_returned() -> None:
+    """One image that an agent had read made every later request of its conversation fail."""
+    document = {
+        "type": "document",
+        "source": {"type": "text", "data": "x"},
+        "title": "T",
+        "citations": {"enabled": True},
+    }
+    result = {**RESULT, "content": [TEXT, IMAGE, {**document, "cache_control": {"type": "ephemeral"}}]}
+    (message,) = chat_of(messages=[{"role": "user", "content": [result]}])["messages"]
+    assert message["content"] == (
+        "What is this?\n[image left out: this model reads text only]\n[document left out: this model reads text only]"
+    )
 
 
 def test_pieces_become_blocks_and_their_events() -> None:

@@ -41,7 +41,26 @@ class ToolUseBlock(StrictModel):
     toolset_name: Only[None] = None
 
 
-ResultPart = Annotated[TextBlock, one_of_types("content blocks", ("text",))]
+class MediaBlock(StrictModel):
+    """An image or a document. In a tool's result, which its user cannot change, a note stands for it."""
+
+    type: Literal["image", "document"]
+    source: dict[str, Any]
+    title: str | None = None
+    context: str | None = None
+    citations: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
+
+    @property
+    def text(self) -> str:
+        """The note."""
+        return f"[{self.type} left out: this model reads text only]"
+
+
+ResultPart = Annotated[
+    Annotated[TextBlock | MediaBlock, Field(discriminator="type")],
+    one_of_types("content blocks", ("text", "image", "document")),
+]
 
 
 class ToolResultBlock(StrictModel):
@@ -74,7 +93,10 @@ class RedactedThinkingBlock(StrictModel):
 
 Block = Annotated[
     Annotated[
-        TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock, Field(discriminator="type")
+        TextBlock | MediaBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
+        Field(discriminator="type"),
     ],
-    one_of_types("content blocks", ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")),
+    one_of_types(
+        "content blocks", ("text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document")
+    ),
 ]

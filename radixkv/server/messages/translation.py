@@ -11,6 +11,7 @@ from typing import Any
 from radixkv.server.messages.blocks import (
     Block,
     CacheControl,
+    MediaBlock,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
@@ -120,8 +121,13 @@ def _as_messages(body: CountTokensRequest) -> tuple[list[Mapping[str, Any]], lis
             turns.add_text("system", text_block.text)
         marks.add(text_block.cache_control, turns)
     last_mark: CacheControl | None = None
-    for message in body.messages:
-        for block in _blocks(message):
+    for index, message in enumerate(body.messages):
+        for number, block in enumerate(_blocks(message)):
+            if isinstance(block, MediaBlock):
+                # Anthropic's path: by it, Claude Code finds the block that it is to leave out.
+                raise ValueError(
+                    f"messages.{index}.content.{number}.{block.type}: expected text, which is all that this model reads"
+                )
             _add_block(turns, message.role, block)
             marks.add(block.cache_control, turns)
             last_mark = block.cache_control
