@@ -12,5 +12,10 @@ from radixkv.server.encoded import encode
 async def named_events(events: AsyncIterator[BaseModel]) -> AsyncGenerator[bytes, None]:
     """Events as they are sent; each model has a field ``type``."""
     async for event in events:
-        kind: str = event.type  # type: ignore[attr-defined]
-        yield b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(event))
+        yield named_event(event)
+
+
+def named_event(event: BaseModel) -> bytes:
+    """An event as it is sent; the model has a field ``type``."""
+    kind: str = event.type  # type: ignore[attr-defined]
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(event))

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from radixkv.outputs import RequestMetrics
 from radixkv.server.encoded import encode
 from radixkv.server.errors import ApiError, as_api_error
+from radixkv.server.keep_alive import COMMENT, SECONDS_OF_SILENCE, KeepAlive
 from radixkv.server.protocol import Usage
 
 _T = TypeVar("_T")
@@ -61,14 +62,34 @@ class JsonResponse(Response):
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events; when the client disconnects, the iteration that produces them is closed."""
+    """Server-sent events; when the client disconnects, the iteration that produces them is closed.
+
+    Args:
+        sign_of_life: what is sent after each ``seconds_of_silence``.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], answers: Answers) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        answers: Answers,
+        sign_of_life: bytes,
+        seconds_of_silence: float = SECONDS_OF_SILENCE,
+    ) -> None:
         self._events = events
         self._answers = answers
+        self._sign_of_life = sign_of_life
+        self._seconds_of_silence = seconds_of_silence
         super().__init__(self._events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def stream_response(self, send: Send) -> None:
+        stream = KeepAlive(send, self._sign_of_life, self._seconds_of_silence)
+        signs = asyncio.ensure_future(stream.run())
+        try:
+            await super().stream_response(stream.send)
+        finally:
+            signs.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -95,18 +116,20 @@ async def respond(
     writer: ResponseWriter[_A],
     stream: bool,
     as_events: Callable[[AsyncIterator[BaseModel]], AsyncGenerator[bytes, None]] = _server_sent_events,
+    sign_of_life: bytes = COMMENT,
 ) -> Response:
     """The response to a request whose prompts were submitted; when it ends, all of them have left the engine.
 
     Args:
         as_events: writes the chunks of a stream as server-sent events.
+        sign_of_life: what a stream sends while there is no chunk, as long as the prompt is computed, for example.
 
     Raises:
         Exception: with ``stream=False``, the error that ended the generation early.
     """
     request.state.generation = answers
     if stream:
-        return EventStream(as_events(writer.chunks(answers)), answers)
+        return EventStream(as_events(writer.chunks(answers)), answers, sign_of_life)
     try:
         return JsonResponse(await cancel_on_disconnect(request, writer.full_response(answers)))
     finally:

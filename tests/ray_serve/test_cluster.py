@@ -149,7 +149,7 @@ async def answer(http: httpx.AsyncClient, number: int, max_tokens: int, begun: a
         async for line in response.aiter_lines():
             data = line.removeprefix("data: ")
             done = data == "[DONE]"
-            if data and not done:
+            if line.startswith("data: ") and not done:
                 event = json.loads(data)
                 assert "error" not in event, event
                 text += "".join(choice["text"] for choice in event["choices"])

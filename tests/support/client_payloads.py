@@ -15,7 +15,7 @@ async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any], statu
     response = await client.post(path, json=body)
     assert response.status_code == status, response.text
     if body.get("stream"):
-        events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+        events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
         assert events.pop() == "[DONE]"
         return [json.loads(event) for event in events]
     return response.json()

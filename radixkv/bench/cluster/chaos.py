@@ -137,7 +137,7 @@ class _Chaos:
                 data = line.removeprefix("data: ")
                 if data == "[DONE]":
                     done = True
-                elif data:
+                elif line.startswith("data: "):
                     event = json.loads(data)
                     if "error" in event:
                         raise ValueError(str(event["error"]))

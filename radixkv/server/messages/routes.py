@@ -13,10 +13,11 @@ from radixkv.server.chat_messages import as_messages
 from radixkv.server.errors import ERROR_STATUSES, client_errors
 from radixkv.server.messages.errors import MessagesError
 from radixkv.server.messages.objects import MessageObject, TokenCount
+from radixkv.server.messages.output import Ping
 from radixkv.server.messages.request import CountTokensRequest, MessagesRequest
 from radixkv.server.messages.translation import FIELD_NAMES, as_chat_request
 from radixkv.server.messages.writer import MessageWriter
-from radixkv.server.named_events import named_events
+from radixkv.server.named_events import named_event, named_events
 from radixkv.server.respond import cancel_on_disconnect, respond
 from radixkv.server.service import Service, new_id
 from radixkv.server.translated_chat import translate
@@ -43,7 +44,7 @@ def message_routes(service: Service) -> APIRouter:
         )
         events = await cancel_on_disconnect(request, starting)
         writer = MessageWriter(message_id, service.model_name)
-        return await respond(request, events, writer, bool(body.stream), named_events)
+        return await respond(request, events, writer, bool(body.stream), named_events, named_event(Ping()))
 
     @router.post("/count_tokens")
     async def count_tokens(body: CountTokensRequest, tenant: CurrentTenant) -> TokenCount:

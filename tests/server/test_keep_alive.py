@@ -1,0 +1,41 @@
+"""A stream whose answer does not come shows that it lives, in each protocol's way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from radixkv.server.respond import EventStream
+
+
+@pytest.mark.parametrize("sign", [b": keep-alive\n\n", b'event: ping\ndata: {"type":"ping"}\n\n'])
+def test_a_silent_stream_sends_signs_of_life_until_its_events_come(sign: bytes) -> None:
+    async def scenario() -> None:
+        alive = asyncio.Event()
+        sent: list[dict[str, Any]] = []
+
+        async def events() -> AsyncGenerator[bytes, None]:
+            await alive.wait()
+            yield b"data: x\n\n"
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if [each.get("body") for each in sent].count(sign) == 2:
+                alive.set()
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        answers: Any = SimpleNamespace(close=lambda: None)
+        response = EventStream(events(), answers, sign, seconds_of_silence=0.001)
+        await asyncio.wait_for(response({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send), 600)
+        start, *parts, end = sent
+        assert start["type"] == "http.response.start"
+        assert [part["body"] for part in parts if part["body"] != sign] == [b"data: x\n\n"]
+        assert end == {"type": "http.response.body", "body": b"", "more_body": False}
+
+    asyncio.run(scenario())
