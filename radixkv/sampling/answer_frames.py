@@ -12,7 +12,8 @@ from radixkv.tools.grammar import AnswerFrame
 
 _log = logging.getLogger(__name__)
 
-_MAX_CHARACTERS = 131_072
+# 256 tools of a coding agent have 290,000. Compiling the worst that is allowed takes 3 s, in which others run.
+_MAX_CHARACTERS = 327_680
 
 
 def frame_text(frame: AnswerFrame) -> str:

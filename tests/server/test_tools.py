@@ -167,7 +167,7 @@ def test_histories_as_clients_send_them(http: httpx.Client) -> None:
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
         ({"tools": [ADD, ADD]}, "tools"),
-        ({"tools": [ADD] * 129}, "tools"),
+        ({"tools": [ADD] * 257}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": 5}}}]}, "tools"),
         (

@@ -213,3 +213,17 @@ def test_content_and_calls_are_alternatives(markers: bool) -> None:
     assert grammar.accepts("yes")
     assert grammar.accepts(CALL_FORMATS["hermes"].write_calls(CALLS))
     assert not grammar.begins("maybe")
+
+
+def test_as_many_tools_as_an_agent_of_many_servers_has_are_one_grammar() -> None:
+    """120 of Claude Code's size had more characters than a grammar could."""
+    properties = {f"argument_{number}": {"type": "string", "description": "d" * 120} for number in range(5)}
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{number}", "parameters": {"properties": properties}}}
+        for number in range(256)
+    ]
+    tokenizer = make_tokenizer(TEMPLATES["hermes"])
+    form = ChatFormat.of(tokenizer).answer_form("", options("required", tools=tools))
+    assert form is not None
+    call = CALL_FORMATS["hermes"].write_calls([("tool_255", {"argument_0": "x"})])
+    assert Grammar(form, tokenizer).accepts(call)
