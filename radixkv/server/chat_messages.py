@@ -16,7 +16,7 @@ from radixkv.server.unions import one_of_types
 _MAX_MESSAGES = 4096
 
 
-class CacheControl(StrictModel):
+class IgnoredCacheControl(StrictModel):
     """Clients for several services mark with it what to cache; here all is cached.
 
     Only `prompt_cache_breakpoint` keeps it cached, too.
@@ -31,7 +31,7 @@ class TextPart(StrictModel):
 
     type: Literal["text"]
     text: str
-    cache_control: CacheControl | None = None
+    cache_control: IgnoredCacheControl | None = None
     prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
