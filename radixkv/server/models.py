@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from radixkv import __version__
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.errors import ERROR_STATUSES, ApiError, ErrorBody
-from radixkv.server.messages.errors import MessagesError
+from radixkv.server.messages.errors import MessagesError, is_anthropic_s_client
 from radixkv.server.messages.objects import ModelInfo, ModelInfoPage
 from radixkv.server.service import Service
-
-# A header of all requests of Anthropic's clients; it tells them from OpenAI's, which ask for models at the same address.
-_AnthropicVersion = Annotated[str | None, Header()]
 
 
 class Model(BaseModel):
@@ -66,22 +63,18 @@ def model_routes(service: Service) -> APIRouter:
     }
 
     @router.get("/v1/models", tags=["models"], responses=errors)
-    async def list_models(
-        tenant: CurrentTenant, anthropic_version: _AnthropicVersion = None
-    ) -> ModelList | ModelInfoPage:
+    async def list_models(request: Request, tenant: CurrentTenant) -> ModelList | ModelInfoPage:
         """The models that can be requested; in Anthropic's form for its clients."""
         names = service.model_names
-        if anthropic_version is None:
+        if not is_anthropic_s_client(request.headers):
             return ModelList(data=[model(name) for name in names])
         return ModelInfoPage(data=[model_info(name) for name in names], first_id=names[0], last_id=names[-1])
 
     @router.get("/v1/models/{name:path}", tags=["models"], responses=errors)
-    async def get_model(
-        name: str, tenant: CurrentTenant, anthropic_version: _AnthropicVersion = None
-    ) -> Model | ModelInfo:
+    async def get_model(name: str, request: Request, tenant: CurrentTenant) -> Model | ModelInfo:
         """One model; in Anthropic's form for its clients."""
         service.check_model(name)
-        return model(name) if anthropic_version is None else model_info(name)
+        return model_info(name) if is_anthropic_s_client(request.headers) else model(name)
 
     @router.get("/version", tags=["observation"])
     async def version() -> Version:

@@ -70,7 +70,7 @@ class MessagesErrors:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _is_for_anthropic_s_client(scope):
+        if scope["type"] != "http" or not _has_anthropic_s_form(scope):
             await self._app(scope, receive, send)
             return
         start: Message | None = None
@@ -104,11 +104,16 @@ class MessagesErrors:
             await as_api_error(error).response()(scope, receive, rewriting_send)
 
 
-def _is_for_anthropic_s_client(scope: Scope) -> bool:
-    """Whether a response has Anthropic's form: always in the Messages API, and for /v1/models if the client says so."""
+def is_anthropic_s_client(headers: Headers) -> bool:
+    """Whether Anthropic's client sent a request; OpenAI's, without this header, asks for models at the same address."""
+    return "anthropic-version" in headers
+
+
+def _has_anthropic_s_form(scope: Scope) -> bool:
+    """Whether a response has that form: always in the Messages API, and for /v1/models where Anthropic's client asks."""
     path = f"{scope['path']}/"
     return path.startswith("/v1/messages/") or (
-        path.startswith("/v1/models/") and "anthropic-version" in Headers(scope=scope)
+        path.startswith("/v1/models/") and is_anthropic_s_client(Headers(scope=scope))
     )
 
 
