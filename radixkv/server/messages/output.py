@@ -78,9 +78,9 @@ class BlockStop(BaseModel):
 
 
 class StopDelta(BaseModel):
-    """Why the message ended."""
+    """Why the message ended; null while it has not."""
 
-    stop_reason: StopReason
+    stop_reason: StopReason | None
     stop_sequence: str | None
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from radixkv.server.chat_events import ChatEvent, ChatEvents
 from radixkv.server.errors import as_api_error
 from radixkv.server.messages.errors import as_messages_error
-from radixkv.server.messages.objects import CacheCreation, MessageObject, MessageUsage, StopReason
+from radixkv.server.messages.objects import CacheCreation, MessageObject, MessageUsage
 from radixkv.server.messages.output import MessageContent, MessageDelta, MessageStart, MessageStop, Ping, StopDelta
 from radixkv.server.prompt_caching import SECONDS
 
@@ -21,16 +21,15 @@ class MessageWriter:
     def __init__(self, message_id: str, model_name: str) -> None:
         self._id = message_id
         self._model_name = model_name
+        self._stop = StopDelta(stop_reason=None, stop_sequence=None)
 
     async def full_response(self, events: ChatEvents) -> MessageObject:
         """The whole message."""
         content = MessageContent()
-        stop = StopDelta(stop_reason="end_turn", stop_sequence=None)
         async with aclosing(self._grow(events, content)) as stream:
-            async for event in stream:
-                if isinstance(event, MessageDelta):
-                    stop = event.delta
-        return self._message(content, stop.stop_reason, stop.stop_sequence, self._usage(events))
+            async for _ in stream:
+                pass
+        return self._message(events, content)
 
     async def chunks(self, events: ChatEvents) -> AsyncGenerator[BaseModel, None]:
         """The message's events. The first ones come when the prompt is computed: they say how much of it was cached."""
@@ -49,7 +48,7 @@ class MessageWriter:
             async for part in parts:
                 if last is None:
                     await events.wait_until_kept()  # the first event says how much
-                    yield MessageStart(message=self._message(MessageContent(), None, None, self._usage(events)))
+                    yield MessageStart(message=self._message(events, MessageContent()))
                     yield Ping()
                 last = part
                 for piece in part.pieces:
@@ -58,19 +57,18 @@ class MessageWriter:
         for event in content.end():
             yield event
         assert last is not None
-        yield MessageDelta(delta=_stop(last), usage=self._usage(events))
+        self._stop = _stop(last)
+        yield MessageDelta(delta=self._stop, usage=self._usage(events))
         yield MessageStop()
 
-    def _message(
-        self, content: MessageContent, stop_reason: StopReason | None, stop_sequence: str | None, usage: MessageUsage
-    ) -> MessageObject:
+    def _message(self, events: ChatEvents, content: MessageContent) -> MessageObject:
         return MessageObject(
             id=self._id,
             model=self._model_name,
             content=content.blocks,
-            stop_reason=stop_reason,
-            stop_sequence=stop_sequence,
-            usage=usage,
+            stop_reason=self._stop.stop_reason,
+            stop_sequence=self._stop.stop_sequence,
+            usage=self._usage(events),
         )
 
     def _usage(self, events: ChatEvents) -> MessageUsage:
