@@ -18,6 +18,7 @@ from functools import partial
 from typing import Literal
 
 from radixkv.outputs import CompletionOutput, PromptLogprobs, RequestMetrics
+from radixkv.prompts import Prompt
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.chat_messages import as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
@@ -99,15 +100,12 @@ async def start_chat(
     with client_errors(body.request_field_names):
         if body.top_logprobs and not body.logprobs:
             raise ValueError("top_logprobs: only for logprobs=true")
-        tools = body.tool_options
-        messages = as_messages(body.messages)
-        service.check_chat_length(body.messages, tools, body.chat_template_kwargs)
         if body.prediction is not None:
             service.check_length("prediction", body.prediction.text)
         breakpoints = body.breakpoints if breakpoints is None else breakpoints
         timers = [RequestTimer(service.metrics, deadlines.arrival)]
         async with deadlines.before_admission(timers):
-            prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages, tools), tenant=tenant.name)
+            prompt = await chat_prompt(service, body, tenant)
         prompt = service.with_cache_options(prompt, body, tenant)
         if body.prompt_cache_options is not None and not body.prompt_cache_options.allows(breakpoints):
             prompt = replace(prompt, read_cache=False, write_cache=False)
@@ -126,6 +124,19 @@ async def start_chat(
         keeper = PrefixKeeper(service.llm, tenant.name, body, breakpoints, prompt)
         reasoning_tokens = ReasoningTokens(service.token_texts.bytes_of)
         return ChatEvents(generation, prompt.answer_form, keeper, deadlines, reasoning_tokens)
+
+
+async def chat_prompt(service: Service, body: ChatCompletionRequest, tenant: Tenant) -> Prompt:
+    """The prompt of a request, as the chat template writes it.
+
+    Raises:
+        PromptTooLongError: its texts cannot fit into the model.
+        TypeError, ValueError: the choice of tools is impossible, or what `ChatCompletionRequest.as_prompt` raises.
+    """
+    tools = body.tool_options
+    service.check_chat_length(body.messages, tools, body.chat_template_kwargs)
+    write = partial(body.as_prompt, as_messages(body.messages), tools)
+    return await service.llm.run_tokenizer(write, tenant=tenant.name)
 
 
 class ChatEvents:

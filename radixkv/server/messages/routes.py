@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixkv.server.authentication import CurrentTenant
-from radixkv.server.chat_events import start_chat
-from radixkv.server.chat_messages import as_messages
+from radixkv.server.chat_events import chat_prompt, start_chat
 from radixkv.server.errors import ERROR_STATUSES, client_errors
 from radixkv.server.messages.errors import MessagesError
 from radixkv.server.messages.objects import MessageObject, TokenCount
@@ -30,7 +27,6 @@ def message_routes(service: Service) -> APIRouter:
         tags=["generation"],
         responses={code: {"model": MessagesError} for code in ERROR_STATUSES},
     )
-    llm = service.llm
 
     @router.post("", response_model=MessageObject)
     async def message(body: MessagesRequest, request: Request, tenant: CurrentTenant) -> Response:
@@ -53,9 +49,7 @@ def message_routes(service: Service) -> APIRouter:
         with client_errors():
             chat = translate(as_chat_request(body)[0], FIELD_NAMES)
         with client_errors(chat.request_field_names):
-            messages, tools = as_messages(chat.messages), chat.tool_options
-            service.check_chat_length(chat.messages, tools, chat.chat_template_kwargs)
-            prompt = await llm.run_tokenizer(partial(chat.as_prompt, messages, tools), tenant=tenant.name)
+            prompt = await chat_prompt(service, chat, tenant)
         return TokenCount(input_tokens=len(prompt.token_ids))
 
     return router
