@@ -349,7 +349,15 @@ class Engine:
         """
         if self.tiers is not None:
             self.tiers.write_hot(seconds_left)
-        self._open_cache.close(max(_QUEUE_SECONDS, seconds_left()))
+        self.close(seconds_left())
+
+    def close(self, grace_seconds: float = 0.0) -> None:
+        """Close the tiers and the publisher; of what is cached, only what is queued for the tiers is written.
+
+        Args:
+            grace_seconds: for writing that, if it is more than the few seconds that there are in any case.
+        """
+        self._open_cache.close(max(_QUEUE_SECONDS, grace_seconds))
 
     def clear(self, selection: NamespaceSelection) -> Cleared:
         """Forget what is cached for the selected namespaces, in tiers too, except what running requests use."""

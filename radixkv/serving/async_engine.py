@@ -22,7 +22,7 @@ from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare
-from radixkv.serving.engine_thread import EngineThread, StepResult, refuse_in_use
+from radixkv.serving.engine_thread import EngineThread, StepResult, is_in_use, refuse_in_use
 from radixkv.serving.heartbeat import Heartbeat
 from radixkv.serving.request_intake import RequestIntake
 from radixkv.serving.request_stream import RequestStream
@@ -349,6 +349,8 @@ class AsyncEngine:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_seconds)
         self._cut_short = self._cut_short or bool(self._streams)
+        if self._loop is None and not (self._has_ended or self.abandoned or is_in_use(self._engine)):
+            self._start()  # one that was never used holds its tiers, too
         if self._loop is not None and not self.abandoned:
             left = max(0.0, write_until - time.monotonic())
             await asyncio.shield(asyncio.wrap_future(self._engine_thread.stop(left)))

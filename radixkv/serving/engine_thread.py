@@ -72,6 +72,11 @@ class _Abort:
     request_id: str
 
 
+def is_in_use(engine: Engine) -> bool:
+    """Whether a thread runs an engine, or an `LLM` has unfinished requests in it."""
+    return engine.thread is not None or engine.has_unfinished_requests
+
+
 def refuse_in_use(engine: Engine) -> None:
     """Raise unless a thread may begin to run an engine.
 
@@ -190,6 +195,8 @@ class EngineThread:
         self._heartbeat.rest()
         try:
             self._close(reason, updates, death)
+            if death is not None:
+                engine.close()
         finally:
             engine.thread = None
             self._ended.set_result(None)  # whatever happens: whoever stops the thread waits for this

@@ -196,6 +196,38 @@ def test_leaving_the_block_writes_what_is_cached(tmp_path: Path) -> None:
     assert output.metrics.loaded_tokens == {"disk": (len(prompt["prompt_token_ids"]) - 1) // 4 * 4}
 
 
+def test_an_engine_that_was_never_used_gives_its_disk_back(tmp_path: Path) -> None:
+    """It kept the lock of the folder, and its threads, until it was collected."""
+
+    async def main() -> None:
+        llm = AsyncLLM(tiny(disk_cache=tmp_path))
+        for _ in range(2):
+            assert await llm.shutdown()
+        async with AsyncLLM(tiny(disk_cache=tmp_path)):
+            pass
+        tiny(disk_cache=tmp_path).shutdown()
+
+    asyncio.run(asyncio.wait_for(main(), HANGING))
+
+
+@pytest.mark.usefixtures("loads_are_worth_it")
+def test_a_dead_engine_gives_its_disk_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the process ended, nothing else could write there. What is cached may be why it died, and is not written."""
+    offline, (prompt,) = tiny(disk_cache=tmp_path), prompts(1)
+
+    async def main() -> None:
+        llm = AsyncLLM(offline)
+        await tokens_of(llm, prompt)
+        monkeypatch.setattr(offline.engine, "step", raising_at(1, ZeroDivisionError("planted"), offline.engine.step))
+        with pytest.raises(EngineDeadError, match="planted"):
+            await tokens_of(llm, prompt)
+        await llm.shutdown(HANGING)
+
+    asyncio.run(asyncio.wait_for(main(), HANGING))
+    with tiny(disk_cache=tmp_path) as llm:
+        assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+
+
 def test_a_store_whose_counters_cannot_be_read_ends_no_engine() -> None:
     """They are read after every step, and the engine died of what the store raised then."""
 
