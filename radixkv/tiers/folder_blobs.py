@@ -94,13 +94,14 @@ class FolderBlobs:
     def clear(self, path: str) -> None:
         self._mount.check()
         folder = self._root / path
-        # A rename clears it for all readers at once, however long removing takes.
+        # A rename clears it for all readers at once, however long removing takes. What that leaves is removed when the folder
+        # is cut down, as another process perhaps does meanwhile.
         doomed = self._root / f".cleared-{uuid.uuid4().hex}"
         try:
             os.replace(folder, doomed)
         except FileNotFoundError:
             return
-        shutil.rmtree(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
     def close(self) -> None:
         self._threads.shutdown()

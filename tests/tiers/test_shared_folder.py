@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -78,6 +79,24 @@ def test_what_another_machine_clears_while_it_is_written_is_no_failure(tmp_path:
             assert store.write({"prefix/block": b"bytes"}) == 1
     assert cleared
     assert other.read(["prefix/block"]) == [b"bytes"]
+    for each in (store, other):
+        each.close()
+
+
+def test_what_another_machine_removes_of_what_is_cleared_is_no_failure(tmp_path: Path) -> None:
+    """The folder counted as not cleared, and was left alone for a second or longer."""
+    store, other = (FolderBlobs(tmp_path, capacity_bytes=1 << 20) for _ in range(2))
+    store.write({f"prefix/{number}": b"bytes" for number in range(4)})
+    unlink = os.unlink
+
+    def unlink_late(*arguments: Any, **options: Any) -> None:
+        with mock.patch.object(os, "unlink", unlink):
+            other._cut_down_to(1 << 20)
+        unlink(*arguments, **options)
+
+    with mock.patch.object(os, "unlink", unlink_late):
+        store.clear("prefix")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     for each in (store, other):
         each.close()
 
