@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-_GONE = "what was mounted is gone; an empty disk in its place is used from the next start on"
+_GONE = "what was mounted is gone; nothing is written until it is back, or until the next start"
 
 
 class Mount:
