@@ -167,7 +167,8 @@ def clear(folder: Path, namespace: bytes | None = None) -> int:
             else:
                 zeros = bytes(store.slot_bytes)
                 for row in doomed:
-                    store.files.write(row.slot, [zeros])
+                    if row.slot < store.files.num_slots:  # else its file is gone, or too short
+                        store.files.write(row.slot, [zeros])
             return len(doomed)
     except UnreadableIndexError:
         if namespace is not None:

@@ -230,6 +230,21 @@ def test_clear_forgets_one_namespace_or_all(run: Run, root: Path) -> None:
     assert path.stat().st_size == 0
 
 
+@pytest.mark.parametrize("left", [None, 4 * SLOT])
+def test_clear_forgets_what_has_lost_its_slots(run: Run, root: Path, left: int | None) -> None:
+    """The index was cleared, but then the command failed on the missing file, and erased nothing."""
+    (path,) = root.glob("*/blocks-00000")
+    if left is None:
+        path.unlink()
+    else:
+        os.truncate(path, left)
+    result = run("clear", "--namespace", ANN[0].namespace.hex())
+    assert "6 blocks forgotten" in result.output
+    assert result.exit_code == 0
+    assert path.exists() == (left is not None)
+    assert left is None or path.stat().st_size == left
+
+
 @pytest.mark.parametrize("everything", [True, False])
 def test_clear_forgets_what_was_pinned_there(run: Run, root: Path, everything: bool) -> None:
     tier = open_tier(root)
