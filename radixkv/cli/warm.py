@@ -97,7 +97,7 @@ def read_prompts(llm: LLM, file: Path, tenant: Tenant) -> list[Prompt]:
 
     Raises:
         ValueError: a line is none of the forms, no prompt that a server would accept, or too short to be stored; the message
-            names the file and the line.
+            names the file and the line. Or there is no prompt.
     """
     prompts = []
     # As bytes, so that a line that is not UTF-8 is named, too.
@@ -107,6 +107,8 @@ def read_prompts(llm: LLM, file: Path, tenant: Tenant) -> list[Prompt]:
                 prompts.append(_prompt_of(llm, line, tenant))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{file}, line {number}: {error}") from error
+    if not prompts:
+        raise ValueError(f"file: expected prompts, one line of JSON each, got none in {file}")
     return prompts
 
 

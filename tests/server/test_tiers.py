@@ -156,6 +156,12 @@ def test_a_file_of_prompts_is_refused_before_anything_is_computed(tmp_path: Path
             file.write_text(f'{json.dumps(PROMPT)}\n{json.dumps(content)}\n"last"\n')
             with pytest.raises(ValueError, match=rf"^{file}, line 2: {complaint}"):
                 read_prompts(llm, file, tenant)
+        for blank in ("", " \n\n"):
+            file.write_text(blank)
+            with pytest.raises(
+                ValueError, match=f"^file: expected prompts, one line of JSON each, got none in {file}$"
+            ):
+                read_prompts(llm, file, tenant)
         file.write_text(json.dumps({"prompt": PROMPT, "cache_salt": "s"}))
         assert read_prompts(llm, file, tenant)[0].namespace == tenant.namespace("s")
 
