@@ -138,7 +138,7 @@ class StoreWriter:
         self._closed = True
         self._clearer.stop(0.0)
         try:
-            if self._opened is not None or self._uncleared or self._has_unwiped:
+            if self._opened is not None or self._uncleared or self._has_unwiped or self.pins.has_unwritten:
                 opened = self._current()
                 with self._index_lock:
                     self._clear_index(opened)
@@ -297,7 +297,7 @@ class StoreWriter:
         self._writer.call(self._write_pins)
 
     def _write_pins(self) -> None:
-        if self._opened is None or not self._writes.ready:
+        if not self._writes.ready:
             return
         try:
             opened = self._current()

@@ -63,6 +63,11 @@ class StoredPins:
         self._changes: dict[str, StoredPin | None] = {}
         self._cleared: set[bytes | None] = set()
 
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether anything has changed that `commit` has not written."""
+        return bool(self._changes or self._cleared)
+
     def add(self, pin: StoredPin) -> None:
         """Remember a pin that is in force."""
         with self._lock:

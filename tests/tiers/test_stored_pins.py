@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import sqlite3
 import threading
@@ -15,6 +16,7 @@ from support.disk_tiers import OpenTier, index_of, put
 from support.tier_model import BLOCK_SIZE, FakeClock
 
 from radixkv.tiers.block_key import namespace_digest
+from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedPin, SlotIndex
 from radixkv.tiers.stored_pins import StoredPin, StoredPins
 
@@ -89,6 +91,23 @@ def test_what_a_disk_could_not_be_told_it_is_told_later(open_tier: OpenTier, mon
     monkeypatch.setattr(SlotIndex, "clear", clear)
     tier.close()
     assert [each.name for each in open_tier().pins.waiting()] == ["kept", "new"]
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["when the disk may be used", "when it is left alone"])
+def test_pins_that_change_after_a_disk_failed_are_written(open_tier: OpenTier, clock: FakeClock, waits: bool) -> None:
+    """Unless blocks were written after that, they were forgotten, even by a process that was closed in order."""
+    tier = open_tier()
+    tier.pins.add(pin("old"))
+    with mock.patch.object(SlotFiles, "write", side_effect=OSError(errno.EIO, "unwritable")):
+        put(tier)
+    assert tier.stats.errors == 1
+    clock.now += 0 if waits else 60
+    tier.pins.remove("old")
+    tier.pins.add(pin("new"))
+    assert tier.flush(600)
+    assert tier.pins.has_unwritten == waits
+    tier.close()
+    assert open_tier().pins.waiting() == [pin("new")]
 
 
 def test_what_is_pinned_after_a_clearing_that_waits_stays_pinned(
