@@ -86,7 +86,8 @@ class StoreWriter:
         self._uncleared: frozenset[bytes | None] = frozenset()
         self._stale: set[int] = set()  # slots whose rows in the index may be out of date
         self._free: list[int] = []  # free slots; the writer's thread's own
-        self._has_unwiped = False  # free slots may hold what was cleared while the disk failed; likewise
+        # Slots that may hold what was cleared while the disk failed, or a batch that was not completed; likewise.
+        self._unwiped: set[int] = set()
         self._opened: OpenStore | None = None
         self._files: SlotFiles | None = None  # of the store that is open, or was until its disk failed
         self._mount = Mount(root / codec.name)
@@ -138,7 +139,7 @@ class StoreWriter:
         self._closed = True
         self._clearer.stop(0.0)
         try:
-            if self._opened is not None or self._uncleared or self._has_unwiped or self.pins.has_unwritten:
+            if self._opened is not None or self._uncleared or self._unwiped or self.pins.has_unwritten:
                 opened = self._current()
                 with self._index_lock:
                     self._clear_index(opened)
@@ -163,6 +164,8 @@ class StoreWriter:
                 self._files = opened.files
                 self.table.fill(entries)
                 self._opened, self._free = opened, free
+                if cleared:  # what this store had of that may be in any of them
+                    self._unwiped.update(free)
                 self._stale.clear()
                 self._uncleared -= cleared
                 for namespace in self._uncleared:  # cleared meanwhile; pins and blocks put since then are newer
@@ -270,6 +273,7 @@ class StoreWriter:
         except BaseException:
             self._free += slots
             self._stale.update(slots)
+            self._unwiped.update(slots)
             raise
         written = {blocks[pending].slot for pending in kept}
         self._erase(opened.files, [slot for slot in slots if slot not in written])
@@ -280,9 +284,7 @@ class StoreWriter:
         if self._opened is not None and not self._opened.index.is_current:
             self._give_up()
         opened = self._open() if self._opened is None else self._opened
-        if self._has_unwiped:
-            self._has_unwiped = False
-            self._wipe_free()
+        self._wipe(opened)
         return opened
 
     def _commit(self, opened: OpenStore, blocks: Sequence[IndexedBlock]) -> None:
@@ -326,25 +328,26 @@ class StoreWriter:
         return sorted(slots + evicted)
 
     def _erase(self, files: SlotFiles | None, slots: list[int]) -> None:
-        if self._opened is None or self._opened.files is not files:
-            self._wipe_free()  # opening the store anew has found these free, or will
+        """Overwrite slots of a store, and free them, unless opening it anew has found them free, or will."""
+        self._unwiped.update(slots)
+        opened = self._opened
+        if opened is not None:
+            if opened.files is files:
+                self._free += slots
+            self._wipe(opened)
+
+    def _wipe(self, opened: OpenStore) -> None:
+        """Overwrite the free ones among the slots that are to be overwritten; others have new blocks by now."""
+        if not self._unwiped:
             return
         zeros = bytes(self._slot_bytes)
         try:
-            for slot in slots:
-                files.write(slot, [zeros])
+            for slot in self._unwiped.intersection(self._free):
+                opened.files.write(slot, [zeros])
         except OSError as error:
-            self._has_unwiped = True
             self._failed(self._writes, error)
-        self._free += slots
-
-    def _wipe_free(self) -> None:
-        """Overwrite all free slots, among which are those that were cleared."""
-        if self._opened is None:
-            self._has_unwiped = True
         else:
-            slots, self._free = self._free, []
-            self._erase(self._opened.files, slots)
+            self._unwiped.clear()
 
     def _release(self, namespace: bytes | None, slots: list[int]) -> Callable[[], None]:
         """What erases the slots of a namespace, or of all, in the writer's thread."""
@@ -353,7 +356,7 @@ class StoreWriter:
     def _release_all(self) -> None:
         opened = self._opened
         if opened is None:
-            self._has_unwiped = True
+            self._unwiped.update(range(0 if self._files is None else self._files.num_slots))
             return
         self.table.take_changes()
         self._free.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -22,6 +23,7 @@ from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 from radixkv.tiers import slot_files, store_writer
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.open_store import open_to_write
+from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import SlotIndex
 from radixkv.tiers.stored_pins import StoredPin
 
@@ -86,6 +88,33 @@ def test_what_is_cleared_while_the_disk_fails_is_overwritten_when_it_is_back(
         assert bytes_of_blocks_in(tmp_path) == 0
         again = open_tier()
         assert again.contains_prefix(KEYS) == 0
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["a namespace", "everything"])
+@pytest.mark.parametrize("failing", ["index", "slots"])
+def test_what_a_batch_that_failed_has_written_is_overwritten(
+    open_tier: OpenTier, clock: FakeClock, tmp_path: Path, everything: bool, failing: str
+) -> None:
+    """No index had it, so clearing its namespace left it, and so did closing the store."""
+    tier = open_tier()
+    put(tier, prefix_keys("bob", 1), np.zeros_like(BLOCKS[:1]))
+    write = SlotFiles.write
+    if failing == "index":
+        full = sqlite3.OperationalError("database or disk is full")
+        full.sqlite_errorcode = sqlite3.SQLITE_FULL
+        fault = mock.patch.object(SlotIndex, "commit", side_effect=full)
+    else:
+        answers = iter([write, mock.Mock(side_effect=OSError(errno.ENOSPC, "no space left"))])
+        fault = mock.patch.object(SlotFiles, "write", lambda *arguments: next(answers)(*arguments))
+        tier._writer._slots_per_call = 3
+    with fault:
+        put(tier)
+    assert bytes_of_blocks_in(tmp_path) == (6 if failing == "index" else 3)
+    clock.now += 60
+    tier.clear(None if everything else KEYS[0].namespace)
+    assert tier.flush(600)
+    assert bytes_of_blocks_in(tmp_path) == 0
+    assert len(get(tier, prefix_keys("bob", 1))) == (not everything)
 
 
 def test_a_disk_that_is_full_later_keeps_what_it_has_and_makes_room_there(
