@@ -44,3 +44,8 @@ class Backoff:
         if self._wait:
             _log.warning("%s: works again", self._medium)
             self._wait = 0.0
+
+
+def warn_of_uncleared(medium: object) -> None:
+    """Warn that a store is closed on which something could not be cleared."""
+    _log.warning("%s failed until the end, and what was cleared is still there: clear it again once it works", medium)

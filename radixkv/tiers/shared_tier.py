@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from radixkv.cache.arguments import check_count
-from radixkv.tiers.backoff import Backoff
+from radixkv.tiers.backoff import Backoff, warn_of_uncleared
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.medium_queue import MediumQueue, PendingBlock
@@ -172,6 +172,8 @@ class SharedTier:
             self._closed = True
             self._writer.close()
             self._try_to_clear_store()
+            if self._uncleared:
+                warn_of_uncleared(self._store.description)
             self._store.close()
 
     def _name(self, key: BlockKey) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from radixkv.errors import StoreInUseError
 from radixkv.threads import Worker
-from radixkv.tiers.backoff import Backoff
+from radixkv.tiers.backoff import Backoff, warn_of_uncleared
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.medium_queue import MediumQueue, PendingBlock
 from radixkv.tiers.mount import Mount
@@ -147,6 +147,8 @@ class StoreWriter:
                     self.pins.commit(opened.index)
         except (*MediumErrors, StoreInUseError) as error:
             self._failed(self._writes, error)
+        if self._uncleared:
+            warn_of_uncleared(self._root)
         self._give_up()
         self._files = None
 

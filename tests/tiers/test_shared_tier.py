@@ -235,6 +235,18 @@ def test_a_store_that_was_gone_is_cleared_when_it_is_back(failing: FailingStore,
     tier.close()
 
 
+def test_a_clear_that_a_store_never_carried_out_is_warned_of(
+    failing: FailingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process ended in silence, and others went on finding the namespace."""
+    tier = SharedTier(failing, FORMAT)
+    put(tier)
+    failing.clears_nothing = True
+    tier.clear(KEYS[0].namespace)
+    tier.close()
+    assert caplog.messages[-1].endswith("what was cleared is still there: clear it again once it works")
+
+
 def test_a_store_that_stays_gone_is_not_asked_to_clear_at_each_read(failing: FailingStore) -> None:
     clock = FakeClock()
     tier = SharedTier(failing, FORMAT, clock=clock)
