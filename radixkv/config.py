@@ -14,6 +14,7 @@ torch, because `radixkv --help` is generated from these fields.
 from __future__ import annotations
 
 import json
+import os
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -311,6 +312,14 @@ class EngineConfig(Config):
             scheme = store.partition("://")[0]
             raise ValueError(f"shared_cache: expected redis://, rediss://, unix:// or a folder, got {scheme}://...")
         return store
+
+    @field_validator("disk_cache", "shared_cache")
+    @classmethod
+    def _is_absolute(cls, store: str | Path | None) -> str | Path | None:
+        """The folder stays the same if the program changes its working directory."""
+        if store is None or "://" in str(store):
+            return store
+        return type(store)(Path(os.path.expanduser(store)).absolute())
 
     @property
     def has_tiers(self) -> bool:

@@ -260,11 +260,12 @@ def namespaces_secret(options: LLMOptions) -> bytes | None:
     Raises:
         OSError, ValueError: see `find_secret`.
     """
-    secret_file, disk_cache = options.get("cache_secret_file"), options.get("disk_cache")
+    secret_file = options.get("cache_secret_file")
+    config = EngineConfig(disk_cache=options.get("disk_cache"), shared_cache=options.get("shared_cache"))
     return find_secret(
         None if secret_file is None else Path(secret_file),
-        None if disk_cache is None else Path(disk_cache),
-        EngineConfig(shared_cache=options.get("shared_cache")).shared_cache,  # refuses a server of an unknown kind
+        None if config.disk_cache is None else Path(config.disk_cache),
+        config.shared_cache,
         read_only=bool(options.get("disk_cache_read_only")),
     )
 

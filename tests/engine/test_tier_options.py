@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from support.faulty_os import disconnected
-from support.tiered_llm import GREEDY, PROMPTS, answers, make
+from support.tiered_llm import GREEDY, PROMPTS, answers, evict_all, make
 
+from radixkv.engine.clearing import NamespaceSelection
+from radixkv.server.run import namespaces_secret
 from radixkv.tiers import backoff
 
 
@@ -31,6 +33,38 @@ def test_a_folder_that_is_only_read_gets_no_secret_and_one_that_cannot_be_writte
     llm = make(disk_cache=str(tmp_path / "file" / "blocks"))
     assert answers(llm)
     llm.shutdown()
+
+
+@pytest.mark.usefixtures("loads_are_worth_it")
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("disk_cache", "blocks"),
+        ("disk_cache", Path("~/blocks")),
+        ("shared_cache", "blocks"),
+        ("shared_cache", "~/blocks"),
+    ],
+)
+def test_a_folder_stays_where_it_was_when_the_program_changes_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, folder: str | Path
+) -> None:
+    """An empty store was begun elsewhere, and what was cleared there was found again in the first one. ~ was a folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with make(**{name: folder}, cache_write_policy="write-through") as llm:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        answers(llm)
+        evict_all(llm)
+        loaded = llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].metrics.loaded_tokens
+        assert loaded == {name.removesuffix("_cache"): 40}
+        llm.engine.clear(NamespaceSelection())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["blocks", "elsewhere"]
+    assert not [*(tmp_path / "elsewhere").iterdir()]
+    monkeypatch.chdir(tmp_path)
+    assert namespaces_secret({name: folder}) == (tmp_path / "blocks" / "namespaces.secret").read_bytes()
+    with make(**{name: folder}) as llm:
+        assert llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
 
 
 @pytest.mark.usefixtures("loads_are_worth_it")
