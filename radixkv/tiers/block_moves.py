@@ -91,6 +91,7 @@ class BlockMoves(TreeObserver):
         self._stopped = False
         self._evicted: list[_Evicted] = []
         self._wanted = WantedPrefixes()
+        self._completed: list[PrefixBlocks] = []  # wanted prefixes whose last blocks are about to be sent
 
     # -- called by the tree --------------------------------------------------------------------------------------
 
@@ -278,6 +279,7 @@ class BlockMoves(TreeObserver):
             while stop < min(len(ids), start + room) and hashes[stop] not in self._known:
                 stop += 1
             if start == stop:
+                self._completed.append(PrefixBlocks(wanted.namespace, wanted.tokens, 0, len(hashes)))
                 self._wanted.remove_first()
                 continue
             part = PrefixBlocks(wanted.namespace, wanted.tokens[: stop * self._block_bytes], start, stop)
@@ -313,6 +315,11 @@ class BlockMoves(TreeObserver):
                 num_rows += part.num_blocks
         if sent:
             self._send_rows(sent, partly_filled)
+        for (
+            prefix
+        ) in self._completed:  # written in several parts, the first one first, but the last is to make room first
+            self._writer.mark_used(prefix)
+        self._completed.clear()
 
     def _send_rows(self, parts: list[_Part], partly_filled: dict[int, int]) -> None:
         try:

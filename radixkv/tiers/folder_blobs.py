@@ -87,6 +87,10 @@ class FolderBlobs:
             raise PartlyWrittenError(str(error), written, len(missing) - written) from error
         return written
 
+    def mark_used(self, names: Sequence[str]) -> None:
+        for name in reversed(names):
+            self._in_use(name)
+
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
             self._path(name).unlink(missing_ok=True)

@@ -69,6 +69,10 @@ class RedisBlobs:
             raise PartlyWrittenError(f"{type(error).__name__}: {error}", len(missing) - len(refusals), len(refusals))
         return len(missing)
 
+    def mark_used(self, names: Sequence[str]) -> None:
+        with self._errors():
+            self._client.touch(*map(_key, names))  # to the second, so without an order among them
+
     def delete(self, names: Sequence[str]) -> None:
         with self._errors():
             self._client.unlink(*map(_key, names))

@@ -63,6 +63,9 @@ class BlobStore(Protocol):
             OSError: none was written; a `PartlyWrittenError` says how many were.
         """
 
+    def mark_used(self, names: Sequence[str]) -> None:
+        """Blobs of one prefix were used now, those that are there: the last of them are to make room before the first."""
+
     def delete(self, names: Sequence[str]) -> None:
         """Remove blobs, which need not be there."""
 
@@ -151,6 +154,11 @@ class SharedTier:
     def borrow_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
         """See `radixkv.tiers.tier.Borrower`."""
         self._put(keys, blocks, lent=True)
+
+    def mark_used(self, prefix: Sequence[BlockKey]) -> None:
+        """See `radixkv.tiers.tier.RecencyOrdered`; the tier's thread tells the store."""
+        if prefix:
+            self._writer.call(partial(self._mark_used, [self._name(key) for key in prefix]))
 
     def clear(self, namespace: bytes | None = None) -> None:
         """Forget one namespace, or everything of this format.
@@ -284,6 +292,13 @@ class SharedTier:
     def _note_uncleared(self, path: str) -> None:
         with self._clearing:
             self._uncleared = self._uncleared | {path}
+
+    def _mark_used(self, names: Sequence[str]) -> None:
+        if self._writes.ready:
+            try:
+                self._store.mark_used(names)
+            except OSError as error:
+                self._failed(self._writes, error)
 
     def _delete(self, name: str) -> None:
         if self._writes.ready:

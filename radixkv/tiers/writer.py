@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from radixkv.threads import Worker
+from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import BlockBytes
@@ -139,6 +140,10 @@ class BlockWriter:
             self._queue[queued] = None
         self._worker.submit(partial(self._write, queued))
 
+    def mark_used(self, part: PrefixBlocks) -> None:
+        """Tell the tiers, when all that is queued is written, that these blocks were used; see `RecencyOrdered`."""
+        self._worker.submit(partial(self._mark_used, part))
+
     def queued(self) -> list[QueuedBlocks]:
         """The blocks that are not written yet: a tier that lacks one of them may have it soon."""
         with self._changed:
@@ -170,16 +175,17 @@ class BlockWriter:
         try:
             rows = queued.fetch()
             start = 0
+            written = []
             for part, generation in zip(queued.parts, queued.generations, strict=True):
-                keys = self._keys.of(part.namespace, part.tokens)
-                if len(keys) < part.stop:
-                    keys.append(self._keys.partly_filled(part.namespace, part.tokens, len(keys))[0])
-                keys = keys[part.start : part.stop]
+                keys = self._keys_of(part)
                 self._stack.write(keys, rows[start : start + len(keys)], generation)
                 start += len(keys)
+                written.append(keys)
             # Tiers drop what exceeds their own queues. Waiting for them keeps the excess in this queue, which counts drops.
             if self._stack.flush(_FLUSH_SECONDS):
                 queued.release()
+            for keys in written:  # tiers write several batches, one after the other
+                self._stack.mark_used(keys)
         finally:
             with self._changed:
                 del self._queue[queued]
@@ -188,3 +194,12 @@ class BlockWriter:
                 self._changed.notify_all()
             for job in jobs or ():
                 job()
+
+    def _keys_of(self, part: PrefixBlocks) -> list[BlockKey]:
+        keys = self._keys.of(part.namespace, part.tokens)
+        if len(keys) < part.stop:
+            keys.append(self._keys.partly_filled(part.namespace, part.tokens, len(keys))[0])
+        return keys[part.start : part.stop]
+
+    def _mark_used(self, part: PrefixBlocks) -> None:
+        self._stack.mark_used(self._keys_of(part))

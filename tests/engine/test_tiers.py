@@ -17,7 +17,8 @@ from support.dict_tier import FAULTS, DictTier, Fault
 from support.model_zoo import build_shallow
 from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, evict_all, free_blocks, make
 
-from radixkv import LLM
+from radixkv import LLM, SamplingParams
+from radixkv.cache.tokens import encode
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.errors import StoreInUseError
 from radixkv.prompts import Prompt
@@ -407,3 +408,23 @@ def test_a_pool_that_cannot_be_read_loses_blocks_and_no_request(monkeypatch: pyt
     assert not tier.blocks
     evict_all(llm)
     assert tier.blocks  # there is room in the queue again
+
+
+@pytest.mark.parametrize("store", ["disk", "shared"])
+def test_a_full_store_gives_up_the_last_blocks_of_a_long_prefix_first(tmp_path: Path, store: str) -> None:
+    """Those of one write were ordered, but not the writes: of a hundred blocks, the first thirty made room."""
+    first, second = [3 + 7 * i % 80 for i in range(401)], [5 + 11 * i % 80 for i in range(121)]
+    options: dict[str, Any] = {"disk_cache": tmp_path, "disk_cache_size": 110 * 4096}
+    if store == "shared":
+        options = {"shared_cache": str(tmp_path), "shared_cache_size": 110 * 1200}
+    sizes = {"num_blocks": 300, "max_num_batched_tokens": 512}
+    with make(**options, **sizes, cache_write_policy="write-through") as llm:
+        assert llm.engine.tiers is not None
+        for prompt in (first, second):
+            llm.generate({"prompt_token_ids": prompt}, SamplingParams(max_tokens=1), use_tqdm=False)
+            assert llm.engine.tiers.flush(600)
+        keys = llm.engine.tiers._keys.of("", encode(first))
+        (tier,) = llm.engine.tiers._stack._tiers
+        there = [tier.contains_prefix([key]) for key in keys]
+        assert 70 <= sum(there) < 100
+        assert there == sorted(there, reverse=True)

@@ -274,6 +274,21 @@ def test_the_last_blocks_of_a_prefix_that_is_used_make_room_first(tmp_path: Path
     store.close()
 
 
+def test_the_last_blocks_of_a_prefix_that_was_read_in_parts_make_room_first(tmp_path: Path) -> None:
+    store = FolderBlobs(tmp_path, capacity_bytes=1 << 20)
+    tier = SharedTier(store, FORMAT)
+    put(tier)
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (0, 0))
+    for start in range(0, 6, 2):
+        assert len(get(tier, KEYS[start : start + 2])) == 2
+    tier.mark_used(KEYS)
+    assert tier.flush(600)
+    store._cut_down_to(sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) - 1)
+    assert [tier.contains_prefix([key]) for key in KEYS] == [1, 1, 1, 1, 1, 0]
+    tier.close()
+
+
 def test_blobs_used_when_a_clock_was_ahead_make_room_like_others(tmp_path: Path) -> None:
     """Until all clocks had passed their time, they stayed, and whatever was written was removed again."""
     store = FolderBlobs(tmp_path, capacity_bytes=600)
