@@ -61,6 +61,7 @@ class OpenTiers:
     Attributes:
         tiers: the nearest first, at least one.
         capacity: blocks of the smallest tier whose size is known.
+        lasting_capacity: blocks of the smallest one of them that outlives the process.
         num_stored: blocks that they hold from earlier runs, as far as is known.
         pins: those that a disk remembers; None: there is no disk that this process writes.
         events: of what they hold; None: none are recorded.
@@ -69,6 +70,7 @@ class OpenTiers:
 
     tiers: list[Tier] = field(default_factory=list)
     capacity: int = MANY_BLOCKS
+    lasting_capacity: int = MANY_BLOCKS
     num_stored: int = 0
     pins: StoredPins | None = None
     events: TierEvents | None = None
@@ -104,6 +106,7 @@ class KVTiers:
         block_bytes = pool.block_size * TOKEN_BYTES
         self._pins = opened.pins
         self._other_stores = opened.other_stores
+        self._lasting_capacity = opened.lasting_capacity
         self._rows = BlockRows(pool)
         self._keys = PrefixKeys(fingerprint, secret, block_bytes, opened.events)
         self._stack = TierStack(opened.tiers)
@@ -218,7 +221,7 @@ class KVTiers:
         """Write what is cached, most recently used first, while there is time left. Not during a step."""
         if not self._closed:
             self._moves.send_down(self._cache)
-            self._moves.write_hot(self._cache, seconds_left)
+            self._moves.write_hot(self._cache, self._lasting_capacity, seconds_left)
 
     def close(self, grace_seconds: float) -> None:
         """End all loads, write what is queued, and close the tiers; the pool is used without them from then on.

@@ -145,7 +145,8 @@ def _open_disk_tier(
     if opened.events is not None:
         tier.table.observer = opened.events.of(_DISK_MEDIUM)
     opened.tiers.append(tier)
-    opened.capacity = min(opened.capacity, num_bytes // slot_bytes_of(codec))
+    opened.lasting_capacity = num_bytes // slot_bytes_of(codec)
+    opened.capacity = min(opened.capacity, opened.lasting_capacity)
     if read_only:
         opened.num_stored = MANY_BLOCKS
     else:
@@ -163,7 +164,9 @@ def _open_shared_tier(
         num_bytes = parse_size("shared_cache_size", config.shared_cache_size)
         blobs = FolderBlobs(Path(store), capacity_bytes=num_bytes)
         codec = RecordCodec(block_format, key)
-        opened.capacity = min(opened.capacity, num_bytes // (codec.header_bytes + codec.body_bytes))
+        num_blocks = num_bytes // (codec.header_bytes + codec.body_bytes)
+        opened.lasting_capacity = min(opened.lasting_capacity, num_blocks)
+        opened.capacity = min(opened.capacity, num_blocks)
     tier = SharedTier(blobs, block_format, key=key)
     stack.callback(tier.close)
     opened.tiers.append(tier)

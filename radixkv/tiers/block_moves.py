@@ -14,7 +14,7 @@ before that. Blocks that are not evicted wait until the queue has room for them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -195,11 +195,35 @@ class BlockMoves(TreeObserver):
         while self._wanted and (left := seconds_left()) > 0:
             self._send(self._take_wanted(cache, min(left, _MAX_WAIT_SECONDS), 1.0), cache.copy_targets)
 
-    def write_hot(self, cache: PrefixCache, seconds_left: Callable[[], float]) -> None:
-        """Send everything in the tree down while there is time left, most recently used first."""
+    def write_hot(self, cache: PrefixCache, num_blocks: int, seconds_left: Callable[[], float]) -> None:
+        """Send what is in the tree down while there is time left, most recently used first.
+
+        Args:
+            cache: of the blocks.
+            num_blocks: how many are sent at most; more would take the place of the first ones.
+            seconds_left: the time left.
+        """
         self._wanted.clear()
         # A tier that failed for a while has dropped what was sent; tiers that have a block do not write it again.
         self._known.clear()
+        sent: list[PrefixBlocks] = []
+        for part in self._hot_prefixes(cache):
+            stop = min(part.stop, part.start + num_blocks)
+            part = replace(part, tokens=part.tokens[: stop * self._block_bytes], stop=stop)
+            hashes = self._prefix_hashes(part.namespace, part.tokens)
+            self._wanted.add(WantedPrefix(part.namespace, part.tokens, hashes))
+            self.write_wanted(cache, seconds_left)
+            sent.append(part)
+            num_blocks -= part.num_blocks
+            if self._wanted or not num_blocks:
+                break
+        for part in reversed(sent):  # written last, the coldest would be the last to make room
+            self._writer.mark_used(part)
+
+    # -- internals -----------------------------------------------------------------------------------------------
+
+    def _hot_prefixes(self, cache: PrefixCache) -> Iterator[PrefixBlocks]:
+        """The blocks of each node of the tree, most recently used first, and before those of the nodes below it."""
         parents: dict[int, NodeSnapshot | None] = {}
         nodes: list[tuple[str, NodeSnapshot]] = []
         for namespace, root in cache.tree_snapshot().items():
@@ -210,24 +234,19 @@ class BlockMoves(TreeObserver):
                 below.extend(node.children)
             nodes += [(namespace, node) for node in below[1:]]  # the root has no blocks
         # A node was used at least as recently as any below it; the sort is stable, and parents come first.
-        for namespace, leaf in sorted(nodes, key=lambda item: -item[1].last_use):
+        for namespace, last in sorted(nodes, key=lambda item: -item[1].last_use):
             path: list[bytes] = []
-            step: NodeSnapshot | None = leaf
+            step: NodeSnapshot | None = last
             while step is not None:
                 path.append(step.tokens.tobytes())
                 step = parents[id(step)]
             tokens = b"".join(reversed(path))
-            num_whole = len(tokens) // self._block_bytes
-            if not self._is_worth_its_room(len(tokens) % self._block_bytes, num_whole):
-                tokens = tokens[: num_whole * self._block_bytes]
-            if not tokens:
-                continue
-            self._wanted.add(WantedPrefix(namespace, tokens, self._prefix_hashes(namespace, tokens)))
-            self.write_wanted(cache, seconds_left)
-            if self._wanted:
-                return
-
-    # -- internals -----------------------------------------------------------------------------------------------
+            stop = len(tokens) // self._block_bytes
+            start = stop - len(path[0]) // self._block_bytes
+            if self._is_worth_its_room(len(tokens) % self._block_bytes, stop):
+                stop += 1
+            if start < stop:
+                yield PrefixBlocks(namespace, tokens[: stop * self._block_bytes], start, stop)
 
     def _list(self, node: Node, start: int) -> None:
         stop = self._num_whole(node)

@@ -428,3 +428,24 @@ def test_a_full_store_gives_up_the_last_blocks_of_a_long_prefix_first(tmp_path: 
         there = [tier.contains_prefix([key]) for key in keys]
         assert 70 <= sum(there) < 100
         assert there == sorted(there, reverse=True)
+
+
+@pytest.mark.parametrize("policy", ["write-back", "write-through"])
+@pytest.mark.parametrize("store", ["disk", "shared"])
+def test_a_shutdown_leaves_the_most_recently_used_in_a_store_with_less_room(
+    tmp_path: Path, store: str, policy: str
+) -> None:
+    """They were written first, and made room for all others."""
+    prompts = [[*range(3 + 9 * i, 12 + 9 * i), *range(3, 35)] for i in range(6)]  # ten blocks each
+    options: dict[str, Any] = {"disk_cache": tmp_path, "disk_cache_size": 21 * 4096}
+    if store == "shared":
+        options = {"shared_cache": str(tmp_path), "shared_cache_size": 21 * 1200}
+    with make(**options, cache_write_policy=policy) as llm:
+        for prompt in prompts:
+            llm.generate({"prompt_token_ids": prompt}, SamplingParams(max_tokens=1), use_tqdm=False)
+    with make(**options, cache_write_policy=policy) as llm:
+        assert llm.engine.tiers is not None
+        (tier,) = llm.engine.tiers._stack._tiers
+        found = [tier.contains_prefix(llm.engine.tiers._keys.of("", encode(prompt))) for prompt in prompts]
+        assert found[-2:] == [10, 10]
+        assert sum(found) <= 21
