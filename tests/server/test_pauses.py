@@ -13,6 +13,7 @@ import pytest
 from support.in_process_server import serve
 
 from radixkv import LLM
+from radixkv.sampling import structured_output
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.server.pauses import avoid_pauses
@@ -50,10 +51,10 @@ def test_the_first_grammar_finds_its_vocabulary_ready(
     avoid_pauses(grammars)
     assert frozen == [True]
 
-    def fail() -> Any:
+    def fail(*arguments: Any) -> Any:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(grammars, "_make_tokenizer", fail)
+    monkeypatch.setattr(structured_output, "grammar_tokenizer", fail)
     grammars.compile(StructuredOutputsParams(regex="a"))
     assert not caplog.records
 
