@@ -74,9 +74,8 @@ def examine() -> list[Finding]:
     findings.append(Finding("CUDA devices", ", ".join(devices) or "none", "" if devices else "running on the CPU"))
     findings.append(_default_model())
     folder = cache_folder()
-    existing = next(
-        parent for parent in (folder, *folder.parents) if os.path.exists(parent)
-    )  # False where it may not look
+    # Unlike `Path.exists`, it is False where this user may not look.
+    existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     advice = "" if os.access(existing, os.W_OK) else "it cannot be written: set RADIXKV_CACHE to another folder"
     findings.append(
         Finding("model cache", f"{folder}, {shutil.disk_usage(existing).free / 2**30:.0f} GiB free", advice)

@@ -334,9 +334,8 @@ class BlockMoves(TreeObserver):
                 num_rows += part.num_blocks
         if sent:
             self._send_rows(sent, partly_filled)
-        for (
-            prefix
-        ) in self._completed:  # written in several parts, the first one first, but the last is to make room first
+        # Written in several parts, the first one first; but the last one is to make room first.
+        for prefix in self._completed:
             self._writer.mark_used(prefix)
         self._completed.clear()
 
