@@ -34,21 +34,21 @@ class LayerStruct(ctypes.Structure):
 
 
 class RMSNorm(Protocol):
-    """An RMS norm.
+    """An RMS norm."""
 
-    Attributes:
-        scale: float32 ``[dim]``, what a normalised vector is multiplied by.
-        epsilon: what is added to its mean square.
-    """
+    @property
+    def scale(self) -> torch.Tensor:
+        """float32 ``[dim]``, what a normalised vector is multiplied by."""
 
-    scale: torch.Tensor
-    epsilon: float
+    @property
+    def epsilon(self) -> float:
+        """What is added to its mean square."""
 
 
 class DecoderLayer:
     """``x += attention(norm(x)); x += mlp(norm(x))`` over paged keys and values; what is added may be normed, too.
 
-    `DecoderLayers` runs it.
+    `DecoderLayers` runs it. The scales of norms are taken once, when it is made.
 
     Args:
         input_norm: before attention, ``[width]``.
@@ -108,18 +108,20 @@ class DecoderLayer:
             raise ValueError(f"weights: expected a layer with heads of {head_dim}, got (type, inputs, outputs) {given}")
         all_norms = (input_norm, post_norm, *(head_norms or (None, None)), *(output_norms or (None, None)))
         norms = {name: norm for name, norm in zip(_NORMS, all_norms, strict=True) if norm is not None}
-        for name, norm in norms.items():
+        # Taken once and kept: a norm may compute its scale at each access, or be given another.
+        scales = {name: norm.scale for name, norm in norms.items()}
+        for name, norm_scale in scales.items():
             check_tensor(
-                f"{name}_norm", norm.scale, [head_dim if name in ("query", "key") else self.width], [torch.float32]
+                f"{name}_norm", norm_scale, [head_dim if name in ("query", "key") else self.width], [torch.float32]
             )
         if sinks is not None:
             check_tensor("sinks", sinks, [self.num_query_heads], [torch.float32])
-        self._kept = weights, norms, sinks  # the library reads them at every call
+        self._kept = weights, scales, sinks  # the library reads them at every call
         self._mlp = None if isinstance(mlp, tuple) else mlp
-        self._mlp_norm = None if output_norms is None else output_norms[1]
+        self._mlp_norm = None if output_norms is None else (scales["mlp"], output_norms[1].epsilon)
         self.struct = LayerStruct(
             width=self.width,
-            **{f"{name}_norm": norm.scale.data_ptr() for name, norm in norms.items()},
+            **{f"{name}_norm": norm_scale.data_ptr() for name, norm_scale in scales.items()},
             **{f"{name}_epsilon": norm.epsilon for name, norm in norms.items()},
             **{name: weight.address for name, weight in zip(_WEIGHTS, weights, strict=False)},
             num_query_heads=self.num_query_heads,
@@ -142,5 +144,5 @@ class DecoderLayer:
             return
         given = self._mlp(normed)
         if self._mlp_norm is not None:
-            given = rms_norm(given, self._mlp_norm.scale, self._mlp_norm.epsilon)
+            given = rms_norm(given, *self._mlp_norm)
         rows.add_(given)

@@ -17,6 +17,7 @@ from radixkv_cpu import (
     PackedWeight,
     PagedAttention,
     QuantisedWeight,
+    RMSNorm,
     RowKind,
     Weight,
     library,
@@ -34,6 +35,18 @@ QUERY_HEADS, KV_HEADS, DIM, WIDTH, INNER, BLOCK = 6, 2, 32, 96, 160, 4
 class Norm:
     scale: torch.Tensor
     epsilon: float
+
+
+@dataclass
+class ShiftedNorm:
+    """Stored less one, as Gemma's are."""
+
+    weight: torch.Tensor
+    epsilon: float
+
+    @property
+    def scale(self) -> torch.Tensor:
+        return self.weight + 1
 
 
 class Parts:
@@ -55,11 +68,13 @@ class Parts:
                 return QuantisedWeight(matrices, quantization, (), activation)
             return PackedWeight(matrices, (), activation)
 
+        self.input_norm: RMSNorm
+        self.post_norm: RMSNorm
         self.input_norm, self.post_norm = (Norm(torch.rand(WIDTH) + 0.5, epsilon) for epsilon in (1e-5, 1e-2))
         heads = (Norm(torch.rand(DIM) + 0.5, 1e-4), Norm(torch.rand(DIM) + 0.5, 1e-3))
         self.head_norms = heads if with_head_norms else None
         outputs = (Norm(torch.rand(WIDTH) + 0.5, 1e-3), Norm(torch.rand(WIDTH) + 0.5, 1e-1))
-        self.output_norms = outputs if with_output_norms else None
+        self.output_norms: tuple[RMSNorm, RMSNorm] | None = outputs if with_output_norms else None
         self.project = weight((QUERY_HEADS + 2 * KV_HEADS) * DIM, WIDTH)
         self.project_back = weight(WIDTH, QUERY_HEADS * DIM)
         self.gate_up, self.down = weight(INNER, WIDTH, 2, "silu"), weight(WIDTH, INNER)
@@ -216,6 +231,19 @@ def test_rows_at_which_answers_go_on_change_no_other_row(
     is_factored = variant == "avx512_bf16" and dtype == torch.bfloat16 and quantization == "int4"
     is_split = variant == "amx" and dtype == torch.float32 and quantization is None
     assert torch.equal(marked, plain) != (is_factored or is_split)
+
+
+@pytest.mark.parametrize("is_apart", [False, True], ids=["gated MLP", "MLP of another kind"])
+def test_norms_whose_scales_are_computed_or_change_later(is_apart: bool) -> None:
+    parts = Parts(torch.float32, False)
+    shifted = [ShiftedNorm(torch.rand(WIDTH) - 0.5, 1e-5) for _ in range(4)]
+    parts.input_norm, parts.post_norm = shifted[:2]
+    parts.output_norms = shifted[2], shifted[3]
+    expected = parts.one_by_one(parts.keys.clone(), parts.values.clone(), is_apart)
+    layer = parts.layer_with_an_mlp_of_another_kind() if is_apart else parts.layer()
+    for norm in shifted:
+        norm.weight = torch.zeros(WIDTH)
+    assert torch.equal(parts.run(layer), expected)
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
