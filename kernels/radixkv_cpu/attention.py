@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixkv_cpu.checks import IS_BF16, check_tensor
+from radixkv_cpu.checks import IS_BF16, check_scores, check_tensor
 from radixkv_cpu.library import require_library
 
 _POINTERS = (
@@ -175,10 +175,7 @@ class PagedAttention:
             or shape[1] % key_shape[2]
         ):
             self._check(query, keys, values)
-        if (window is not None and window < 1) or (softcap is not None and not softcap > 0):
-            raise ValueError(
-                f"window and softcap: expected at least 1 and above 0, or None, got {window} and {softcap}"
-            )
+        check_scores(window, softcap)
         rows, num_query_heads, key_dim = shape
         num_kv_heads, value_dim = value_shape[2], value_shape[3]
         if sinks is not None and (

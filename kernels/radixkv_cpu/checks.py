@@ -48,3 +48,13 @@ def check_tensor(
             what = "a contiguous tensor" if count == len(given) else f"the last {count} dimensions contiguous"
             raise ValueError(f"{name}: expected {what}, got shape {given} with strides {list(tensor.stride())}")
         expected_stride *= size
+
+
+def check_scores(window: int | None, softcap: float | None) -> None:
+    """Refuse what attention cannot do with its scores.
+
+    Raises:
+        ValueError: names what was expected and what was given.
+    """
+    if (window is not None and window < 1) or (softcap is not None and not softcap > 0):
+        raise ValueError(f"window and softcap: expected at least 1 and above 0, or None, got {window} and {softcap}")

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from radixkv_cpu.checks import check_tensor
+from radixkv_cpu.checks import check_scores, check_tensor
 from radixkv_cpu.elementwise import rms_norm
 from radixkv_cpu.linear import Weight
 
@@ -72,7 +72,7 @@ class DecoderLayer:
         struct: what the library reads, but for its cache.
 
     Raises:
-        ValueError: the parts do not belong together.
+        ValueError: the parts do not belong together, or a number is not as above.
     """
 
     def __init__(
@@ -114,6 +114,7 @@ class DecoderLayer:
             check_tensor(
                 f"{name}_norm", norm_scale, [head_dim if name in ("query", "key") else self.width], [torch.float32]
             )
+        check_scores(window, softcap)
         if sinks is not None:
             check_tensor("sinks", sinks, [self.num_query_heads], [torch.float32])
         self._kept = weights, scales, sinks  # the library reads them at every call

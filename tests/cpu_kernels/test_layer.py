@@ -347,3 +347,19 @@ def test_parts_that_do_not_belong_together_are_refused() -> None:
     parts.post_norm = Norm(torch.zeros(4), 1e-5)
     with pytest.raises(ValueError, match=r"post_norm: expected shape \[96\]"):
         parts.layer()
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ({"window": 0}, "0 and None"),
+        ({"window": -5}, "-5 and None"),
+        ({"softcap": 0.0}, r"None and 0\.0"),
+        ({"softcap": -3.0}, r"None and -3\.0"),
+        ({"softcap": float("nan")}, "None and nan"),
+    ],
+    ids=str,
+)
+def test_windows_and_caps_are_those_that_attention_takes(options: dict[str, Any], given: str) -> None:
+    with pytest.raises(ValueError, match=f"window and softcap: expected at least 1 and above 0, or None, got {given}"):
+        Parts(torch.float32, False).layer(**options)
