@@ -26,7 +26,7 @@ class Experts:
 
     Args:
         gate_up: gated, with an activation: the gates of all experts one below the other, and what they gate.
-        down: likewise, ``[experts * width, inner]``.
+        down: of all experts likewise, ``[experts * width, inner]``; not gated.
         num_experts: that the weights are of.
 
     Raises:
@@ -36,12 +36,15 @@ class Experts:
     def __init__(self, gate_up: Weight, down: Weight, num_experts: int) -> None:
         self.width, self.num_experts, self.dtype = gate_up.in_features, num_experts, gate_up.dtype
         inner = down.in_features
-        given = [(weight.dtype, weight.in_features, weight.out_features) for weight in (gate_up, down)]
-        expected = [(self.dtype, self.width, num_experts * inner), (self.dtype, inner, num_experts * self.width)]
+        given = [(weight.dtype, weight.in_features, weight.out_features, weight.is_gated) for weight in (gate_up, down)]
+        expected = [
+            (self.dtype, self.width, num_experts * inner, True),
+            (self.dtype, inner, num_experts * self.width, False),
+        ]
         if given != expected or inner % PANEL or self.width % PANEL:
             raise ValueError(
                 f"weights: expected those of {num_experts} experts, an expert's features a multiple of {PANEL}, "
-                f"got (type, inputs, outputs) {given}"
+                f"got (type, inputs, outputs, whether gated) {given}"
             )
         # The library reads them at every call.
         self._weights = gate_up, down

@@ -96,16 +96,18 @@ class DecoderLayer:
         self.num_kv_heads = (project.out_features // head_dim - self.num_query_heads) // 2
         gated = mlp if isinstance(mlp, tuple) else ()
         weights = (project, project_back, *gated)
-        given = [(weight.dtype, weight.in_features, weight.out_features) for weight in weights]
+        given = [(weight.dtype, weight.in_features, weight.out_features, weight.is_gated) for weight in weights]
         expected = [
-            (self.dtype, self.width, (self.num_query_heads + 2 * self.num_kv_heads) * head_dim),
-            (self.dtype, self.num_query_heads * head_dim, self.width),
+            (self.dtype, self.width, (self.num_query_heads + 2 * self.num_kv_heads) * head_dim, False),
+            (self.dtype, self.num_query_heads * head_dim, self.width, False),
         ]
         if gated:
             inner = gated[1].in_features
-            expected += [(self.dtype, self.width, inner), (self.dtype, inner, self.width)]
+            expected += [(self.dtype, self.width, inner, True), (self.dtype, inner, self.width, False)]
         if given != expected or not self.num_kv_heads or self.num_query_heads % self.num_kv_heads:
-            raise ValueError(f"weights: expected a layer with heads of {head_dim}, got (type, inputs, outputs) {given}")
+            raise ValueError(
+                f"weights: expected a layer with heads of {head_dim}, got (type, inputs, outputs, whether gated) {given}"
+            )
         all_norms = (input_norm, post_norm, *(head_norms or (None, None)), *(output_norms or (None, None)))
         norms = {name: norm for name, norm in zip(_NORMS, all_norms, strict=True) if norm is not None}
         # Taken once and kept: a norm may compute its scale at each access, or be given another.

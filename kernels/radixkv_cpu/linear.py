@@ -92,6 +92,11 @@ class Weight:
         return ctypes.addressof(self._call)
 
     @property
+    def is_gated(self) -> bool:
+        """Whether products are those of a gate, through an activation, and of what it gates."""
+        return bool(self._call.activation)
+
+    @property
     def nbytes(self) -> int:
         """Size of the panels, in bytes."""
         return self.panels.nbytes
@@ -140,7 +145,7 @@ class Weight:
 
     def _check_features(self, features: torch.Tensor) -> None:
         """Refuse numbers of features whose weights cannot be read one by one."""
-        if self._call.activation:
+        if self.is_gated:
             raise ValueError("rows: the weights of a gated product lie in turns")
         if features.numel() and not 0 <= int(features.min()) <= int(features.max()) < self.out_features:
             raise IndexError(f"features: expected numbers from 0 to {self.out_features - 1}, got {features.tolist()}")

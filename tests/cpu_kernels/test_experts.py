@@ -125,3 +125,16 @@ def test_parts_that_do_not_belong_together(inner: int, num_experts: int) -> None
     gate, down = torch.zeros(2 * inner, WIDTH), torch.zeros(2 * WIDTH, inner)
     with pytest.raises(ValueError, match=rf"weights: expected those of {num_experts} experts, .*, got \(type, inputs"):
         Experts(PackedWeight([gate, gate], (), "silu"), PackedWeight([down]), num_experts)
+
+
+@pytest.mark.parametrize("gated", [(False, False), (True, True)], ids=["neither", "both"])
+def test_experts_whose_gates_are_missing_or_too_many(gated: tuple[bool, bool]) -> None:
+    shapes = ((NUM_EXPERTS * INNER, WIDTH), (NUM_EXPERTS * WIDTH, INNER))
+    parts = [
+        PackedWeight([torch.zeros(shape)] * 2, (), "silu") if is_gated else PackedWeight([torch.zeros(shape)])
+        for shape, is_gated in zip(shapes, gated, strict=True)
+    ]
+    with pytest.raises(
+        ValueError, match=r"weights: expected those of .*, got \(type, inputs, outputs, whether gated\)"
+    ):
+        Experts(*parts, NUM_EXPERTS)

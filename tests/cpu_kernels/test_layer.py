@@ -350,6 +350,22 @@ def test_parts_that_do_not_belong_together_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "outputs", "inputs", "is_gated"),
+    [
+        ("project", (QUERY_HEADS + 2 * KV_HEADS) * DIM, WIDTH, True),
+        ("project_back", WIDTH, QUERY_HEADS * DIM, True),
+        ("gate_up", INNER, WIDTH, False),
+        ("down", WIDTH, INNER, True),
+    ],
+)
+def test_only_a_gated_mlp_has_a_gate(name: str, outputs: int, inputs: int, is_gated: bool) -> None:
+    parts, weight = Parts(torch.float32, False), torch.zeros(outputs, inputs)
+    setattr(parts, name, PackedWeight([weight] * 2, (), "silu") if is_gated else PackedWeight([weight]))
+    with pytest.raises(ValueError, match=rf"weights: expected a layer .* whether gated\) .*{outputs}, {is_gated}\)"):
+        parts.layer()
+
+
+@pytest.mark.parametrize(
     ("options", "given"),
     [
         ({"window": 0}, "0 and None"),
