@@ -68,7 +68,8 @@ class PagedAttention:
         row_ranges: int64 ``[2, ranges]``: the first of neighbouring query rows that read a range, and one past the last.
         tables: int64 ``[ranges]``: the row of ``block_ids`` through which the keys are found.
         key_ranges: int64 ``[2, ranges]``: the first key's position, and one past the last.
-        block_ids: int32 ``[tables, blocks]``. The caller ensures that the cache has those that ranges reach.
+        block_ids: int32 ``[tables, blocks]``, not to be changed while this object is used. The caller ensures that the cache
+            has those that ranges reach.
         positions: int64 ``[rows]``: a row sees keys up to its own position.
         block_size: tokens per block.
         kinds: int8 ``[ranges]``: each range's `RowKind`.
@@ -93,11 +94,12 @@ class PagedAttention:
         kinds: NDArray[np.int8],
     ) -> None:
         _check_ranges(row_ranges, tables, key_ranges, block_ids, positions, block_size, kinds)
-        # Kept: the library reads them at every call.
-        self._columns = tuple(np.ascontiguousarray(column) for column in (*row_ranges, tables, *key_ranges, kinds))
-        self._positions = np.ascontiguousarray(positions)
+        # Kept: the library reads them at every call. What was checked is copied, so that it stays as it was.
+        self._columns = tuple(column.copy() for column in (*row_ranges, tables, *key_ranges, kinds))
+        self._positions = positions.copy()
         self._block_ids = np.ascontiguousarray(block_ids)
         pointers = (column.ctypes.data for column in self._columns)
+        # The arguments common to all layers, which each call copies.
         self._call = _Attention(
             block_ids=self._block_ids.ctypes.data,
             positions=self._positions.ctypes.data,
@@ -185,7 +187,7 @@ class PagedAttention:
         ):
             check_tensor("sinks", sinks, [num_query_heads], [torch.float32])
         out = query.new_empty(rows, num_query_heads, value_dim)
-        call = self._call
+        call = _Attention.from_buffer_copy(self._call)
         call.query, call.out = query.data_ptr(), out.data_ptr()
         call.keys, call.values = keys.data_ptr(), values.data_ptr()
         call.sinks = None if sinks is None else sinks.data_ptr()
@@ -194,7 +196,7 @@ class PagedAttention:
         call.query_row_stride, call.query_head_stride = stride[0], stride[1]
         call.out_row_stride = num_query_heads * value_dim
         call.window, call.scale, call.softcap = window or 0, scale, softcap or 0.0
-        self._run(self.address, is_bf16)
+        self._run(ctypes.addressof(call), is_bf16)
         return out
 
     def _check(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:

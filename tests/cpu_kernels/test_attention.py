@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 from support.cpu_variants import each_variant, use
 from support.paged_batches import PagedBatch, make_paged_batch
 
-from radixkv_cpu import RowKind
+from radixkv_cpu import PagedAttention, RowKind
 
 DIMS = st.sampled_from([1, 8, 16, 24, 32, 40, 80, 96, 128, 256])
 # In bfloat16, these add a row's products in the order of a prompt's, wherever the row stands.
@@ -109,6 +112,39 @@ def test_threads_do_not_change_a_bit(variant: str, dtype: torch.dtype) -> None:
         with use(variant, num_threads):
             results.append(batch.attention().attend(query, batch.keys, batch.values, scale=0.1))
     assert torch.equal(*results)
+
+
+@each_variant
+def test_several_threads_attend_by_one_plan(variant: str) -> None:
+    """Each gets the results of its own queries; calls do not share arguments."""
+    batch = make_paged_batch(2, dtype=torch.float32, num_sequences=3, max_rows=9, max_tokens=90, **TINY)
+    queries = [torch.randn(len(batch.positions), heads, 8) for heads in (2, 6)]
+    with use(variant):
+        attention = batch.attention()
+        attend = partial(attention.attend, keys=batch.keys, values=batch.values, scale=0.3)
+        expected = [attend(query) for query in queries]
+        with ThreadPoolExecutor(2) as pool:
+            same = pool.map(lambda x, y: all(torch.equal(attend(x), y) for _ in range(300)), queries, expected)
+        assert list(same) == [True, True]
+
+
+@each_variant
+def test_arrays_that_change_later(variant: str) -> None:
+    """What was checked is what is computed with."""
+    arrays = {
+        "row_ranges": np.array([[0, 1], [1, 2]]),
+        "tables": np.array([0, 1]),
+        "key_ranges": np.array([[0, 0], [3, 4]]),
+        "positions": np.array([2, 3]),
+        "kinds": np.array([RowKind.PROMPT, RowKind.DECODING], dtype=np.int8),
+    }
+    query, keys, values = torch.randn(2, 1, 8), torch.randn(2, 4, 1, 8), torch.randn(2, 4, 1, 8)
+    with use(variant):
+        attention = PagedAttention(block_ids=np.array([[0], [1]], dtype=np.int32), block_size=4, **arrays)
+        expected = attention.attend(query, keys, values, scale=1.0)
+        for array in arrays.values():
+            array.fill(0)
+        assert torch.equal(attention.attend(query, keys, values, scale=1.0), expected)
 
 
 @each_variant
