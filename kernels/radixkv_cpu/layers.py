@@ -110,6 +110,8 @@ class DecoderLayers:
                 raise ValueError(f"attention: expected blocks of {self._block_size} tokens, got {each.block_size}")
         if kept_rows is not None:
             check_tensor("kept", kept_rows, [last_attention.num_rows], [torch.int64])
+            if len(kept_rows) > rows:
+                raise ValueError(f"kept: expected at most {rows} rows, got {len(kept_rows)}")
         if decoding is not None:
             check_tensor("decoding", decoding, [None], [torch.int64])
         out = x.new_empty(last_attention.num_rows, self._width)

@@ -268,7 +268,7 @@ def test_bad_tensors_are_refused_and_nothing_is_written(changed: dict[str, Any],
     assert torch.equal(parts.values, values)
 
 
-def test_kept_rows_and_blocks_of_another_size_are_refused() -> None:
+def test_kept_rows_of_another_number_and_blocks_of_another_size_are_refused() -> None:
     parts = Parts(torch.float32, False)
     for kept, message in (
         (torch.arange(3), r"kept: expected shape \[9\], got \[3\]"),
@@ -276,6 +276,12 @@ def test_kept_rows_and_blocks_of_another_size_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             parts.run(parts.layer(), kept=(kept, parts.attention))
+    more = PagedAttention(
+        np.array([[0], [10]]), np.zeros(1, dtype=np.int64), np.array([[0], [4]]), np.zeros((1, 1), dtype=np.int32),
+        np.zeros(10, dtype=np.int64), BLOCK, np.zeros(1, dtype=np.int8),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="kept: expected at most 9 rows, got 10"):
+        parts.run(parts.layer(), kept=(torch.zeros(10, dtype=torch.int64), more))
     caches = [torch.zeros(6, 8, KV_HEADS, DIM) for _ in range(2)]
     with pytest.raises(ValueError, match="attention: expected blocks of 8 tokens, got 4"):
         parts.run(parts.layer(), *caches)
