@@ -1,7 +1,7 @@
 """Linear layers whose weights were quantised elsewhere: integers of 8 or 4 bits, or float8, with scales for 16 or 32 inputs.
 
-They are kept as they are: products are those of ``integers * scales + centres``, computed in float32, to the
-last bit. ``src/quantised.h`` says how they lie in memory; `quantised` makes such weights itself.
+They are kept as they are: products are those of ``integers * scales + centres``, computed in float32; to the last bit where
+``integers * scales`` is exact. ``src/quantised.h`` says how they lie in memory; `quantised` makes such weights itself.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from radixkv_cpu.checks import check_tensor
 from radixkv_cpu.linear import PANEL, Weight, check_weights, stack
 from radixkv_cpu.quantised import GROUP, write_panels
 
@@ -53,11 +54,11 @@ class _Format(NamedTuple):
 
     def holds(self, blocks: Blocks) -> bool:
         """Whether this format can represent all of these, to the last bit."""
-        parts = GROUP * blocks.scales.shape[1] // blocks.integers.shape[1]
+        parts = blocks.scales.shape[1] // (blocks.integers.shape[1] // GROUP)
         return (
             self.integer == blocks.integers.dtype
             and self.bits >= blocks.bits
-            and self.dtype.itemsize >= blocks.scales.dtype.itemsize
+            and self.dtype in (blocks.scales.dtype, torch.float32)
             and self.parts >= parts
             and (self.is_centred or blocks.centres is None)
         )
@@ -97,7 +98,8 @@ class BlockWeight(Weight):
         activation: a key of `ACTIVATIONS`, as of `PackedWeight`.
 
     Raises:
-        ValueError: the blocks, their biases and the activation do not belong together; or there are integers and float8.
+        ValueError: the blocks, their biases and the activation do not belong together; a scale or centre is not as `Blocks`
+            says; or there are integers and float8.
 
     Attributes:
         num_weights: how many it is made of.
@@ -116,6 +118,8 @@ class BlockWeight(Weight):
         check_weights(shapes, biases, activation)
         if shapes[0].shape[1] % GROUP:
             raise ValueError(f"blocks: expected a multiple of {GROUP} inputs, got {list(shapes[0].shape)}")
+        for i, part in enumerate(blocks):
+            _check_numbers(f"blocks[{i}]", part)
         self.num_weights = len(blocks)
         self._format = _format_of(blocks)
         what = f"{self._format.bits} bits" if self._format.integer == torch.int8 else "float8"
@@ -154,6 +158,16 @@ class BlockWeight(Weight):
             parts += numbers[..., kind.parts :, None]
         rows: torch.Tensor = parts.to(self.dtype).reshape(*features.shape, self.in_features)
         return rows
+
+
+def _check_numbers(name: str, blocks: Blocks) -> None:
+    features, inputs = blocks.integers.shape
+    scales = blocks.scales
+    check_tensor(f"{name}.scales", scales, [features, None], [torch.float16, torch.float32], 0)
+    if scales.shape[1] not in (inputs // GROUP, inputs // GROUP * 2):
+        raise ValueError(f"{name}.scales: expected one for 32 or 16 of {inputs} inputs each, got {list(scales.shape)}")
+    if blocks.centres is not None:
+        check_tensor(f"{name}.centres", blocks.centres, list(scales.shape), [scales.dtype], 0)
 
 
 def _format_of(blocks: Sequence[Blocks]) -> _Format:

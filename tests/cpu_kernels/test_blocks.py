@@ -153,3 +153,26 @@ def test_bad_input() -> None:
         BlockWeight([blocks, unpack(random_blocks("Q8_0", 4, 32, np.random.default_rng(0)), "Q8_0")], torch.float32)
     with pytest.raises(ValueError, match="rows: the weights of a gated product"):
         BlockWeight([blocks, blocks], torch.float32, activation="silu").rows(torch.tensor([0]))
+
+
+BAD_NUMBERS: dict[str, tuple[torch.Tensor, torch.Tensor | None, str]] = {
+    "type": (torch.ones(4, 2, dtype=torch.bfloat16), None, "scales: expected float16 or float32, got bfloat16"),
+    "features": (torch.ones(3, 2), None, r"scales: expected shape \[4, any\], got \[3, 2\]"),
+    "rank": (torch.ones(4), None, r"scales: expected shape \[4, any\], got \[4\]"),
+    "inputs": (torch.ones(4, 3), None, r"scales: expected one for 32 or 16 of 64 inputs each, got \[4, 3\]"),
+    "device": (torch.ones(4, 2, device="meta"), None, "scales: expected on cpu, got meta"),
+    "shape of centres": (torch.ones(4, 2), torch.ones(4, 4), r"centres: expected shape \[4, 2\], got \[4, 4\]"),
+    "type of centres": (torch.ones(4, 2), torch.ones(4, 2).half(), "centres: expected float32, got float16"),
+}
+
+
+@needs_library
+@pytest.mark.parametrize(("scales", "centres", "message"), BAD_NUMBERS.values(), ids=BAD_NUMBERS)
+def test_scales_and_centres_that_are_not_the_blocks(
+    scales: torch.Tensor, centres: torch.Tensor | None, message: str
+) -> None:
+    integers = torch.ones(4, 64, dtype=torch.int8)
+    good = Blocks(8, integers, torch.ones(4, 4), torch.zeros(4, 4))
+    assert torch.equal(BlockWeight([good], torch.float32).rows(torch.arange(4)), integers.float())
+    with pytest.raises(ValueError, match=rf"blocks\[1\]\.{message}"):
+        BlockWeight([good, Blocks(8, integers, scales, centres)], torch.float32)
