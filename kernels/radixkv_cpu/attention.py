@@ -172,6 +172,7 @@ class PagedAttention:
                 key_shape[0] == value_shape[0] and key_shape[1] == value_shape[1] and key_shape[2] == value_shape[2]
             )
             or shape[2] != key_shape[3]
+            or not shape[2]
             or not key_shape[2]
             or not shape[1]
             or shape[1] % key_shape[2]
@@ -202,6 +203,8 @@ class PagedAttention:
     def _check(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         check_tensor("keys", keys, [None, self.block_size, None, None], tuple(IS_BF16))
         num_blocks, _, num_kv_heads, key_dim = keys.shape
+        if not key_dim:
+            raise ValueError(f"keys: expected at least one dimension of a head, got shape {list(keys.shape)}")
         check_tensor("values", values, [num_blocks, self.block_size, num_kv_heads, None], [keys.dtype])
         check_tensor("query", query, [self.num_rows, None, key_dim], [keys.dtype], 1)
         if not num_kv_heads or not query.shape[1] or query.shape[1] % num_kv_heads:

@@ -49,7 +49,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.T
     """``x / sqrt(mean(x^2) + epsilon) * weight`` over the last dimension.
 
     Args:
-        x: ``[..., dim]``; or ``[rows, groups, dim]`` in which only the rows are not contiguous, with ``out`` being ``x``.
+        x: ``[..., dim]``; or ``[rows, groups, dim]`` in which only rows lie apart and none overlap, with ``out`` being ``x``.
         weight: float32 ``[dim]``.
         out: ``x`` itself, where the result goes; None: into a new tensor.
 
@@ -62,6 +62,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.T
     if (
         not (is_bf16 or x.dtype == torch.float32)
         or not (x.is_cpu and weight.is_cpu and weight.is_contiguous())
+        or not shape
         or weight.shape != (dim,)
         or weight.dtype != torch.float32
     ):
@@ -77,6 +78,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.T
         strides = x.stride()
         if len(shape) != 3 or strides[1] != dim or strides[2] != 1:
             check_tensor("x", x, [None, None, None], [x.dtype], 2)
+        if shape[0] > 1 and strides[0] < shape[1] * dim:
+            raise ValueError(f"x: expected rows at least {shape[1] * dim} apart, got {strides[0]}")
         rows, groups, stride = shape[0], shape[1], strides[0]
     call = _Norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, groups, dim, stride, epsilon)
     require_library().rms_norm(ctypes.addressof(call), is_bf16)
@@ -87,7 +90,7 @@ def rope_(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.
     """Rotate queries and keys in place by their positions; of each head the first ``rotary dim`` dimensions, half by half.
 
     Args:
-        query: ``[rows, query heads, dim]``, whose rows lie as far apart as those of ``key``.
+        query: ``[rows, query heads, dim]``, whose rows lie as far apart as those of ``key`` and do not overlap.
         key: ``[rows, kv heads, dim]``.
         cos: ``[rows, rotary dim]``, of the query's type.
         sin: likewise.
@@ -105,6 +108,7 @@ def rope_(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.
         or not (len(shape) == len(key_shape) == 3)
         or stride != key.stride()
         or not (stride[2] == 1 and stride[1] == shape[2])
+        or (shape[0] > 1 and stride[0] < max(shape[1], key_shape[1]) * shape[2])
         or len(cos_shape) != 2
         or cos_shape != sin.shape
         or not (shape[0] == key_shape[0] == cos_shape[0])
@@ -122,10 +126,13 @@ def rope_(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.
 
 def _check_rope(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     check_tensor("query", query, [None, None, None], tuple(IS_BF16), 2)
-    rows, _, dim = query.shape
+    rows, num_query_heads, dim = query.shape
     check_tensor("key", key, [rows, None, dim], [query.dtype], 2)
     if rows > 1 and query.stride(0) != key.stride(0):
         raise ValueError(f"key: expected rows {query.stride(0)} apart as the query's are, got {key.stride(0)}")
+    for name, heads in (("query", num_query_heads), ("key", key.shape[1])):
+        if rows > 1 and query.stride(0) < heads * dim:
+            raise ValueError(f"{name}: expected rows at least {heads * dim} apart, got {query.stride(0)}")
     check_tensor("cos", cos, [rows, None], [query.dtype])
     check_tensor("sin", sin, [rows, cos.shape[1]], [query.dtype])
     if cos.shape[1] > dim or cos.shape[1] % 2:

@@ -67,9 +67,9 @@ class Experts:
             ValueError: a tensor is of another shape or type, or not on the CPU.
         """
         if (
-            x.shape != (len(chosen), self.width)
+            chosen.dim() != 2
+            or x.shape != (len(chosen), self.width)
             or weights.shape != chosen.shape
-            or chosen.dim() != 2
             or not (x.dtype == self.dtype and chosen.dtype == torch.int64 and weights.dtype == torch.float32)
             or not all(tensor.is_cpu and tensor.is_contiguous() for tensor in (x, chosen, weights))
         ):

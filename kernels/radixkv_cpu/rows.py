@@ -27,7 +27,7 @@ class BlockParts:
     Each call is one without Python's lock, for all blocks and parts. Any thread may call.
 
     Args:
-        parts: ``[blocks, ...]`` on the CPU, contiguous, of the same blocks.
+        parts: ``[blocks, ...]`` on the CPU, contiguous, of the same blocks, of which there is at least one.
 
     Attributes:
         row_bytes: of a block.
@@ -42,7 +42,9 @@ class BlockParts:
             raise ValueError("parts: expected at least one tensor, got none")
         self._library = require_library()
         self._parts = list(parts)  # keeps their memory
-        self._num_blocks = parts[0].shape[0]
+        if not parts[0].dim() or not len(parts[0]):
+            raise ValueError(f"parts: expected at least one block, got shape {list(parts[0].shape)}")
+        self._num_blocks = len(parts[0])
         for part in parts:
             check_tensor("parts", part, [self._num_blocks, *part.shape[1:]], [part.dtype])
         sizes = [part[0].numel() * part.element_size() for part in parts]

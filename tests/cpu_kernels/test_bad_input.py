@@ -106,6 +106,11 @@ def test_norms(x: torch.Tensor, weight: torch.Tensor, message: str) -> None:
         assert (x == 1).all()
 
 
+def test_the_norm_of_a_single_number() -> None:
+    with pytest.raises(ValueError, match=r"x: expected shape \[any\], got \[\]"):
+        rms_norm(torch.tensor(5.0), torch.ones(0), 1e-5)
+
+
 def test_norms_in_place() -> None:
     x, weight = torch.ones(2, 3, 8), torch.ones(8)
     with pytest.raises(ValueError, match="out: expected x itself or None, got another tensor"):
@@ -116,6 +121,9 @@ def test_norms_in_place() -> None:
     turned = x.transpose(0, 1)
     with pytest.raises(ValueError, match="x: expected the last 2 dimensions contiguous"):
         rms_norm(turned, weight, 1e-5, out=turned)
+    repeated = x[:1].expand(5, 3, 8)
+    with pytest.raises(ValueError, match="x: expected rows at least 24 apart, got 0"):
+        rms_norm(repeated, weight, 1e-5, out=repeated)
     assert (x == 1).all()
 
 
@@ -146,6 +154,15 @@ def test_rotary_positions(name: str, tensor: torch.Tensor, message: str) -> None
         rope_(**{**arguments, name: tensor})
     assert (arguments["query"] == 1).all()
     assert (arguments["key"] == 1).all()
+
+
+@pytest.mark.parametrize(("query_heads", "kv_heads", "name"), [(4, 2, "query"), (2, 4, "key")])
+def test_rotary_positions_of_rows_that_overlap(query_heads: int, kv_heads: int, name: str) -> None:
+    x, positions = torch.ones(8, 8), torch.zeros(3, 8)
+    query, key = (x.as_strided((3, heads, 8), (16, 8, 1)) for heads in (query_heads, kv_heads))
+    with pytest.raises(ValueError, match=f"{name}: expected rows at least 32 apart, got 16"):
+        rope_(query, key, positions, positions)
+    assert (x == 1).all()
 
 
 @pytest.mark.parametrize("rotary_dim", [7, 10])
@@ -296,6 +313,13 @@ def test_a_cache_without_heads() -> None:
     whole = torch.zeros(5, 16, 2, 8)
     with pytest.raises(ValueError, match=r"query: expected a multiple of the cache's 2 heads, got \[2, 0, 8\]"):
         PagedAttention(**plan()).attend(torch.zeros(2, 0, 8), whole, whole, scale=1.0)
+
+
+def test_heads_without_dimensions() -> None:
+    """All scores would be 0."""
+    keys, values = torch.zeros(5, 16, 2, 0), torch.zeros(5, 16, 2, 4)
+    with pytest.raises(ValueError, match=r"keys: expected at least one dimension of a head, got shape \[5, 16, 2, 0\]"):
+        PagedAttention(**plan()).attend(torch.zeros(2, 4, 0), keys, values, scale=1.0)
 
 
 def test_strides_of_single_entries_do_not_matter() -> None:

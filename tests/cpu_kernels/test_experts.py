@@ -106,6 +106,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "width": ({"x": torch.zeros(3, WIDTH + 1)}, r"x: expected shape \[any, 96\], got \[3, 97\]"),
     "type": ({"x": torch.zeros(3, WIDTH).bfloat16()}, "x: expected float32, got bfloat16"),
     "rows": ({"chosen": torch.zeros(2, 2, dtype=torch.int64)}, r"chosen: expected shape \[3, any\], got \[2, 2\]"),
+    "no rows": ({"chosen": torch.tensor(1)}, r"chosen: expected shape \[3, any\], got \[\]"),
     "numbers": ({"chosen": torch.zeros(3, 2, dtype=torch.int32)}, "chosen: expected int64, got int32"),
     "weights": ({"weights": torch.zeros(3, 1)}, r"weights: expected shape \[3, 2\], got \[3, 1\]"),
     "strides": ({"weights": torch.zeros(2, 3).T}, "weights: expected a contiguous tensor"),

@@ -65,10 +65,13 @@ def test_bad_rows_are_refused(variant: str, name: str, tensor: torch.Tensor, mes
     ("parts", "message"),
     [
         ([], "parts: expected at least one tensor, got none"),
+        ([torch.zeros(0, 4)], r"parts: expected at least one block, got shape \[0, 4\]"),
+        ([torch.tensor(1.0)], r"parts: expected at least one block, got shape \[\]"),
+        ([torch.zeros(9, 2), torch.tensor(1.0)], r"parts: expected shape \[9\], got \[\]"),
         ([torch.zeros(9, 2), torch.zeros(8, 2)], r"parts: expected shape \[9, 2\], got \[8, 2\]"),
         ([torch.zeros(9, 4)[:, ::2]], "parts: expected a contiguous tensor"),
     ],
-    ids=["none", "another number of blocks", "strides"],
+    ids=["none", "no blocks", "a number", "a number beside blocks", "another number of blocks", "strides"],
 )
 def test_bad_parts_are_refused(variant: str, parts: list[torch.Tensor], message: str) -> None:
     with use(variant), pytest.raises(ValueError, match=message):
