@@ -28,8 +28,8 @@ def read_records(
 ) -> list[int]:
     """Read records, and compare each with its header as it should be. One call without Python's lock; any thread may call.
 
-    A record lies in a slot: its header at the beginning, its row at the end. A header is a magic number (8 bytes), a
-    checksum (XXH3, 128 bits, of all that follows and of the row), and what says which record it is.
+    A record lies in a slot: its header at the beginning, its row at the end; what lies between is not read. A header is a
+    magic number (8 bytes), a checksum (XXH3, 128 bits, of all that follows and of the row), and what says which record it is.
 
     Args:
         places: of the slots: an open file's descriptor, and an offset in bytes.
@@ -49,6 +49,8 @@ def read_records(
     count = len(places)
     if rows.dtype != np.uint8 or rows.ndim != 2 or len(rows) != count or not rows.flags.c_contiguous:
         raise ValueError(f"rows: expected contiguous bytes of {count} records, got {rows.dtype} {list(rows.shape)}")
+    if not rows.flags.writeable:
+        raise ValueError(f"rows: expected an array that can be written to, got a read-only one of {list(rows.shape)}")
     if not count:
         return []
     header_bytes, rest = divmod(len(headers), count)

@@ -91,6 +91,28 @@ def test_a_file_that_ends_before_its_record_is_corrupt(variant: str, file: int) 
 
 
 @each_variant
+def test_what_lies_between_a_header_and_its_row_takes_no_memory(variant: str, file: int) -> None:
+    header, slot = record(1, 100)
+    os.pwrite(file, slot, 0)
+    with use(variant):
+        assert read_records([(file, 0)], header, 2**62, poisoned(1, 100)) == [CORRUPT]
+
+
+@each_variant
+def test_read_only_rows_are_not_written_to(variant: str, file: int) -> None:
+    header, slot = record(1, 100)
+    os.pwrite(file, slot, 0)
+    rows = poisoned(1, 100)
+    rows.flags.writeable = False
+    with (
+        use(variant),
+        pytest.raises(ValueError, match=r"rows: expected an array that can be written to, got .* \[1, 100\]"),
+    ):
+        read_records([(file, 0)], header, SLOT, rows)
+    assert (rows == 0xAA).all()
+
+
+@each_variant
 def test_what_cannot_be_read_says_why_and_nothing_behind_it_is_tried(variant: str, file: int) -> None:
     header, slot = record(1, 100)
     os.pwrite(file, slot, 0)

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include <sys/uio.h>
+#include <unistd.h>
 
 #define XXH_INLINE_ALL
 #include "xxhash.h"
@@ -25,21 +25,18 @@ constexpr int64_t kFieldsStart = kMagicBytes + sizeof(XXH128_canonical_t);
 // An outcome below zero is a negated number of <cerrno>.
 enum Outcome : int32_t { kRight = 0, kOther = 1, kCorrupt = 2 };
 
-// Zero, or the negated number of an error; `whole` is false where the file ends before the slot does.
-int32_t read_slot(int file, int64_t offset, iovec head, iovec row, bool* whole) {
-    while (head.iov_len + row.iov_len > 0) {
-        const iovec pieces[2] = {head, row};
-        const ssize_t length = preadv(file, pieces, 2, offset);
+// Zero, or the negated number of an error; `whole` is false where the file ends before.
+int32_t read_all(int file, int64_t offset, char* out, int64_t size, bool* whole) {
+    while (size > 0) {
+        const ssize_t length = pread(file, out, size, offset);
         if (length < 0 && errno == EINTR) continue;
         if (length < 0) return -errno;
         if (length == 0) break;
         offset += length;
-        const size_t of_head = static_cast<size_t>(length) < head.iov_len ? length : head.iov_len;
-        const size_t of_row = length - of_head;
-        head = {static_cast<char*>(head.iov_base) + of_head, head.iov_len - of_head};
-        row = {static_cast<char*>(row.iov_base) + of_row, row.iov_len - of_row};
+        out += length;
+        size -= length;
     }
-    *whole = head.iov_len + row.iov_len == 0;
+    *whole = size == 0;
     return 0;
 }
 
@@ -60,14 +57,15 @@ Outcome compare(const char* header, const char* expected, int64_t header_bytes, 
 
 // Record by record, so that a row is summed while it is in the processor's caches. After an error nothing more is read.
 RADIXKV_API void radixkv_records(const Records* call, int32_t) {
-    std::vector<char> head(call->slot_bytes - call->row_bytes);
+    std::vector<char> header(call->header_bytes);
     int32_t error = 0;
     for (int64_t i = 0; i < call->num_records; i++) {
         char* row = call->rows + i * call->row_bytes;
         bool whole = false;
-        if (error == 0) {
-            const iovec of_row = {row, static_cast<size_t>(call->row_bytes)};
-            error = read_slot(call->files[i], call->offsets[i], {head.data(), head.size()}, of_row, &whole);
+        if (error == 0) error = read_all(call->files[i], call->offsets[i], header.data(), call->header_bytes, &whole);
+        if (error == 0 && whole) {
+            const int64_t row_offset = call->offsets[i] + call->slot_bytes - call->row_bytes;
+            error = read_all(call->files[i], row_offset, row, call->row_bytes, &whole);
         }
         if (error != 0) {
             call->outcomes[i] = error;
@@ -75,7 +73,7 @@ RADIXKV_API void radixkv_records(const Records* call, int32_t) {
             call->outcomes[i] = kCorrupt;
         } else {
             const char* expected = call->headers + i * call->header_bytes;
-            call->outcomes[i] = compare(head.data(), expected, call->header_bytes, row, call->row_bytes);
+            call->outcomes[i] = compare(header.data(), expected, call->header_bytes, row, call->row_bytes);
         }
     }
 }
