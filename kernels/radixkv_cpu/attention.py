@@ -36,7 +36,8 @@ MAX_DECODING_ROWS = 32
 
 
 class RowKind(IntEnum):
-    """Whose rows read a range of keys. Rows of one sequence are computed as if each were the only one, to the last bit.
+    """Whose rows read a range of keys. Rows of one sequence are computed as if each were the only one, to the last bit, where
+    keys and values are finite; otherwise a row may become NaN by what only a row beside it sees.
 
     Attributes:
         SHARED: rows of several sequences.

@@ -9,8 +9,9 @@
 //     range 0, shared   rows 0..3   |  chunk 0  |  chunk 1  |            a partial result each, per row and head
 //     range 1, tail     row 0                               | chunk 0 |
 //
-// A row's result depends, to the last bit, only on its ranges and on what kind of row it is, not on other rows or on threads.
-// Softmaxes of 256 keys each are added in order into those of 2,048 keys, and these into one, whichever tasks do it.
+// Where keys and values are finite, a row's result depends, to the last bit, only on its ranges and on what kind of row it is,
+// not on other rows or on threads. Softmaxes of 256 keys each are added in order into those of 2,048 keys, and these into one,
+// whichever tasks do it. A value that a row does not see may be multiplied by 0, which for an infinite one gives NaN.
 
 #include <omp.h>
 
