@@ -12,22 +12,14 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from support.in_process_server import serve
+from support.messages_requests import BODY, IMAGE, QUESTION, RESULT, TEXT, USE
 
 from radixkv import LLM
 from radixkv.server.messages.output import MessageContent
-from radixkv.server.messages.request import MessagesRequest
-from radixkv.server.messages.translation import as_chat_request
 from radixkv.server.tenants import Tenants
 from radixkv.tools.pieces import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
-
-QUESTION = {"role": "user", "content": "Name three colours."}
-TEXT = {"type": "text", "text": "What is this?"}
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
-RESULT = {"type": "tool_result", "tool_use_id": "one"}
-USE = {"type": "tool_use", "id": "one", "name": "f", "input": {}}
-BODY: dict[str, Any] = {"model": "model", "max_tokens": 12, "temperature": 0, "messages": [QUESTION]}
 
 
 @cache
@@ -133,23 +125,6 @@ def test_an_empty_last_answer_is_no_prefill(llm: LLM) -> None:
             assert answer["content"] == expected
 
     serve(llm, scenario)
-
-
-def test_an_empty_last_answer_is_part_of_no_prefix_that_stays_cached() -> None:
-    messages = [QUESTION, {"role": "assistant", "content": ""}]
-    body = MessagesRequest.model_validate({**BODY, "messages": messages, "cache_control": {"type": "ephemeral"}})
-    chat, (breakpoint,) = as_chat_request(body)
-    assert chat["messages"] == breakpoint.messages
-    assert chat["messages"][-1]["role"] == "user"
-
-
-def test_the_request_s_own_mark_is_kept_where_the_last_message_has_no_blocks() -> None:
-    mark: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
-    empty = {"role": "assistant", "content": []}
-    marked = {"role": "user", "content": [{"type": "text", "text": QUESTION["content"], **mark}]}
-    for question in (QUESTION, marked):
-        body = MessagesRequest.model_validate({**BODY, **mark, "messages": [question, empty]})
-        assert [point.messages for point in as_chat_request(body)[1]] == [[QUESTION]]
 
 
 def test_a_tool_is_used_and_its_result_read(llm: LLM) -> None:
@@ -317,127 +292,6 @@ def test_fields_of_unsupported_features_are_accepted_where_they_request_nothing(
     serve(llm, scenario)
 
 
-def chat_of(**fields: Any) -> dict[str, Any]:
-    return as_chat_request(MessagesRequest.model_validate({**BODY, **fields}))[0]
-
-
-def test_blocks_of_text_are_one_message_whatever_is_marked() -> None:
-    """Appending thousands of blocks one by one used to take 2.5 s on the event loop for 7 MB of system prompt."""
-    mark = {"cache_control": {"type": "ephemeral"}}
-    blocks = [{"type": "text", "text": f"{number}", **(mark if number in (1, 2) else {})} for number in range(5)]
-    body = MessagesRequest.model_validate(
-        {
-            **BODY,
-            "system": blocks,
-            "messages": [
-                {"role": "user", "content": "Hi"},
-                {"role": "user", "content": [{"type": "text", "text": "you", **mark}]},
-                {"role": "assistant", "content": blocks[3:]},
-                {"role": "assistant", "content": [{"type": "text", "text": "!", **mark}]},
-            ],
-        }
-    )
-    chat, breakpoints = as_chat_request(body)
-    assert chat["messages"] == [
-        {"role": "system", "content": "0\n1\n2\n3\n4"},
-        {"role": "user", "content": "Hi\nyou"},
-        {"role": "assistant", "content": "34!"},
-    ]
-    assert [point.messages[-1]["content"] for point in breakpoints] == ["0\n1", "0\n1\n2", "Hi\nyou", "34!"]
-
-
-def test_blocks_become_messages() -> None:
-    call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Köln"}}
-    messages = [
-        {"role": "user", "content": [{"type": "text", "text": "How is"}, {"type": "text", "text": "the weather?"}]},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "I must ask.", "signature": "x"},
-                {"type": "redacted_thinking", "data": "x"},
-                {"type": "text", "text": "Let me see."},
-                call,
-                {**call, "id": "t2", "input": {}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "Rain."}]},
-                {"type": "tool_result", "tool_use_id": "t2", "content": "no city", "is_error": True},
-                {"type": "tool_result", "tool_use_id": "t3", "content": None},
-                {"type": "text", "text": "And?"},
-            ],
-        },
-        {"role": "user", "content": "Well?"},
-    ]
-    assert chat_of(messages=messages, system="Be kind.")["messages"] == [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "How is\nthe weather?"},
-        {
-            "role": "assistant",
-            "content": "Let me see.",
-            "reasoning_content": "I must ask.",
-            "tool_calls": [
-                {"id": "t1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Köln"}'}},
-                {"id": "t2", "type": "function", "function": {"name": "weather", "arguments": "{}"}},
-            ],
-        },
-        {"role": "tool", "tool_call_id": "t1", "content": "Rain."},
-        {"role": "tool", "tool_call_id": "t2", "content": "Error: no city"},
-        {"role": "tool", "tool_call_id": "t3", "content": ""},
-        {"role": "user", "content": "And?\nWell?"},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
-        ({"type": "auto"}, {"tool_choice": "auto"}),
-        ({"type": "any", "disable_parallel_tool_use": True}, {"tool_choice": "required", "parallel_tool_calls": False}),
-        ({"type": "none"}, {"tool_choice": "none"}),
-        ({"type": "tool", "name": "f"}, {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
-    ],
-)
-def test_tools_and_the_choice_of_them(choice: dict[str, Any], expected: dict[str, Any]) -> None:
-    schema = {"type": "object", "properties": {}}
-    chat = chat_of(tools=[{"name": "f", "description": "It does.", "input_schema": schema}], tool_choice=choice)
-    assert chat["tools"] == [
-        {"type": "function", "function": {"name": "f", "description": "It does.", "parameters": schema}}
-    ]
-    assert {name: chat[name] for name in ("tool_choice", "parallel_tool_calls") if name in chat} == expected
-
-
-def test_thinking_effort_and_schema() -> None:
-    schema = {"type": "object"}
-    output = {"effort": "max", "format": {"type": "json_schema", "schema": schema}}
-    chat = chat_of(thinking={"type": "enabled", "budget_tokens": 2000}, output_config=output, top_k=5)
-    assert chat["chat_template_kwargs"] == {"enable_thinking": True}
-    assert chat["reasoning_effort"] == "max"
-    assert chat["response_format"]["json_schema"]["schema"] == schema
-    assert chat["top_k"] == 5
-    assert chat_of(thinking={"type": "disabled"})["chat_template_kwargs"] == {"enable_thinking": False}
-
-
-def test_what_coding_agents_send_is_accepted() -> None:
-    mark = {"cache_control": {"type": "ephemeral"}}
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "properties": {}}
-    chat = chat_of(
-        max_tokens=32_000,
-        system=[{"type": "text", "text": "You are an agent."}, {"type": "text", "text": "Be careful.", **mark}],
-        tools=[{"name": "Bash", "description": "It runs.", "input_schema": schema, "eager_input_streaming": True}],
-        messages=[{"role": "user", "content": [{"type": "text", "text": "Go on.", **mark}]}],
-        metadata={"user_id": "user_1"},
-        thinking={"type": "adaptive"},
-        output_config={"effort": "high"},
-        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        stream=True,
-    )
-    assert chat["max_completion_tokens"] == 32_000
-    with pytest.raises(ValidationError, match="not supported"):
-        chat_of(context_management={"edits": [{"type": "compact_20260112"}]})
-
-
 def test_conversations_that_differ_in_their_billing_header_share_the_rest(llm: LLM) -> None:
     """Claude Code's header stands before everything, so no conversation found what another had computed."""
 
@@ -451,21 +305,6 @@ def test_conversations_that_differ_in_their_billing_header_share_the_rest(llm: L
         assert (second["input_tokens"], second["cache_read_input_tokens"]) == (1, num_prompt - 1)
 
     serve(llm, scenario)
-
-
-def test_notes_stand_for_images_and_documents_that_a_tool_returned() -> None:
-    """One image that an agent had read made every later request of its conversation fail."""
-    document = {
-        "type": "document",
-        "source": {"type": "text", "data": "x"},
-        "title": "T",
-        "citations": {"enabled": True},
-    }
-    result = {**RESULT, "content": [TEXT, IMAGE, {**document, "cache_control": {"type": "ephemeral"}}]}
-    (message,) = chat_of(messages=[{"role": "user", "content": [result]}])["messages"]
-    assert message["content"] == (
-        "What is this?\n[image left out: this model reads text only]\n[document left out: this model reads text only]"
-    )
 
 
 def test_pieces_become_blocks_and_their_events() -> None:
