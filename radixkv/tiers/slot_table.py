@@ -25,7 +25,7 @@ class SlotTable:
         self._lock = threading.Lock()
         self._entries: OrderedDict[bytes, IndexedBlock] = OrderedDict()  # by digest, least recently used first
         self._used: dict[int, float] = {}  # when slots were read, to be written with the next batch
-        self._gone: list[int] = []  # slots of entries that proved wrong
+        self._wrong: list[IndexedBlock] = []  # entries whose records proved wrong, until `take_changes`
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -34,7 +34,7 @@ class SlotTable:
         """Replace all entries by those of an index."""
         with self._lock:
             before, self._entries = self._entries, entries
-            self._used, self._gone = {}, []
+            self._used, self._wrong = {}, []
             self._notify_removed([entry for digest, entry in before.items() if digest not in entries])
 
     def missing(self, keys: Sequence[BlockKey]) -> list[int]:
@@ -92,7 +92,7 @@ class SlotTable:
                 wrong = row == count if verdict is None else verdict is not Verdict.RIGHT
                 if wrong and self._entries.get(key.digest) is entry:
                     del self._entries[key.digest]
-                    self._gone.append(entry.slot)
+                    self._wrong.append(entry)
                     forgotten.append(key.digest)
                     corrupt += verdict is Verdict.CORRUPT
             if self.observer is not None:
@@ -111,19 +111,21 @@ class SlotTable:
         return [entry.slot for entry in evicted]
 
     def clear(self, namespace: bytes | None) -> list[int]:
-        """Forget one namespace, or everything; returns the slots of its blocks."""
+        """Forget one namespace, or everything; returns the slots of its blocks, those that proved wrong included."""
         with self._lock:
-            gone = [digest for digest, entry in self._entries.items() if namespace in (None, entry.namespace)]
-            cleared = [self._entries.pop(digest) for digest in gone]
+            digests = [digest for digest, entry in self._entries.items() if namespace in (None, entry.namespace)]
+            cleared = [self._entries.pop(digest) for digest in digests]
             self._notify_removed(cleared)
-        return [entry.slot for entry in cleared]
+            wrong = [entry for entry in self._wrong if namespace in (None, entry.namespace)]
+            self._wrong = [entry for entry in self._wrong if entry not in wrong]
+        return [entry.slot for entry in cleared + wrong]
 
     def take_changes(self) -> tuple[list[tuple[float, int]], list[int]]:
         """Times and slots that were read, and slots that proved wrong, since the last call."""
         with self._lock:
-            used, gone = [(when, slot) for slot, when in self._used.items()], self._gone
-            self._used, self._gone = {}, []
-        return used, gone
+            used, wrong = [(when, slot) for slot, when in self._used.items()], [entry.slot for entry in self._wrong]
+            self._used, self._wrong = {}, []
+        return used, wrong
 
     def _notify_removed(self, entries: Sequence[IndexedBlock]) -> None:
         if self.observer is not None:

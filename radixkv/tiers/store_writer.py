@@ -86,7 +86,8 @@ class StoreWriter:
         self._uncleared: frozenset[bytes | None] = frozenset()
         self._stale: set[int] = set()  # slots whose rows in the index may be out of date
         self._free: list[int] = []  # free slots; the writer's thread's own
-        # Slots that may hold what was cleared while the disk failed, or a batch that was not completed; likewise.
+        # Slots that may hold what was cleared while the disk failed, a batch that was not completed, or a record that proved
+        # wrong; likewise.
         self._unwiped: set[int] = set()
         self._opened: OpenStore | None = None
         self._files: SlotFiles | None = None  # of the store that is open, or was until its disk failed
@@ -145,6 +146,7 @@ class StoreWriter:
                     self._clear_index(opened)
                     self._commit(opened, [])
                     self.pins.commit(opened.index)
+                self._wipe(opened)
         except (*MediumErrors, StoreInUseError) as error:
             self._failed(self._writes, error)
         if self._uncleared:
@@ -291,9 +293,10 @@ class StoreWriter:
 
     def _commit(self, opened: OpenStore, blocks: Sequence[IndexedBlock]) -> None:
         """Write blocks and what else has changed into the index, after `_clear_index`. The caller holds `_index_lock`."""
-        used, gone = self.table.take_changes()
-        self._free += gone
-        self._stale.update(gone)
+        used, wrong = self.table.take_changes()
+        self._free += wrong
+        self._stale.update(wrong)
+        self._unwiped.update(wrong)  # a record with one wrong bit can still be turned back into text
         opened.index.commit(blocks, used, self._stale)
         self._stale.clear()
 

@@ -46,6 +46,25 @@ def test_a_flipped_bit_is_a_miss_with_a_count(
     assert np.array_equal(get(open_tier(key=key), KEYS), BLOCKS)
 
 
+@pytest.mark.parametrize("then", ["cleared", "freed and cleared", "closed"])
+def test_a_record_that_proved_wrong_is_overwritten(open_tier: OpenTier, tmp_path: Path, then: str) -> None:
+    """A damaged record still holds what can be turned back into text, and was not overwritten when its tenant was cleared."""
+    tier = open_tier()
+    put(tier)
+    with slot_file(tmp_path).open("r+b") as file:
+        file.seek(2 * SLOT)
+        file.write(b"\0")  # in the header: the block behind it is whole
+    assert len(get(tier, KEYS)) == 2
+    if then == "freed and cleared":
+        put(tier, prefix_keys("bob", 1), BLOCKS[:1] ^ 255)  # the index is told that the slot is free
+    if then == "closed":
+        tier.close()
+    else:
+        tier.clear(KEYS[0].namespace)
+    assert tier.flush(600)
+    assert BLOCKS[2].tobytes() not in slot_file(tmp_path).read_bytes()
+
+
 def test_tokens_are_compared_even_where_digests_collide(open_tier: OpenTier) -> None:
     for key in (None, bytes(32)):
         tier = open_tier(key=key)
