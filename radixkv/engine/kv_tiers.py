@@ -61,7 +61,7 @@ class OpenTiers:
     Attributes:
         tiers: the nearest first, at least one.
         capacity: blocks of the smallest tier whose size is known.
-        lasting_capacity: blocks of the smallest one of them that outlives the process.
+        lasting_capacity: blocks of the smallest one of them that this process writes and that outlives it.
         num_stored: blocks that they hold from earlier runs, as far as is known.
         pins: those that a disk remembers; None: there is no disk that this process writes.
         events: of what they hold; None: none are recorded.

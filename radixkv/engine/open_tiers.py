@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -31,6 +32,8 @@ from radixkv.tiers.slot_reader import slot_bytes_of
 from radixkv.tiers.tier import Tier
 from radixkv.tiers.tier_events import TierEvents
 from radixkv_cpu import library, read_records
+
+_log = logging.getLogger(__name__)
 
 # Names of tiers in events, as in vLLM and Dynamo. Where the pool is in host memory, it takes the name "CPU" itself.
 _HOST_MEDIUM = "CPU"
@@ -89,6 +92,13 @@ def open_tiers(
         if config.shared_cache is not None:
             _open_shared_tier(opened, stack, config, config.shared_cache, block_format, key)
         opened.tiers += config.tiers
+        if opened.lasting_capacity < pool.num_blocks:
+            _log.warning(
+                "disk_cache_size or shared_cache_size: there is room for %d blocks, fewer than the %d in memory: they are "
+                "written again and again, and most are not found after a restart",
+                opened.lasting_capacity,
+                pool.num_blocks,
+            )
         policy = config.cache_write_policy
         kv_tiers = KVTiers(cache, pool, opened, fingerprint, secret or b"", policy, prefill_rate)
         stack.pop_all()
@@ -145,11 +155,12 @@ def _open_disk_tier(
     if opened.events is not None:
         tier.table.observer = opened.events.of(_DISK_MEDIUM)
     opened.tiers.append(tier)
-    opened.lasting_capacity = num_bytes // slot_bytes_of(codec)
-    opened.capacity = min(opened.capacity, opened.lasting_capacity)
+    num_blocks = num_bytes // slot_bytes_of(codec)
+    opened.capacity = min(opened.capacity, num_blocks)
     if read_only:
         opened.num_stored = MANY_BLOCKS
     else:
+        opened.lasting_capacity = num_blocks
         opened.num_stored, opened.pins = len(tier), tier.pins
         opened.other_stores = OtherStores(folder, codec.name, secret)
         stack.callback(opened.other_stores.stop, 0.0)

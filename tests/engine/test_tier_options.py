@@ -114,6 +114,18 @@ def test_what_is_no_tier_or_too_small_for_one_is_refused_by_its_option(tmp_path:
             make(**options)
 
 
+@pytest.mark.parametrize("option", ["disk_cache", "shared_cache"])
+def test_a_store_with_less_room_than_the_cache_causes_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, option: str
+) -> None:
+    for size, warnings in (("4MiB", 0), (8192, 1)):
+        with make(**{option: str(tmp_path), f"{option}_size": size}):
+            assert caplog.text.count("disk_cache_size or shared_cache_size: there is room for") == warnings
+    if option == "disk_cache":
+        with make(disk_cache=tmp_path, disk_cache_size=8192, disk_cache_read_only=True):
+            assert caplog.text.count("there is room for") == 1  # nothing is written there
+
+
 @pytest.mark.parametrize("size", ["900000GiB", 1 << 50])
 def test_more_host_memory_than_there_is_is_refused_by_its_option(size: str | int) -> None:
     with pytest.raises(
