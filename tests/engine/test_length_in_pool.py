@@ -31,6 +31,12 @@ def answer(llm: LLM, prompt: list[int], params: SamplingParams = UNBOUNDED) -> C
     return llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
 
 
+def expected_tokens(prompt: list[int], **options: Any) -> list[int]:
+    """What a pool with room for more answers up to `LENGTH`."""
+    params = SamplingParams(temperature=0.0, max_tokens=LENGTH - len(prompt), ignore_eos=True)
+    return answer(make(num_blocks=400, **options), prompt, params).token_ids
+
+
 def test_the_length_is_that_of_the_model_and_of_the_pool() -> None:
     assert make().engine.loaded.max_model_len == LENGTH
     assert make(max_model_len=LENGTH).engine.loaded.max_model_len == LENGTH
@@ -77,8 +83,7 @@ def test_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_answers_go_on_to_the_length_as_in_a_large_pool(options: dict[str, Any]) -> None:
-    large = make(num_blocks=400, **options)
-    expected = [answer(large, prompt).token_ids[: LENGTH - len(prompt)] for prompt in PROMPTS]
+    expected = [expected_tokens(prompt, **options) for prompt in PROMPTS]
     llm = make(**options)
     for params in (UNBOUNDED, SamplingParams(temperature=0.0, max_tokens=1000, ignore_eos=True)):
         for _ in range(2):  # then the pool is full of what is cached
@@ -94,9 +99,8 @@ def test_answers_go_on_to_the_length_as_in_a_large_pool(options: dict[str, Any])
 def test_wrong_drafts_take_no_room_beyond_the_length() -> None:
     drafters = [Guesser(2, VOCAB_SIZE, bad=False)]
     llm = make(speculative_config={"drafters": drafters, "num_speculative_tokens": 8})
-    large = make(num_blocks=400)
     for prompt in PROMPTS * 2:
-        assert answer(llm, prompt).token_ids == answer(large, prompt).token_ids[: LENGTH - len(prompt)]
+        assert answer(llm, prompt).token_ids == expected_tokens(prompt)
 
 
 def test_several_samples_reach_the_length() -> None:

@@ -359,7 +359,7 @@ def test_json_that_is_deeply_nested_is_refused(http: httpx.Client) -> None:
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "x"},
     ]
-    response = http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1})
+    response = http.post("/tokenize", json={"messages": messages})
     assert response.status_code in (200, 400), response.text
 
 

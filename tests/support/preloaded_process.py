@@ -11,6 +11,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -54,6 +55,7 @@ def _fork(path: bytes, arguments: Sequence[str], descriptors: Sequence[int]) -> 
     try:
         # As in a new process, and not as pytest wants them. Its files are closed, so that none stays open after it.
         faulthandler.disable()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a script ignore it
         logging.getLogger().handlers.clear()
         warnings.resetwarnings()
         for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
