@@ -266,7 +266,7 @@ class AsyncLLM(AsyncEngine):
         await self.call(lambda engine: engine.pins.release(pin))
 
     async def reset_prefix_cache(self) -> bool:
-        """Drop every cached prefix, pinned ones too; True when nothing is cached any more (no request was running)."""
+        """Drop every cached prefix: see `LLM.reset_prefix_cache`."""
         return await self.call(lambda engine: engine.reset_prefix_cache())
 
     def get_tokenizer(self) -> Any:

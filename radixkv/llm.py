@@ -298,7 +298,11 @@ class LLM:
         return given_or_default(None, self.engine.loaded.sampling_defaults)
 
     def reset_prefix_cache(self) -> bool:
-        """Drop every cached prefix, pinned ones too; True when nothing is cached any more (no request was running)."""
+        """Drop every cached prefix, pinned ones too, in tiers as well, except on a disk that this process only reads.
+
+        Returns:
+            Whether the pool holds nothing any more: no request was running.
+        """
         with self._use.hold():
             return self.engine.reset_prefix_cache()
 
@@ -306,6 +310,7 @@ class LLM:
         """Write what is cached into the tiers below the pool, and close them; events are no longer published.
 
         Leaving ``with LLM(...) as llm:`` calls this. Without it, blocks used only once and not evicted are not written.
+        Afterwards, pinning, unpinning and clearing reach memory alone.
 
         Args:
             grace_seconds: how long that may take; the most recently used is written first.

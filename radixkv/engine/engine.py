@@ -370,6 +370,6 @@ class Engine:
         return cleared
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix that no running request uses, in tiers too; True: nothing is cached any more."""
+        """Forget every cached prefix that no running request uses, in tiers too; True: the pool holds nothing any more."""
         self.clear(NamespaceSelection())
         return self.cache.num_held_blocks == 0

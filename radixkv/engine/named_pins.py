@@ -10,6 +10,7 @@ After a restart, a pin waits until a request has loaded or computed its prefix.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from radixkv.engine.kv_tiers import KVTiers
 from radixkv.scheduling.request import Request
 from radixkv.tiers.prefix_keys import namespace_group
 from radixkv.tiers.stored_pins import StoredPin, StoredPins
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,9 @@ class NamedPins:
 
     def release(self, pin: Pin) -> None:
         """`PrefixCache.release`, for good."""
+        named = self._named.get(pin)
+        if named is not None and named.stored is not None and self._stored is None:
+            _log.warning("the disk is closed: a pin of %d tokens stays stored there", pin.num_tokens)
         self.cache.release(pin)
         self._forget_released()
 

@@ -33,6 +33,26 @@ def use(llm: LLM, salt: str = "ann") -> int:
     return output.num_cached_tokens or 0
 
 
+def test_a_log_says_what_is_not_forgotten_once_the_disk_is_closed(
+    open_llm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clearing and unpinning after `shutdown` seemed to work, and the next start found what was forgotten."""
+    llm = open_llm()
+    pins = [llm.pin({**PROMPTS[0], "cache_salt": salt}) for salt in ("ann", "ben")]
+    llm.unpin(pins[0])
+    llm.shutdown()
+    assert not caplog.records
+    llm.unpin(pins[1])
+    llm.reset_prefix_cache()
+    assert [record.message for record in caplog.records] == [
+        f"the disk is closed: a pin of {NUM_WHOLE} tokens stays stored there",
+        "the tiers below the pool are closed, and keep what is cleared now",
+    ]
+    with open_llm() as llm:
+        assert use(llm, "ben") > 0
+        assert len(llm.pins()) == 1
+
+
 def test_a_pin_is_in_force_after_a_restart_when_its_prompt_is_used(open_llm: Any) -> None:
     with open_llm() as llm:
         assert llm.pin(PROMPTS[0], ttl=3600, cache_salt="ann").num_tokens == NUM_WHOLE
