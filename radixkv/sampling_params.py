@@ -93,13 +93,13 @@ class SamplingParams:
         seed: of the request's random numbers; None or -1: the engine draws one. See `radixkv.sampling.sampler`.
         stop: strings that end an answer.
         stop_token_ids: tokens that end an answer, as its last one, and do not appear in its text; at most 1,024.
-        min_tokens: nothing ends the answer before it has this many.
+        min_tokens: nothing ends the answer before it has this many, unless nothing else is allowed, or only ``bad_words``.
         max_tokens: tokens to generate at most; None: as many as the model and the cache have room for.
         logprobs: report the chosen token's log-probability and those of this many likeliest; -1: of the whole vocabulary.
         prompt_logprobs: the same for the prompt's tokens; its prefix is then computed, not reused.
         logit_bias: added to the logits of these token ids, clamped to -100 .. 100; at most 1,024 of them.
         bad_words: strings that may not be generated, at most 256: a string's last token is masked once the tokens before it
-            have been generated. Each string is tokenized both alone and after a space.
+            have been generated, unless nothing else is allowed. Each string is tokenized both alone and after a space.
         allowed_token_ids: the only tokens that may be generated, at most 1,024; not together with ``structured_outputs``
             or, in a chat, with tools.
         ignore_eos: go on after the end-of-sequence token, but for one that ends ``structured_outputs``.

@@ -63,8 +63,8 @@ class LogitChanges:
 
     Args:
         params: the request's parameters.
-        forbidden_token_ids: masked until ``min_tokens`` are generated.
-        bad_words: token ids of each of the ``bad_words``.
+        forbidden_token_ids: masked until ``min_tokens`` are generated, unless nothing else is allowed.
+        bad_words: token ids of each of the ``bad_words``; masked unless nothing else is allowed.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class LogitChanges:
             else:
                 self._always_bad.append(last)
         self.penalizes = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
-        self._masks = bool(self._always_bad or self._bad_ends or params.allowed_token_ids)
-        self.always = self.penalizes or self._masks or bool(params.biases)
+        masks = bool(self._always_bad or self._bad_ends or params.allowed_token_ids)
+        self.always = self.penalizes or masks or bool(params.biases)
         self.num_masked_steps = params.min_tokens if self._forbidden else 0
         self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
         self._disallowed: torch.Tensor | None = None
@@ -91,19 +91,16 @@ class LogitChanges:
         """Counts for one sample's penalties."""
         return TokenCounts(prompt_token_ids if self._params.repetition_penalty != 1.0 else ())
 
-    def apply(
-        self, logits: torch.Tensor, output_token_ids: Sequence[int], counts: TokenCounts | None, constrained: bool
-    ) -> None:
+    def apply(self, logits: torch.Tensor, output_token_ids: Sequence[int], counts: TokenCounts | None) -> None:
         """Change one row, in place.
 
         Args:
             logits: float32 ``[vocabulary]``.
             output_token_ids: what the sample has generated.
             counts: the sample's, from `new_counts`.
-            constrained: whether a grammar has masked tokens already.
         """
         self._apply_fixed(logits)
-        self._mask(logits, output_token_ids, constrained)
+        self._mask(logits, output_token_ids)
         if counts is not None:
             self._penalize(logits, *counts.update(output_token_ids))
 
@@ -123,22 +120,15 @@ class LogitChanges:
             ids, values = self._bias
             logits[ids] += values
 
-    def _mask(self, logits: torch.Tensor, output_token_ids: Sequence[int], constrained: bool) -> None:
-        masked = list(self._always_bad)
-        if len(output_token_ids) < self.num_masked_steps:
-            masked += self._forbidden
+    def _mask(self, logits: torch.Tensor, output_token_ids: Sequence[int]) -> None:
+        bad = list(self._always_bad)
         if output_token_ids and self._bad_ends:
             for start, last in self._bad_ends.get(output_token_ids[-1], ()):
                 if start == list(output_token_ids[-len(start) :]):
-                    masked.append(last)
-        if not masked:
-            return
-        # Indexing by the list itself would wait for the device.
-        ids = to_device(torch.tensor(masked), logits.device)
-        saved = logits[ids] if constrained or self._masks else None
-        logits.index_fill_(0, ids, float("-inf"))
-        if saved is not None and bool(torch.isneginf(logits).all()):
-            logits[ids] = saved  # nothing else is allowed
+                    bad.append(last)
+        _mask_unless_all(logits, bad)
+        if len(output_token_ids) < self.num_masked_steps:
+            _mask_unless_all(logits, self._forbidden)
 
     def _penalize(self, logits: torch.Tensor, ids: NDArray[np.int64], counts: NDArray[np.float32]) -> None:
         if not len(ids):
@@ -151,3 +141,14 @@ class LogitChanges:
         if penalty != 1.0:
             values = torch.where(values > 0, values / penalty, values * penalty)
         logits[seen] = values - params.presence_penalty * (times > 0).float() - params.frequency_penalty * times
+
+
+def _mask_unless_all(logits: torch.Tensor, token_ids: Sequence[int]) -> None:
+    """Mask these tokens of one row, unless nothing else is allowed."""
+    if not token_ids:
+        return
+    # Neither a list as index nor a branch on the result, which would wait for the device.
+    ids = to_device(torch.tensor(token_ids), logits.device)
+    unmasked = logits[ids]
+    logits.index_fill_(0, ids, float("-inf"))
+    logits[ids] = torch.where(torch.isneginf(logits).all(), unmasked, float("-inf"))

@@ -37,9 +37,9 @@ class SamplingState:
     Attributes:
         seed: the request's.
         sample_index: which of the request's samples.
-        forbidden_token_ids: masked until ``min_tokens`` are generated, unless the grammar allows nothing else.
+        forbidden_token_ids: masked until ``min_tokens`` are generated, unless nothing else is allowed but ``bad_words``.
         grammar: constrains the output; None: unconstrained.
-        bad_words: token ids of each of the ``bad_words``.
+        bad_words: token ids of each of the ``bad_words``; their last tokens are masked unless nothing else is allowed at all.
         shared_changes: the ``changes`` of another sample of the same request; None: they are made from the parameters.
         changes: of the logits.
     """
@@ -86,13 +86,13 @@ class SamplingState:
             drafts: tokens that may follow.
         """
         if not drafts:
-            self.changes.apply(logits, self.output_token_ids, self._counts, self.grammar is not None)
+            self.changes.apply(logits, self.output_token_ids, self._counts)
             return
         num_tokens = len(self.output_token_ids)
         try:
             for row, draft in zip(logits, [*drafts, None], strict=True):
                 if self.changes_logits:
-                    self.changes.apply(row, self.output_token_ids, self._counts, self.grammar is not None)
+                    self.changes.apply(row, self.output_token_ids, self._counts)
                 if draft is not None:
                     self.output_token_ids.append(draft)
         finally:
@@ -106,7 +106,7 @@ def sample(
 ) -> list[SampledToken]:
     """One token for each row of ``logits``, float32 ``[rows, vocabulary]``.
 
-    Logits are masked by grammars and ``allowed_token_ids``, biased, masked by ``min_tokens`` and ``bad_words``, penalized,
+    Logits are masked by grammars and ``allowed_token_ids``, biased, masked by ``bad_words`` and ``min_tokens``, penalized,
     divided by the temperature, then truncated by min_p, top_k and top_p, in that order. Reported log-probabilities are the
     model's own, from before all that.
 

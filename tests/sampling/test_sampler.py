@@ -144,6 +144,16 @@ def test_where_every_token_is_a_bad_word_none_is() -> None:
     assert sample(torch.tensor([[9.0, 8.0, 7.0, 1.0, 2.0]]), [state])[0].token_id == 4
 
 
+@pytest.mark.parametrize(
+    ("allowed", "expected"), [([1, 2], 2), ([1], 1), ([2], 2), ([1, 3], 3), ([2, 3], 3), ([1, 2, 3], 3)]
+)
+def test_an_answer_ends_before_min_tokens_rather_than_with_a_bad_word(allowed: list[int], expected: int) -> None:
+    """Bad words and end tokens were masked together: where nothing else was allowed, a bad word could be drawn."""
+    params = SamplingParams(temperature=0, allowed_token_ids=allowed, min_tokens=2)
+    state = sampling_state(params, forbidden_token_ids=frozenset({2}), bad_words=[[1]])
+    assert sample(torch.tensor([[9.0, 8.0, 7.0, 6.0]]), [state])[0].token_id == expected
+
+
 def test_draws_follow_the_distribution() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -6.0])
     state = sampling_state(SamplingParams())

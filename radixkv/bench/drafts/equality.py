@@ -109,7 +109,7 @@ class Comparison:
             apply_grammar_bitmask(logits.unsqueeze(0), {0: grammar})
         changes = LogitChanges(params, (), ())
         counts = changes.new_counts(prompt) if changes.penalizes else None
-        changes.apply(logits, before, counts, constrained=params.structured_outputs is not None)
+        changes.apply(logits, before, counts)
         return logits
 
 
