@@ -3,7 +3,7 @@
 ::
 
     sampler.py              one token per row of a batch's logits
-      logit_changes.py      biases, bans, penalties
+      logit_changes.py      biases, bans; penalties.py: penalties, of all rows at once
       grammar_mask.py       what a grammar does not allow next
       exponential.py        the draw, on the logits' device; host_draw.py: on a CPU; variates.py: its random numbers
       logprobs.py

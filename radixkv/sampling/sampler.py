@@ -12,6 +12,7 @@ cheaper, but each border between two tokens moves by the sum of all changes befo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 
@@ -25,6 +26,7 @@ from radixkv.sampling.grammar_mask import apply_grammar_bitmask
 from radixkv.sampling.host_draw import argmax_rows
 from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.logprobs import SampledToken, with_logprobs
+from radixkv.sampling.penalties import Penalties, TokenCounts
 from radixkv.sampling.structured_output import GrammarState
 from radixkv.sampling.variates import SamplingRow
 from radixkv.sampling_params import SamplingParams
@@ -60,7 +62,9 @@ class SamplingState:
         params = self.params
         self.greedy = params.greedy
         self.changes = changes = shared_changes or LogitChanges(params, self.forbidden_token_ids, self.bad_words)
-        self._counts = changes.new_counts(self.prompt_token_ids) if changes.penalizes else None
+        self._counts: TokenCounts | None = None
+        if changes.penalizes:
+            self._counts = TokenCounts(self.prompt_token_ids if params.repetition_penalty != 1.0 else ())
         self._always_needs_host = changes.always or self.grammar is not None or params.logprobs is not None
 
     def row(self, num_placeholders: int = 0) -> SamplingRow:
@@ -77,22 +81,22 @@ class SamplingState:
         """Whether anything but a grammar changes the next token's logits."""
         return self.changes.always or len(self.output_token_ids) < self.changes.num_masked_steps
 
-    def change_logits(self, logits: torch.Tensor, drafts: Sequence[int] = ()) -> None:
-        """Apply all changes to the logits except a grammar's, in place.
+    def change_logits(self, logits: torch.Tensor, first: int, drafts: Sequence[int], penalties: Penalties) -> None:
+        """Apply all changes to this sequence's logits except a grammar's and penalties, in place.
 
         Args:
-            logits: ``[vocabulary]``; with drafts ``[1 + drafts, vocabulary]``, where each row is for the token after one
-                more draft.
+            logits: ``[rows, vocabulary]``.
+            first: the row for the next token; each row behind it is for the token after one more draft.
             drafts: tokens that may follow.
+            penalties: of all rows; get those of this sequence's.
         """
-        if not drafts:
-            self.changes.apply(logits, self.output_token_ids, self._counts)
-            return
         num_tokens = len(self.output_token_ids)
         try:
-            for row, draft in zip(logits, [*drafts, None], strict=True):
+            for row, draft in enumerate([*drafts, None], first):
                 if self.changes_logits:
-                    self.changes.apply(row, self.output_token_ids, self._counts)
+                    self.changes.apply(logits[row], self.output_token_ids)
+                    if self._counts is not None:
+                        penalties.add(row, self.params, *self._counts.update(self.output_token_ids))
                 if draft is not None:
                     self.output_token_ids.append(draft)
         finally:
@@ -117,7 +121,7 @@ def sample(
             draft, and so on. The states are left unchanged. None: there are no drafts.
     """
     raw = logits
-    logits = _changed_logits(logits, states, drafts or [()] * len(states))
+    logits = changed_logits(logits, states, drafts or [()] * len(states))
     num_placeholders = [0] * len(states)
     if drafts is not None:
         num_placeholders = [i for draft in drafts for i in range(1 + len(draft))]
@@ -133,23 +137,22 @@ def sample(
     return [described.get(i) or SampledToken(token_id) for i, token_id in enumerate(token_ids)]
 
 
-def _changed_logits(
+def changed_logits(
     logits: torch.Tensor, states: Sequence[SamplingState], drafts: Sequence[Sequence[int]]
 ) -> torch.Tensor:
-    """The logits as grammars and parameters change them: a copy, if they change anything."""
-    stops = np.cumsum([1 + len(draft) for draft in drafts]).tolist()
-    rows = [slice(stop - 1 - len(draft), stop) for stop, draft in zip(stops, drafts, strict=True)]
+    """The logits as grammars and parameters change them: a copy, if they change anything; see `sample`."""
+    firsts = list(itertools.accumulate((1 + len(draft) for draft in drafts), initial=0))[:-1]
     changed = [i for i, state in enumerate(states) if state.changes_logits]
-    grammars = {
-        part.start: state.grammar for part, state in zip(rows, states, strict=True) if state.grammar is not None
-    }
+    grammars = {first: state.grammar for first, state in zip(firsts, states, strict=True) if state.grammar is not None}
     if not changed and not grammars:
         return logits
-    logits = logits.clone()
+    logits = logits.clone(memory_format=torch.contiguous_format)
     if grammars:
-        apply_grammar_bitmask(logits, grammars, {part.start: draft for part, draft in zip(rows, drafts, strict=True)})
+        apply_grammar_bitmask(logits, grammars, dict(zip(firsts, drafts, strict=True)))
+    penalties = Penalties()
     for i in changed:
-        states[i].change_logits(logits[rows[i]] if drafts[i] else logits[rows[i].start], drafts[i])
+        states[i].change_logits(logits, firsts[i], drafts[i], penalties)
+    penalties.apply(logits)
     return logits
 
 

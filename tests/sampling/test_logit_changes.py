@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.chat_templates import make_tokenizer
 from support.model_zoo import SUPPORTED, build
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from radixkv import LLM, SamplingParams
 from radixkv.sampling import sampler
@@ -96,3 +97,30 @@ def test_tokens_that_only_the_tokenizer_knows_are_never_generated() -> None:
     assert tokenizer.convert_tokens_to_ids("<think>") > 258
     (output,) = llm.generate({"prompt_token_ids": [5, 6]}, params, use_tqdm=False)
     assert len(output.outputs[0].token_ids) in (3, 4)
+
+
+class _CountingOps(TorchDispatchMode):
+    num_ops = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_ops += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_batch_is_penalized_by_as_many_operations_as_one_row() -> None:
+    """Each row took eight, which on a GPU are launches and uploads."""
+    params = SamplingParams(repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.25)
+    counted = []
+    for num_rows in (1, 2, 40):
+        states = [sampler.SamplingState(params, 0, 0, [1, 2, row], [row, 3, 3]) for row in range(num_rows)]
+        with _CountingOps() as counting:
+            logits = sampler.changed_logits(torch.ones(num_rows, 50), states, [()] * num_rows)
+        counted.append(counting.num_ops - num_rows)  # of each row, a view is made
+        for row in range(num_rows):
+            times = {1: 0, 2: 0, 3: 2}
+            times[row] = times.get(row, 0) + 1
+            for token, count in times.items():
+                expected = 1 / 1.5 - 0.5 * (count > 0) - 0.25 * count
+                assert logits[row, token].item() == pytest.approx(expected, abs=1e-6)
+            assert logits[row].ne(1).sum() == len(times)
+    assert counted[0] == counted[1] == counted[2]

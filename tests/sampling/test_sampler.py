@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv.sampling import exponential
-from radixkv.sampling.sampler import SamplingState, sample
+from radixkv.sampling.sampler import SamplingState, changed_logits, sample
 from radixkv.sampling.variates import SamplingRow, exponential_variates, rng_states
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
@@ -128,12 +128,9 @@ def test_a_step_reads_only_what_is_new_of_the_answer() -> None:
     state = sampling_state(params, prompt_token_ids=prompt, output_token_ids=output, bad_words=[[3, 4, 5]])
     plain = sampling_state(params, prompt_token_ids=list(prompt), bad_words=[[3, 4, 5]])
     for step in range(200):
-        row = torch.randn(90)
-        expected = row.clone()
-        state.change_logits(row)
+        logits = torch.randn(1, 90)
         plain = sampling_state(params, prompt_token_ids=list(prompt), output_token_ids=list(output))
-        plain.change_logits(expected)
-        torch.testing.assert_close(row, expected)
+        torch.testing.assert_close(changed_logits(logits, [state], [()]), changed_logits(logits, [plain], [()]))
         output.append((step * 7) % 90)
     assert output.num_read < 200 * 4
     assert prompt.num_read == 0
@@ -423,10 +420,8 @@ def test_rows_of_drafts_are_drawn_as_if_the_drafts_had_been_appended(options: di
                 first.output_token_ids.append(draft)
         assert tokens == [*expected, *sample(logits[4:5], [second])]
         assert [state.output_token_ids for state in together] == [[5, 7, 6]] * 2
-    fresh, _ = states()
-    changed = []
-    for state in (together[0], fresh):
+    again = [together[0], states()[0]]
+    for state in again:
         state.output_token_ids.append(11)
-        changed.append(logits[0].clone())
-        state.change_logits(changed[-1])
+    changed = changed_logits(logits[:1].repeat(2, 1), again, [(), ()])
     assert torch.equal(*changed)

@@ -12,7 +12,7 @@ import torch
 from radixkv.outputs import RequestOutput
 from radixkv.sampling.grammar_mask import apply_grammar_bitmask
 from radixkv.sampling.host_draw import BLOCK_IDS, tokens_left
-from radixkv.sampling.logit_changes import LogitChanges
+from radixkv.sampling.sampler import SamplingState, changed_logits
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling.variates import SamplingRow, exponential_variates, rng_states
 from radixkv.sampling_params import SamplingParams
@@ -107,10 +107,7 @@ class Comparison:
             for token_id in before:
                 grammar.advance(token_id)
             apply_grammar_bitmask(logits.unsqueeze(0), {0: grammar})
-        changes = LogitChanges(params, (), ())
-        counts = changes.new_counts(prompt) if changes.penalizes else None
-        changes.apply(logits, before, counts)
-        return logits
+        return changed_logits(logits.unsqueeze(0), [SamplingState(params, 0, 0, prompt, before)], [()])[0]
 
 
 def _race(logits: torch.Tensor, row: SamplingRow, pair: tuple[int, int]) -> float:
