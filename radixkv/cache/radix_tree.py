@@ -252,7 +252,7 @@ class RadixTree:
             self._drop_partial_prefix(node, tokens)
         self.version += 1
         blocks = np.array([block], dtype=np.int32)
-        if self._is_extended(node, 0, owner):
+        if self._is_extended(node, priority, 0, owner):
             self._extend(node, tokens, blocks, priority, 0, owner)
         else:
             child = self._add_child(node, tokens, blocks, priority, owner)
@@ -278,7 +278,7 @@ class RadixTree:
         self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, past_uses: int, owner: str
     ) -> Node:
         """New blocks below a locked node: a leaf that only the caller uses is extended, so a long chat is one node."""
-        if not self._is_extended(node, past_uses, owner):
+        if not self._is_extended(node, priority, past_uses, owner):
             child = self._add_child(node, tokens, blocks, priority, owner)
             child.lock_count = 1
             child.uses += past_uses
@@ -290,9 +290,11 @@ class RadixTree:
             notify(node, len(node.blocks) - len(blocks))
         return node
 
-    def _is_extended(self, node: Node, past_uses: int, owner: str) -> bool:
+    def _is_extended(self, node: Node, priority: int, past_uses: int, owner: str) -> bool:
         if node.children is not None or node.lock_count != 1 or node.parent is None or node.owner != owner:
             return False
+        if node.priority > priority:
+            return False  # it would be kept as long as what more important sequences used
         # For a learning policy, blocks that were reused and new blocks that follow them stay in separate nodes: their chances
         # of reuse differ.
         return not self.observers.on_reuse or node.uses == 1 + past_uses

@@ -79,6 +79,21 @@ def test_a_partly_filled_block_has_its_sequences_priority() -> None:
     assert [cache.match([token]) for token in (1, 2)] == [1, 0]
 
 
+@pytest.mark.parametrize("num_continuations", [0, 1])
+@pytest.mark.parametrize("tail", [[2, 2, 2, 2], [2, 2, 2]])
+def test_what_continues_a_prefix_of_higher_priority_has_its_own(num_continuations: int, tail: list[int]) -> None:
+    """It was kept like that prefix where it was the first to continue it."""
+    cache = PrefixCache(6, 2, PriorityTTL(None))
+    for last in range(num_continuations):
+        leave(cache, [1, 1, last, last], priority=5)
+    leave(cache, [1, 1], priority=5)
+    leave(cache, [1, 1, *tail], priority=0)
+    leave(cache, [3, 3, 3, 3], priority=3)
+    table = compute(cache, [4] * 2 * (cache.num_free_blocks + 2), read=False, write=False)  # evicts two blocks
+    assert [cache.match([1, 1, *tail]), cache.match([3, 3, 3, 3])] == [2, 4]
+    cache.abort(table)
+
+
 def test_priorities_below_zero_go_before_all_others() -> None:
     cache = PrefixCache(3, 2, PriorityTTL(None))
     leave(cache, [1, 1])
