@@ -29,7 +29,7 @@ class EvictedBlocks:
         hashes: of each block.
         num_tokens: in all of them; the last block may be partly filled.
         last_use, evicted_at: by the cache's clock, in seconds.
-        uses: how many sequences had begun with them.
+        uses: how many sequences, pins and loads from elsewhere had begun with them.
         group: the policy's note (`EvictableLeaf.group`).
     """
 

@@ -40,8 +40,8 @@ class Computed:
     """Consecutive tokens of the prompt that have to be computed.
 
     Attributes:
-        evicted_seconds_ago, unused_seconds, uses: of evicted blocks: when they were evicted, for how long they had been idle
-            by then, and how many sequences had begun with them; None for other reasons.
+        evicted_seconds_ago, unused_seconds, uses: of evicted blocks: when they were evicted, how long after their last use,
+            and how many sequences, pins and loads from elsewhere had begun with them; None for other reasons.
     """
 
     reason: Reason

@@ -22,7 +22,7 @@ class Node:
         blocks: the edge's block ids; the tree owns one reference to each.
         lock_count: tables and pins that end in this node or below it. Each is an owner of all of the node's blocks,
             besides the tree; a locked node cannot be evicted.
-        last_use: the cache's clock when a sequence last began or ended here or below, in seconds.
+        last_use: the cache's clock, in seconds, when a sequence or load last began or ended here or below, or a pin began.
         uses: how many sequences, pins and loads from elsewhere began with it, the one that computed it included.
         depth: blocks of the prefix before it.
         priority: the highest retention priority that a sequence which used it was opened with.

@@ -89,7 +89,7 @@ class Pins:
             if pin not in self._pins:
                 raise ClosedError("pin: it belongs to another cache")
             assert pin._node is not None
-            self._tree.unlock(pin._node, pin._node.priority)  # a pin has no priority of its own
+            self._tree.unlock(pin._node)
             self._drop(pin)
 
     @property

@@ -149,19 +149,21 @@ class RadixTree:
         for step in node.path():
             step.lock_count += count
 
-    def unlock(self, node: Node, priority: int) -> None:
+    def unlock(self, node: Node, priority: int | None = None) -> None:
         """One lock fewer; nodes without any become evictable.
 
         Args:
-            priority: retention priority of the sequence that ends: every node on the path keeps the highest.
+            priority: retention priority of the sequence that ends, which is a use: every node on the path keeps the highest.
+                None: a pin ends, which is none.
         """
         now = self._now()
         step: Node | None = node
         while step is not None:
-            step.last_use = now
             step.lock_count -= 1
-            if step.priority < priority:
-                step.priority = priority
+            if priority is not None:
+                step.last_use = now
+                if step.priority < priority:
+                    step.priority = priority
             if step.lock_count == 0:
                 self._to_idle(step)
             step = step.parent

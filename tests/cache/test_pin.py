@@ -7,7 +7,16 @@ from collections.abc import Callable
 import pytest
 from support.cache_driver import leave
 
-from radixkv.cache import InvalidArgumentError, OutOfBlocks, PinQuotaExceeded, PrefixCache
+from radixkv.cache import (
+    LRU,
+    Adaptive,
+    EvictionPolicy,
+    InvalidArgumentError,
+    OutOfBlocks,
+    PinQuotaExceeded,
+    PrefixCache,
+    PriorityTTL,
+)
 
 
 def test_a_pin_expires_and_its_blocks_can_be_had() -> None:
@@ -36,7 +45,24 @@ def test_an_expired_pin_is_evicted_by_its_age() -> None:
         leave(cache, [token])
     now[0] = 3.0
     leave(cache, [5])
-    assert [cache.match([token]) for token in (1, 2, 5)] == [1, 0, 1]  # its release counts as a use
+    assert [cache.match([token]) for token in (1, 2, 5)] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("policy", [LRU, lambda: PriorityTTL(10), Adaptive])
+@pytest.mark.parametrize("expires", [False, True])
+def test_the_end_of_a_pin_is_no_use(policy: Callable[[], EvictionPolicy], expires: bool) -> None:
+    """What it had kept became the last to be evicted, and kept its priority for another time to live."""
+    now = [0.0]
+    cache = PrefixCache(6, 1, policy(), clock=lambda: now[0])
+    leave(cache, [1, 1], priority=5)
+    pin = cache.pin([1, 1], ttl=100 if expires else None)
+    for now[0], token in ((50.0, 2), (199.0, 3)):
+        leave(cache, [token, token])
+    if not expires:
+        cache.release(pin)
+    now[0] = 200.0
+    leave(cache, [4, 4])
+    assert [cache.match([token, token]) for token in (1, 2, 3, 4)] == [0, 2, 2, 2]
 
 
 @pytest.mark.parametrize(

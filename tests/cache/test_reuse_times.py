@@ -42,6 +42,21 @@ def learn(idle_times: IdleTimes, ask_at: list[int]) -> ReuseTimes:
     return table
 
 
+def test_blocks_may_have_been_idle_for_long_when_it_is_learned() -> None:
+    """Those of a pin that ends, which is no use, are."""
+    at_once, later = ReuseTimes(SHAPE), ReuseTimes(SHAPE)
+    for table in (at_once, later):
+        table.begin(0, 5, 1.0)
+        if table is at_once:
+            table.begin(0, 4, 1.0)
+        table.returns(2.0, NO_PRIOR)  # ends an epoch
+        table.begin(0, 3, 20.0)
+        if table is later:
+            table.begin(0, 4, 1.0)
+        table.end(0, 4, 1.0, 21.0)
+    assert later.returns(22.0, NO_PRIOR) == pytest.approx(at_once.returns(22.0, NO_PRIOR), rel=1e-3)
+
+
 def kaplan_meier(idle_times: IdleTimes, group: int) -> list[float]:
     """The probability of ending in each bin that was reached, from the definition."""
     lasting, returns = 1.0, []

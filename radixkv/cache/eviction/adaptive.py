@@ -93,7 +93,8 @@ class Adaptive:
         length = length if length < _LENGTHS else _LENGTHS - 1
         index = ((uses - 1) * _PARENT_USES + parent_uses - 1) * _LENGTHS + length
         group = node.group = index * _DEPTHS + (node.depth >= 4)
-        self._now = node.last_use
+        if node.last_use > self._now:  # a pin may end long after the last use
+            self._now = node.last_use
         self._reuse_times.begin(group, num_blocks, node.last_use)
         self._lru.begin(num_blocks, node.last_use)
         if self._reuse_times.num_new >= self._refit_at:

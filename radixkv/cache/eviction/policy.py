@@ -13,9 +13,9 @@ class EvictableLeaf(Protocol):
     used.
 
     Attributes:
-        last_use: the cache's clock, in seconds, when a sequence last began or ended here or below.
-        uses: how many sequences began with it, the one that computed it included. Under a learning policy, a prefix that is
-            recomputed while its eviction is remembered (`EvictedPrefixes`) keeps its count.
+        last_use: the cache's clock, in seconds, when a sequence or load last began or ended here or below, or a pin began.
+        uses: how many sequences, pins and loads from elsewhere began with it, the one that computed it included. Under a
+            learning policy, a prefix that is recomputed while its eviction is remembered (`EvictedPrefixes`) keeps its count.
         priority: retention priority: the highest that a sequence which used it was opened with. A policy that looks at it
             keeps a HIGHER number LONGER.
         group: a learning policy's own note, which outlives the leaf's eviction.
@@ -64,13 +64,15 @@ class EvictionPolicy(Protocol):
 class LearningPolicy(EvictionPolicy, Protocol):
     """A policy that is also notified how long prefixes are idle before their next use, leaves and inner nodes alike.
 
-    A node is idle from the end of the last sequence that uses it to its next use: whether it is still cached by then, or
-    was evicted and is recomputed. A policy that has `TreeObserver.on_remove` or
-    `TreeObserver.on_clear` is notified of these, too.
+    A node is idle from its ``last_use`` to its next use: whether it is still cached by then, or was evicted and is
+    recomputed. A policy that has `TreeObserver.on_remove` or `TreeObserver.on_clear` is notified of these, too.
     """
 
     def on_idle(self, node: EvictableLeaf) -> None:
-        """No sequence uses ``node`` any more. Called before `add` where it is a leaf; may set ``node.group``."""
+        """``node`` is idle since its ``last_use``: just now, or before the end of the last pin that kept it.
+
+        Called before `add` where it is a leaf; may set ``node.group``.
+        """
 
     def on_reuse(self, group: int, num_blocks: int, idle_since: float, now: float, evicted: bool) -> None:
         """Idle or evicted blocks are used again.

@@ -56,21 +56,22 @@ class ReuseTimes:
         self.num_idle_times = 0.0
         self.num_new = 0
 
-    def begin(self, group: int, num_blocks: int, now: float) -> None:
-        """``num_blocks`` blocks of a group are idle from ``now`` on."""
+    def begin(self, group: int, num_blocks: int, since: float) -> None:
+        """``num_blocks`` blocks of a group are idle, mostly from this moment on: what was pinned may have been for longer."""
         # Idle times that begin at the same moment share an epoch, so `end` can find it by that moment.
-        if now > self._latest:
-            self._latest = now
+        if since > self._latest:
+            self._latest = since
             if self._epoch_is_over:
                 self._epoch_is_over = False
-                self._begun_at.append(now)
+                self._begun_at.append(since)
                 self._weights.append(1.0)
         self.num_new += 1
-        self._idle[len(self._begun_at) - 1, group] += num_blocks
+        epoch = self._epoch(since) if since < self._latest else len(self._begun_at) - 1
+        self._idle[epoch, group] += self._weights[epoch] * num_blocks
 
     def end(self, group: int, num_blocks: int, idle_since: float, now: float) -> None:
         """``num_blocks`` blocks of a group that were idle since ``idle_since`` are used again."""
-        epoch = max(0, bisect_right(self._begun_at, idle_since) - 1)
+        epoch = self._epoch(idle_since)
         counted = self._weights[epoch] * num_blocks
         self._idle[epoch, group] -= counted
         self._ended[group, bisect_left(AGE_BORDERS, now - idle_since)] += counted
@@ -93,6 +94,10 @@ class ReuseTimes:
             hazards = _shrunk(hazards, weight, ended, at_risk, axes)
         hazards = _shrunk_monotonically(hazards, weight, ended, at_risk)
         return (hazards * _survival(hazards)).reshape(self._num_groups, _NUM_BINS)
+
+    def _epoch(self, since: float) -> int:
+        """The epoch of idle times that began at this moment."""
+        return max(0, bisect_right(self._begun_at, since) - 1)
 
     def _end_epoch(self) -> None:
         """Fade what was observed, and free an entry for the next epoch."""
