@@ -97,8 +97,8 @@ class LLM:
 
         Raises:
             TypeError, ValueError: a prompt or parameter is impossible; nothing has run then.
-            StructuredOutputError, NoBlocksLeftError: one prompt failed while it ran; a note gives its position. All others
-                were answered, but their answers are lost. `stream` and `AsyncLLM` fail only the one.
+            StructuredOutputError, NoBlocksLeftError: one prompt failed while it ran; a note gives its position. The others
+                are aborted, and answers that were complete are lost. `stream` and `AsyncLLM` fail only the one.
         """
         return self._generate(as_prompts(prompts, self.engine.loaded), sampling_params, use_tqdm, priority)
 
@@ -362,13 +362,17 @@ class LLM:
             try:
                 for request in requests:
                     self.engine.add(request)
+                unfinished = set(requests)
                 with _progress_bar(use_tqdm, len(requests)) as bar:
-                    while any(not each.finished for each in requests) and all(
-                        each.failure is None for each in requests
-                    ):
+                    # A bar may use this LLM, too, and so have ended the rest.
+                    while unfinished and self.engine.has_unfinished_requests:
                         interrupt.deliver()
                         self._use.end_abandoned()
-                        bar.update(sum(request.finished for request in self.engine.step()))
+                        ended = unfinished.intersection(request for request in self.engine.step() if request.finished)
+                        unfinished -= ended
+                        bar.update(len(ended))
+                        if any(request.failure is not None for request in ended):
+                            break
             finally:
                 for request in requests:
                     self._use.end(request)
