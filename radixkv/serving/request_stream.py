@@ -55,9 +55,9 @@ class RequestStream:
         return self.request is None or self.request.metrics.scheduled_time is not None
 
     def put(self, update: RequestUpdate) -> None:
-        """Add what the engine delivered."""
+        """Add what the engine delivered; after a failure nothing is added."""
         self.begun.set()
-        if update is None:
+        if update is None or self._failure is not None:
             return
         if isinstance(update, Exception):
             self._failure = update
