@@ -158,6 +158,11 @@ class Engine:
         return {} if self._speculator is None else self._speculator.counts
 
     @property
+    def num_unfinished_requests(self) -> int:
+        """Requests that are waiting or running."""
+        return len(self._requests)
+
+    @property
     def has_unfinished_requests(self) -> bool:
         return len(self._requests) > 0
 

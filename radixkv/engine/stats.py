@@ -78,14 +78,13 @@ GAUGES = (
 def engine_stats(engine: Engine) -> EngineStats:
     """The numbers now; for the thread that owns the engine."""
     scheduler, cache = engine.scheduler, engine.cache
-    running = {group.request.request_id for group in scheduler.running}
-    waiting = {group.request.request_id for group in scheduler.waiting} - running
+    num_running = len({group.request for group in scheduler.running})
     pending = [group.num_pending for group in scheduler.running]
     num_prefilling = sum(count > 1 for count in pending)
     num_queued_tokens = sum(count for count in pending if count > 1) + scheduler.waiting.num_uncached_tokens
     return EngineStats(
-        num_running=len(running),
-        num_waiting=len(waiting),
+        num_running=num_running,
+        num_waiting=engine.num_unfinished_requests - num_running,
         num_preemptions=scheduler.num_preemptions,
         num_steps=engine.num_steps,
         num_blocks=cache.num_blocks,
