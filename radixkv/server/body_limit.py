@@ -63,9 +63,8 @@ class _Body:
 
     def __init__(self, receive: Receive, headers: Headers, max_bytes: int, held: Counter[str], tenant: str) -> None:
         self._receive = receive
+        self._content_length = headers.get("content-length", "")
         self._max_bytes = max_bytes
-        content_length = headers.get("content-length", "")
-        self._too_long = content_length.isdigit() and int(content_length) > max_bytes
         self._held = held
         self._tenant = tenant
         self._num_bytes = 0
@@ -75,13 +74,11 @@ class _Body:
         """The whole body, and afterwards what follows it."""
         if self._complete:
             return await self._receive()
+        if self._content_length.isdigit():
+            self._check_length(int(self._content_length))
         chunks: list[bytes] = []
         more = True
         while more:
-            if self._too_long:
-                raise HTTPException(
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is longer than {self._max_bytes} bytes"
-                )
             message = await self._receive()
             if message["type"] != "http.request":
                 return message
@@ -104,13 +101,17 @@ class _Body:
     def _hold(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         self._held[self._tenant] += num_bytes
-        self._too_long = self._num_bytes > self._max_bytes
-        if self._held[self._tenant] > _MAX_BODIES * self._max_bytes and not self._too_long:
+        self._check_length(self._num_bytes)
+        if self._held[self._tenant] > _MAX_BODIES * self._max_bytes:
             raise HTTPException(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"the bodies of this key's unfinished requests are longer than {_MAX_BODIES * self._max_bytes} bytes",
                 headers={"Retry-After": "1"},
             )
+
+    def _check_length(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is longer than {self._max_bytes} bytes")
 
 
 def _refuse_costly(body: bytes) -> None:

@@ -80,6 +80,8 @@ def test_a_long_body_is_refused_as_soon_as_that_is_known() -> None:
         await server.request("ann", [b"x" * 100], content_length="100")
         for request in (
             server.request("ann", [b"x" * 60, b"x" * 41, b"x"]),
+            server.request("ann", [b"x" * 60, b"x" * 41]),  # which only the last part makes too long
+            server.request("ann", [b"x" * 101]),
             server.request("ann", [], content_length="101"),
         ):
             assert (await refusal(request)).status_code == 413
