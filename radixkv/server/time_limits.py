@@ -121,10 +121,10 @@ class Deadlines:
     async def _within(self, stages: Sequence[_Stage]) -> AsyncIterator[None]:
         first = stages[0] if stages else None
         try:
-            async with asyncio.timeout(None if first is None else self._seconds_left(first)):
+            async with asyncio.timeout(None if first is None else self._seconds_left(first)) as timeout:
                 yield
         except TimeoutError as error:
-            if first is None:
+            if first is None or not timeout.expired():
                 raise
             raise _too_late(first) from error
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server import prefix_keeper
-from radixkv.server.time_limits import TimeLimits
+from radixkv.server.time_limits import Deadlines, TimeLimits
 
 # None of these requests would end by itself before the test does, however slow the machine: limits may be short.
 BODY = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "temperature": 0}
@@ -170,6 +170,19 @@ def test_who_is_in_time_is_not_disturbed(llm: LLM) -> None:
             invalid = await client.post("/v1/completions", json={"prompt": "Once", "timeout": 0})
             assert invalid.json()["error"]["param"] == "timeout"
         assert len(asyncio.all_tasks()) == 1  # nothing watches any longer
+
+    asyncio.run(main())
+
+
+def test_another_s_timeout_is_not_reported_as_the_limit() -> None:
+    async def main() -> None:
+        deadlines = Deadlines(cast(Any, None), TimeLimits(total=900))
+        error = TimeoutError("the tokenizer's file system")
+        for within in (deadlines.before_admission([]), deadlines.before_first_token(), deadlines.before_end()):
+            with pytest.raises(TimeoutError) as raised:
+                async with within:
+                    raise error
+            assert raised.value is error
 
     asyncio.run(main())
 
