@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class PinRequest(StrictModel):
     """A prompt, or a conversation as the chat template writes it, to keep from eviction.
 
-    For ``ttl`` seconds, or until it is released; the tenant is selected as in clear_cache.
+    For ``ttl`` seconds, or until it is released. ``api_key`` selects the tenant: its key, or the key's name in the file of
+    keys; where there are no keys, it is left out.
     """
 
     prompt: Annotated[str, Field(min_length=1)] | None = None
