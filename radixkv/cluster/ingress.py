@@ -17,7 +17,6 @@ from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.cluster.replica_text import text_interface
 from radixkv.config import ModelConfig
 from radixkv.server.app import create_app
-from radixkv.server.assembly import assemble_service
 from radixkv.server.config import ServerConfig
 from radixkv.server.pauses import prepare_grammars
 from radixkv.server.pins import pin_routes
@@ -97,8 +96,8 @@ def create_ingress(
         tenants=tenants.shares,
     )
     prepare_grammars(llm.grammars)
-    service = assemble_service(llm, config, tenants, drain or llm.start_draining, obstacle=replicas.obstacle)
+    service = Service.of(llm, config, tenants, drain or llm.start_draining, obstacle=replicas.obstacle)
     service.metrics.registry.register(ReplicaCollector(replicas))
     routes = [cluster_routes(service, llm), pin_routes(service, ReplicaPins(replicas))]
-    app = create_app(service, config, write_log=write_log, tracer=tracer, engine_routes=routes)
+    app = create_app(service, write_log=write_log, tracer=tracer, engine_routes=routes)
     return Ingress(llm, service, app)

@@ -17,7 +17,6 @@ from radixkv.server.body_limit import BodyLimit
 from radixkv.server.cache_insight import insight_routes
 from radixkv.server.chat_completions import chat_completion_routes
 from radixkv.server.completions import completion_routes
-from radixkv.server.config import ServerConfig
 from radixkv.server.cors import Cors
 from radixkv.server.errors import ERROR_STATUSES, ErrorBody, add_error_handlers
 from radixkv.server.live_state import live_state_routes
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 def create_app(
     service: Service,
-    config: ServerConfig,
     *,
     write_log: Callable[[str], object] | None = None,
     tracer: Tracer | None = None,
@@ -49,11 +47,11 @@ def create_app(
 
     Args:
         service: what its routes share.
-        config: the server's.
         write_log: called with each line of the access log; None: there is none.
         tracer: records spans of every request; None: nothing is recorded.
         engine_routes: replace the routes that look into the one engine, where several engines are served.
     """
+    config = service.config
     app = FastAPI(
         title="RadixKV",
         version=__version__,

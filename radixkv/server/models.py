@@ -84,8 +84,8 @@ def model_routes(service: Service) -> APIRouter:
     def check_alive() -> None:
         if service.llm.death is not None:
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is dead", code="unavailable")
-        if service.llm.seconds_in_step > service.step_timeout:
-            stuck = f"the engine is stuck: its step has taken more than {service.step_timeout:g} seconds"
+        if service.llm.seconds_in_step > service.config.step_timeout:
+            stuck = f"the engine is stuck: its step has taken more than {service.config.step_timeout:g} seconds"
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, stuck, code="unavailable")
 
     @router.head("/health", include_in_schema=False)

@@ -72,8 +72,8 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
         from radixkv.async_llm import AsyncLLM
         from radixkv.llm import LLM
         from radixkv.server.app import create_app
-        from radixkv.server.assembly import assemble_service
         from radixkv.server.pauses import avoid_pauses
+        from radixkv.server.service import Service
         from radixkv.server.watchdog import watch_engine
 
         model = LLM(config.model, **options)
@@ -86,8 +86,8 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
         )
 
         def make_app(drain: Callable[[], None]) -> tuple[str, ASGIApp]:
-            service = assemble_service(llm, config, tenants, drain, engine=llm)
-            return service.model_name, create_app(service, config, write_log=write_log, tracer=tracer)
+            service = Service.of(llm, config, tenants, drain, engine=llm)
+            return service.model_name, create_app(service, write_log=write_log, tracer=tracer)
 
         watch = partial(watch_engine, llm, config.step_timeout)
 

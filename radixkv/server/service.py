@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,9 +11,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from radixkv.errors import PromptTooLongError
-from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Prompt
 from radixkv.server.chat_messages import ChatMessage
+from radixkv.server.config import ServerConfig
 from radixkv.server.encoded import EncoderThread
 from radixkv.server.errors import ApiError
 from radixkv.server.metrics import ServerMetrics
@@ -34,43 +35,75 @@ class Service:
     """One served model.
 
     Attributes:
-        model_name: the name by which requests select the model, and by which answers call it.
-        started: start time, in seconds since 1970.
-        max_token_characters: of the longest token: texts that could not fit into the model are refused untokenized.
-        encoder: writes the large parts of responses.
+        config: the server's.
+        tenants: who may use it.
         drain: starts what SIGTERM starts: refuse new requests, finish the unfinished ones, exit.
-        other_names: further names by which requests select the model.
-        time_limits: of every request.
-        rate_limits: of tenants that have such limits.
-        responses: that may be continued.
-        step_timeout: seconds after which a step of the engine is taken to be stuck.
-        shows_prompts_without_keys: whether /live and explanations show prompts where there are no API keys.
         obstacle: why no request can be answered now, for /ready; None: they can.
         engine: `llm`, where it is an engine of this process; None: several engines elsewhere answer.
+        max_token_characters: of the longest token: texts that could not fit into the model are refused untokenized.
+        started: start time, in seconds since 1970.
+        encoder: writes the large parts of responses.
+        rate_limits: of tenants that have such limits.
+        responses: that may be continued.
     """
 
     llm: ServedModel
-    model_name: str
+    config: ServerConfig
     tenants: Tenants
+    drain: Callable[[], None]
+    obstacle: Callable[[], str | None]
+    engine: AsyncLLM | None
     metrics: ServerMetrics
     token_texts: TokenTexts
     max_token_characters: int
     started: int
-    drain: Callable[[], None]
     encoder: EncoderThread = field(default_factory=EncoderThread)
-    other_names: tuple[str, ...] = ()
-    time_limits: TimeLimits = field(default_factory=TimeLimits)
     rate_limits: RateLimits = field(default_factory=RateLimits)
     responses: ResponseStore = field(default_factory=ResponseStore)
-    step_timeout: float = 300.0
-    shows_prompts_without_keys: bool = True
-    obstacle: Callable[[], str | None] = lambda: None
-    engine: AsyncLLM | None = None
+
+    @classmethod
+    def of(
+        cls,
+        llm: ServedModel,
+        config: ServerConfig,
+        tenants: Tenants,
+        drain: Callable[[], None],
+        *,
+        obstacle: Callable[[], str | None] = lambda: None,
+        engine: AsyncLLM | None = None,
+    ) -> Service:
+        """The service that starts now; the arguments are the attributes of the same names.
+
+        Raises:
+            ValueError: the model has no tokenizer.
+        """
+        return cls(
+            llm,
+            config,
+            tenants,
+            drain,
+            obstacle,
+            engine,
+            metrics=ServerMetrics(llm),
+            token_texts=TokenTexts(llm.loaded.tokenizer),
+            max_token_characters=max(map(len, llm.loaded.require_tokenizer().get_vocab())),
+            started=int(time.time()),
+        )
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """All names by which requests select the model."""
-        return (self.model_name, *self.other_names)
+        return self.config.served_model_name or (self.llm.loaded.name,)
+
+    @property
+    def model_name(self) -> str:
+        """The first of them, by which answers call the model."""
+        return self.model_names[0]
+
+    @property
+    def shows_prompts_without_keys(self) -> bool:
+        """Whether /live and explanations show prompts where there are no API keys."""
+        return not self.config.allow_unauthenticated
 
     def check_model(self, name: str | None) -> None:
         """Refuse requests for another model.
@@ -133,7 +166,9 @@ class Service:
 
     def deadlines(self, request: GenerationRequest) -> Deadlines:
         """Those of a request that arrives now."""
-        return Deadlines(self.llm, self.time_limits.at_most(request.timeout))
+        config = self.config
+        limits = TimeLimits(config.queue_timeout, config.first_token_timeout, config.request_timeout)
+        return Deadlines(self.llm, limits.at_most(request.timeout))
 
     def with_cache_options(self, prompt: Prompt, request: GenerationRequest, tenant: Tenant) -> Prompt:
         """The prompt in the tenant's namespace, with the request's cache options."""
@@ -152,8 +187,3 @@ def new_id(prefix: str, separator: str = "-") -> str:
 def response_id(request_id: str, body: GenerationRequest) -> str:
     """The id that a response shows. One that the client chose need not be unique, so the engine uses its own."""
     return request_id if body.request_id is None else f"{request_id.partition('-')[0]}-{body.request_id}"
-
-
-def max_token_characters(loaded: TextInterface) -> int:
-    """Characters of the longest token of the vocabulary."""
-    return max(len(token) for token in loaded.require_tokenizer().get_vocab())

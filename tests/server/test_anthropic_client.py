@@ -18,19 +18,18 @@ from radixkv import LLM, AsyncLLM
 from radixkv.server.app import create_app
 from radixkv.server.config import ServerConfig
 from radixkv.server.tenants import Tenants
-from radixkv.server.time_limits import TimeLimits
 
 QUESTION = {"role": "user", "content": "Name three colours."}
 
 
-def with_anthropic_s_client(llm: LLM, scenario: Callable[[Any], Awaitable[None]], **changes: Any) -> None:
+def with_anthropic_s_client(llm: LLM, scenario: Callable[[Any], Awaitable[None]], **options: Any) -> None:
     """Run a scenario with Anthropic's own client of a server over this engine."""
     import anthropic
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine:
-            service = make_service(engine, tenants=Tenants(["ann"]), **changes)
-            transport = httpx2.ASGITransport(create_app(service, ServerConfig()))
+            service = make_service(engine, tenants=Tenants(["ann"]), **options)
+            transport = httpx2.ASGITransport(create_app(service))
             http_client = anthropic.DefaultAsyncHttpxClient(transport=transport)
             async with anthropic.AsyncAnthropic(
                 base_url="http://localhost", api_key="ann", max_retries=0, http_client=http_client
@@ -114,7 +113,9 @@ def test_anthropic_s_client_reads_names_of_requests_and_of_models(llm: LLM) -> N
         assert unknown.value.type == "not_found_error"
         assert unknown.value.request_id
 
-    with_anthropic_s_client(llm, scenario, other_names=("other",), started=1_700_000_000)
+    with_anthropic_s_client(
+        llm, scenario, config=ServerConfig(served_model_name=("model", "other")), started=1_700_000_000
+    )
 
 
 def test_without_tokens_to_generate_only_the_prompt_is_cached(llm: LLM) -> None:
@@ -147,4 +148,4 @@ def test_a_request_that_took_longer_than_it_may_is_not_sent_again(llm: LLM) -> N
         assert ended.value.status_code == 504
         assert ended.value.response.request.headers["x-stainless-retry-count"] == "0"
 
-    with_anthropic_s_client(llm, scenario, time_limits=TimeLimits(total=0.0))
+    with_anthropic_s_client(llm, scenario, config=ServerConfig(request_timeout=1e-9))

@@ -13,6 +13,7 @@ from support.in_process_server import make_client
 from support.server_process import ADMIN_KEY, TENANT_A, TENANT_B, ServerProcess
 
 from radixkv import LLM, AsyncLLM
+from radixkv.server.config import ServerConfig
 
 PROMPT = "You are the assistant of a small public library. Answer in one sentence. " * 4
 ONE_TOKEN = {"max_tokens": 1, "temperature": 0}
@@ -91,7 +92,10 @@ def test_an_explanation_does_not_show_strangers_each_others_prompts(llm: LLM, sh
     """Where all clients share one tenant, sixteen tokens at a time of what another had sent could be read from it."""
 
     async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine, shows_prompts_without_keys=shows) as client:
+        async with (
+            AsyncLLM(llm) as engine,
+            make_client(engine, config=ServerConfig(allow_unauthenticated=not shows)) as client,
+        ):
             body = {"prompt": PROMPT, **ONE_TOKEN}
             assert (await client.post("/v1/completions", json=body)).status_code == 200
             probe = {

@@ -147,7 +147,7 @@ def test_a_stuck_step_is_seen_and_fails_every_request(llm: LLM, monkeypatch: pyt
     async def main() -> None:
         engine = AsyncLLM(llm)
         engine._heartbeat._clock = lambda: seconds[0]
-        async with make_client(engine, step_timeout=30.0) as client:
+        async with make_client(engine, config=ServerConfig(step_timeout=30.0)) as client:
             in_the_step = asyncio.ensure_future(client.post("/v1/completions", json=BODY))
             await asyncio.to_thread(reached.wait)
             after_it = asyncio.ensure_future(client.post("/v1/completions", json=BODY))

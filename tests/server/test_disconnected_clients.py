@@ -13,7 +13,6 @@ from support.in_process_server import make_service
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server.app import create_app
-from radixkv.server.config import ServerConfig
 from radixkv.server.keys import Key, hash_of
 from radixkv.server.rate_limits import RateLimits
 from radixkv.server.service import Service
@@ -91,7 +90,7 @@ def test_who_leaves_while_the_tokenizer_is_busy_is_never_admitted(
             monkeypatch.setattr(engine, "submit", note)
             service = make_service(engine, tenants=Tenants(["ann"]))
             try:
-                await post(create_app(service, ServerConfig()), path, REQUESTS[path], "ann", gone)
+                await post(create_app(service), path, REQUESTS[path], "ann", gone)
             finally:
                 go.set()
             await busy
@@ -113,7 +112,7 @@ def test_who_leaves_while_grammars_are_compiled_is_charged_nothing(llm: LLM, mon
             monkeypatch.setattr(engine, "submit", leave_and_wait)
             tenants = Tenants(keys={"ann": Key(sha256=hash_of("a"), tokens_per_minute=1000)})
             service = make_service(engine, tenants=tenants, rate_limits=RateLimits(lambda: 0.0))
-            await post(create_app(service, ServerConfig()), "/v1/completions", {"prompt": "Hi"}, "a", gone)
+            await post(create_app(service), "/v1/completions", {"prompt": "Hi"}, "a", gone)
             (bucket,) = service.rate_limits._buckets.values()
             assert bucket.level == 1000
             assert num_ended(service) == 1

@@ -13,6 +13,7 @@ from support.server_process import TENANT_A, TENANT_B, ServerProcess
 
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.prompts import Prompt
+from radixkv.server.config import ServerConfig
 from radixkv.server.tenants import Tenants
 
 
@@ -99,13 +100,13 @@ def test_a_key_is_needed_for_the_state_and_not_for_the_page(server: ServerProces
             assert response.headers["content-type"].startswith(kind)
 
 
-def seen_without_keys(llm: LLM, **changes: Any) -> str:
+def seen_without_keys(llm: LLM, config: ServerConfig | None = None) -> str:
     """`/live` as clients without keys see it, while a request with a salt runs and after several without."""
 
     tenants = Tenants()
 
     async def main() -> str:
-        async with AsyncLLM(llm) as engine, make_client(engine, tenants=tenants, **changes) as client:
+        async with AsyncLLM(llm) as engine, make_client(engine, tenants=tenants, config=config) as client:
             for prompt, options in (("A plain prompt", {}), ("A salted secret", {"cache_salt": "pepper"})):
                 body = {"prompt": prompt * 4, "max_tokens": 2, "temperature": 0, **options}
                 assert (await client.post("/v1/completions", json=body)).status_code == 200
@@ -127,7 +128,7 @@ def test_without_keys_nobody_sees_what_was_sent_with_a_salt(llm: LLM) -> None:
 
 
 def test_without_keys_strangers_from_elsewhere_see_no_prompts(llm: LLM) -> None:
-    text = seen_without_keys(llm, shows_prompts_without_keys=False)
+    text = seen_without_keys(llm, ServerConfig(allow_unauthenticated=True))
     assert "plain" not in text
     assert '"trees":[]' in text
 

@@ -22,7 +22,6 @@ from radixkv.server.errors import ApiError
 from radixkv.server.generation import Generation
 from radixkv.server.rate_limits import RateLimits, Reservation, TokenBucket
 from radixkv.server.tenants import Tenant, Tenants
-from radixkv.server.time_limits import TimeLimits
 
 BODY = {"prompt": "One, two,", "max_tokens": 4, "temperature": 0}
 
@@ -127,7 +126,7 @@ def test_what_ends_in_the_queue_is_charged_nothing(
     async def main() -> None:
         tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
         limits = RateLimits(lambda: 0.0)
-        async with client_of(llm, tenants, rate_limits=limits, time_limits=TimeLimits(queue=0.05)) as client:
+        async with client_of(llm, tenants, rate_limits=limits, config=ServerConfig(queue_timeout=0.05)) as client:
             answer = await client.post("/v1/completions", json=BODY | fields, headers=bearer("a"))
             assert answer.status_code == 504, answer.text
             after = await client.get("/v1/models", headers=bearer("a"))

@@ -19,7 +19,6 @@ from support.response_requests import BODY, create
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server.app import create_app
-from radixkv.server.config import ServerConfig
 from radixkv.server.responses.output import Output
 from radixkv.server.responses.request import ResponseRequest
 from radixkv.server.responses.translation import input_messages, instructed, output_messages
@@ -286,7 +285,7 @@ def test_openai_s_own_client(llm: LLM) -> None:
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine:
-            transport = httpx2.ASGITransport(create_app(make_service(engine), ServerConfig()))
+            transport = httpx2.ASGITransport(create_app(make_service(engine)))
             async with openai.AsyncOpenAI(
                 base_url="http://localhost/v1",
                 api_key="none",

@@ -12,6 +12,7 @@ from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server import prefix_keeper
+from radixkv.server.config import ServerConfig
 from radixkv.server.time_limits import Deadlines, TimeLimits
 
 # None of these requests would end by itself before the test does, however slow the machine: limits may be short.
@@ -19,12 +20,12 @@ BODY = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "temperature":
 SOON = 0.05
 
 
-def errors(llm: LLM, limits: TimeLimits, *, streams: tuple[bool, ...] = (False, True), **options: Any) -> list[str]:
+def errors(llm: LLM, limits: ServerConfig, *, streams: tuple[bool, ...] = (False, True), **options: Any) -> list[str]:
     """What is wrong with the answers in full and streamed; after each, nothing runs and no block is in use."""
 
     async def main() -> list[str]:
         found = []
-        async with AsyncLLM(llm) as engine, make_client(engine, time_limits=limits) as client:
+        async with AsyncLLM(llm) as engine, make_client(engine, config=limits) as client:
             for stream in streams:
                 response = await client.post("/v1/completions", json={**BODY, **options, "stream": stream})
                 # The status of a stream is sent when its request was queued, before its end is known.
@@ -47,8 +48,11 @@ def errors(llm: LLM, limits: TimeLimits, *, streams: tuple[bool, ...] = (False, 
 def test_in_the_queue(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits nobody
     expected = f"the request waited in the queue for {SOON} seconds, which is the limit"
-    assert errors(llm, TimeLimits(queue=SOON, first_token=2 * SOON, total=900)) == [expected] * 2
-    assert errors(llm, TimeLimits(queue=SOON), prompt=[[7], [8]], streams=(False,)) == [expected]
+    assert (
+        errors(llm, ServerConfig(queue_timeout=SOON, first_token_timeout=2 * SOON, request_timeout=900))
+        == [expected] * 2
+    )
+    assert errors(llm, ServerConfig(queue_timeout=SOON), prompt=[[7], [8]], streams=(False,)) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +64,7 @@ def test_in_the_queue_to_be_tokenized(llm: LLM, path: str, fields: dict[str, Any
     go = threading.Event()
 
     async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine, time_limits=TimeLimits(queue=SOON)) as client:
+        async with AsyncLLM(llm) as engine, make_client(engine, config=ServerConfig(queue_timeout=SOON)) as client:
             others = asyncio.create_task(engine.run_tokenizer(lambda _: go.wait(), tenant=None))
             await asyncio.sleep(0)  # theirs is the first
             try:
@@ -86,9 +90,9 @@ BREAKPOINT: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("path", "message", "limits", "expected"),
     [
-        ("/v1/messages", MARKED, TimeLimits(first_token=SOON), "had no token within"),
-        ("/v1/messages", MARKED, TimeLimits(total=SOON), "was not finished within"),
-        ("/v1/chat/completions", BREAKPOINT, TimeLimits(total=SOON), "was not finished within"),
+        ("/v1/messages", MARKED, ServerConfig(first_token_timeout=SOON), "had no token within"),
+        ("/v1/messages", MARKED, ServerConfig(request_timeout=SOON), "was not finished within"),
+        ("/v1/chat/completions", BREAKPOINT, ServerConfig(request_timeout=SOON), "was not finished within"),
     ],
 )
 def test_while_the_prefixes_that_are_to_stay_cached_are_found(
@@ -96,7 +100,7 @@ def test_while_the_prefixes_that_are_to_stay_cached_are_found(
     monkeypatch: pytest.MonkeyPatch,
     path: str,
     message: dict[str, Any],
-    limits: TimeLimits,
+    limits: ServerConfig,
     expected: str,
     stream: bool,
 ) -> None:
@@ -105,7 +109,7 @@ def test_while_the_prefixes_that_are_to_stay_cached_are_found(
     monkeypatch.setattr(prefix_keeper, "marked_prefixes", lambda *arguments: go.wait() and {})
 
     async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine, time_limits=limits) as client:
+        async with AsyncLLM(llm) as engine, make_client(engine, config=limits) as client:
             body = {"model": "model", "max_tokens": 1, "messages": [{"role": "user", **message}], "stream": stream}
             try:
                 response = await asyncio.wait_for(client.post(path, json=body), 60)
@@ -122,12 +126,12 @@ def test_until_the_first_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
     # Computes a part of the prompt, and then nothing more.
     monkeypatch.setattr(llm.engine.scheduler, "schedule", lambda: schedule() if next(once, False) else [])
     expected = f"the request had no token within {SOON} seconds, which is the limit"
-    assert errors(llm, TimeLimits(first_token=SOON), streams=(False,), prompt=[7] * 600) == [expected]
+    assert errors(llm, ServerConfig(first_token_timeout=SOON), streams=(False,), prompt=[7] * 600) == [expected]
 
 
 def test_in_all(llm: LLM) -> None:
     expected = f"the request was not finished within {SOON} seconds, which is the limit"
-    assert errors(llm, TimeLimits(total=SOON)) == [expected] * 2
+    assert errors(llm, ServerConfig(request_timeout=SOON)) == [expected] * 2
 
 
 @pytest.mark.parametrize("stage", ["tokenizing", "admission", "queue", "total"])
@@ -158,13 +162,13 @@ def test_each_choice_is_counted_as_aborted(llm: LLM, monkeypatch: pytest.MonkeyP
 
 def test_a_request_has_a_limit_of_its_own(llm: LLM) -> None:
     expected = f"the request was not finished within {SOON} seconds, which is the limit"
-    assert errors(llm, TimeLimits(total=900), timeout=SOON, streams=(True,)) == [expected]
+    assert errors(llm, ServerConfig(request_timeout=900), timeout=SOON, streams=(True,)) == [expected]
 
 
 def test_who_is_in_time_is_not_disturbed(llm: LLM) -> None:
     async def main() -> None:
-        limits = TimeLimits(queue=900, first_token=900, total=900)
-        async with AsyncLLM(llm) as engine, make_client(engine, time_limits=limits) as client:
+        limits = ServerConfig(queue_timeout=900, first_token_timeout=900, request_timeout=900)
+        async with AsyncLLM(llm) as engine, make_client(engine, config=limits) as client:
             response = await client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2, "timeout": 900})
             assert response.status_code == 200
             invalid = await client.post("/v1/completions", json={"prompt": "Once", "timeout": 0})
