@@ -6,17 +6,16 @@ import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
 
 from radixkv.cache import CacheEvent
 from radixkv.routing import Placement, Router
 
 
-class Chooser(Protocol):
+class Chooser:
     """Chooses replicas, numbered from 0 on.
 
     After `choose`, `prefilled` and `finish` are called for every request; and a little after each of these, as all ingresses
-    hear of it, `expect`, `expected_prefilled` and `expected_finished`.
+    hear of it, `expect`, `expected_prefilled` and `expected_finished`. All but `choose` do nothing by default.
     """
 
     def choose(self, request: int, blocks: Sequence[int], num_tokens: int) -> int:
@@ -27,6 +26,7 @@ class Chooser(Protocol):
             blocks: hashes of its prompt's blocks.
             num_tokens: of its prompt.
         """
+        raise NotImplementedError
 
     def expect(self, replica: int, request: int, blocks: Sequence[int], num_tokens: int) -> None:
         """A replica has told all ingresses that it received a request, see `Router.expect`."""
@@ -50,7 +50,7 @@ class Chooser(Protocol):
         """How fast a replica is, see `Router.report`."""
 
 
-class _Counting:
+class _Counting(Chooser):
     """What the simple ways have in common: they count each replica's unfinished requests."""
 
     def __init__(self, num_replicas: int, seed: int) -> None:
@@ -67,26 +67,8 @@ class _Counting:
     def _choose(self, request: int, blocks: Sequence[int]) -> int:
         raise NotImplementedError
 
-    def expect(self, replica: int, request: int, blocks: Sequence[int], num_tokens: int) -> None:
-        pass
-
-    def expected_prefilled(self, replica: int, request: int) -> None:
-        pass
-
-    def expected_finished(self, replica: int, request: int) -> None:
-        pass
-
-    def prefilled(self, request: int) -> None:
-        pass
-
     def finish(self, request: int) -> None:
         self.num_ongoing[self._sent.pop(request)] -= 1
-
-    def update(self, replica: int, event: CacheEvent) -> None:
-        pass
-
-    def report(self, replica: int, seconds_per_token: float | None) -> None:
-        pass
 
 
 class RoundRobin(_Counting):
@@ -173,7 +155,7 @@ class RayPrefixAffinity(PowerOfTwo):
         return replica
 
 
-class Prefix:
+class Prefix(Chooser):
     """`radixkv.routing.Router`, one for each ingress, which hears from all replicas, also of the other ingresses' requests.
 
     Args:
