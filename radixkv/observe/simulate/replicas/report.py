@@ -236,7 +236,8 @@ def run_replica_simulation(
                         raise ValueError(
                             f"--router: {router} needs a package: pip install 'ray[serve]': {error}"
                         ) from error
-                    report.not_run = [router]
+                    if router not in report.not_run:
+                        report.not_run.append(router)
     if json_path is not None:
         json_path.write_text(json.dumps(asdict(report), indent=1) + "\n")
     if plot_path is not None:
