@@ -26,12 +26,15 @@ from radixkv.extras import needing_extra
 from radixkv.llm_options import LLMOptions
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.server.config import ServerConfig
+from radixkv.server.connection import ConnectionLimits, LimitedProtocol
 from radixkv.server.keys import read_keys_file
 from radixkv.server.listener import address_of, is_private, listen, listener_for, metrics_listener_for
+from radixkv.server.open_connections import OpenConnections, possible_connections
 from radixkv.server.ports import OnPort, Port
 from radixkv.server.reload import KeysReload, ReloadSignal
 from radixkv.server.request_log import open_access_log
 from radixkv.server.tenants import Tenants
+from radixkv.server.tls import TlsConnection, tls_context
 from radixkv.tiers.namespace_secret import find_secret
 
 if TYPE_CHECKING:
@@ -190,10 +193,6 @@ def uvicorn_config(config: ServerConfig, app: ASGIApp, seconds_to_end: float = S
         app: the application.
         seconds_to_end: for answers that are being sent when the server stops.
     """
-    from radixkv.server.connection import ConnectionLimits, LimitedProtocol
-    from radixkv.server.open_connections import OpenConnections, possible_connections
-    from radixkv.server.tls import TlsConnection, tls_context
-
     open_connections = OpenConnections(possible_connections())
     limits = ConnectionLimits(config.receive_timeout, config.send_timeout, open_connections)
     context = tls_context(config)
@@ -243,17 +242,6 @@ class _Server(uvicorn.Server):
         yield
 
 
-def check_config(config: ServerConfig) -> None:
-    """Refuse options that would fail only after the model is loaded.
-
-    Raises:
-        ValueError: a certificate cannot be used.
-    """
-    from radixkv.server.tls import tls_context
-
-    tls_context(config)
-
-
 def namespaces_secret(options: LLMOptions) -> bytes | None:
     """The secret of the tenants' namespaces, where blocks outlive the process; None: a random one will do.
 
@@ -285,12 +273,12 @@ def make_tenants(config: ServerConfig, secret: bytes | None) -> Tenants:
         secret: of the names of their namespaces; None: a random one.
 
     Raises:
-        OSError, ValueError: the keys, or another option that would fail only later, cannot be used.
+        OSError, ValueError: the keys or the certificate cannot be used.
     """
     keys_file = None if config.keys_file is None else Path(config.keys_file)
     keys = None if keys_file is None else read_keys_file(keys_file)
     tenants = Tenants(config.api_keys, config.admin_key, keys, secret=secret, metrics_key=config.metrics_key)
-    check_config(config)
+    tls_context(config)  # which would fail only after the model is loaded
     return tenants
 
 

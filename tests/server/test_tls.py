@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.types import Receive, Scope, Send
 
-from radixkv.server import open_connections
 from radixkv.server.config import ServerConfig
 from radixkv.server.listener import address_of, listener_for
 from radixkv.server.run import serve
@@ -62,7 +61,7 @@ def test_who_connects_and_does_not_encrypt_gives_way(
     certificate: Path, make_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They used to count nowhere: each held a file descriptor for a minute, until there was none for anybody else."""
-    monkeypatch.setattr(open_connections, "possible_connections", lambda: 3)
+    monkeypatch.setattr("radixkv.server.run.possible_connections", lambda: 3)
     llm: Any = Mock(death=None, num_unfinished=0, shutdown=AsyncMock(return_value=True))
     llm.wait_for_death = asyncio.Event().wait
     config, tenants = ServerConfig(port=0, ssl_certfile=certificate, ssl_keyfile_password=PASSWORD), Tenants()
