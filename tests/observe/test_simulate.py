@@ -18,7 +18,7 @@ from radixkv.cli.main import app
 from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.observe.simulate.bounds import belady, block_lru, unlimited
 from radixkv.observe.simulate.replay import replay
-from radixkv.observe.simulate.report import Report, advise, load, parse_policies, parse_sizes, simulate
+from radixkv.observe.simulate.report import Report, advise, load, parse_names, parse_sizes, simulate
 from radixkv.observe.simulate.synthetic import SYNTHETIC, agents, chats, documents, long_documents, mixed, scans
 from radixkv.observe.simulate.trace import Trace, TracedRequest, read_trace
 from radixkv.observe.trace_format import TRACE_FORMAT, TRACE_VERSION
@@ -253,13 +253,13 @@ def test_a_trace_that_ends_in_its_first_request_has_none(tmp_path: Path, caplog:
 def test_sizes_and_policies_are_parsed() -> None:
     assert parse_sizes("2000,1000, 5%", 30_000) == [1000, 1500, 2000]
     assert parse_sizes("2%,40%", 10) == [1, 4]
-    assert parse_policies("all") == list(POLICIES)
-    assert parse_policies("lru, adaptive") == ["lru", "adaptive"]
+    assert parse_names("--policy", "all", POLICIES) == list(POLICIES)
+    assert parse_names("--policy", "lru, adaptive", POLICIES) == ["lru", "adaptive"]
     for wrong in ("", "0", "-5", "many", "0%", "nan%", "inf%", "5%%"):
         with pytest.raises(ValueError, match="--blocks"):
             parse_sizes(wrong, 1000)
     with pytest.raises(ValueError, match=r"--policy: expected all or some of lru.*got 'best'"):
-        parse_policies("best")
+        parse_names("--policy", "best", POLICIES)
 
 
 @pytest.mark.parametrize(

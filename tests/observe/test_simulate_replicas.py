@@ -13,10 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from radixkv.cli.main import app
-from radixkv.observe.simulate.replicas.choosers import PowerOfTwo, Prefix, RoundRobin, SessionAffinity
+from radixkv.observe.simulate.replicas.choosers import ROUTERS, PowerOfTwo, Prefix, RoundRobin, SessionAffinity
 from radixkv.observe.simulate.replicas.cluster import Cluster, imbalance, least_imbalance
 from radixkv.observe.simulate.replicas.cost_model import CostModel
-from radixkv.observe.simulate.replicas.report import parse_replicas, parse_routers, run_router, stretch_for
+from radixkv.observe.simulate.replicas.report import parse_replicas, run_router, stretch_for
+from radixkv.observe.simulate.report import parse_names
 from radixkv.observe.simulate.synthetic import chats, documents
 from radixkv.observe.simulate.trace import Trace, TracedRequest
 from radixkv.routing import Router
@@ -165,7 +166,7 @@ def test_impossible_numbers_of_replicas_are_refused(text: str) -> None:
 
 def test_unknown_routers_are_refused() -> None:
     with pytest.raises(ValueError, match="--router: expected all or some of prefix, round-robin"):
-        parse_routers("prefix,fastest")
+        parse_names("--router", "prefix,fastest", ROUTERS)
 
 
 @pytest.mark.parametrize(

@@ -77,15 +77,6 @@ def parse_sizes(text: str, num_distinct_blocks: int, option: str = "--blocks") -
     return sorted(set(sizes))
 
 
-def parse_policies(text: str) -> list[str]:
-    """Names of policies from ``lru,adaptive`` or ``all``.
-
-    Raises:
-        ValueError: there is no such policy.
-    """
-    return parse_names("--policy", text, POLICIES)
-
-
 def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
     """Names from ``one,another``, or all that are known from ``all``.
 
@@ -212,7 +203,7 @@ def run_simulation(
         console: to print to.
         name: of the trace.
         blocks: see `parse_sizes`.
-        policy: see `parse_policies`; tiers lie below a pool under the first of them.
+        policy: names from `POLICIES`, see `parse_names`; tiers lie below a pool under the first of them.
         bytes_per_token: of keys and values, to advise in GiB; None: in blocks.
         json_path: where to write the figures, too.
         plot_path: where to draw them.
@@ -222,7 +213,7 @@ def run_simulation(
     Raises:
         OSError, ValueError: an argument is invalid, or no prompt of the trace fills a block.
     """
-    policies = parse_policies(policy)
+    policies = parse_names("--policy", policy, POLICIES)
     trace = load(name)
     if not trace.num_asked_blocks:
         raise ValueError(f"{name}: no prompt of this trace fills a block of {trace.block_size} tokens")

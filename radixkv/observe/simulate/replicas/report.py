@@ -88,15 +88,6 @@ def parse_replicas(text: str) -> list[int]:
     return counts
 
 
-def parse_routers(text: str) -> list[str]:
-    """Names of routers from ``prefix,session`` or ``all``.
-
-    Raises:
-        ValueError: there is no such router.
-    """
-    return parse_names("--router", text, ROUTERS)
-
-
 def run_router(
     trace: Trace,
     router: str,
@@ -215,7 +206,7 @@ def run_replica_simulation(
     Raises:
         OSError, ValueError: an argument is invalid, or the trace has no blocks.
     """
-    counts, names = parse_replicas(replicas), parse_routers(routers)
+    counts, names = parse_replicas(replicas), parse_names("--router", routers, ROUTERS)
     if not 0 < load_factor < math.inf:
         raise ValueError(f"--load: expected a finite number above 0, got {load_factor}")
     if num_ingresses > 1 and PREFIX not in names:
