@@ -24,6 +24,7 @@ from radixkv.server.chat_messages import as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import Generation, extend_choice
+from radixkv.server.logprobs import TextLength
 from radixkv.server.metrics import RequestTimer
 from radixkv.server.prefix_keeper import PrefixKeeper
 from radixkv.server.prompt_caching import Breakpoint
@@ -122,8 +123,15 @@ async def start_chat(
             service, tenant, [prompt], params, body, request_id, timers, deadlines, prompt_only=prompt_only
         )
         keeper = PrefixKeeper(service.llm, tenant.name, body, breakpoints, prompt)
-        reasoning_tokens = ReasoningTokens(service.token_texts.bytes_of)
-        return ChatEvents(generation, prompt.answer_form, keeper, deadlines, reasoning_tokens)
+        form = prompt.answer_form
+        new_length = partial(
+            TextLength,
+            service.token_texts,
+            prompt.token_ids,
+            skip_special_tokens=body.skip_special_tokens is not False,
+            shown_special_tokens=() if form is None else form.special_markers,
+        )
+        return ChatEvents(generation, form, keeper, deadlines, ReasoningTokens(new_length))
 
 
 async def chat_prompt(service: Service, body: ChatCompletionRequest, tenant: Tenant) -> Prompt:

@@ -74,6 +74,7 @@ class TextLength:
         prompt_token_ids: what the answer follows.
         echoed: the prompt's text, with which the text begins; its tokens are then added first. None: it does not.
         skip_special_tokens: whether special tokens are left out of the answer's text.
+        shown_special_tokens: those that stay in it nevertheless.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class TextLength:
         *,
         echoed: str | None = None,
         skip_special_tokens: bool = True,
+        shown_special_tokens: Sequence[int] = (),
     ) -> None:
         self.characters = 0
         self._texts = texts
@@ -90,6 +92,7 @@ class TextLength:
         self._echoed = echoed or ""
         self._num_echoed = 0 if echoed is None else len(prompt_token_ids)
         self._skip_special_tokens = skip_special_tokens
+        self._shown_special_tokens = shown_special_tokens
         self._num_added = 0
         # Tokenizers may add a space to each text between special tokens.
         self._space_may_be_added = True
@@ -129,12 +132,16 @@ class TextLength:
         return not self._echoed.startswith(text, here) and self._echoed.startswith(text[1:], here)
 
     def _answer_part(self, token_id: int) -> bytes:
-        if self._skip_special_tokens and self._texts.is_left_out(token_id):
+        may_be_left_out = self._skip_special_tokens and token_id not in self._shown_special_tokens
+        if may_be_left_out and self._texts.is_left_out(token_id):
             return b""
         part = bytes(self._texts.bytes_of(token_id))
         if part.startswith(b" ") and not self._answer_has_text:
             shown = self._texts.begins_with_space(
-                token_id, self._prompt_token_ids, skip_special_tokens=self._skip_special_tokens
+                token_id,
+                self._prompt_token_ids,
+                skip_special_tokens=self._skip_special_tokens,
+                shown_special_tokens=self._shown_special_tokens,
             )
             part = part if shown else part[1:]
         self._answer_has_text = True

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from radixkv.outputs import CompletionOutput
+from radixkv.server.logprobs import TextLength
 from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece
 
 
 @dataclass(slots=True)
-class _Tail:
-    """What follows the last piece so far: its text may be whitespace before a marker, or a part of one.
+class _Answer:
+    """One answer so far.
 
     Attributes:
-        begins: position in ``text`` where each token begins.
-        stop: position where the last of them ends.
+        length: of the text of its tokens.
+        position: how many characters end with the last piece.
+        rest: the text that follows it: it may be whitespace before a marker, or a part of one.
+        begins: position of each token that begins there or later.
     """
 
-    text: bytes = b""
+    length: TextLength
+    position: int = 0
+    rest: str = ""
     begins: list[int] = field(default_factory=list)
-    stop: int = 0
 
 
 class ReasoningTokens:
@@ -35,15 +40,14 @@ class ReasoningTokens:
         counted      1       2  3
 
     Args:
-        bytes_of: those of a token's text.
+        new_length: makes the `TextLength` of an answer.
 
     Attributes:
         count: so far.
     """
 
-    def __init__(self, bytes_of: Callable[[int], Sequence[int]]) -> None:
-        self._bytes_of = bytes_of
-        self._tails: defaultdict[int, _Tail] = defaultdict(_Tail)
+    def __init__(self, new_length: Callable[[], TextLength]) -> None:
+        self._answers: defaultdict[int, _Answer] = defaultdict(lambda: _Answer(new_length()))
         self.count = 0
 
     def read(self, choice: int, output: CompletionOutput, pieces: Sequence[AnswerPiece]) -> None:
@@ -54,23 +58,18 @@ class ReasoningTokens:
             output: the new tokens and their text, markers included.
             pieces: that were read from it, and from text before it.
         """
-        tail = self._tails[choice]
-        tail.text += output.text.encode()
+        answer = self._answers[choice]
+        answer.rest += output.text
         for token_id in output.token_ids:
-            tail.begins.append(tail.stop)
-            tail.stop += len(self._bytes_of(token_id))
-        if not pieces:
-            return
-        position = 0
+            answer.begins.append(answer.length.characters)
+            answer.length.add(token_id)
         for piece in pieces:
-            before = position
-            if isinstance(piece, TextPiece | ReasoningPiece):
-                text = piece.text.encode()
-                position = max(tail.text.find(text, position), position) + len(text)
+            if not isinstance(piece, TextPiece | ReasoningPiece):
+                continue  # where a call ends is unknown, but no reasoning follows it
+            end = answer.rest.index(piece.text) + len(piece.text)
+            answer.rest = answer.rest[end:]
+            answer.position += end
+            num_tokens = bisect_left(answer.begins, answer.position)
+            del answer.begins[:num_tokens]
             if isinstance(piece, ReasoningPiece):
-                self.count += sum(before <= begin < position for begin in tail.begins)
-        if isinstance(pieces[-1], ReasoningPiece):
-            rest = [begin - position for begin in tail.begins if begin >= position]
-            self._tails[choice] = _Tail(tail.text[position:], rest, max(0, tail.stop - position))
-        else:
-            del self._tails[choice]
+                self.count += num_tokens

@@ -32,15 +32,26 @@ class TokenTexts:
         self.chat_parts = lru_cache(maxsize=_MAX_TEXTS)(self._chat_parts)
 
     def begins_with_space(
-        self, token_id: int, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True
+        self,
+        token_id: int,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown_special_tokens: Sequence[int] = (),
     ) -> bool:
         """Whether the text of an answer that begins with this token begins with a space.
 
         Args:
             prompt_token_ids: what the answer follows: the space may be dropped where it has no text.
             skip_special_tokens: whether special tokens are left out of the text.
+            shown_special_tokens: those that stay in it nevertheless.
         """
-        answer = IncrementalDetokenizer(self._tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens)
+        answer = IncrementalDetokenizer(
+            self._tokenizer,
+            prompt_token_ids,
+            skip_special_tokens=skip_special_tokens,
+            shown_special_tokens=shown_special_tokens,
+        )
         answer.append([token_id])
         return answer.text.startswith(" ")
 

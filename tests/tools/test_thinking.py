@@ -22,6 +22,7 @@ from radixkv.prompts import Prompt
 from radixkv.server.chat_events import ChatEvents
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.generation import ChoiceDelta
+from radixkv.server.logprobs import TextLength
 from radixkv.server.prefix_keeper import PrefixKeeper
 from radixkv.server.protocol import CompletionTokensDetails, PromptTokensDetails, Usage
 from radixkv.server.reasoning_tokens import ReasoningTokens
@@ -218,7 +219,8 @@ def test_thoughts_count_with_the_tokens_whose_text_was_held_back(rest: str, at_o
     generation: Any = GenerationOfCharacters(thought + rest, at_once)
     keeper = PrefixKeeper(Mock(), "", ChatCompletionRequest(messages=[]), [], Prompt([1]))
     form = format_of("think_open").answer_form("<think>\n", None)
-    counter = ReasoningTokens(lambda token_id: chr(token_id).encode())
+    texts = Mock(bytes_of=lambda token_id: chr(token_id).encode(), is_left_out=lambda token_id: False)
+    counter = ReasoningTokens(lambda: TextLength(texts))
     events = ChatEvents(generation, form, keeper, Deadlines(Mock(), TimeLimits()), counter)
     for choice in asyncio.run(events.collect()):
         assert (choice.answer.reasoning or "").strip() == thought
