@@ -278,7 +278,6 @@ class Engine:
         if batch.chunks:
             self.peak_held_blocks = max(self.peak_held_blocks, self.cache.num_held_blocks)
             self.num_steps += 1
-            self.last_batch = BatchSize(len(batch.chunks), batch.num_tokens)
         return batch
 
     def _drafts_may_follow(self, in_flight: Batch) -> bool:
@@ -292,6 +291,7 @@ class Engine:
         if batch.chunks:
             if self._speculator is not None:
                 self._speculator.draft(batch)
+            self.last_batch = BatchSize(len(batch.chunks), batch.num_tokens)
             self._executor.execute(batch, in_flight)
         stays_in_flight = self.async_scheduling and batch.tokens is not None
         if stays_in_flight:

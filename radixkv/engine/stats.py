@@ -30,7 +30,7 @@ class EngineStats:
         num_waiting: requests with none.
         num_preemptions, num_steps: since the engine was made.
         num_blocks: all blocks: free, evictable (only the cache has them) and in use.
-        last_batch: the sequences and tokens of the latest step.
+        last_batch: the sequences and tokens of the latest step, drafted ones included.
         cache: the cache's own counters.
         drafts: drafted and accepted tokens by source, since the engine was made.
         tiers: what has happened below the pool; None where there are no tiers.

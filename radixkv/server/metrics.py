@@ -47,7 +47,9 @@ class ServerMetrics:
         self.generation_tokens = counter("generation_tokens", "Generated tokens.")
         self.finished = counter("request_success", "Choices that ended, by their finish reason.", ("finished_reason",))
         self.batch_sequences = histogram("iteration_sequences", "Sequences in a step.", _BATCH_SIZE_BUCKETS)
-        self.batch_tokens = histogram("iteration_tokens", "Tokens computed in a step.", _BATCH_SIZE_BUCKETS)
+        self.batch_tokens = histogram(
+            "iteration_tokens", "Tokens computed in a step, drafted ones included.", _BATCH_SIZE_BUCKETS
+        )
         self._num_steps = llm.stats.num_steps
         llm.on_step = self._observe_step
 

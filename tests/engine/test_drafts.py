@@ -22,6 +22,7 @@ from radixkv.drafting.sources import AnswerDrafter, GrammarDrafter, PrefixDrafte
 from radixkv.prompts import Prompt
 from radixkv.sampling.grammar_budget import GrammarBudget
 from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.request import Request
 
 
 @st.composite
@@ -77,6 +78,30 @@ def test_drafts_were_accepted_and_rejected(drafter: tuple[LLM, Oracle], plain: L
     drafted, accepted = num_drafts(llm)
     assert 0 < accepted - before[1] < drafted - before[0]
     assert llm.engine.num_steps - steps < 40
+
+
+def test_the_size_of_a_batch_includes_its_drafts(
+    drafter: tuple[LLM, Oracle], plain: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was noted before there were drafts in it."""
+    llm, oracle = drafter
+    prompt = [5, 6, 7, 8]
+    requests: Work = [(prompt, SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True))]
+    oracle.sequences = [[*prompt, *answers(plain, requests)[0][0][0]]]
+    step = llm.engine.step
+    sizes: dict[int, int] = {}
+
+    def noting() -> list[Request]:
+        touched = step()
+        sizes[llm.engine.num_steps] = llm.engine.last_batch.num_tokens
+        return touched
+
+    monkeypatch.setattr(llm.engine, "step", noting)
+    before, _ = num_drafts(llm)
+    answers(llm, requests)
+    num_drafted = num_drafts(llm)[0] - before
+    assert num_drafted > 0
+    assert sum(sizes.values()) == len(prompt) + (len(sizes) - 1) + num_drafted
 
 
 def test_log_probabilities_of_prompts_are_those_without_drafts(drafter: tuple[LLM, Oracle], plain: LLM) -> None:
