@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -83,6 +85,28 @@ def test_adaptive_is_near_the_best_on_every_synthetic_trace_and_no_policy_beats_
     assert rates["adaptive"] >= max(rates.values()) - 0.02
     assert max(rates.values()) <= belady(trace, size) <= unlimited(trace)
     assert rates["lru"] == pytest.approx(block_lru(trace, size), abs=0.02)
+
+
+@settings(max_examples=200, deadline=None)
+@example(asked="aaaaacbbca", size=3)
+@given(asked=st.text("abcd", max_size=30), size=st.integers(3, 8))
+def test_no_policy_beats_the_bound_where_answers_repeat(asked: str, size: int) -> None:
+    """A block that an answer filled again counted as used, and took the place of one that was."""
+    work: dict[str, tuple[list[int], list[int]]] = {
+        "a": ([0], []),
+        "b": ([1], []),
+        "c": ([2], [3]),
+        "d": ([4, 5], [6, 7]),
+    }
+    trace = Trace(
+        [
+            TracedRequest(float(time), np.array(prompt, np.int32), np.array(output, np.int32))
+            for time, (prompt, output) in enumerate(work[letter] for letter in asked)
+        ],
+        16,
+    )
+    for policy in POLICIES.values():
+        assert hit_rate(trace, size, policy()) <= belady(trace, size) <= unlimited(trace)
 
 
 def test_mooncakes_format_is_read(tmp_path: Path) -> None:

@@ -63,14 +63,24 @@ def belady(trace: Trace, num_blocks: int) -> float:
 
 
 def _next_uses(trace: Trace) -> tuple[list[int], int]:
-    """For every block of all requests in order, the position of its next use; and the value that stands for never."""
-    blocks = [block for request in trace.requests for block in (*request.prompt.tolist(), *request.output.tolist())]
-    next_uses = [len(blocks)] * len(blocks)
-    last_seen: dict[int, int] = {}
-    for position in reversed(range(len(blocks))):
-        next_uses[position] = last_seen.get(blocks[position], len(blocks))
-        last_seen[blocks[position]] = position
-    return next_uses, len(blocks)
+    """For every block of all requests in order, the position of its next use; and the value that stands for never.
+
+    A block that an answer fills again is cached anew, whether or not it was kept until then: that is no use.
+    """
+    blocks = [
+        (block, is_asked)
+        for request in trace.requests
+        for part, is_asked in ((request.prompt, True), (request.output, False))
+        for block in part.tolist()
+    ]
+    never = len(blocks)
+    next_uses = [never] * never
+    next_use_of: dict[int, int] = {}
+    for position in reversed(range(never)):
+        block, is_asked = blocks[position]
+        next_uses[position] = next_use_of.get(block, never)
+        next_use_of[block] = position if is_asked else never
+    return next_uses, never
 
 
 def _cached_prefix(prompt: list[int], cached: set[int] | dict[int, int] | OrderedDict[int, None]) -> int:
