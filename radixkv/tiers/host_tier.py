@@ -12,7 +12,7 @@ import numpy as np
 from radixkv.cache.arguments import check_count
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.stats import StoreCounters, StoreStats
-from radixkv.tiers.tier import BlockBytes
+from radixkv.tiers.tier import BlockBytes, check_blocks
 from radixkv.tiers.tier_events import TierObserver
 
 
@@ -75,6 +75,7 @@ class HostTier:
 
     def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
         """See `Tier.get_many`."""
+        check_blocks(out, len(keys), self._rows.shape[1])
         began = time.monotonic()
         with self._lock:
             rows = self._leading_rows(keys)
@@ -90,6 +91,7 @@ class HostTier:
 
     def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
         """See `Tier.put_many`."""
+        check_blocks(blocks, len(keys), self._rows.shape[1])
         began, evicted = time.monotonic(), list[bytes]()
         written: dict[bytes, BlockKey] = {}
         num_there = 0

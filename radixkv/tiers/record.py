@@ -20,14 +20,13 @@ import os
 import struct
 from collections.abc import Sequence
 
-import numpy as np
 import xxhash
 
 from radixkv.cache.tokens import TOKEN_BYTES
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.block_key import DIGEST_BYTES, BlockKey
 from radixkv.tiers.encryption import NONCE_BYTES, TAG_BYTES, BlockCipher
-from radixkv.tiers.tier import BlockBytes
+from radixkv.tiers.tier import BlockBytes, check_blocks
 
 _MAGIC = b"RadixKV\x01"
 _NO_TOKEN = b"\xff"
@@ -100,9 +99,7 @@ class RecordCodec(RecordLayout):
         Raises:
             ValueError: they do not; the message names the argument.
         """
-        expected = (len(keys), self.format.block_bytes)
-        if rows.shape != expected or rows.dtype != np.uint8 or not rows.flags.c_contiguous:
-            raise ValueError(f"blocks: expected contiguous bytes of shape {expected}, got {rows.dtype} {rows.shape}")
+        check_blocks(rows, len(keys), self.format.block_bytes)
         most = self._tokens_bytes
         for key in keys:
             length = len(key.tokens)

@@ -14,6 +14,17 @@ from radixkv.tiers.stats import StoreStats
 BlockBytes = npt.NDArray[np.uint8]
 
 
+def check_blocks(blocks: BlockBytes, num_blocks: int, block_bytes: int) -> None:
+    """Check that there is one row of contiguous bytes per block.
+
+    Raises:
+        ValueError: they have another form.
+    """
+    expected = (num_blocks, block_bytes)
+    if blocks.shape != expected or blocks.dtype != np.uint8 or not blocks.flags.c_contiguous:
+        raise ValueError(f"blocks: expected contiguous bytes of shape {expected}, got {blocks.dtype} {blocks.shape}")
+
+
 @runtime_checkable
 class Tier(Protocol):
     """Keeps the bytes of whole blocks by key; partly filled ones only if it is a `PartlyFilledKeeper`.

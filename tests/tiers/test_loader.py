@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -215,10 +215,27 @@ def test_what_a_host_has_is_read_while_something_is_put() -> None:
             reader.join(60)
             return np.full(8, 9, np.uint8)
 
-    tier.put_many(new, cast(Any, [SlowBlock()]))
+    class SlowBlocks(np.ndarray[Any, Any]):
+        def __iter__(self) -> Iterator[SlowBlock]:
+            yield SlowBlock()
+
+    tier.put_many(new, np.empty((1, 8), np.uint8).view(SlowBlocks))
     assert out.tolist() == [[7] * 8]
     assert tier.get_many(new, out) == 1
     assert out.tolist() == [[9] * 8]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (2, 8)])
+def test_blocks_of_another_size_cost_a_host_no_room(shape: tuple[int, int]) -> None:
+    """The row that was to take such a block was lost, and one byte would have filled it."""
+    tier = HostTier(8, 8)
+    keys = prefix_keys("a", 1)
+    with pytest.raises(ValueError, match=r"^blocks: expected contiguous bytes of shape \(1, 8\), got uint8 \("):
+        tier.put_many(keys, np.zeros(shape, np.uint8))
+    with pytest.raises(ValueError, match=r"^blocks: expected contiguous bytes of shape \(1, 8\), got uint8 \("):
+        tier.get_many(keys, np.zeros(shape, np.uint8))
+    tier.put_many(keys, np.full((1, 8), 7, np.uint8))
+    assert tier.contains_prefix(keys) == 1
 
 
 @pytest.mark.parametrize("cleared", [False, True])
