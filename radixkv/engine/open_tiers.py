@@ -172,10 +172,11 @@ def _open_shared_tier(
     if is_server(store):
         blobs: BlobStore = RedisBlobs(store)
     else:
-        num_bytes = parse_size("shared_cache_size", config.shared_cache_size)
-        blobs = FolderBlobs(Path(store), capacity_bytes=num_bytes)
         codec = RecordCodec(block_format, key)
-        num_blocks = num_bytes // (codec.header_bytes + codec.body_bytes)
+        record_bytes = codec.header_bytes + codec.body_bytes
+        num_bytes = _size("shared_cache_size", config.shared_cache_size, record_bytes)
+        blobs = FolderBlobs(Path(store), capacity_bytes=num_bytes)
+        num_blocks = num_bytes // record_bytes
         opened.lasting_capacity = min(opened.lasting_capacity, num_blocks)
         opened.capacity = min(opened.capacity, num_blocks)
     tier = SharedTier(blobs, block_format, key=key)

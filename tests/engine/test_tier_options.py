@@ -109,7 +109,12 @@ def test_a_missing_package_is_named_with_its_extra(
 def test_what_is_no_tier_or_too_small_for_one_is_refused_by_its_option(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"^tiers: expected objects with all that radixkv.tiers.tier.Tier has, got 5$"):
         make(tiers=[5])
-    for options in ({"host_cache_size": 9}, {"disk_cache": tmp_path, "disk_cache_size": 9}):
+    folder = tmp_path / "blocks"
+    for options in (
+        {"host_cache_size": 9},
+        {"disk_cache": folder, "disk_cache_size": 9},
+        {"shared_cache": str(folder), "shared_cache_size": 9},
+    ):
         with pytest.raises(ValueError, match=rf"^{[*options][-1]}: expected at least the \d+ bytes .* takes, got 9$"):
             make(**options)
 
