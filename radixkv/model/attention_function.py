@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 import transformers
+from transformers import AttentionInterface, AttentionMaskInterface
 
-# The engine's attention function, the one by which modules are compared, and the one that notes what layers pass.
+from radixkv.model.window_mask import make_mask
+
+# The engine's attention function, and the one that `attention_by` gives.
 ATTENTION_NAME = "radixkv"
 PROBE_NAME = "radixkv_probe"
-NOTING_NAME = "radixkv_noting"
-OWN_NAMES = frozenset({ATTENTION_NAME, PROBE_NAME, NOTING_NAME})
+OWN_NAMES = frozenset({ATTENTION_NAME, PROBE_NAME})
 # Arguments of an attention function that describe a layer, besides what changes with every batch.
 OPTIONS = ("scaling", "softcap", "sliding_window", "s_aux")
+
+# One for each thread: models may be probed at a time.
+_attend: ContextVar[Callable[..., torch.Tensor]] = ContextVar("attend")
 
 
 def layer_options(
@@ -27,11 +33,21 @@ def layer_options(
 
 
 @contextmanager
-def attention_by(model: transformers.PreTrainedModel, name: str) -> Iterator[None]:
-    """Within, the model attends by the function of this name; then again by the one that it had."""
+def attention_by(model: transformers.PreTrainedModel, attend: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Within, the model attends by this function, in this thread; then again by the one that it had."""
     implementation = model.config._attn_implementation
-    model.set_attn_implementation(name)
+    model.set_attn_implementation(PROBE_NAME)
+    token = _attend.set(attend)
     try:
         yield
     finally:
+        _attend.reset(token)
         model.set_attn_implementation(implementation)
+
+
+def _probe(*args: Any, **options: Any) -> tuple[torch.Tensor, None]:
+    return _attend.get()(*args, **options), None
+
+
+AttentionInterface.register(PROBE_NAME, _probe)
+AttentionMaskInterface.register(PROBE_NAME, make_mask)

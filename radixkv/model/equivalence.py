@@ -16,12 +16,11 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface
 
-from radixkv.model.attention_function import OPTIONS, PROBE_NAME, attention_by
+from radixkv.model.attention_function import OPTIONS, attention_by
 from radixkv.model.layer_probe import see_itself
 from radixkv.model.shared_input import is_unchanged
-from radixkv.model.window_mask import make_mask, window_of
+from radixkv.model.window_mask import window_of
 
 # How large the norm of a token's difference from the original's result may be, relative to the norm of that result.
 TOLERANCES = MappingProxyType({torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2})
@@ -154,16 +153,12 @@ def probe_attention(
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
         **given: Any,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> torch.Tensor:
         attended.extend((query, key))
         layer_idx: Any = module.layer_idx
         given["sliding_window"] = window_of(given.get("sliding_window"), attention_mask)
         options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
-        return see_itself(query, key, value), None
+        return see_itself(query, key, value)
 
-    AttentionInterface.register(PROBE_NAME, probe)
-    with attention_by(model, PROBE_NAME):
+    with attention_by(model, probe):
         yield attended
-
-
-AttentionMaskInterface.register(PROBE_NAME, make_mask)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from radixkv.attention import AttentionOptions
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import LayerShape
-from radixkv.model.attention_function import NOTING_NAME, attention_by, layer_options
-from radixkv.model.window_mask import is_of_model, make_mask, window_of
+from radixkv.model.attention_function import attention_by, layer_options
+from radixkv.model.window_mask import is_of_model, window_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +47,8 @@ class LayerProbe:
         Raises:
             UnsupportedModelError: a layer that is called cannot be served from blocks.
         """
-        modules: list[Any] = [module for module in model.modules() if hasattr(module, "layer_idx")]
-        for module in modules:
-            module.radixkv_probe = self
-        try:
-            with attention_by(model, NOTING_NAME):
-                yield
-        finally:
-            for module in modules:
-                del module.radixkv_probe
+        with attention_by(model, self.note):
+            yield
 
     def note(
         self,
@@ -64,8 +56,8 @@ class LayerProbe:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        mask: torch.Tensor | None,
-        given: Mapping[str, Any],
+        attention_mask: torch.Tensor | None,
+        **given: Any,
     ) -> torch.Tensor:
         """Zeros in the shape of the layer's result.
 
@@ -76,7 +68,7 @@ class LayerProbe:
             is_encoder = getattr(getattr(module, "config", None), "is_decoder", None) is False
             hint = " (a configuration with is_decoder=True may not)" if is_encoder else ""
             raise UnsupportedModelError(f"{self._name}: its layers attend to later tokens, too{hint}")
-        if is_of_model(mask):
+        if is_of_model(attention_mask):
             raise UnsupportedModelError(
                 f"{self._name}: its layers add to attention what blocks do not hold: a mask of their own"
             )
@@ -86,7 +78,7 @@ class LayerProbe:
             )
         shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         scale, softcap, window, sinks = layer_options(query, given)
-        options = AttentionOptions(scale, softcap, window_of(window, mask), sinks)
+        options = AttentionOptions(scale, softcap, window_of(window, attention_mask), sinks)
         self.layers[module.layer_idx] = ProbedLayer(shape, query.shape[1], options)
         return _zeros(query, value)
 
@@ -128,20 +120,3 @@ def attend_nothing(
 
 def _zeros(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
-
-
-def _note(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **given: Any,
-) -> tuple[torch.Tensor, None]:
-    # Found on the module: some models drop keyword arguments on the way to their attention layers.
-    probe: LayerProbe = module.radixkv_probe
-    return probe.note(module, query, key, value, attention_mask, given), None
-
-
-AttentionInterface.register(NOTING_NAME, _note)
-AttentionMaskInterface.register(NOTING_NAME, make_mask)

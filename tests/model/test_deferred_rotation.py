@@ -11,13 +11,12 @@ import torch
 from support.model_zoo import TOKENS, VOCAB_SIZE, build, build_supported, logits
 from support.on_cpu import OnCpu
 from torch import nn
-from transformers import AttentionInterface
 
 from radixkv.attention import BatchLimits, QueryBatch
 from radixkv.cache import PrefixCache
 from radixkv.config import ModelConfig
 from radixkv.memory import KVPool
-from radixkv.model.attention_function import PROBE_NAME
+from radixkv.model.attention_function import attention_by
 from radixkv.model.deferred_rotation import DeferredRotation, defer_rotation, restore_rotation, set_rotate_first
 from radixkv.model.equivalence import probe_attention
 from radixkv.model.loader import load_model
@@ -91,16 +90,15 @@ def test_the_attention_function_gets_what_it_needs_to_rotate() -> None:
     (first, *_) = deferred(model)
     given: dict[str, Any] = {}
 
-    def attend(module: nn.Module, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> tuple[Any, None]:
-        given.update(options, query=query)
-        return torch.zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+    def attend(module: nn.Module, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> torch.Tensor:
+        given.update(options)
+        return torch.zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
-    AttentionInterface.register(PROBE_NAME, attend)
-    model.set_attn_implementation(PROBE_NAME)
-    logits(model)
-    assert "rotary" not in given
-    set_rotate_first(model, False)
-    logits(model)
+    with attention_by(model, attend):
+        logits(model)
+        assert "rotary" not in given
+        set_rotate_first(model, False)
+        logits(model)
     cosines, sines = given["rotary"]
     assert cosines.shape == sines.shape == (TOKENS.shape[1], first.head_dim)
 
