@@ -19,22 +19,20 @@ class HostBackend:
         pool: where keys and values lie.
         max_sequences: per batch.
         max_model_len: tokens of a sequence at most.
-        cost_tokens: the fixed cost of sharing a prefix, in keys that could be read in the same time.
+
+    Attributes:
+        sharing_cost_tokens: the fixed cost of sharing a prefix, in keys that could be read in the same time.
         attention: makes the attention that carries out a plan.
     """
 
-    def __init__(
-        self,
-        pool: KVPool,
-        max_sequences: int,
-        max_model_len: int,
-        cost_tokens: int,
-        attention: Callable[[AttentionPlan, KVPool], AttentionBatch],
-    ) -> None:
+    sharing_cost_tokens: int
+    attention: Callable[[AttentionPlan, KVPool], AttentionBatch]
+
+    def __init__(self, pool: KVPool, max_sequences: int, max_model_len: int) -> None:
         self._pool = pool
-        self._attention = attention
         max_blocks = -(-max_model_len // pool.block_size)
-        self._planner = Planner(max_sequences, max_blocks, pool.block_size, SharingRule(cost_tokens=cost_tokens))
+        rule = SharingRule(cost_tokens=self.sharing_cost_tokens)
+        self._planner = Planner(max_sequences, max_blocks, pool.block_size, rule)
 
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
         """Carry out the cache's queued copies, in order."""
@@ -42,4 +40,4 @@ class HostBackend:
 
     def prepare(self, batch: QueryBatch) -> AttentionBatch:
         """Attention over one batch, for all layers; see `AttentionBackend.prepare`."""
-        return self._attention(self._planner.plan(batch), self._pool)
+        return self.attention(self._planner.plan(batch), self._pool)

@@ -15,9 +15,6 @@ from radixkv_cpu import MAX_DECODING_ROWS, PagedAttention, RowKind, library, wri
 
 DTYPES = (torch.float32, torch.bfloat16)
 
-# A shared prefix saves reading (sequences - 1) x tokens; merging its result costs as much as reading a few dozen tokens.
-SHARING_COST_TOKENS = 64
-
 KeptRows = tuple[torch.Tensor, PagedAttention]
 """Rows of a batch, int64 and ascending, and attention over these alone."""
 
@@ -27,19 +24,6 @@ _SHARED, _PROMPT, _DECODING = map(np.int8, RowKind)
 def is_available(pool: KVPool, dtype: torch.dtype) -> bool:
     """Whether the compiled code runs here and takes this pool and queries of ``dtype``."""
     return library() is not None and dtype in DTYPES and pool.dtype == dtype and pool.keys[0].device.type == "cpu"
-
-
-class NativeBackend(HostBackend):
-    """Plans batches over one pool; `is_available` must hold for it.
-
-    Args:
-        pool: where keys and values lie.
-        max_sequences: in a batch.
-        max_model_len: tokens of a sequence at most.
-    """
-
-    def __init__(self, pool: KVPool, max_sequences: int, max_model_len: int) -> None:
-        super().__init__(pool, max_sequences, max_model_len, SHARING_COST_TOKENS, NativeAttention)
 
 
 class NativeAttention:
@@ -87,6 +71,14 @@ class NativeAttention:
             scale=options.scale, softcap=options.softcap, window=options.sliding_window, sinks=sinks,
         )  # fmt: skip
         return output.unsqueeze(0)
+
+
+class NativeBackend(HostBackend):
+    """Plans batches over one pool; `is_available` must hold for it."""
+
+    # A shared prefix saves reading (sequences - 1) x tokens; merging its result costs as much as reading a few dozen tokens.
+    sharing_cost_tokens = 64
+    attention = NativeAttention
 
 
 def _by_kind(ranges: KeyRanges) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:

@@ -21,19 +21,6 @@ from radixkv.memory import KVPool
 Partial = tuple[torch.Tensor, torch.Tensor]
 
 
-class TorchBackend(HostBackend):
-    """Plans batches over one pool, whose tensors must be on the CPU.
-
-    Args:
-        pool: where keys and values lie.
-        max_sequences: in a batch.
-        max_model_len: tokens of a sequence at most.
-    """
-
-    def __init__(self, pool: KVPool, max_sequences: int, max_model_len: int) -> None:
-        super().__init__(pool, max_sequences, max_model_len, cost_model.SHARING_COST_TOKENS, TorchAttention)
-
-
 class TorchAttention:
     """Attention over one batch for all layers; an `AttentionBatch`."""
 
@@ -119,6 +106,13 @@ class TorchAttention:
             output.unflatten(2, (-1, group)).transpose(1, 2).flatten(0, 1),
             lse.unflatten(2, (-1, group)).transpose(1, 2).flatten(0, 1),
         )
+
+
+class TorchBackend(HostBackend):
+    """Plans batches over one pool, whose tensors must be on the CPU."""
+
+    sharing_cost_tokens = cost_model.SHARING_COST_TOKENS
+    attention = TorchAttention
 
 
 def _attend_to_new(

@@ -15,7 +15,6 @@ from support.cpu_variants import each_variant, use
 
 from radixkv.attention import AttentionOptions, Planner, SharingRule
 from radixkv.attention.native import NativeAttention, NativeBackend, is_available
-from radixkv.attention.native.backend import SHARING_COST_TOKENS
 from radixkv.attention.torch_cpu import TorchBackend
 from radixkv.cache import BlockCopy
 from radixkv.memory import KVPool, LayerShape
@@ -57,7 +56,7 @@ def test_every_row_attends_to_exactly_its_own_tokens(
     batch = make_batch(random.Random(seed), LayerShape(kv_heads, 8, value_dim), block_size, num_sequences, max_tokens)
     with use(variant), pytest.MonkeyPatch.context() as patch:
         # A small threshold, so that small batches take the path that large ones do.
-        patch.setattr("radixkv.attention.native.backend.SHARING_COST_TOKENS", share_from)
+        patch.setattr(NativeBackend, "sharing_cost_tokens", share_from)
         check(batch, NativeBackend(batch.pool, 8, 2000), group, softcap, window, with_sinks)
 
 
@@ -69,7 +68,9 @@ def test_new_tokens_are_attended_to_as_they_are_stored() -> None:
 
 def test_a_shared_prefix_is_read_once() -> None:
     chunks = [Chunk(Table([*range(64), 100 + i]), 64 * 16, 1) for i in range(8)]
-    ranges = Planner(8, 65, 16, SharingRule(cost_tokens=SHARING_COST_TOKENS)).plan(query_batch(chunks)).ranges
+    ranges = (
+        Planner(8, 65, 16, SharingRule(cost_tokens=NativeBackend.sharing_cost_tokens)).plan(query_batch(chunks)).ranges
+    )
     assert (ranges.key_stop - ranges.key_start).sum() == 64 * 16 + 8 * 1
 
 

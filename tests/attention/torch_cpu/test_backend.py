@@ -51,7 +51,7 @@ def test_every_row_attends_to_exactly_its_own_tokens(
     batch = make_batch(random.Random(seed), shape, block_size, num_sequences, max_tokens, fp8)
     with pytest.MonkeyPatch.context() as patch:
         # Small thresholds, so that small batches take the paths that large ones do.
-        patch.setattr(cost_model, "SHARING_COST_TOKENS", share_from)
+        patch.setattr(TorchBackend, "sharing_cost_tokens", share_from)
         patch.setattr(cost_model, "MIN_VIEW_TOKENS", view_from)
         check(batch, TorchBackend(batch.pool, 8, 2000), group, softcap, window, with_sinks)
 
