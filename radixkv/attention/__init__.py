@@ -25,7 +25,7 @@ layer that needs it asks. A backend's `SharingRule` says when sharing pays; ever
 """
 
 from radixkv.attention.backend import AttentionBackend, AttentionBatch, BatchLimits
-from radixkv.attention.options import AttentionOptions
+from radixkv.attention.options import AttentionLayer, AttentionOptions
 from radixkv.attention.plan import AttentionPlan, KeyRanges, Planner
 from radixkv.attention.query_batch import QueryBatch, ReadableTable
 from radixkv.attention.sharing_rule import SharingRule
@@ -33,6 +33,7 @@ from radixkv.attention.sharing_rule import SharingRule
 __all__ = [
     "AttentionBackend",
     "AttentionBatch",
+    "AttentionLayer",
     "AttentionOptions",
     "AttentionPlan",
     "BatchLimits",

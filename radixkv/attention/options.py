@@ -1,10 +1,12 @@
-"""The parameters of a layer's attention beside query, key and value."""
+"""What a layer's attention is, beside query, key and value."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+
+from radixkv.memory import LayerShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +27,20 @@ class AttentionOptions:
     sliding_window: int | None = None
     sinks: torch.Tensor | None = None
     rotary: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """An attention layer of a model, by what decides which kernels it launches.
+
+    Attributes:
+        shape: of its keys and values.
+        num_query_heads: of its queries.
+        options: its own.
+        rotary_dim: dimensions of its heads that are rotated when new keys are stored; None: they come rotated.
+    """
+
+    shape: LayerShape
+    num_query_heads: int
+    options: AttentionOptions
+    rotary_dim: int | None = None

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
 
-from radixkv.attention import AttentionOptions
+from radixkv.attention import AttentionLayer, AttentionOptions
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import LayerShape
 from radixkv.model.attention_function import attention_by, layer_options
 from radixkv.model.window_mask import is_of_model, window_of
-
-
-@dataclass(frozen=True, slots=True)
-class ProbedLayer:
-    """What an attention layer of the model was seen to pass to its attention function."""
-
-    shape: LayerShape
-    num_query_heads: int
-    options: AttentionOptions
 
 
 class LayerProbe:
@@ -33,12 +23,12 @@ class LayerProbe:
         name: of the model.
 
     Attributes:
-        layers: by layer index, in the order in which they were called.
+        layers: by layer index, in the order in which they were called; what they were seen to pass to attention.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.layers: dict[int, ProbedLayer] = {}
+        self.layers: dict[int, AttentionLayer] = {}
 
     @contextmanager
     def noting(self, model: transformers.PreTrainedModel) -> Iterator[None]:
@@ -79,7 +69,7 @@ class LayerProbe:
         shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         scale, softcap, window, sinks = layer_options(query, given)
         options = AttentionOptions(scale, softcap, window_of(window, attention_mask), sinks)
-        self.layers[module.layer_idx] = ProbedLayer(shape, query.shape[1], options)
+        self.layers[module.layer_idx] = AttentionLayer(shape, query.shape[1], options)
         return _zeros(query, value)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import AttentionInterface
 
-from radixkv.attention import AttentionBackend, AttentionOptions, BatchLimits
+from radixkv.attention import AttentionBackend, AttentionLayer, AttentionOptions, BatchLimits
 from radixkv.attention.choice import make_backend
 from radixkv.attention.host_backend import HostBackend
 from radixkv.attention.native import NativeAttention, NativeBackend
@@ -35,7 +35,7 @@ from radixkv.model.compiled_layers import (
     uncompile_layers,
 )
 from radixkv.model.deferred_rotation import DeferredRotation, set_rotate_first
-from radixkv.model.layer_probe import LayerProbe, ProbedLayer, attend_nothing
+from radixkv.model.layer_probe import LayerProbe, attend_nothing
 from radixkv.model.loader import LoadedModel
 from radixkv.model.model_input import ModelInput
 from radixkv.model.native import Chain, NativeCall, join_layers, layers_over, losing_rows, watch_chains
@@ -76,7 +76,7 @@ class ModelRunner:
         self._chains: list[Chain] = []
         self._native_layers: dict[int, DecoderLayers] = {}
         # By layer index, in the order of the pool's layers.
-        self._layers: dict[int, ProbedLayer] = {}
+        self._layers: dict[int, AttentionLayer] = {}
         self._vocab_size = 0  # the width of its logits, known after the probe
         self._checked: set[tuple[int, torch.dtype]] = set()
         self._layer_of: dict[int, int] = {}
@@ -147,17 +147,14 @@ class ModelRunner:
         if (block_size, cache_dtype) in self._checked:
             return
         # Only here: it imports Triton, which a CPU need not have.
-        from radixkv.attention.triton.start_check import LayerKernels, check_kernels
+        from radixkv.attention.triton.start_check import check_kernels
 
         rotary_dims = {
             module.layer_idx: module.rotary_dim
             for module in self._model.modules()
             if isinstance(module, DeferredRotation)
         }
-        layers = [
-            LayerKernels(layer.shape, layer.num_query_heads, layer.options, rotary_dims.get(index))
-            for index, layer in self._layers.items()
-        ]
+        layers = [replace(layer, rotary_dim=rotary_dims.get(index)) for index, layer in self._layers.items()]
         with self._on_device():
             check_kernels(layers, block_size, self._dtype, cache_dtype, self._device, self._vocab_size)
         self._checked.add((block_size, cache_dtype))

@@ -15,7 +15,7 @@ import torch
 from support.attention_batches import Chunk, Table, query_batch, shared_chunks
 from support.model_zoo import VOCAB_SIZE, build_supported
 
-from radixkv.attention import AttentionOptions, BatchLimits
+from radixkv.attention import AttentionLayer, AttentionOptions, BatchLimits
 from radixkv.attention.triton import TritonBackend, cost_model, start_check
 from radixkv.attention.triton.buffers import padded_size
 from radixkv.attention.triton.padded_decode import PaddedDecode
@@ -24,7 +24,6 @@ from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
 from radixkv.model import runner as runner_module
 from radixkv.model.decode_graphs import MAX_CAPTURE_SECONDS, DecodeGraphs, GraphKind, kinds_in_order
-from radixkv.model.layer_probe import ProbedLayer
 from radixkv.model.loader import load_model
 from radixkv.model.runner import ModelRunner
 
@@ -414,7 +413,7 @@ def test_heads_that_no_kernel_takes_are_refused_before_anything_is_measured(
     loaded = load_model(build_supported("llama"), native=False)
 
     def probe(runner: ModelRunner, *rest: object) -> None:
-        runner._layers = {0: ProbedLayer(shape, 136, AttentionOptions(1.0))}
+        runner._layers = {0: AttentionLayer(shape, 136, AttentionOptions(1.0))}
 
     monkeypatch.setattr(ModelRunner, "_probe", probe)
     with pytest.raises(UnsupportedModelError, match=f"^{loaded.name}: {message}"):

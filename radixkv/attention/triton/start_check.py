@@ -8,16 +8,14 @@ kernels are on disk for the next start. Results are compared with the plain refe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from radixkv.attention.options import AttentionOptions
+from radixkv.attention.options import AttentionLayer
 from radixkv.attention.triton.cost_model import Tiling, max_tiles, widest_tile
-from radixkv.memory import LayerShape
 from radixkv_kernels import (
     NO_PARTIAL,
     OPEN_END,
@@ -47,25 +45,8 @@ Pairs = Iterable[tuple[torch.Tensor, torch.Tensor]]
 Work = Callable[[], Pairs]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerKernels:
-    """The properties of a layer that decide which kernels it launches.
-
-    Attributes:
-        shape: of its keys and values.
-        num_query_heads: of its queries.
-        options: its own.
-        rotary_dim: dimensions of its heads that are rotated when new keys are stored; None: they come rotated.
-    """
-
-    shape: LayerShape
-    num_query_heads: int
-    options: AttentionOptions
-    rotary_dim: int | None = None
-
-
 def check_kernels(
-    layers: Iterable[LayerKernels],
+    layers: Iterable[AttentionLayer],
     block_size: int,
     query_dtype: torch.dtype,
     cache_dtype: torch.dtype,
@@ -97,7 +78,7 @@ def check_kernels(
     return count
 
 
-def _distinct(layer: LayerKernels) -> tuple[object, ...]:
+def _distinct(layer: AttentionLayer) -> tuple[object, ...]:
     """A key: layers with equal keys launch the same compiled kernels."""
     options = layer.options
     return (
@@ -132,7 +113,7 @@ class _Problem:
 
     def __init__(
         self,
-        layer: LayerKernels,
+        layer: AttentionLayer,
         block_size: int,
         query_dtype: torch.dtype,
         cache_dtype: torch.dtype,

@@ -12,11 +12,11 @@ from support.compiled_kernels import NoGpu
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from radixkv.attention import AttentionOptions
+from radixkv.attention import AttentionLayer, AttentionOptions
 from radixkv.attention.triton import TritonBackend, cost_model
 from radixkv.attention.triton.launches import PartialResults
 from radixkv.attention.triton.padded_decode import PaddedDecode
-from radixkv.attention.triton.start_check import LayerKernels, check_kernels
+from radixkv.attention.triton.start_check import check_kernels
 from radixkv.bench.gpu.layer import Attends
 from radixkv.memory import KVPool, LayerShape
 from radixkv_kernels import draw_tokens, draw_truncated
@@ -75,7 +75,7 @@ def test_what_an_engine_launches_has_been_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shape = LayerShape(num_kv_heads, dim, dim)
-    layer = LayerKernels(shape, num_query_heads, AttentionOptions(0.1), dim if rotates else None)
+    layer = AttentionLayer(shape, num_query_heads, AttentionOptions(0.1), dim if rotates else None)
     monkeypatch.setattr("radixkv.attention.triton.start_check._run", lambda name, work, bound: list(work()))
     check_kernels([layer], BLOCK_SIZE, torch.bfloat16, torch.bfloat16, "cpu", VOCAB_SIZE)
     checked = {name: set(found) for name, found in launched.items()}

@@ -11,9 +11,8 @@ import torch
 from support.model_zoo import VOCAB_SIZE, build_longrope, build_shallow
 from transformers import PreTrainedModel
 
-from radixkv.attention import BatchLimits, QueryBatch
+from radixkv.attention import AttentionLayer, BatchLimits, QueryBatch
 from radixkv.attention.triton import start_check
-from radixkv.attention.triton.start_check import LayerKernels
 from radixkv.cache import PrefixCache
 from radixkv.memory import KVPool
 from radixkv.model import compiled_layers
@@ -80,7 +79,7 @@ def test_a_prompt_in_chunks_and_a_decoded_token(build_it: Callable[[], PreTraine
 
 
 def test_the_kernel_is_checked_in_place_of_the_one_that_only_stores(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[LayerKernels] = []
+    checked: list[AttentionLayer] = []
     model = build_shallow("stablelm")
     defer_rotation(model)
     monkeypatch.setattr(start_check, "check_kernels", lambda layers, *rest: checked.extend(layers))

@@ -7,17 +7,17 @@ import torch
 from support.model_zoo import VOCAB_SIZE, build_shallow
 from support.on_cpu import OnCpu
 
-from radixkv.attention import AttentionOptions
+from radixkv.attention import AttentionLayer, AttentionOptions
 from radixkv.attention.triton import start_check
-from radixkv.attention.triton.start_check import LayerKernels, check_kernels
+from radixkv.attention.triton.start_check import check_kernels
 from radixkv.bench.gpu.ready import launch_one
 from radixkv.memory import LayerShape
 from radixkv.model.loader import load_model
 from radixkv.model.runner import ModelRunner
 from radixkv_kernels import reference
 
-PLAIN = LayerKernels(LayerShape(2, 16, 8), 8, AttentionOptions(0.3))
-OTHERS = LayerKernels(LayerShape(1, 8, 8), 4, AttentionOptions(0.3, 2.0, 7, torch.randn(4)))
+PLAIN = AttentionLayer(LayerShape(2, 16, 8), 8, AttentionOptions(0.3))
+OTHERS = AttentionLayer(LayerShape(1, 8, 8), 4, AttentionOptions(0.3, 2.0, 7, torch.randn(4)))
 
 
 def test_all_kernels_run_once_for_layers_that_differ() -> None:
@@ -29,7 +29,7 @@ def test_all_kernels_run_once_for_layers_that_differ() -> None:
 
 
 def test_a_models_layers_are_checked_with_their_options_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[tuple[list[LayerKernels], object]] = []
+    checked: list[tuple[list[AttentionLayer], object]] = []
     monkeypatch.setattr(start_check, "check_kernels", lambda layers, *rest: checked.append((layers, rest)))
     runner = ModelRunner(load_model(build_shallow("gpt_oss")))
     for _ in range(2):
