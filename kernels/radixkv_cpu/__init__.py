@@ -33,6 +33,7 @@ torch's threads. They raise RuntimeError where no variant runs on this machine: 
 
 from radixkv_cpu.attention import MAX_DECODING_ROWS, PagedAttention, RowKind
 from radixkv_cpu.blocks import Blocks, BlockWeight
+from radixkv_cpu.checks import COMPILED_DTYPES
 from radixkv_cpu.draw import Truncation, draw_tokens
 from radixkv_cpu.elementwise import rms_norm, rope_, write_cache
 from radixkv_cpu.experts import Experts
@@ -47,6 +48,7 @@ from radixkv_cpu.rows import BlockParts
 
 __all__ = [
     "ACTIVATIONS",
+    "COMPILED_DTYPES",
     "MAX_DECODING_ROWS",
     "QUANTIZATIONS",
     "VARIANTS",

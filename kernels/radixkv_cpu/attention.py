@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixkv_cpu.checks import IS_BF16, check_scores, check_tensor
+from radixkv_cpu.checks import COMPILED_DTYPES, check_scores, check_tensor
 from radixkv_cpu.library import require_library
 
 _POINTERS = (
@@ -159,9 +159,8 @@ class PagedAttention:
         """
         shape, stride, key_shape, value_shape = query.shape, query.stride(), keys.shape, values.shape
         dtype = query.dtype
-        is_bf16 = IS_BF16.get(dtype, False)
         if (
-            dtype not in IS_BF16
+            dtype not in COMPILED_DTYPES
             or not (dtype == keys.dtype == values.dtype)
             or not (query.is_cpu and keys.is_cpu and values.is_cpu)
             or not (keys.is_contiguous() and values.is_contiguous())
@@ -198,11 +197,11 @@ class PagedAttention:
         call.query_row_stride, call.query_head_stride = stride[0], stride[1]
         call.out_row_stride = num_query_heads * value_dim
         call.window, call.scale, call.softcap = window or 0, scale, softcap or 0.0
-        self._run(ctypes.addressof(call), is_bf16)
+        self._run(ctypes.addressof(call), dtype == torch.bfloat16)
         return out
 
     def _check(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        check_tensor("keys", keys, [None, self.block_size, None, None], tuple(IS_BF16))
+        check_tensor("keys", keys, [None, self.block_size, None, None], COMPILED_DTYPES)
         num_blocks, _, num_kv_heads, key_dim = keys.shape
         if not key_dim:
             raise ValueError(f"keys: expected at least one dimension of a head, got shape {list(keys.shape)}")

@@ -9,11 +9,10 @@ What tensors contain is not checked: the caller is responsible for slots and blo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import MappingProxyType
 
 import torch
 
-IS_BF16 = MappingProxyType({torch.float32: False, torch.bfloat16: True})
+COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 """The types that the compiled code computes with."""
 
 

@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from radixkv_cpu.checks import IS_BF16, check_tensor
+from radixkv_cpu.checks import COMPILED_DTYPES, check_tensor
 from radixkv_cpu.library import require_library
 
 
@@ -58,15 +58,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.T
     """
     shape = x.shape
     dim = shape[-1] if shape else 0
-    is_bf16 = IS_BF16.get(x.dtype, False)
     if (
-        not (is_bf16 or x.dtype == torch.float32)
+        x.dtype not in COMPILED_DTYPES
         or not (x.is_cpu and weight.is_cpu and weight.is_contiguous())
         or not shape
         or weight.shape != (dim,)
         or weight.dtype != torch.float32
     ):
-        check_tensor("x", x, [*shape[:-1], None], tuple(IS_BF16), 0)
+        check_tensor("x", x, [*shape[:-1], None], COMPILED_DTYPES, 0)
         check_tensor("weight", weight, [dim], [torch.float32])
     if out is None:
         x = x.contiguous()
@@ -82,7 +81,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.T
             raise ValueError(f"x: expected rows at least {shape[1] * dim} apart, got {strides[0]}")
         rows, groups, stride = shape[0], shape[1], strides[0]
     call = _Norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, groups, dim, stride, epsilon)
-    require_library().rms_norm(ctypes.addressof(call), is_bf16)
+    require_library().rms_norm(ctypes.addressof(call), x.dtype == torch.bfloat16)
     return out
 
 
@@ -100,9 +99,9 @@ def rope_(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.
     """
     cos, sin = cos.contiguous(), sin.contiguous()
     shape, stride, dtype = query.shape, query.stride(), query.dtype
-    is_bf16, key_shape, cos_shape = IS_BF16.get(dtype, False), key.shape, cos.shape
+    key_shape, cos_shape = key.shape, cos.shape
     if (
-        dtype not in IS_BF16
+        dtype not in COMPILED_DTYPES
         or not (dtype == key.dtype == cos.dtype == sin.dtype)
         or not (query.is_cpu and key.is_cpu and cos.is_cpu and sin.is_cpu)
         or not (len(shape) == len(key_shape) == 3)
@@ -121,11 +120,11 @@ def rope_(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.
         query.data_ptr(), key.data_ptr(), cos.data_ptr(), sin.data_ptr(),
         shape[0], shape[1], key_shape[1], shape[2], cos_shape[1], stride[0],
     )  # fmt: skip
-    require_library().rope(ctypes.addressof(call), is_bf16)
+    require_library().rope(ctypes.addressof(call), dtype == torch.bfloat16)
 
 
 def _check_rope(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    check_tensor("query", query, [None, None, None], tuple(IS_BF16), 2)
+    check_tensor("query", query, [None, None, None], COMPILED_DTYPES, 2)
     rows, num_query_heads, dim = query.shape
     check_tensor("key", key, [rows, None, dim], [query.dtype], 2)
     if rows > 1 and query.stride(0) != key.stride(0):
@@ -175,7 +174,7 @@ def write_cache(
         rows, num_kv_heads, key_dim * size, value_shape[2] * size,
         stride[0] * size, stride[1] * size, value_stride[0] * size, value_stride[1] * size,
     )  # fmt: skip
-    require_library().write(ctypes.addressof(call), IS_BF16.get(dtype, False))
+    require_library().write(ctypes.addressof(call), dtype == torch.bfloat16)
 
 
 def _check_write(

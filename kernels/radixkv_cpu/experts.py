@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from radixkv_cpu.checks import IS_BF16, check_tensor
+from radixkv_cpu.checks import check_tensor
 from radixkv_cpu.library import require_library
 from radixkv_cpu.linear import PANEL, Weight
 
@@ -49,7 +49,7 @@ class Experts:
         # The library reads them at every call.
         self._weights = gate_up, down
         self._call = _Experts(num_experts=num_experts, gate_up=gate_up.address, down=down.address)
-        self._is_bf16 = IS_BF16[self.dtype]
+        self._is_bf16 = self.dtype == torch.bfloat16
         self._run = require_library().experts
 
     def run(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from radixkv_cpu.attention import PagedAttention
-from radixkv_cpu.checks import IS_BF16, check_tensor
+from radixkv_cpu.checks import check_tensor
 from radixkv_cpu.layer import DecoderLayer, LayerStruct
 from radixkv_cpu.library import require_library
 
@@ -60,7 +60,7 @@ class DecoderLayers:
         for struct, layer_keys, layer_values in zip(self._layers, keys, values, strict=True):
             struct.keys, struct.values = layer_keys.data_ptr(), layer_values.data_ptr()
         self._kept = [*layers], [*keys], [*values]  # the library reads them at every call
-        self._is_bf16 = IS_BF16[self._dtype]
+        self._is_bf16 = self._dtype == torch.bfloat16
         self._run = require_library().layers
 
     def run(

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 from torch.nn import functional
 
-from radixkv_cpu.checks import IS_BF16, check_tensor
+from radixkv_cpu.checks import check_tensor
 from radixkv_cpu.library import require_library
 
 PANEL = 32
@@ -83,7 +83,7 @@ class Weight:
             num_decoding=_NOT_KNOWN,
         )
         self._input_shape = (self.in_features,)
-        self._is_bf16 = IS_BF16[self.dtype]
+        self._is_bf16 = self.dtype == torch.bfloat16
         self._run = require_library().linear
 
     @property

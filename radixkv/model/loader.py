@@ -31,22 +31,14 @@ from radixkv.model.heap import trim_heap
 from radixkv.model.longrope import choose_factors
 from radixkv.model.merged_linear import merge_linears
 from radixkv.model.model_cache import packed_folder, quantised_folder, remove_unused
-from radixkv.model.native import (
-    COMPILED_DTYPES,
-    AnyQuantiser,
-    BlockKeeper,
-    PanelCache,
-    Quantiser,
-    prepare_for_cpu,
-    weights_of,
-)
+from radixkv.model.native import AnyQuantiser, BlockKeeper, PanelCache, Quantiser, prepare_for_cpu, weights_of
 from radixkv.model.quantisation_report import report_quantised
 from radixkv.model.shared_weights import share_weights
 from radixkv.model.source import load_errors, print_progress, resolve_folder
 from radixkv.model.supported import check_supported
 from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, read_tokenizer, silence_transformers
-from radixkv_cpu import library
+from radixkv_cpu import COMPILED_DTYPES, library
 
 _DTYPES = MappingProxyType(
     {

@@ -11,9 +11,7 @@ from radixkv.attention.options import AttentionOptions
 from radixkv.attention.plan import AttentionPlan, KeyRanges
 from radixkv.attention.query_batch import Ints, concatenated_ranges
 from radixkv.memory import KVPool
-from radixkv_cpu import MAX_DECODING_ROWS, PagedAttention, RowKind, library, write_cache
-
-DTYPES = (torch.float32, torch.bfloat16)
+from radixkv_cpu import COMPILED_DTYPES, MAX_DECODING_ROWS, PagedAttention, RowKind, library, write_cache
 
 KeptRows = tuple[torch.Tensor, PagedAttention]
 """Rows of a batch, int64 and ascending, and attention over these alone."""
@@ -23,7 +21,9 @@ _SHARED, _PROMPT, _DECODING = map(np.int8, RowKind)
 
 def is_available(pool: KVPool, dtype: torch.dtype) -> bool:
     """Whether the compiled code runs here and takes this pool and queries of ``dtype``."""
-    return library() is not None and dtype in DTYPES and pool.dtype == dtype and pool.keys[0].device.type == "cpu"
+    return (
+        library() is not None and dtype in COMPILED_DTYPES and pool.dtype == dtype and pool.keys[0].device.type == "cpu"
+    )
 
 
 class NativeAttention:

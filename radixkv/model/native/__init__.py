@@ -21,11 +21,10 @@ from radixkv.model.native.last_layer import losing_rows
 from radixkv.model.native.layer import NativeCall
 from radixkv.model.native.layer_chains import Chain, join_layers, layers_over, watch_chains
 from radixkv.model.native.panel_cache import PanelCache
-from radixkv.model.native.replace import COMPILED_DTYPES, prepare_for_cpu
+from radixkv.model.native.replace import prepare_for_cpu
 from radixkv.model.native.weights import AnyQuantiser, BlockKeeper, Quantiser, weights_of
 
 __all__ = [
-    "COMPILED_DTYPES",
     "AnyQuantiser",
     "BlockKeeper",
     "Chain",

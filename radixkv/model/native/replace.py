@@ -32,10 +32,7 @@ from radixkv.model.native.norm import native_norms
 from radixkv.model.native.weights import AnyQuantiser, BlockKeeper
 from radixkv.model.packed_linear import pack_linears
 from radixkv.model.shared_input import is_unchanged
-from radixkv_cpu import is_packable, library
-
-COMPILED_DTYPES = (torch.float32, torch.bfloat16)
-"""What compiled code computes in."""
+from radixkv_cpu import COMPILED_DTYPES, is_packable, library
 
 # What could stand in for a module, with weights as they are or quantised.
 _Make = Callable[[nn.Module, AnyQuantiser | None], Sequence[nn.Module]]
