@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from radixkv.cache.block_hash import next_hash, next_hashes
+from radixkv.cache.block_hash import namespace_hash, next_hash, next_hashes
 from radixkv.cache.eviction import LearningPolicy
 from radixkv.cache.match import Match
 from radixkv.cache.node import Node
@@ -70,10 +70,6 @@ class EvictedPrefixes(TreeObserver):
         """Records."""
         return len(self._records)
 
-    def __contains__(self, block_hash: int) -> bool:
-        """Whether a record begins with this block."""
-        return block_hash in self._records
-
     def on_remove(self, node: Node, start: int, evicted: bool) -> None:
         if not evicted:
             return
@@ -95,25 +91,30 @@ class EvictedPrefixes(TreeObserver):
         for key in [key for key, record in self._records.items() if namespace in (None, record.namespace)]:
             self._drop(key)
 
-    def follow(
-        self, before: int, prompt: bytes, offset: int, partial: bool = True
-    ) -> Iterator[tuple[EvictedBlocks, int]]:
-        """The records along a prompt from byte ``offset`` on, each with how many of its tokens the prompt shares.
+    def covering(self, prompt: bytes, namespace: str, start: int) -> Iterator[tuple[int, EvictedBlocks]]:
+        """What was evicted of a prompt from token ``start``, a block boundary, on without a gap.
 
-        Args:
-            before: hash of the prompt's last block before the offset, or of the namespace.
-            partial: also find records that consist of one partly filled block, at one more look-up per possible length.
+        Yields:
+            For each block, where that ends, in tokens, and the newest record of it.
         """
-        while (record := self._find(before, prompt, offset, partial)) is not None:
-            same = self._same_hashes(record, before, prompt, offset)
-            if not same:
-                return
-            num_tokens = min(len(same) * self._block_size, record.num_tokens)
-            yield record, num_tokens
-            if num_tokens % self._block_size:
-                return
-            before = same[-1]
-            offset += num_tokens * TOKEN_BYTES
+        size, block_bytes = self._block_size, self._block_bytes
+        hashes = [namespace_hash(namespace)]
+        hashes += next_hashes(hashes[0], prompt, block_bytes)
+        found: list[tuple[int, EvictedBlocks]] = []
+        for index, before in enumerate(hashes[:-1]):
+            # A record may begin before the start: a prefix is evicted whole, and then only its first blocks computed anew.
+            position, offset = index * size, index * block_bytes
+            found = [(stop, record) for stop, record in found if stop > position]
+            record = self._find(before, prompt, offset, partial=position == start and not found)
+            if record is not None:
+                same = self._same_hashes(record, before, prompt, offset)
+                found.append((position + min(len(same) * size, record.num_tokens), record))
+            if position == start:
+                if not found:
+                    return
+                ends = [(min(stop, start + size), record) for stop, record in found]
+                start, newest = max(ends, key=lambda end: (end[0], end[1].evicted_at))
+                yield start, newest
 
     def recall(self, match: Match, prompt: bytes) -> list[tuple[int, int]]:
         """The evicted blocks that continue a match and are about to be recomputed; notifies the learner, and forgets them.
@@ -132,7 +133,7 @@ class EvictedPrefixes(TreeObserver):
         past: list[tuple[int, int]] = []
         stop, now = match.num_tokens // self._block_size, self._now()
         before = node.block_hashes(self._block_bytes)[-1]
-        for record, num_tokens in list(self.follow(before, prompt, match.num_tokens * TOKEN_BYTES, partial=False)):
+        for record, num_tokens in list(self._follow(before, prompt, match.num_tokens * TOKEN_BYTES)):
             self._drop(record.hashes[0])
             self._file_rest(record, -(-num_tokens // self._block_size))
             stop += num_tokens // self._block_size
@@ -142,8 +143,29 @@ class EvictedPrefixes(TreeObserver):
             self._learner.on_reuse(record.group, -(-num_tokens // self._block_size), record.last_use, now, True)
         return past
 
+    def _follow(self, before: int, prompt: bytes, offset: int) -> Iterator[tuple[EvictedBlocks, int]]:
+        """The records along a prompt from byte ``offset`` on, each with how many of its tokens the prompt shares.
+
+        Args:
+            before: hash of the prompt's last block before the offset, or of the namespace.
+        """
+        while (record := self._find(before, prompt, offset, partial=False)) is not None:
+            same = self._same_hashes(record, before, prompt, offset)
+            if not same:
+                return
+            num_tokens = min(len(same) * self._block_size, record.num_tokens)
+            yield record, num_tokens
+            if num_tokens % self._block_size:
+                return
+            before = same[-1]
+            offset += num_tokens * TOKEN_BYTES
+
     def _find(self, before: int, prompt: bytes, offset: int, partial: bool) -> EvictedBlocks | None:
-        """The record that begins with the prompt's next block, or with a part of it."""
+        """The record that begins with the prompt's next block.
+
+        Args:
+            partial: or consists of one partly filled block, found at one more look-up per possible length.
+        """
         record = self._records.get(next_hash(before, prompt[offset : offset + self._block_bytes]))
         if record is not None or not partial:
             return record
@@ -171,9 +193,10 @@ class EvictedPrefixes(TreeObserver):
             self._file_rest(older, _num_equal(older.hashes, record.hashes))
 
     def _file_rest(self, record: EvictedBlocks, start: int) -> None:
-        """Keep the blocks of a dropped record from index ``start`` on, unless there is a record of them."""
-        rest = record.hashes[start:]
-        if rest and rest[0] not in self._records:
+        """Keep what a dropped record has from index ``start`` on, and beyond blocks that have records of their own."""
+        while (rest := record.hashes[start:]) and rest[0] in self._records:
+            start += _num_equal(rest, self._records[rest[0]].hashes)
+        if rest:
             record.hashes = rest
             record.num_tokens -= start * self._block_size
             self._file(record)

@@ -10,14 +10,15 @@ About other namespaces, only the fact that the tokens are cached in one is repor
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.cache.block_hash import namespace_hash
-from radixkv.cache.evicted import EvictedBlocks, EvictedPrefixes
+from radixkv.cache.evicted import EvictedPrefixes
 from radixkv.cache.match import Match
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.tokens import TOKEN_BYTES, decode
@@ -106,12 +107,14 @@ def explain(
         computed.append(Computed(reason, reused, cached - reused))
         position = cached
     if evicted is not None:
-        for start, stop, record in _evicted_parts(evicted, match, prompt, namespace, block_size):
+        parts = evicted.covering(prompt, namespace, cached // block_size * block_size)
+        for record, ends in itertools.groupby(parts, key=itemgetter(1)):
+            stop = max(stop for stop, _ in ends)
             if stop > position:
                 part = Computed(
                     Reason.EVICTED,
-                    max(start, position),
-                    stop - max(start, position),
+                    position,
+                    stop - position,
                     evicted_seconds_ago=now - record.evicted_at,
                     unused_seconds=record.evicted_at - record.last_use,
                     uses=record.uses,
@@ -125,27 +128,6 @@ def explain(
     if num_tokens > position:
         computed.append(Computed(Reason.NEW, position, num_tokens - position))
     return Explanation(num_tokens, reused, tuple(computed), _divergence(match, prompt, block_size))
-
-
-def _evicted_parts(
-    evicted: EvictedPrefixes, match: Match | None, prompt: bytes, namespace: str, block_size: int
-) -> list[tuple[int, int, EvictedBlocks]]:
-    """What was evicted along the prompt and beyond its last cached block boundary: start and stop, in tokens.
-
-    The first part may begin before that boundary: a prefix is evicted whole, and then only its first blocks computed anew.
-    """
-    path = [namespace_hash(namespace)] if match is None else match.path_hashes(block_size * TOKEN_BYTES)
-    num_cached = len(path) - 1
-    for num_before in range(num_cached, -1, -1):
-        if num_before < num_cached and path[num_before + 1] not in evicted:
-            continue
-        parts, stop = [], num_before * block_size
-        for record, num_tokens in evicted.follow(path[num_before], prompt, stop * TOKEN_BYTES):
-            parts.append((stop, stop + num_tokens, record))
-            stop += num_tokens
-        if stop > num_cached * block_size:
-            return parts
-    return []
 
 
 def _num_cached_elsewhere(tree: RadixTree, prompt: bytes, namespace: str) -> int:

@@ -46,18 +46,6 @@ class Match:
             [*(node.block_ids() for node in reversed(before)), last.block_ids(0, self.num_node_blocks)]
         )
 
-    def path_hashes(self, block_bytes: int) -> list[int]:
-        """The hashes of the namespace and of the prefix's whole blocks, from the first on.
-
-        Args:
-            block_bytes: size of a block's encoded tokens.
-        """
-        last, *before = self.node.path()
-        hashes = [value for node in reversed(before) for value in node.block_hashes(block_bytes)]
-        # A root has one hash, and no block.
-        num_hashes = self.num_node_blocks if last.parent is not None else 1
-        return hashes + last.block_hashes(block_bytes)[:num_hashes].tolist()
-
 
 def match_in_first_block(node: Node, prompt: bytes, offset: int, block_bytes: int) -> Match:
     """No child of ``node`` begins with the prompt's next block: its nearest neighbours in order share the most of it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 import pytest
 from support.cache_driver import leave
@@ -20,6 +21,17 @@ def reasons(cache: PrefixCache, prompt: list[int], **options: object) -> list[tu
     found = cache.explain(prompt, **options)  # type: ignore[arg-type]
     assert found.num_reused_tokens + sum(part.num_tokens for part in found.computed) == len(prompt)
     return [(part.reason, part.num_tokens) for part in found.computed]
+
+
+def whole_prefixes(cache: PrefixCache) -> set[tuple[int, ...]]:
+    """Every cached prefix of whole blocks."""
+    pending = [((), node) for node in cache.tree_snapshot().values()]
+    found = set[tuple[int, ...]]()
+    for before, node in pending:
+        tokens = (*before, *node.tokens.tolist())
+        found.update(tokens[:stop] for stop in range(cache.block_size, len(tokens) + 1, cache.block_size))
+        pending += [(tokens, child) for child in node.children]
+    return found
 
 
 def press(cache: PrefixCache, num_blocks: int) -> None:
@@ -195,6 +207,33 @@ def test_a_shorter_prompt_that_is_evicted_later_hides_nothing_of_a_longer_one(
     assert sum(tokens for reason, tokens in reasons(cache, [*CHAT, 9, 10]) if reason is Reason.EVICTED) == 9
     leave(cache, CHAT)
     assert reasons(cache, [*CHAT, 9, 10]) == [(Reason.EVICTED, 1), (Reason.NEW, 1)]
+
+
+@pytest.mark.parametrize("policy", [LRU, Adaptive])
+@pytest.mark.parametrize("block_size", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(10))
+def test_no_block_that_was_evicted_is_called_new(
+    policy: Callable[[], EvictionPolicy], block_size: int, seed: int
+) -> None:
+    """Against the set of all prefixes of whole blocks that were ever evicted, with memory for all of them."""
+    now = [0.0]
+    cache = PrefixCache(8, block_size, policy(), remembered_blocks=100_000, clock=lambda: now[0])
+    random, prompts, evicted = Random(seed), [[0]], set[tuple[int, ...]]()
+    for _ in range(200):
+        now[0] += 1
+        stem = random.choice(prompts[-20:])
+        prompt = stem[: random.randint(0, len(stem))] + random.choices([0, 1], k=random.randint(1, 2 * block_size))
+        if len(prompt) > 8 * block_size:
+            continue
+        prompts.append(prompt)
+        stop = cache.match(prompt) // block_size * block_size
+        while stop + block_size <= len(prompt) and tuple(prompt[: stop + block_size]) in evicted:
+            stop += block_size
+        new = [part.start for part in cache.explain(prompt).computed if part.reason is Reason.NEW]
+        assert min(new, default=len(prompt)) >= stop
+        before = whole_prefixes(cache)
+        leave(cache, prompt)
+        evicted |= before - whole_prefixes(cache)
 
 
 def test_what_was_evicted_is_found_where_a_prompt_leaves_the_tree_inside_a_node() -> None:
