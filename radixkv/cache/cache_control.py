@@ -28,7 +28,7 @@ class CacheControl(CacheView):
         _check_ttl(ttl)
         match = self._tree.match(encode(tokens), namespace)
         if match is None or match.num_tokens < self.block_size:
-            return Pin(namespace, 0, None, None)
+            return Pin(namespace, 0, None, released=True)
         return self._pins.add(match, namespace, ttl)
 
     def check_pin(self, tokens: TokenIds, namespace: str = "", ttl: float | None = None) -> None:

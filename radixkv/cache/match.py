@@ -29,6 +29,11 @@ class Match:
     partial_block: int = -1
 
     @property
+    def num_whole_tokens(self) -> int:
+        """Length of the prefix's whole blocks."""
+        return self.num_tokens - self.num_partial_tokens
+
+    @property
     def num_evictable_blocks(self) -> int:
         """Whole blocks of the prefix that could be evicted, and cannot be once it is locked."""
         if self.node.lock_count:

@@ -17,15 +17,15 @@ class Pin:
     Attributes:
         num_tokens: how much of the prompt is kept: whole blocks.
         expires_at: when it expires, by the cache's clock in seconds; None: never.
-        released: it no longer keeps anything, because it was released, has expired, or its namespace was cleared.
+        released: it no longer keeps anything, because it was released, its namespace was cleared, or it has expired, which is
+            noticed when available blocks or pins are next counted.
     """
 
-    def __init__(self, namespace: str, num_tokens: int, expires_at: float | None, node: Node | None) -> None:
+    def __init__(self, namespace: str, num_tokens: int, expires_at: float | None, *, released: bool = False) -> None:
         self.namespace = namespace
         self.num_tokens = num_tokens
         self.expires_at = expires_at
-        self.released = node is None
-        self._node = node
+        self.released = released
 
     def __repr__(self) -> str:
         if self.released:
@@ -50,7 +50,7 @@ class Pins:
         self.max_blocks = max_blocks
         self._tree = tree
         self._now = now
-        self._pins: set[Pin] = set()
+        self._pins: dict[Pin, Node] = {}
         self._first_expires_at = math.inf  # none of them expires before this
 
     def __iter__(self) -> Iterator[Pin]:
@@ -64,8 +64,8 @@ class Pins:
         """
         self.require(match)
         expires_at = None if ttl is None else self._now() + ttl
-        pin = Pin(namespace, match.num_tokens - match.num_partial_tokens, expires_at, self._tree.lock(match))
-        self._pins.add(pin)
+        pin = Pin(namespace, match.num_whole_tokens, expires_at)
+        self._pins[pin] = self._tree.lock(match)
         if expires_at is not None:
             self._first_expires_at = min(self._first_expires_at, expires_at)
         return pin
@@ -88,9 +88,7 @@ class Pins:
         if not pin.released:
             if pin not in self._pins:
                 raise ClosedError("pin: it belongs to another cache")
-            assert pin._node is not None
-            self._tree.unlock(pin._node)
-            self._drop(pin)
+            self._release([pin])
 
     @property
     def seconds_until_expiry(self) -> float:
@@ -100,25 +98,28 @@ class Pins:
     def release_expired(self) -> None:
         """Release the pins whose time is over."""
         now = self._now()
-        if now < self._first_expires_at:
-            return
-        for pin in [pin for pin in self._pins if pin.expires_at is not None and pin.expires_at <= now]:
-            self.release(pin)
-        left = (pin.expires_at for pin in self._pins if pin.expires_at is not None)
-        self._first_expires_at = min(left, default=math.inf)
+        if now >= self._first_expires_at:
+            self._release([pin for pin in self._pins if pin.expires_at is not None and pin.expires_at <= now])
 
     def forget(self, namespace: str | None) -> None:
         """Drop the pins of a namespace, or of all for None, without unlocking: the tree is about to be cleared."""
-        for pin in [pin for pin in self._pins if namespace in (None, pin.namespace)]:
-            self._drop(pin)
+        self._drop([pin for pin in self._pins if namespace in (None, pin.namespace)])
 
     def nodes(self) -> list[Node]:
         """The node that each pin has locked."""
-        return [pin._node for pin in self._pins if pin._node is not None]
+        return list(self._pins.values())
 
-    def _drop(self, pin: Pin) -> None:
-        self._pins.remove(pin)
-        pin.released, pin._node = True, None
+    def _release(self, pins: list[Pin]) -> None:
+        for pin in pins:
+            self._tree.unlock(self._pins[pin])
+        self._drop(pins)
+
+    def _drop(self, pins: list[Pin]) -> None:
+        for pin in pins:
+            del self._pins[pin]
+            pin.released = True
+        left = (pin.expires_at for pin in self._pins if pin.expires_at is not None)
+        self._first_expires_at = min(left, default=math.inf)
 
     def _num_blocks_with(self, match: Match | None) -> int:
         """Blocks that would be pinned if this match was pinned too."""
@@ -126,7 +127,6 @@ class Pins:
         if match is not None:
             last, *above = match.node.path()
             num_blocks = {node: node.num_blocks for node in above} | {last: match.num_node_blocks}
-        for pin in self._pins:
-            assert pin._node is not None
-            num_blocks |= {node: node.num_blocks for node in pin._node.path()}
+        for pinned in self._pins.values():
+            num_blocks |= {node: node.num_blocks for node in pinned.path()}
         return sum(num_blocks.values())

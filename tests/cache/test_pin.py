@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ from radixkv.cache import (
     EvictionPolicy,
     InvalidArgumentError,
     OutOfBlocks,
+    Pin,
     PinQuotaExceeded,
     PrefixCache,
     PriorityTTL,
@@ -91,6 +93,19 @@ def test_an_expired_pin_counts_nowhere_as_in_use(
     now[0] = 9.0
     assert query(cache) == expired
     cache.check()
+
+
+@pytest.mark.parametrize("end", [lambda cache, pin: cache.release(pin), lambda cache, _: cache.clear()])
+def test_a_pin_that_is_gone_does_not_expire(end: Callable[[PrefixCache, Pin], None]) -> None:
+    """Whoever waits until the next one does woke for it."""
+    cache = PrefixCache(4, 1, clock=lambda: 0.0)
+    leave(cache, [1, 2])
+    first, second = cache.pin([1], ttl=5), cache.pin([1, 2], ttl=7)
+    assert cache.seconds_until_pins_expire == 5
+    cache.release(first)
+    assert cache.seconds_until_pins_expire == 7
+    end(cache, second)
+    assert cache.seconds_until_pins_expire == math.inf
 
 
 def test_the_quota_counts_shared_blocks_once() -> None:
