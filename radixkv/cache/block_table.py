@@ -33,6 +33,7 @@ class BlockTable:
         num_prompt_tokens: length of the prompt that it was opened with.
         priority: retention priority of what it computes and uses (`PrefixCache.open`).
         owner: what it computes counts towards this owner's limit (`PrefixCache.limit_owners`).
+        publishes: what it computes is published; not any more once the cache was cleared under it.
         num_cached_tokens: how many prompt tokens were cached, and are in its blocks from the start.
         num_writable: positions below this, from ``num_tokens`` on, are reserved: their blocks have no other owner.
         version: incremented when the block of an already reserved position changes (by copy-on-write, because another
@@ -52,7 +53,6 @@ class BlockTable:
         "_past",
         "_store",
         "_tail",
-        "_write",
         "closed",
         "namespace",
         "num_cached_tokens",
@@ -60,6 +60,7 @@ class BlockTable:
         "num_writable",
         "owner",
         "priority",
+        "publishes",
         "version",
     )
 
@@ -90,7 +91,7 @@ class BlockTable:
         self._num_tokens = 0
         self._num_unaccounted = 0  # prompt tokens neither reused nor computed yet
         self._past: Sequence[tuple[int, int]] = ()  # `EvictedPrefixes.recall`
-        self._write = write
+        self.publishes = write
         self._low = low  # `BlockPool.allocate`
         self._node: Node | None = None  # the locked node; None once the cache was cleared under the table
 
@@ -149,8 +150,7 @@ class BlockTable:
             own = store.allocate_one(self._last_block())
             store.queue_copy(match.partial_block, own, match.num_partial_tokens)
             self._add_block(own)
-            whole = num_tokens - match.num_partial_tokens
-            self._tail += prompt[whole * TOKEN_BYTES : num_tokens * TOKEN_BYTES]
+            self._tail += prompt[match.num_whole_tokens * TOKEN_BYTES : num_tokens * TOKEN_BYTES]
         self._num_tokens = self.num_writable = self.num_cached_tokens = num_tokens
         self._num_unaccounted = self.num_prompt_tokens - num_tokens
 
@@ -210,7 +210,7 @@ class BlockTable:
             computed = min(count, self._num_unaccounted)
             self._num_unaccounted -= computed
             store.stats.computed_tokens += computed
-        if self._write and num_tokens // store.block_size > self._num_published:
+        if self.publishes and num_tokens // store.block_size > self._num_published:
             self._publish()
 
     def fork(self, count: int) -> list[BlockTable]:
@@ -219,7 +219,7 @@ class BlockTable:
         filled = self._ids[: -(-self._num_tokens // store.block_size)]
         children = []
         for _ in range(count):
-            child = BlockTable(store, self.namespace, self.num_prompt_tokens, self._write, self.priority, self.owner)
+            child = BlockTable(store, self.namespace, self.num_prompt_tokens, self.publishes, self.priority, self.owner)
             child.num_cached_tokens = self.num_cached_tokens
             child._ids = filled.copy()
             child._num_blocks = len(filled)
@@ -238,7 +238,7 @@ class BlockTable:
     def close(self) -> None:
         """Publish a partly filled last block, then `abort`."""
         store = self._store
-        if self._num_tokens % store.block_size and self._write and self._node is not None:
+        if self._num_tokens % store.block_size and self.publishes and self._node is not None:
             last = self._num_tokens // store.block_size
             tail = int(self._ids[last])
             # A tail that a live fork still holds stays the fork's to publish: evicting it would free nothing.
@@ -263,7 +263,7 @@ class BlockTable:
         """Become an owner of the tree's blocks that it uses, and publish nothing more: the tree is about to be cleared."""
         self._store.pool.share(self._ids[: self._num_published])
         self._tail = bytearray(self._encoded_tokens())
-        self._node, self._write, self._num_published = None, False, 0
+        self._node, self.publishes, self._num_published = None, False, 0
 
     def check(self) -> None:
         """Raise InvariantViolation unless its tokens and blocks agree with its counts and with its node."""

@@ -147,7 +147,7 @@ class CacheView:
         match = self._tree.match(prompt[:-TOKEN_BYTES], namespace) if read else None
         if match is None:
             return Demand(0, num_blocks)
-        num_whole = (match.num_tokens - match.num_partial_tokens) // self.block_size
+        num_whole = match.num_whole_tokens // self.block_size
         return Demand(match.num_tokens, num_blocks - num_whole + match.num_evictable_blocks)
 
     def cached_blocks(self, tokens: TokenIds, namespace: str = "") -> BlockIds:

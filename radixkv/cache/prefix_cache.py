@@ -151,7 +151,7 @@ class PrefixCache(CacheControl):
             # Locking the match cannot take the last evictable block away: the one to copy from is not locked with it.
             self._store.require(1)
         table = BlockTable(self._store, namespace, num_prompt_tokens, write, priority, owner)
-        self._begin(table, match, prompt, write)
+        self._begin(table, match, prompt)
         stats = self._stats
         stats.opened_tables += 1
         stats.queried_tokens += num_prompt_tokens
@@ -179,10 +179,10 @@ class PrefixCache(CacheControl):
         check_retention(priority, owner)
         match = self._tree.match(prefix, namespace)
         if match is not None:
-            match = Match(match.num_tokens - match.num_partial_tokens, match.node, match.num_node_blocks)
+            match = Match(match.num_whole_tokens, match.node, match.num_node_blocks)
         num_cached = 0 if match is None else match.num_tokens
         table = BlockTable(self._store, namespace, num_cached, True, priority, owner, low=True)
-        self._begin(table, match, prefix, True)
+        self._begin(table, match, prefix)
         return table
 
     def require(self, num_blocks: int) -> None:
@@ -310,10 +310,10 @@ class PrefixCache(CacheControl):
         if id(policy) in self._policies:
             raise InvalidArgumentError("policy: expected one for each cache, got one that is another cache's")
 
-    def _begin(self, table: BlockTable, match: Match | None, tokens: bytes, publishes: bool) -> None:
+    def _begin(self, table: BlockTable, match: Match | None, tokens: bytes) -> None:
         """Begin a new table on the match of its tokens; None: nothing of them is cached."""
         if match is None:
             match = Match(0, self._tree.root(table.namespace), 0)
-        past = self._evicted.recall(match, tokens) if publishes and self._evicted is not None else ()
+        past = self._evicted.recall(match, tokens) if table.publishes and self._evicted is not None else ()
         table.begin(match, tokens, past)
         self._tables.add(table)
