@@ -156,6 +156,20 @@ def test_equal_names_are_the_same_block_only_after_the_same_prefix(tmp_path: Pat
     assert unlimited(trace) == 2 / 8
 
 
+@pytest.mark.parametrize("field", ["hash_ids", "output_hash_ids"])
+@pytest.mark.parametrize(
+    "value", ["[2.0]", "[2.5]", '"419"', '{"4": 1}', "[true]", '["5"]', "[1e300]", "[[1]]", "null"]
+)
+def test_names_of_blocks_are_whole_numbers(field: str, value: str, tmp_path: Path) -> None:
+    """2.0 and 2.1 were one block, and the digits of a string three."""
+    path = tmp_path / "trace.jsonl"
+    names = {"hash_ids": "[1]"} | {field: value}
+    fields = "".join(f', "{name}": {value}' for name, value in names.items())
+    path.write_text('{"timestamp": 0, "hash_ids": [1]}\n{"timestamp": 1' + fields + "}\n")
+    with pytest.raises(ValueError, match=f"line 2: .*: {field}: expected a list of whole numbers, got "):
+        read_trace(path)
+
+
 @pytest.mark.parametrize(("num_tokens", "block_size"), [(16 * 40 - 5, 512), (512 * 40, 16)])
 def test_blocks_of_another_size_are_refused(tmp_path: Path, num_tokens: int, block_size: int) -> None:
     """Each of the prompts has 40 blocks."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,8 +104,9 @@ def read_trace(path: Path) -> Trace:
                 time = _seconds(fields["timestamp"])
                 if not known.issuperset(fields):
                     _refuse_misspelt(fields, known)
-                prompt = _chained(fields["hash_ids"], numbers, _ROOT)
-                output = _chained(fields.get("output_hash_ids", []), numbers, prompt[-1] if prompt else _ROOT)
+                prompt = _chained("hash_ids", fields["hash_ids"], numbers, _ROOT)
+                before_output = prompt[-1] if prompt else _ROOT
+                output = _chained("output_hash_ids", fields.get("output_hash_ids", []), numbers, before_output)
                 priority, num_output_tokens = _priority(fields), _num_tokens(fields, "output_length")
                 if "input_length" in fields:
                     num_tokens += _num_tokens(fields, "input_length")
@@ -146,16 +147,19 @@ def _refuse_misspelt(fields: Mapping[str, Any], known: set[str]) -> None:
         known.add(name)
 
 
-def _chained(names: Iterable[Any], numbers: dict[tuple[int, int], int], before: int) -> list[int]:
+def _chained(field: str, names: Any, numbers: dict[tuple[int, int], int], before: int) -> list[int]:
     """A number for each block, new unless the same block came after the same prefix before.
 
     Args:
+        field: where the blocks' names were read, for the message.
         numbers: given so far, by the number of the block before and the block's name.
         before: the number of the block before the first.
     """
+    if not isinstance(names, list) or not all(map(is_whole, names)):
+        raise ValueError(f"{field}: expected a list of whole numbers, got {names!r:.80}")
     chained = []
     for name in names:
-        before = numbers.setdefault((before, int(name)), len(numbers))
+        before = numbers.setdefault((before, name), len(numbers))
         chained.append(before)
     return chained
 
