@@ -51,6 +51,8 @@ def check_namespaces(namespaces: Sequence[str]) -> None:
 class Answers:
     """Calls one adapter, and checks what it answers; numpy's numbers are accepted too.
 
+    Tokens are copied: an adapter that alters its arguments does not alter what it is checked against.
+
     Args:
         adapter: the cache under test.
         raised: what to do with an exception that a method of the adapter raises.
@@ -67,10 +69,10 @@ class Answers:
         self._raised = raised
 
     def match(self, prompt: Sequence[int], namespace: str) -> int:
-        return self._whole("match", self._call(self._adapter.match, prompt, namespace))
+        return self._whole("match", self._call(self._adapter.match, list(prompt), namespace))
 
     def open(self, prompt: Sequence[int], namespace: str) -> Any | None:
-        return self._call(self._adapter.open, prompt, namespace)
+        return self._call(self._adapter.open, list(prompt), namespace)
 
     def reserve(self, handle: Any, num_tokens: int) -> bool:
         answer = self._call(self._adapter.reserve, handle, num_tokens)
@@ -90,7 +92,7 @@ class Answers:
         return copies
 
     def commit(self, handle: Any, tokens: Sequence[int]) -> None:
-        self._call(self._adapter.commit, handle, tokens)
+        self._call(self._adapter.commit, handle, list(tokens))
 
     def fork(self, handle: Any) -> Any | None:
         return self._call(self._adapter.fork, handle)

@@ -18,6 +18,13 @@ class ReusesEverything(Broken):
         return super().open([*prompt, 0], namespace)
 
 
+class AltersItsPrompt(Broken):
+    def open(self, prompt: Sequence[int], namespace: str) -> BlockTable | None:
+        assert isinstance(prompt, list)
+        prompt.sort()
+        return super().open(prompt, namespace)
+
+
 class SharesAcrossNamespaces(Broken):
     def open(self, prompt: Sequence[int], namespace: str) -> BlockTable | None:
         return super().open(prompt, "")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from support.broken_adapters import (
+    AltersItsPrompt,
     ChangesOnRefusal,
     ChecksItself,
     CountsWrong,
@@ -51,6 +52,13 @@ def drive(cache: CheckedCache) -> None:
     alone = computed([7] * 48)
     cache.close(alone)
     cache.finish()
+
+
+def test_a_cache_that_alters_its_prompt_is_checked_against_the_prompt() -> None:
+    """The altered one was what the sequence should have."""
+    sequence = CheckedCache(AltersItsPrompt(4, 2)).open([3, 2, 1])
+    assert sequence is not None
+    assert sequence.tokens == [3, 2, 1]
 
 
 def test_our_cache_can_be_driven_so() -> None:
