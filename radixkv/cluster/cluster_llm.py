@@ -151,7 +151,7 @@ class ClusterLLM:
         loop = asyncio.get_running_loop()
         streams = [RequestStream(name, partial(self._forget, tenant), RequestMetrics(arrived)) for name in names]
         bounded = [self._bounded(params, prompt) for prompt in prompts]  # may raise, so before any slot is taken
-        self._intake.take_slots(len(streams), tenant)
+        self._intake.slots.take(tenant, len(streams))
         self._streams.update(zip(names, streams, strict=True))
         self._idle.clear()
         accepted = [loop.create_future() for _ in streams]
@@ -203,7 +203,7 @@ class ClusterLLM:
 
     async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
         """What each tenant may have, here and on every replica."""
-        self._intake.tenants = tenants
+        self._intake.slots.tenants = tenants
         await self.replicas.set_tenants(tenants)
 
     async def clear(self, selection: NamespaceSelection) -> Cleared:
@@ -391,7 +391,7 @@ class ClusterLLM:
 
     def _forget(self, tenant: str, stream: RequestStream) -> None:
         del self._streams[stream.request_id]
-        self._intake.give_back_slot(tenant)
+        self._intake.slots.give_back(tenant)
         del self._accepted[stream.request_id]
         task = self._tasks.pop(stream.request_id)
         if not stream.ended:

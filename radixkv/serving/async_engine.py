@@ -75,7 +75,7 @@ class AsyncEngine:
         if max_seqs_per_request is None:
             max_seqs_per_request = engine.max_num_seqs
         self._intake = RequestIntake(engine, max_queue, max_seqs_per_request, tenants or {})
-        engine.scheduler.set_tenants(self._intake.tenants)
+        engine.scheduler.set_tenants(self._intake.slots.tenants)
         self._engine = engine
         self._heartbeat = Heartbeat()
         self._engine_thread = EngineThread(engine, self._deliver, self._heartbeat)
@@ -185,7 +185,7 @@ class AsyncEngine:
                 stream.request = request
             return requests
 
-        self._intake.take_slots(len(streams), tenant)
+        self._intake.slots.take(tenant, len(streams))
         self._streams.update(zip(names, streams, strict=True))
         self._idle.clear()
         try:
@@ -255,7 +255,7 @@ class AsyncEngine:
             EngineDeadError: the engine has stopped.
         """
         await self.call(lambda engine: engine.scheduler.set_tenants(tenants))
-        self._intake.tenants = tenants
+        self._intake.slots.tenants = tenants
 
     # -- lifecycle -----------------------------------------------------------------------------------------------
 
@@ -382,7 +382,7 @@ class AsyncEngine:
 
     def _forget(self, tenant: str, stream: RequestStream) -> None:
         del self._streams[stream.request_id]
-        self._intake.give_back_slot(tenant)
+        self._intake.slots.give_back(tenant)
         if not stream.ended:
             self._engine_thread.abort(stream.request_id)
         if not self._streams:

@@ -83,6 +83,7 @@ class RequestIntake:
     Attributes:
         draining: refuse all requests.
         death: why the engine has died; None while it is alive.
+        slots: of the unfinished requests; a submitted one holds its slot until it is given back.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class RequestIntake:
         self._max_seqs_per_request = max_seqs_per_request
         self._engine = engine
         self._max_queue = max_queue
-        self._slots = QueueSlots(tenants)
+        self.slots = QueueSlots(tenants)
         self._ids = itertools.count()
         # Compiles grammars before their requests are added, so that no step has to wait for that.
         self._grammar_thread = FairThread("radixkv-grammar")
@@ -105,15 +106,6 @@ class RequestIntake:
         self._tokenizer_thread = FairThread("radixkv-tokenizer")
         self._shut_down = False
         self._mean_seconds = 1.0
-
-    @property
-    def tenants(self) -> Mapping[str, TenantShare]:
-        """What each tenant may have, by its name."""
-        return self._slots.tenants
-
-    @tenants.setter
-    def tenants(self, tenants: Mapping[str, TenantShare]) -> None:
-        self._slots.tenants = tenants
 
     @property
     def max_unfinished(self) -> int | None:
@@ -189,7 +181,7 @@ class RequestIntake:
             return
         if count > limit:
             raise ValueError(f"prompts: expected at most {limit} in one request, got {count}")
-        refusal = self._slots.refusal(tenant, count, limit)
+        refusal = self.slots.refusal(tenant, count, limit)
         if refusal is not None:
             # Of n requests that run side by side, one finishes about every n-th of their mean duration.
             seconds = math.ceil(self._mean_seconds * count / self._engine.max_num_seqs)
@@ -212,14 +204,6 @@ class RequestIntake:
             if name in unfinished:
                 raise ValueError(f"request_id {name!r} belongs to an unfinished request")
         return names
-
-    def take_slots(self, count: int, tenant: str) -> None:
-        """Requests were accepted; each holds a queue slot until it is given back."""
-        self._slots.take(tenant, count)
-
-    def give_back_slot(self, tenant: str) -> None:
-        """A request is no longer unfinished."""
-        self._slots.give_back(tenant)
 
     def note_duration(self, seconds: float) -> None:
         """Note how long a request took from its arrival to its end."""
@@ -256,7 +240,7 @@ class RequestIntake:
                 f"{name}: expected at most {self._max_seqs_per_request} sequences in one request "
                 f"(max_seqs_per_request), got {count}"
             )
-        limit = share_of(tenant, self.tenants).max_num_seqs
+        limit = share_of(tenant, self.slots.tenants).max_num_seqs
         if limit is not None and count > limit:
             raise RequestTooLargeError(f"{name}: expected at most {limit}, the tenant's limit, got {count}")
 
@@ -270,8 +254,8 @@ class RequestIntake:
     def _slots_for(self, count: int, tenant: str, accepted: bool = False) -> Iterator[None]:
         """Hold queue slots while requests are prepared: tokenizing counts like generating."""
         self.refuse_if_full(count, tenant, accepted=accepted)
-        self._slots.take(tenant, count)
+        self.slots.take(tenant, count)
         try:
             yield
         finally:
-            self._slots.give_back(tenant, count)
+            self.slots.give_back(tenant, count)
