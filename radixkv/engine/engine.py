@@ -30,7 +30,6 @@ from radixkv.engine.open_cache import open_cache
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.pool_setup import set_up_pool, with_length_in_pool
 from radixkv.engine.request_factory import RequestFactory
-from radixkv.engine.speculation import Speculator
 from radixkv.engine.speculator_setup import make_speculator
 from radixkv.engine.stats import BatchSize
 from radixkv.engine.tenant_pins import TenantPins
@@ -130,12 +129,9 @@ class Engine:
         self.decode_token = token_decoder(loaded.tokenizer)
         self._executor = Executor(self.cache, self.scheduler, self._runner, loaded.tokenizer, self.decode_token)
         self._output_processor = OutputProcessor(self.scheduler, self.decode_token, clock)
-        self._speculator: Speculator | None = None
-        speculative, index = config.speculation, self._open_cache.index
-        if speculative is not None and index is not None:
-            self._speculator = make_speculator(
-                speculative, config, self.cache, index, self.scheduler.blocks, loaded.vocab_size, clock
-            )
+        self._speculator = make_speculator(
+            config, self.cache, self._open_cache.index, self.scheduler.blocks, loaded.vocab_size, clock
+        )
         self.async_scheduling = config.async_scheduling
         self.thread: threading.Thread | None = None
         self._made_by = os.getpid()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from radixkv.cache import PrefixCache
-from radixkv.config import ResolvedEngineConfig, SpeculativeConfig
+from radixkv.config import ResolvedEngineConfig
 from radixkv.drafting.drafter import Drafter
 from radixkv.drafting.sources import drafters
 from radixkv.drafting.tree_index import TreeIndex
@@ -30,21 +30,19 @@ def max_draft_rows(config: ResolvedEngineConfig) -> int:
 
 
 def make_speculator(
-    config: SpeculativeConfig,
-    engine_config: ResolvedEngineConfig,
+    config: ResolvedEngineConfig,
     cache: PrefixCache,
-    index: TreeIndex,
+    index: TreeIndex | None,
     blocks: SequenceBlocks,
     vocab_size: int,
     clock: Callable[[], float],
-) -> Speculator:
-    """The speculator over the cache of an engine.
+) -> Speculator | None:
+    """The speculator over the cache of an engine; None: there are no drafts.
 
     Args:
-        config: the drafts'.
-        engine_config: the engine's.
+        config: the engine's.
         cache: to draft from.
-        index: one of the cache's observers.
+        index: one of the cache's observers; None: there is none, because nothing is cached or drafted.
         blocks: of the sequences.
         vocab_size: of the model.
         clock: in seconds.
@@ -53,17 +51,20 @@ def make_speculator(
         TypeError: a drafter is not a `Drafter`.
         ValueError: a drafter has no name.
     """
-    for drafter in config.drafters:
+    speculation = config.speculation
+    if speculation is None or index is None:
+        return None
+    for drafter in speculation.drafters:
         if not isinstance(drafter, Drafter):
             raise TypeError(f"drafters: expected objects of subclasses of Drafter, got {drafter!r:.80}")
         if not isinstance(getattr(drafter, "source", None), str):
             raise ValueError(f"drafters: expected a drafter with a string as its source, got {drafter!r:.80}")
     return Speculator(
-        [*config.drafters, *drafters(cache, index)],
+        [*speculation.drafters, *drafters(cache, index)],
         blocks,
-        max_tokens=config.num_speculative_tokens,
-        max_rows=_MAX_DRAFTS_PER_SEQUENCE * engine_config.max_num_seqs,
-        max_batched_tokens=engine_config.max_num_batched_tokens,
+        max_tokens=speculation.num_speculative_tokens,
+        max_rows=_MAX_DRAFTS_PER_SEQUENCE * config.max_num_seqs,
+        max_batched_tokens=config.max_num_batched_tokens,
         vocab_size=vocab_size,
         clock=clock,
     )
