@@ -106,11 +106,11 @@ class UnfinishedRequests:
 
     def fail_first_without_room(self) -> list[Request]:
         """Fail the request that does not fit although nothing runs: blocks are pinned, and eviction cannot free them."""
-        group = self._scheduler.first_without_room
+        group = self._scheduler.admission.first_without_room
         if group is None:
             return []
         request = group.request
-        num_needed = self._scheduler.num_blocks_awaited(group)
+        num_needed = self._scheduler.admission.num_blocks_awaited(group)
         num_blocks, num_available = self._cache.num_blocks, self._cache.num_available_blocks
         request.failure = NoBlocksLeftError(
             f"request {request.request_id!r} needs {num_needed} blocks besides what is cached of it, and only "

@@ -42,6 +42,9 @@ class Admission:
         shares: of the tenants.
         blocks: of all sequences.
         loads: from tiers below the pool; None: there are none.
+
+    Attributes:
+        first_without_room: the first group that did not fit in the last step.
     """
 
     def __init__(
@@ -65,17 +68,12 @@ class Admission:
         self._loads = loads
         self._in_flight_prefixes = InFlightPrefixes(cache)
         self._retry_when: dict[SequenceGroup, _RetryWhen] = {}
-        self._first_without_room: SequenceGroup | None = None  # in this step
+        self.first_without_room: SequenceGroup | None = None
         self._made_room_for: list[SequenceGroup] = []  # in this step, by preempting other groups
         self._looked_up: set[str] = set()  # the tenants whose queues were looked up in this step
         # Of the running groups, while a step admits: counted when first asked for, and kept up to date.
         self._growth: DecodeGrowth | None = None
         self._usage: TenantUsage | None = None
-
-    @property
-    def first_without_room(self) -> SequenceGroup | None:
-        """The first group that did not fit in this step."""
-        return self._first_without_room
 
     def num_blocks_awaited(self, group: SequenceGroup) -> int:
         """How many blocks must be available for a group that did not fit."""
@@ -85,7 +83,7 @@ class Admission:
         """Forget what was noted for the step before."""
         self._looked_up.clear()
         self._in_flight_prefixes.begin_step()
-        self._first_without_room = None
+        self.first_without_room = None
         self._growth = self._usage = None
 
     def note_stalled(self, group: SequenceGroup) -> None:
@@ -100,8 +98,8 @@ class Admission:
         self._retry_when.pop(group, None)
         if group in self._made_room_for:
             self._made_room_for.remove(group)
-        if self._first_without_room is group:
-            self._first_without_room = None
+        if self.first_without_room is group:
+            self.first_without_room = None
 
     def groups_to_preempt(self) -> list[SequenceGroup]:
         """The groups to preempt so that waiting tenants get their share; see `fair_shares`."""
@@ -173,7 +171,7 @@ class Admission:
         for group in self._made_room_for:
             if group.request.tenant in tenants and self._may_start(group, max_tokens, usage):
                 if not self._admit(group):
-                    self._first_without_room = self._first_without_room or group
+                    self.first_without_room = self.first_without_room or group
                     return None
                 usage.add(group)
                 return group
@@ -207,7 +205,7 @@ class Admission:
             if max_tokens is None or self._waiting.num_uncached(group) <= max_tokens:
                 if self._admit(group):
                     return group, did_not_fit
-                self._first_without_room = self._first_without_room or group
+                self.first_without_room = self.first_without_room or group
                 did_not_fit.append(group)
             if group.started:
                 break  # it has begun its answer, which should not stall while new ones begin

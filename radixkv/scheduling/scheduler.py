@@ -38,7 +38,7 @@ from radixkv.scheduling.waiting_queue import WaitingQueue
 
 
 class Scheduler:
-    """Owns the waiting and running groups, and through `blocks` their block tables.
+    """Owns the waiting and running groups, and through `blocks` their block tables; `admission` starts those that wait.
 
     Args:
         cache: whose blocks the sequences use.
@@ -71,7 +71,7 @@ class Scheduler:
         self.running: dict[SequenceGroup, None] = {}
         self.num_preemptions = 0
         self._loads = loads
-        self._admission = Admission(
+        self.admission = Admission(
             cache,
             max_num_batched_tokens,
             max_num_seqs,
@@ -82,15 +82,6 @@ class Scheduler:
             loads,
         )
         self._arrivals = itertools.count()
-
-    @property
-    def first_without_room(self) -> SequenceGroup | None:
-        """The first group that did not fit in the last step."""
-        return self._admission.first_without_room
-
-    def num_blocks_awaited(self, group: SequenceGroup) -> int:
-        """How many blocks must be available for a group that did not fit in the last step."""
-        return self._admission.num_blocks_awaited(group)
 
     def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
         """Set what each tenant may have, from the next step on."""
@@ -133,7 +124,7 @@ class Scheduler:
             del self.running[group]
         else:
             self.waiting.remove(group)
-        self._admission.forget(group)
+        self.admission.forget(group)
         if not self.running and not self.waiting:
             self.shares.reset()
 
@@ -144,7 +135,7 @@ class Scheduler:
         """The next batch's chunks, with writable slots reserved for each. Empty only if nothing can run."""
         for group in [group for group in self.running if group.num_shared_prefill_tokens]:
             self._end_shared_prefill(group)
-        victims = self._admission.groups_to_preempt()
+        victims = self.admission.groups_to_preempt()
         # If blocks became scarcer since `reserve_decoding`, the victims' tokens may still be in flight: these groups are then
         # preempted a step later.
         if not any(sequence.num_placeholders for group in victims for sequence in group.sequences):
@@ -172,7 +163,7 @@ class Scheduler:
 
     def reserve_decoding(self) -> bool:
         """Make the next slot of every decoding sequence writable; False, with nothing changed, if one must be preempted."""
-        if self._admission.groups_to_preempt():
+        if self.admission.groups_to_preempt():
             return False
         return self.blocks.reserve_next_slots([group for group in self.running if group.num_pending == 1])
 
@@ -286,7 +277,7 @@ class Scheduler:
         would lengthen this step too much, of tenants that want more than their share, is left to later steps
         (`prompt_shares`).
         """
-        self._admission.begin_step()
+        self.admission.begin_step()
         num_decoding = len(chunks)
         long, reserved = None, 0
         # Without those that were preempted for a decoding group: they may be admitted again below, with a chunk.
@@ -301,13 +292,13 @@ class Scheduler:
                 long, reserved = group, budget - budget // 2
                 budget -= reserved
             else:
-                self._admission.note_stalled(group)
+                self.admission.note_stalled(group)
         budget -= self._admit_waiting(chunks, budget, long is not None)
         if long is not None:
             self._schedule_chunks(chunks, long, budget + reserved)
         prompt_chunks = chunks[num_decoding:]
         if len({chunk.group.request.tenant for chunk in prompt_chunks}) > 1:
-            wanting_more = self._admission.tenants_wanting_more()
+            wanting_more = self.admission.tenants_wanting_more()
             min_tokens = self._max_num_batched_tokens // 16
             chunks[num_decoding:] = bound_prompts(prompt_chunks, wanting_more, self.shares, min_tokens)
         if self._max_prompt_logit_rows is not None:
@@ -330,7 +321,7 @@ class Scheduler:
         """
         num_tokens = 0
         while num_tokens < budget and self.waiting:
-            group = self._admission.next_group(budget - num_tokens if whole_prompts else None, before)
+            group = self.admission.next_group(budget - num_tokens if whole_prompts else None, before)
             if group is None:
                 break
             self._start_admitted(group)

@@ -52,7 +52,7 @@ def test_one_that_yields_to_a_group_that_can_never_fit_does_not_make_the_engine_
     for _ in range(3):
         driver.step()
     assert yields in driver.scheduler.waiting
-    assert driver.scheduler.first_without_room is never_fits
+    assert driver.scheduler.admission.first_without_room is never_fits
     assert not driver.loads.in_progress  # so that the engine fails the one that never fits
     driver.scheduler.remove(never_fits)
     driver.step()

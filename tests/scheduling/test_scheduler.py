@@ -186,7 +186,7 @@ def test_what_did_not_fit_beside_a_prompt_in_progress_is_admitted_when_that_is_c
     driver.step()
     late = driver.add(tail(1, 3), max_new=100)
     driver.step()
-    assert driver.scheduler.first_without_room is not None
+    assert driver.scheduler.admission.first_without_room is not None
     while not long.sequences[0].output_token_ids:
         driver.step()
     driver.step()
