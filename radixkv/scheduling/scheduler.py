@@ -45,7 +45,6 @@ class Scheduler:
         max_num_batched_tokens: tokens per step at most.
         max_num_seqs: concurrent sequences at most.
         waiting: the queue to use; by default one with the usual bounds.
-        shares: of the tenants; by default equal ones.
         loads: from tiers below the pool; None: there are none.
         max_prompt_logit_rows: rows of logits per step for the log-probabilities of prompts; None: any number.
     """
@@ -56,7 +55,6 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         waiting: WaitingQueue | None = None,
-        shares: FairShares | None = None,
         loads: PrefixLoads | None = None,
         max_prompt_logit_rows: int | None = None,
     ) -> None:
@@ -65,8 +63,7 @@ class Scheduler:
         self._max_prompt_logit_rows = max_prompt_logit_rows
         self.blocks = SequenceBlocks(cache)
         self.waiting = WaitingQueue(cache) if waiting is None else waiting
-        self.shares = FairShares() if shares is None else shares
-        self.set_tenants(self.shares.tenants)
+        self.shares = FairShares()
         # In order of rank. A dict for membership and removal in constant time.
         self.running: dict[SequenceGroup, None] = {}
         self.num_preemptions = 0

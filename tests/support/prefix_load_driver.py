@@ -12,12 +12,10 @@ from radixkv import SamplingParams
 from radixkv.cache import BlockTable, PrefixCache
 from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
 from radixkv.routing import PrefillRate
-from radixkv.scheduling.fair_shares import FairShares
 from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.tenant_share import TenantShare
-from radixkv.scheduling.waiting_queue import WaitingQueue
 from radixkv.tiers.block_key import block_keys
 from radixkv.tiers.load import Load, LookUp
 from radixkv.tiers.rates import Rates
@@ -115,9 +113,8 @@ class Driver:
             lambda: self.now,
             NothingMoves(),  # type: ignore[arg-type]
         )
-        self.scheduler = Scheduler(
-            self.cache, 512, max_num_seqs, WaitingQueue(self.cache), FairShares(shares), loads=self.loads
-        )
+        self.scheduler = Scheduler(self.cache, 512, max_num_seqs, loads=self.loads)
+        self.scheduler.set_tenants(shares or {})
 
     def add(self, prompt: Sequence[int], max_new: int = 4, tenant: str = "") -> SequenceGroup:
         request = Request(

@@ -12,7 +12,6 @@ import numpy as np
 from radixkv.cache import PrefixCache
 from radixkv.sampling_params import SamplingParams
 from radixkv.scheduling.batch import ScheduledChunk
-from radixkv.scheduling.fair_shares import FairShares
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.tenant_share import TenantShare
@@ -47,7 +46,8 @@ class SchedulerDriver:
     ) -> None:
         self.cache = PrefixCache(num_blocks, block_size, clock=clock)
         queue = WaitingQueue(self.cache, window, max_overtaken)
-        self.scheduler = Scheduler(self.cache, budget, max_num_seqs, queue, FairShares(shares))
+        self.scheduler = Scheduler(self.cache, budget, max_num_seqs, queue)
+        self.scheduler.set_tenants(shares or {})
         self.budget = budget
         self.max_num_seqs = max_num_seqs
         self.max_overtaken = max_overtaken
