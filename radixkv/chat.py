@@ -7,7 +7,7 @@ from typing import Any
 
 from radixkv.llm import LLM
 from radixkv.outputs import RequestOutput
-from radixkv.prompts import Prompt, as_template_message, cache_options, encode_rendered, render_chat
+from radixkv.prompts import Prompt, as_template_message, cache_options, encode, render_chat
 from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.sampling_params import SamplingParams
 from radixkv.tools.definitions import ParsedAnswer, ToolOptions, as_tool_options
@@ -180,9 +180,10 @@ class Chat:
             chat_template_kwargs=self._chat_template_kwargs,
         )
         if rendered.startswith(self._rendered):
-            prompt_ids = self._token_ids + encode_rendered(rendered[len(self._rendered) :], loaded)
+            known_ids, rest = self._token_ids, rendered[len(self._rendered) :]
         else:  # a template that rewrites earlier turns, such as one that drops old reasoning
-            prompt_ids = encode_rendered(rendered, loaded)
+            known_ids, rest = [], rendered
+        prompt_ids = known_ids + encode("messages", rest, loaded, add_special_tokens=False)
         assert loaded.chat_format is not None
         form = loaded.chat_format.answer_form(rendered, tools)
         prompt = Prompt(prompt_ids, None, **cache_options(self._cache_salt, None), answer_form=form)

@@ -8,7 +8,6 @@ from radixkv.prompts.conversation import (
     as_chat_prompts,
     as_conversations,
     as_template_message,
-    encode_rendered,
     render_chat,
 )
 from radixkv.prompts.prompt import (
@@ -42,7 +41,6 @@ __all__ = [
     "cache_options",
     "encode",
     "encode_bad_words",
-    "encode_rendered",
     "is_prompt",
     "is_token_ids",
     "one_for_each",

@@ -209,15 +209,6 @@ def _template_variables(tokenizer: Any, variables: Mapping[str, Any] | None) -> 
     return variables or {}
 
 
-def encode_rendered(text: str, loaded: TextInterface, add_special_tokens: bool = False) -> list[int]:
-    """Token ids of a text from a chat template, which has usually written all special tokens already.
-
-    Raises:
-        ValueError: the text is not Unicode.
-    """
-    return encode("messages", text, loaded, add_special_tokens=add_special_tokens)
-
-
 def as_chat_prompts(
     messages: Sequence[Message] | Sequence[Sequence[Message]],
     loaded: TextInterface,
@@ -258,7 +249,7 @@ def as_chat_prompts(
     for conversation, text in zip(conversations, texts, strict=True):
         continued = conversation[-1]["content"] if continue_final_message else None
         answer_form = loaded.chat_format.answer_form(text, tools, continued=continued)
-        token_ids = encode_rendered(text, loaded, add_special_tokens)
+        token_ids = encode("messages", text, loaded, add_special_tokens=add_special_tokens)
         prompts.append(Prompt(token_ids, text, **options, answer_form=answer_form))
     return prompts
 

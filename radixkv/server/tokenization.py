@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from radixkv.model.text_interface import TextInterface
-from radixkv.prompts import Message, as_conversations, encode, encode_rendered, render_chat
+from radixkv.prompts import Message, as_conversations, encode, render_chat
 from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.chat_messages import Messages, as_messages
@@ -143,7 +143,7 @@ def _encode(
         tools=tools,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    return encode_rendered(text, loaded, add_special_tokens=body.add_special_tokens is True)
+    return encode("messages", text, loaded, add_special_tokens=body.add_special_tokens is True)
 
 
 def _decode(body: DetokenizeRequest, loaded: TextInterface) -> str:
