@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -138,21 +139,7 @@ class Chat:
 
     def fork(self) -> Chat:
         """A second conversation that goes on from here; both share what has been computed."""
-        other = Chat(
-            self._llm,
-            None,
-            self._sampling_params,
-            self._cache_salt,
-            tools=self._tools,
-            parallel_tool_calls=self._parallel_tool_calls,
-            chat_template_kwargs=self._chat_template_kwargs,
-        )
-        other._messages = self.history
-        other._token_ids = list(self._token_ids)
-        other._rendered = self._rendered
-        other.answer = self.answer
-        other.last_output, other.last_num_tokens = self.last_output, self.last_num_tokens
-        return other
+        return copy.copy(self)  # turns replace what is in it, and change none of it
 
     def _begin(
         self,
