@@ -194,7 +194,9 @@ class EngineThread:
             reason, updates = death, dict.fromkeys(self._requests.values(), death)
         self._heartbeat.rest()
         try:
-            self._close(reason, updates, death)
+            self.refuse_calls(reason)
+            self._requests.clear()
+            self._deliver(StepResult(updates, engine_stats(engine), death))
             if death is not None:
                 engine.close()
         finally:
@@ -257,14 +259,6 @@ class EngineThread:
             else:
                 updates[request] = None
         return updates
-
-    def _close(
-        self, reason: EngineDeadError, updates: Mapping[Request, RequestUpdate], death: EngineDeadError | None
-    ) -> None:
-        """Refuse further calls, and fail the queued ones and all requests."""
-        self.refuse_calls(reason)
-        self._requests.clear()
-        self._deliver(StepResult(updates, engine_stats(self._engine), death))
 
     def refuse_calls(self, reason: EngineDeadError) -> None:
         """Refuse the queued calls and all later ones; it does not wait for the thread, which may be stuck."""
