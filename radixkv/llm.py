@@ -396,7 +396,7 @@ class LLM:
                         raise request.failure
                     output = delta_output(request)
                 finished = output.finished
-                if any(part.token_ids or part.finished() for part in output.outputs):
+                if output.has_news:
                     if reader is not None:
                         reader.read(output)
                     yield output

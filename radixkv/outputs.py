@@ -126,6 +126,11 @@ class RequestOutput:
     num_cached_tokens: int
     metrics: RequestMetrics
 
+    @property
+    def has_news(self) -> bool:
+        """Whether any answer got tokens or ended: some steps only compute more of the prompt."""
+        return any(answer.token_ids or answer.finished() for answer in self.outputs)
+
 
 @dataclass(slots=True)
 class BeamSearchSequence:

@@ -252,7 +252,7 @@ class EngineThread:
                 updates[request] = _failure_of(request)
             elif request.beam_search is None:
                 output = delta_output(request)
-                if any(part.token_ids or part.finished() for part in output.outputs):
+                if output.has_news:
                     updates[request] = output
             elif request.finished:
                 updates[request] = beam_output(request, self._engine.decode_token)
