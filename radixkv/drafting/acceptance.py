@@ -35,11 +35,8 @@ class _Rate:
         self.seen = self.seen * keep + seen
 
 
-class RequestRates:
-    """What one sequence's drafts have shown, by source and strength."""
-
-    def __init__(self) -> None:
-        self.by_strength: dict[tuple[str, int], _Rate] = {}
+# What one sequence's drafts have shown, by source and strength.
+RequestRates = dict[tuple[str, int], _Rate]
 
 
 class AcceptanceRates:
@@ -53,7 +50,7 @@ class AcceptanceRates:
         shared = self._rates.get((source, strength))
         right, seen = (0.0, 0.0) if shared is None else (shared.right, shared.seen)
         rate = (right + _FIRST_RATE * _FIRST_WEIGHT) / (seen + _FIRST_WEIGHT)
-        own = request.by_strength.get((source, strength))
+        own = request.get((source, strength))
         if own is not None:
             rate = (own.right + rate * _SHARED_WEIGHT) / (own.seen + _SHARED_WEIGHT)
         return min(max(rate, 1e-3), 0.999)
@@ -76,7 +73,7 @@ class AcceptanceRates:
         if of not in self._rates and len(self._rates) >= _MAX_SHARED:
             del self._rates[next(iter(self._rates))]
         self._rates.setdefault(of, _Rate()).add(right, seen, _SHARED_MEMORY)
-        request.by_strength.setdefault(of, _Rate()).add(right, seen, _REQUEST_MEMORY)
+        request.setdefault(of, _Rate()).add(right, seen, _REQUEST_MEMORY)
 
 
 def matching(draft: Sequence[int], tokens: Sequence[int]) -> int:
