@@ -12,7 +12,7 @@ from radixkv.cache import PrefixCache
 from radixkv.engine.sampled_token import TokenDecoder, logprobs_with_text, prepare_sampling
 from radixkv.model.model_input import HOST_TOKEN, ModelInput
 from radixkv.model.runner import ModelRunner
-from radixkv.sampling.logprobs import prompt_logprobs
+from radixkv.sampling.logprobs import with_logprobs
 from radixkv.sampling.sampler import InFlightTokens
 from radixkv.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch, BeamStep, SampledRow, ScheduledChunk
@@ -146,7 +146,7 @@ class Executor:
         assert isinstance(params, SamplingParams) and params.prompt_logprobs is not None
         if start == 0:
             request.prompt_logprobs = [None]
-        targets = request.prompt_token_ids[start + 1 : start + 1 + chunk.num_tokens]
+        targets = request.prompt_token_ids[start + 1 : start + 1 + chunk.num_tokens].tolist()
         assert request.prompt_logprobs is not None
-        tokens = prompt_logprobs(logits[: len(targets)], targets.tolist(), params.prompt_logprobs)
+        tokens = with_logprobs(logits[: len(targets)], targets, [params.prompt_logprobs] * len(targets))
         request.prompt_logprobs.extend(logprobs_with_text(token, self._decode) for token in tokens)

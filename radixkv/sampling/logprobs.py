@@ -22,11 +22,6 @@ class SampledToken:
     top_logprobs: tuple[TokenLogprob, ...] = ()
 
 
-def prompt_logprobs(logits: torch.Tensor, targets: Sequence[int], count: int) -> list[SampledToken]:
-    """Log-probabilities by ``logits`` (``[tokens, vocabulary]``) of the tokens that follow and of the ``count`` likeliest."""
-    return with_logprobs(logits, targets, [count] * len(targets))
-
-
 def with_logprobs(logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[SampledToken]:
     """Each row's token with its log-probability, and those of the row's ``counts`` likeliest."""
     if not token_ids:
