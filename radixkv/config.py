@@ -324,8 +324,7 @@ class EngineConfig(Config):
     @property
     def has_tiers(self) -> bool:
         """Whether blocks are kept anywhere but in the pool."""
-        named = (self.host_cache_size, self.disk_cache, self.shared_cache)
-        return any(each is not None for each in named) or bool(self.tiers)
+        return any(getattr(self, name) for name in _TIERS)
 
     @property
     def speculation(self) -> SpeculativeConfig | None:
