@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from radixkv.engine.sampled_token import TokenDecoder, append_logprobs, append_token
+from radixkv.engine.sampled_token import TokenDecoder, append_token, logprobs_with_text
 from radixkv.errors import StructuredOutputError
 from radixkv.sampling.grammar_budget import costs, settle
 from radixkv.sampling.logprobs import SampledToken
@@ -142,7 +142,9 @@ class OutputProcessor:
         num_right = 0
         for token, drafted in zip_longest(drawn, draft):  # the last one was drawn behind all drafts
             append_token(sequence, token.token_id)
-            append_logprobs(sequence, token, self._decode)
+            if token.logprob is not None:
+                sequence.cumulative_logprob += token.logprob
+                sequence.logprobs.append(logprobs_with_text(token, self._decode))
             if sequence.sampling is not None and sequence.sampling.grammar is not None:
                 request.failure = request.failure or sequence.sampling.grammar.failure
             ended = sequence.finish_reason is not None or request.failure is not None

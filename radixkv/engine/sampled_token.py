@@ -77,13 +77,6 @@ def append_token(sequence: TokenSequence, token_id: int) -> None:
         sequence.detokenizer.finish()
 
 
-def append_logprobs(sequence: TokenSequence, token: SampledToken, decode: TokenDecoder) -> None:
-    """Append a sampled token's log-probabilities, if they were asked for."""
-    if token.logprob is not None:
-        sequence.cumulative_logprob += token.logprob
-        sequence.logprobs.append(logprobs_with_text(token, decode))
-
-
 def logprobs_with_text(token: SampledToken, decode: TokenDecoder) -> dict[int, Logprob]:
     """A token's log-probabilities with the tokens' texts: its own first, then the likeliest (vLLM's order)."""
     entries = sorted(token.top_logprobs, key=lambda entry: entry[0] != token.token_id)

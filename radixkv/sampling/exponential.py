@@ -44,10 +44,6 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     return token_ids
 
 
-def _temperatures(rows: Sequence[SamplingRow], device: torch.device) -> torch.Tensor:
-    return to_device(torch.tensor([row.params.temperature for row in rows], dtype=torch.float32), device)
-
-
 def _draw_from_vocabulary(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     device = logits.device
     if device.type == "cpu":
@@ -55,8 +51,9 @@ def _draw_from_vocabulary(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> 
     # Imported only here: without a GPU, Triton need not be installed.
     from radixkv_kernels import draw_tokens
 
+    temperatures = torch.tensor([row.params.temperature for row in rows], dtype=torch.float32)
     with torch.cuda.device(device):
-        return draw_tokens(logits, _temperatures(rows, device), rng_states(rows, device))
+        return draw_tokens(logits, to_device(temperatures, device), rng_states(rows, device))
 
 
 def _draw_truncated(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
