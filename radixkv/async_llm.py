@@ -216,7 +216,6 @@ class AsyncLLM(AsyncEngine):
         Args:
             look_elsewhere: also say where another namespace has the same tokens; not for callers who must not learn that.
         """
-
         explained, tiers = await self.call(
             lambda engine: (explain_cached(engine, prompts, look_elsewhere), engine.tiers)
         )

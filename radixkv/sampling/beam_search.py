@@ -64,8 +64,8 @@ class BeamSearch:
         params: width, length penalty and all other options.
         max_tokens: tokens to generate at most.
         end_token_ids: tokens that end a beam.
-        grammar: constrains every beam; None: unconstrained.
         text: the detokenizer of an empty answer, which finds stop strings; None: there are none.
+        grammar: constrains every beam; None: unconstrained.
     """
 
     def __init__(
