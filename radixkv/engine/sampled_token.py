@@ -10,6 +10,7 @@ from typing import Any
 
 from radixkv.outputs import Logprob
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
+from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.logprobs import SampledToken
 from radixkv.sampling.sampler import SamplingState
 from radixkv.sampling_params import SamplingParams
@@ -24,15 +25,18 @@ def prepare_sampling(sequence: TokenSequence, tokenizer: Any) -> None:
     request, params = sequence.request, sequence.request.params
     assert isinstance(params, SamplingParams)
     first = request.sequences[0].sampling if request.sequences else None
+    if first is None:
+        forbidden = request.end_token_ids | params.end_token_ids if params.min_tokens else frozenset()
+        changes = LogitChanges(params, forbidden, request.bad_words)
+    else:
+        changes = first.changes
     sequence.sampling = SamplingState(
         params=params,
         seed=request.seed,
         sample_index=sequence.index,
         prompt_token_ids=request.prompt_token_ids,
+        changes=changes,
         grammar=None if request.grammar is None else request.grammar.fork(),
-        bad_words=request.bad_words,
-        shared_changes=None if first is None else first.changes,
-        forbidden_token_ids=request.end_token_ids | params.end_token_ids if params.min_tokens else frozenset(),
     )
     if tokenizer is not None and params.detokenize:
         sequence.detokenizer = IncrementalDetokenizer(

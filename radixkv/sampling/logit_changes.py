@@ -18,12 +18,15 @@ class LogitChanges:
 
     Args:
         params: the request's parameters.
-        forbidden_token_ids: masked until ``min_tokens`` are generated, unless nothing else is allowed.
-        bad_words: token ids of each of the ``bad_words``; masked unless nothing else is allowed.
+        forbidden_token_ids: masked until ``min_tokens`` are generated, unless nothing else is allowed but ``bad_words``.
+        bad_words: token ids of each of the ``bad_words``; their last tokens are masked unless nothing else is allowed at all.
     """
 
     def __init__(
-        self, params: SamplingParams, forbidden_token_ids: Iterable[int], bad_words: Iterable[Sequence[int]]
+        self,
+        params: SamplingParams,
+        forbidden_token_ids: Iterable[int] = (),
+        bad_words: Iterable[Sequence[int]] = (),
     ) -> None:
         self._params = params
         self._forbidden = list(forbidden_token_ids)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -39,29 +39,22 @@ class SamplingState:
     Attributes:
         seed: the request's.
         sample_index: which of the request's samples.
-        forbidden_token_ids: masked until ``min_tokens`` are generated, unless nothing else is allowed but ``bad_words``.
+        changes: of the logits; all samples of a request may share them.
         grammar: constrains the output; None: unconstrained.
-        bad_words: token ids of each of the ``bad_words``; their last tokens are masked unless nothing else is allowed at all.
-        shared_changes: the ``changes`` of another sample of the same request; None: they are made from the parameters.
-        changes: of the logits.
     """
 
     params: SamplingParams
     seed: int
     sample_index: int
     prompt_token_ids: Sequence[int] | NDArray[np.int32]
+    changes: LogitChanges
     output_token_ids: list[int] = field(default_factory=list)
-    forbidden_token_ids: frozenset[int] = frozenset()
     grammar: GrammarState | None = None
-    bad_words: Sequence[Sequence[int]] = ()
-    shared_changes: InitVar[LogitChanges | None] = None
-    changes: LogitChanges = field(init=False)
 
-    def __post_init__(self, shared_changes: LogitChanges | None) -> None:
+    def __post_init__(self) -> None:
         # Used in every step: what does not change is looked up once.
-        params = self.params
+        params, changes = self.params, self.changes
         self.greedy = params.greedy
-        self.changes = changes = shared_changes or LogitChanges(params, self.forbidden_token_ids, self.bad_words)
         self._counts: TokenCounts | None = None
         if changes.penalizes:
             self._counts = TokenCounts(self.prompt_token_ids if params.repetition_penalty != 1.0 else ())
@@ -202,7 +195,7 @@ def sample_in_every_way(logits: torch.Tensor) -> None:
     drawn, then those of them that are truncated.
     """
     greedy, drawn, truncated = (
-        SamplingState(params, 0, 0, ())
+        SamplingState(params, 0, 0, (), LogitChanges(params))
         for params in (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_p=0.9))
     )
     count = len(logits)

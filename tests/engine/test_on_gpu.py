@@ -13,6 +13,7 @@ from support.tiered_llm import evict_all
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.memory.upload import to_device
+from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.sampler import InFlightTokens, SamplingState
 from radixkv.scheduling.batch import Batch
 
@@ -154,7 +155,8 @@ def test_launching_a_decoding_step_waits_for_nothing(on_both: tuple[LLM, LLM], m
 
 def test_what_was_launched_later_is_waited_for_neither_by_tokens_nor_by_uploads() -> None:
     logits = torch.randn(4, 1000, device="cuda")
-    states = [SamplingState(SamplingParams(temperature=t), 1, 0, [5]) for t in (0.0, 0.0, 1.0, 1.0)]
+    each_params = [SamplingParams(temperature=t) for t in (0.0, 0.0, 1.0, 1.0)]
+    states = [SamplingState(params, 1, 0, [5], LogitChanges(params)) for params in each_params]
     for number in range(2):  # at first, libraries are loaded
         sampled = InFlightTokens(logits, states, [0] * 4)
         if number == 1:

@@ -11,7 +11,9 @@ from support.model_zoo import SUPPORTED, build
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from radixkv import LLM, SamplingParams
-from radixkv.sampling import sampler
+from radixkv.engine import sampled_token
+from radixkv.sampling.logit_changes import LogitChanges
+from radixkv.sampling.sampler import SamplingState, changed_logits
 
 
 def answer(llm: LLM, **options: Any) -> str:
@@ -40,7 +42,7 @@ def test_tensors_are_made_once_a_request(llm: LLM, monkeypatch: pytest.MonkeyPat
     """The tensors of ``logit_bias`` used to be made at every step of every sample."""
     made = []
 
-    class Noting(sampler.LogitChanges):
+    class Noting(sampled_token.LogitChanges):
         def __init__(self, *arguments: Any) -> None:
             made.append(self)
             super().__init__(*arguments)
@@ -53,7 +55,7 @@ def test_tensors_are_made_once_a_request(llm: LLM, monkeypatch: pytest.MonkeyPat
         sizes.append(tensor.numel())
         return tensor
 
-    monkeypatch.setattr(sampler, "LogitChanges", Noting)
+    monkeypatch.setattr(sampled_token, "LogitChanges", Noting)
     monkeypatch.setattr(torch, "tensor", noting_tensor)
     params = SamplingParams(n=3, max_tokens=4, ignore_eos=True, logit_bias=dict.fromkeys(range(1000), 1.0))
     llm.generate("One", params, use_tqdm=False)
@@ -112,9 +114,11 @@ def test_a_batch_is_penalized_by_as_many_operations_as_one_row() -> None:
     params = SamplingParams(repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.25)
     counted = []
     for num_rows in (1, 2, 40):
-        states = [sampler.SamplingState(params, 0, 0, [1, 2, row], [row, 3, 3]) for row in range(num_rows)]
+        states = [
+            SamplingState(params, 0, 0, [1, 2, row], LogitChanges(params), [row, 3, 3]) for row in range(num_rows)
+        ]
         with _CountingOps() as counting:
-            logits = sampler.changed_logits(torch.ones(num_rows, 50), states, [()] * num_rows)
+            logits = changed_logits(torch.ones(num_rows, 50), states, [()] * num_rows)
         counted.append(counting.num_ops - num_rows)  # of each row, a view is made
         for row in range(num_rows):
             times = {1: 0, 2: 0, 3: 2}

@@ -13,16 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv.sampling import exponential
+from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.sampler import SamplingState, changed_logits, sample
 from radixkv.sampling.variates import SamplingRow, exponential_variates, rng_states
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 
-def sampling_state(params: SamplingParams, **options: Any) -> SamplingState:
-    return SamplingState(**{"params": params, "seed": 1, "sample_index": 0, "prompt_token_ids": [0, 1], **options})
+def sampling_state(params: SamplingParams, changes: LogitChanges | None = None, **options: Any) -> SamplingState:
+    usual = {"params": params, "seed": 1, "sample_index": 0, "prompt_token_ids": [0, 1]}
+    return SamplingState(**{**usual, "changes": changes or LogitChanges(params), **options})
 
 
-def reference_probs(logits: torch.Tensor, state: SamplingState) -> torch.Tensor:
+def reference_probs(
+    logits: torch.Tensor, state: SamplingState, forbidden: list[int], bad_words: list[list[int]]
+) -> torch.Tensor:
     """The distribution that the parameters ask for, step by step over the whole vocabulary."""
     params = state.params
     logits = logits.double().clone()
@@ -30,11 +34,11 @@ def reference_probs(logits: torch.Tensor, state: SamplingState) -> torch.Tensor:
         logits[[token for token in range(len(logits)) if token not in params.allowed_token_ids]] = -math.inf
     for token, bias in params.biases.items():
         logits[token] += bias
-    for word in state.bad_words:
+    for word in bad_words:
         if [*state.output_token_ids, word[-1]][-len(word) :] == list(word):
             logits[word[-1]] = -math.inf
     if len(state.output_token_ids) < params.min_tokens:
-        for token in state.forbidden_token_ids:
+        for token in forbidden:
             logits[token] = -math.inf
     for token in {*state.prompt_token_ids, *state.output_token_ids}:
         penalty = params.repetition_penalty
@@ -98,15 +102,11 @@ def test_the_draw_wins_the_race_of_the_reference_distribution(
         min_tokens=min_tokens,
         allowed_token_ids=allowed,
     )
-    state = sampling_state(
-        params,
-        seed=seed,
-        output_token_ids=[2, 2, 5],
-        forbidden_token_ids=frozenset({4}),
-        bad_words=bad_words,
-    )
+    forbidden = [4]
+    changes = LogitChanges(params, forbidden, bad_words)
+    state = sampling_state(params, changes, seed=seed, output_token_ids=[2, 2, 5])
     (token,) = sample(logits.unsqueeze(0), [state])
-    ratios = reference_probs(logits, state) / variates(state.row(), torch.arange(80))
+    ratios = reference_probs(logits, state, forbidden, bad_words) / variates(state.row(), torch.arange(80))
     assert float(ratios[token.token_id]) >= float(ratios.max()) * (1 - 1e-4)
 
 
@@ -125,8 +125,8 @@ def test_a_step_reads_only_what_is_new_of_the_answer() -> None:
     """Penalties used to count the whole prompt and answer in every step."""
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.2, repetition_penalty=1.2, max_tokens=None)
     prompt, output = CountingList(range(50)), CountingList()
-    state = sampling_state(params, prompt_token_ids=prompt, output_token_ids=output, bad_words=[[3, 4, 5]])
-    plain = sampling_state(params, prompt_token_ids=list(prompt), bad_words=[[3, 4, 5]])
+    changes = LogitChanges(params, bad_words=[[3, 4, 5]])
+    state = sampling_state(params, changes, prompt_token_ids=prompt, output_token_ids=output)
     for step in range(200):
         logits = torch.randn(1, 90)
         plain = sampling_state(params, prompt_token_ids=list(prompt), output_token_ids=list(output))
@@ -137,7 +137,8 @@ def test_a_step_reads_only_what_is_new_of_the_answer() -> None:
 
 
 def test_where_every_token_is_a_bad_word_none_is() -> None:
-    state = sampling_state(SamplingParams(temperature=0, allowed_token_ids=[3, 4]), bad_words=[[3], [4]])
+    params = SamplingParams(temperature=0, allowed_token_ids=[3, 4])
+    state = sampling_state(params, LogitChanges(params, bad_words=[[3], [4]]))
     assert sample(torch.tensor([[9.0, 8.0, 7.0, 1.0, 2.0]]), [state])[0].token_id == 4
 
 
@@ -147,7 +148,7 @@ def test_where_every_token_is_a_bad_word_none_is() -> None:
 def test_an_answer_ends_before_min_tokens_rather_than_with_a_bad_word(allowed: list[int], expected: int) -> None:
     """Bad words and end tokens were masked together: where nothing else was allowed, a bad word could be drawn."""
     params = SamplingParams(temperature=0, allowed_token_ids=allowed, min_tokens=2)
-    state = sampling_state(params, forbidden_token_ids=frozenset({2}), bad_words=[[1]])
+    state = sampling_state(params, LogitChanges(params, [2], [[1]]))
     assert sample(torch.tensor([[9.0, 8.0, 7.0, 6.0]]), [state])[0].token_id == expected
 
 
@@ -400,10 +401,7 @@ def test_rows_of_drafts_are_drawn_as_if_the_drafts_had_been_appended(options: di
     drafts = [[7, 7, 2], []]
 
     def states() -> list[SamplingState]:
-        made = [
-            SamplingState(params, 1, i, [1, 2], bad_words=[[7, 9]], forbidden_token_ids=frozenset({3, 4}))
-            for i in range(2)
-        ]
+        made = [SamplingState(params, 1, i, [1, 2], LogitChanges(params, [3, 4], bad_words=[[7, 9]])) for i in range(2)]
         for state in made:
             sample(logits[5:], [state])  # counts what there is
             state.output_token_ids += [5, 7, 6]

@@ -12,6 +12,7 @@ import torch
 from radixkv.outputs import RequestOutput
 from radixkv.sampling.grammar_mask import apply_grammar_bitmask
 from radixkv.sampling.host_draw import BLOCK_IDS, tokens_left
+from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.sampler import SamplingState, changed_logits
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling.variates import SamplingRow, exponential_variates, rng_states
@@ -107,7 +108,8 @@ class Comparison:
             for token_id in before:
                 grammar.advance(token_id)
             apply_grammar_bitmask(logits.unsqueeze(0), {0: grammar})
-        return changed_logits(logits.unsqueeze(0), [SamplingState(params, 0, 0, prompt, before)], [()])[0]
+        state = SamplingState(params, 0, 0, prompt, LogitChanges(params), before)
+        return changed_logits(logits.unsqueeze(0), [state], [()])[0]
 
 
 def _race(logits: torch.Tensor, row: SamplingRow, pair: tuple[int, int]) -> float:
