@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from radixkv.cache import BlockTable
-    from radixkv.drafting.document import Document
-    from radixkv.drafting.followers import Followers
 
 
 class Grammar(Protocol):
@@ -41,8 +39,7 @@ NO_DRAFT = Draft(())
 class DraftContext:
     """A sequence as drafters see it.
 
-    They only read it, except ``own``, ``predicted``, ``answered``, ``followers`` and ``num_noted``: notes of the built-in
-    drafters.
+    They only read it, except ``notes``.
 
     Attributes:
         token_ids: prompt and answer so far; grows in place.
@@ -53,10 +50,7 @@ class DraftContext:
         prediction: what the client expects of the answer, as token ids.
         grammar: constrains the answer, in the state after the last token; None: unconstrained.
         table: the sequence's blocks.
-        own, predicted, answered: prompt and answer, the prediction, and another answer to the same prompt, as documents in
-            which token runs are found.
-        followers: which tokens followed which in its answer, unless that is noted for the whole namespace.
-        num_noted: how many of its tokens the grammar's drafter has looked at.
+        notes: what each drafter keeps of this sequence for its next draft.
     """
 
     token_ids: list[int]
@@ -67,11 +61,7 @@ class DraftContext:
     prediction: Sequence[int] = ()
     grammar: Grammar | None = None
     table: BlockTable | None = None
-    own: Document | None = None
-    predicted: Document | None = None
-    answered: Document | None = None
-    followers: Followers | None = None
-    num_noted: int = 0
+    notes: dict[Drafter, Any] = field(default_factory=dict)
 
 
 class Drafter(ABC):

@@ -33,17 +33,13 @@ class GrammarDrafter(Drafter):
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
         if context.grammar is None:
             return NO_DRAFT
-        followers, sequence = self._followers_in(context), context.token_ids
-        followers.note(sequence, max(context.num_noted, context.num_prompt_tokens, 1))
-        context.num_noted = len(sequence)
+        own, num_noted = context.notes.get(self) or (Followers(), max(context.num_prompt_tokens, 1))
+        shared = context.read_cache and context.write_cache
+        followers = self._followers.of(context.namespace) if shared else own
+        sequence = context.token_ids
+        followers.note(sequence, num_noted)
+        context.notes[self] = own, len(sequence)
         return Draft(context.grammar.likely_tokens(sequence[-1], followers.by_token, max_tokens))
-
-    def _followers_in(self, context: DraftContext) -> Followers:
-        if context.read_cache and context.write_cache:
-            return self._followers.of(context.namespace)
-        if context.followers is None:
-            context.followers = Followers()
-        return context.followers
 
 
 class PrefixDrafter(Drafter):
@@ -83,7 +79,8 @@ class AnswerDrafter(Drafter):
         self._cache = cache
 
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
-        if context.answered is None:
+        answered: Document | None = context.notes.get(self)
+        if answered is None:
             num_generated = len(context.token_ids) - context.num_prompt_tokens
             # Several samples fork with their first tokens.
             if context.table is None or not context.read_cache or num_generated > 1:
@@ -92,8 +89,8 @@ class AnswerDrafter(Drafter):
             answer = self._cache.continuation(context.table, prompt, _MAX_ANSWER)
             if not answer:
                 return NO_DRAFT
-            context.answered = Document(answer, begins=num_generated == 0)
-        return context.answered.draft(context.token_ids, max_tokens)
+            answered = context.notes[self] = Document(answer, begins=num_generated == 0)
+        return answered.draft(context.token_ids, max_tokens)
 
 
 class TreeDrafter(Drafter):
@@ -123,9 +120,10 @@ class SuffixDrafter(Drafter):
     source = "suffix"
 
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
-        if context.own is None:
-            context.own = Document(context.token_ids)
-        return context.own.draft(context.token_ids, max_tokens)
+        own: Document | None = context.notes.get(self)
+        if own is None:
+            own = context.notes[self] = Document(context.token_ids)
+        return own.draft(context.token_ids, max_tokens)
 
 
 class PredictionDrafter(Drafter):
@@ -136,9 +134,10 @@ class PredictionDrafter(Drafter):
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
         if not context.prediction:
             return NO_DRAFT
-        if context.predicted is None:
-            context.predicted = Document(list(context.prediction), begins=True)
-        return context.predicted.draft(context.token_ids, max_tokens)
+        predicted: Document | None = context.notes.get(self)
+        if predicted is None:
+            predicted = context.notes[self] = Document(list(context.prediction), begins=True)
+        return predicted.draft(context.token_ids, max_tokens)
 
 
 def drafters(cache: PrefixCache, index: TreeIndex) -> list[Drafter]:
