@@ -18,7 +18,7 @@ from operator import index
 from typing import NamedTuple
 
 from radixkv.drafting import Draft, DraftContext, Drafter
-from radixkv.drafting.acceptance import AcceptanceRates
+from radixkv.drafting.acceptance import AcceptanceRates, matching
 from radixkv.drafting.drafter import NO_DRAFT
 from radixkv.drafting.lengths import choose_lengths
 from radixkv.drafting.sequence_drafts import SequenceDrafts
@@ -205,8 +205,7 @@ class Speculator:
             drafts.num_wrong = min(wrong, _MAX_WRONG + _MOST_SKIPPED)
             verified = batch.drafts.get(sequence)
             if verified is not None:
-                # The last token was drawn behind the accepted ones.
-                self._count(sequence, self._sources[sequence], len(verified), max(len(tokens) - 1, 0))
+                self._count(sequence, self._sources[sequence], len(verified), matching(verified, tokens))
 
     def _best(self, sequence: TokenSequence, drafts: SequenceDrafts, most: int) -> _Candidate | None:
         """Ask every drafter, and return the draft with the most tokens that can be expected to be right."""

@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.drafters import Guesser, Oracle, speculator
+from support.chat_templates import make_tokenizer
+from support.drafters import Guesser, Oracle, speculator, use_ticks
 from support.drafting_engines import KINDS, SMALL, Work, answers, drafting, plain_llm, rounded
-from support.model_zoo import VOCAB_SIZE, build_supported
+from support.model_zoo import VOCAB_SIZE, build, build_supported
 
 from radixkv import LLM, SamplingParams, StructuredOutputsParams
 from radixkv.cache import EventLog
@@ -102,6 +103,33 @@ def test_the_size_of_a_batch_includes_its_drafts(
     num_drafted = num_drafts(llm)[0] - before
     assert num_drafted > 0
     assert sum(sizes.values()) == len(prompt) + (len(sizes) - 1) + num_drafted
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"stop": ["d"]}, {"structured_outputs": StructuredOutputsParams(regex="[a-d]{9}")}, {"max_tokens": 9}],
+    ids=["stop string", "grammar", "length"],
+)
+def test_a_right_draft_that_ends_an_answer_is_accepted(options: dict[str, Any]) -> None:
+    """It counted as rejected, since no token was drawn behind it."""
+    tokenizer, oracle = make_tokenizer(""), Oracle()
+    llm = LLM(
+        build("llama", {"vocab_size": len(tokenizer)}),
+        tokenizer=tokenizer,
+        num_blocks=40,
+        speculative_config={"method": "tree", "num_speculative_tokens": 6, "drafters": [oracle]},
+    )
+    use_ticks(llm)
+    allowed = dict.fromkeys(tokenizer.convert_tokens_to_ids(list("abcd")), 100.0)
+    params = SamplingParams(**{"seed": 1, "max_tokens": 100, "logit_bias": allowed, **options})
+    prompt = {"prompt_token_ids": [5, 6, 7, 8]}
+    (plain,) = llm.generate(prompt, params, use_tqdm=False)
+    oracle.sequences = [[*prompt["prompt_token_ids"], *plain.outputs[0].token_ids]]
+    llm.reset_prefix_cache()
+    (output,) = llm.generate(prompt, params, use_tqdm=False)
+    assert output.outputs[0].token_ids == plain.outputs[0].token_ids
+    counts = output.metrics.drafts["oracle"]
+    assert counts.accepted == counts.drafted > 0
 
 
 def test_log_probabilities_of_prompts_are_those_without_drafts(drafter: tuple[LLM, Oracle], plain: LLM) -> None:
