@@ -41,7 +41,10 @@ class ServerMetrics:
         self.time_to_first_token = histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first token."
         )
-        self.inter_token_latency = histogram("inter_token_latency_seconds", "From one token of a request to its next.")
+        self.inter_token_latency = histogram(
+            "inter_token_latency_seconds",
+            "From one token of a request to its next; not of beam searches, whose tokens come all at once.",
+        )
         self.request_latency = histogram("e2e_request_latency_seconds", "From a request's arrival to its end.")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished requests.")
         self.generation_tokens = counter("generation_tokens", "Generated tokens.")
@@ -93,11 +96,12 @@ class RequestTimer:
             counts = [len(output.token_ids) for output in delta.outputs]
             reasons = {o.index: o.finish_reason for o in delta.outputs if o.finish_reason is not None}
             num_prompt_tokens, finished = len(delta.prompt_token_ids), delta.finished
-            # Where the reader is slow, a delta holds several tokens of a choice: the time is divided among them.
-            longest = max(counts, default=0)
-            if self._last_delta_time is not None and longest:
-                for _ in range(longest):
-                    metrics.inter_token_latency.observe((now - self._last_delta_time) / longest)
+            # With drafts, or a slow reader, a delta holds several tokens of a choice: the time is divided among them.
+            since, num_gaps = self._last_delta_time, max(counts, default=0)
+            if since is None:
+                since, num_gaps = times.first_token_time or now, num_gaps - 1
+            for _ in range(num_gaps):
+                metrics.inter_token_latency.observe((now - since) / num_gaps)
         self._last_delta_time = now
         metrics.generation_tokens.inc(sum(counts))
         # There may be more beams than were asked for.

@@ -14,7 +14,7 @@ from support.in_process_server import make_client
 from support.server_process import ServerProcess
 
 from radixkv import LLM, AsyncLLM
-from radixkv.outputs import BeamSearchOutput, BeamSearchSequence, RequestMetrics
+from radixkv.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestMetrics, RequestOutput
 from radixkv.server import chat_events, completions
 from radixkv.server.metrics import RequestTimer, ServerMetrics
 
@@ -114,6 +114,24 @@ def test_all_times_of_a_request_count_from_its_arrival(llm: LLM, monkeypatch: py
                 assert output.metrics.arrival_time <= asked[-1]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("sizes", [[1, 1, 1, 1], [4], [2, 2], [1, 3], [3, 1]])
+def test_every_gap_between_tokens_counts(llm: LLM, sizes: list[int]) -> None:
+    """Those within the first delta were left out."""
+    metrics = ServerMetrics(AsyncLLM(llm))
+    first_token_time = time.monotonic() - 5
+    timer = RequestTimer(metrics, first_token_time - 1)
+    timer.admit(2)
+    for size in sizes:
+        choices = [CompletionOutput(choice, "", [7] * size) for choice in range(2)]
+        times = RequestMetrics(first_token_time - 1, first_token_time=first_token_time)
+        timer.observe(RequestOutput("request", None, [5], None, choices, False, 0, times))
+    value = metrics.registry.get_sample_value
+    assert value("radixkv:inter_token_latency_seconds_count") == 3
+    total = value("radixkv:inter_token_latency_seconds_sum")
+    assert total is not None
+    assert total >= (5 if sizes[0] > 1 else 0)  # from the first token on
 
 
 @pytest.mark.parametrize("num_complete", [0, 1])
