@@ -81,7 +81,7 @@ class UnfinishedRequests:
             self._recorder.record(
                 request.namespace,
                 request.prompt_token_ids,
-                request.sequences[0].output_token_ids,
+                _first_answer(request),
                 request.metrics.arrival_time,
                 request.priority,
             )
@@ -128,3 +128,10 @@ class UnfinishedRequests:
             self._scheduler.remove(group)
         request.metrics.finished_time = time.monotonic()
         del self._by_id[request.request_id]
+
+
+def _first_answer(request: Request) -> list[int]:
+    """The tokens of the first of an ended request's answers, or of its search's best beam; empty if that found none."""
+    if request.beam_search is None:
+        return request.sequences[0].output_token_ids
+    return next((beam.token_ids for beam in request.beam_search.results()), [])

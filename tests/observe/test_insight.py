@@ -141,6 +141,21 @@ def test_a_recorded_trace_can_be_replayed_and_holds_no_text(tmp_path: Path) -> N
         tiny_llm(eviction_policy="best")
 
 
+def test_of_a_beam_search_the_best_beam_is_recorded(tmp_path: Path) -> None:
+    """It was some beam that still ran, without its last token."""
+    from radixkv import BeamSearchParams
+
+    path = tmp_path / "trace.jsonl"
+    llm = tiny_llm(record_trace=path)
+    prompt = list(range(10, 22))
+    (output,) = llm.beam_search([{"prompt_token_ids": prompt}], BeamSearchParams(beam_width=3, max_tokens=8))
+    best = output.sequences[0].tokens
+    answer(llm, {"prompt_token_ids": best})
+    search, following = (json.loads(line) for line in path.read_text().splitlines()[1:])
+    assert search["output_length"] == len(best) - len(prompt) == 8
+    assert [*search["hash_ids"], *search["output_hash_ids"]] == following["hash_ids"]
+
+
 def test_the_events_of_a_model_are_published(tmp_path: Path) -> None:
     import zmq
     from support.event_replay import replay_events
