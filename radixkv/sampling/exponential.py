@@ -68,7 +68,7 @@ def _draw_truncated(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.
 
 def _parameters(rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> dict[str, torch.Tensor]:
     """Columns of `draw_truncated`, under its names for them."""
-    temperatures, top_k, top_p, min_p, _ = host_draw.DrawParameters.of(rows, vocab_size)
+    temperatures, top_k, top_p, min_p = host_draw.DrawParameters.of(rows, vocab_size)
     # All in one copy, each aligned to 16 bytes.
     floats = (column.view(np.int32) for column in (temperatures, min_p, top_p))
     *columns, limits = upload([*floats, top_k.astype(np.int32)], device)

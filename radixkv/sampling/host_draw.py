@@ -57,7 +57,6 @@ class DrawParameters(NamedTuple):
     top_k: Ints
     top_p: Floats
     min_p: Floats
-    only_top_p: NDArray[np.bool_]
 
     @classmethod
     def of(cls, rows: Sequence[SamplingRow], vocab_size: int) -> DrawParameters:
@@ -66,11 +65,11 @@ class DrawParameters(NamedTuple):
         top_k = np.array([p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params])
         floats = np.array([(p.temperature, p.top_p, p.min_p) for p in params], dtype=np.float32)
         temperature, top_p, min_p = np.ascontiguousarray(floats.T)
-        return cls(temperature, top_k, top_p, min_p, (min_p == 0.0) & (top_k == vocab_size))
+        return cls(temperature, top_k, top_p, min_p)
 
     def part(self, rows: slice) -> DrawParameters:
-        temperature, top_k, top_p, min_p, only_top_p = self
-        return DrawParameters(temperature[rows], top_k[rows], top_p[rows], min_p[rows], only_top_p[rows])
+        temperature, top_k, top_p, min_p = self
+        return DrawParameters(temperature[rows], top_k[rows], top_p[rows], min_p[rows])
 
 
 def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
@@ -103,13 +102,13 @@ def draw_truncated(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
     num_rows, vocab_size = logits.shape
     parameters = DrawParameters.of(rows, vocab_size)
     if library() is not None:
-        temperatures, top_k, top_p, min_p = (torch.from_numpy(column) for column in parameters[:4])
+        temperatures, top_k, top_p, min_p = (torch.from_numpy(column) for column in parameters)
         return draw_tokens(logits.contiguous(), temperatures, rng_states(rows, _CPU), Truncation(min_p, top_k, top_p))
     states = rng_states(rows, _CPU).numpy()
     scratch = _Scratch(logits)
     drawn = np.empty(num_rows, dtype=np.int64)
     for part, candidates in _all_candidates(logits, parameters, scratch):
-        drawn[part] = _race(candidates, _truncate(candidates, parameters.part(part)), states[part])
+        drawn[part] = _race(candidates, _truncate(candidates, parameters.part(part), vocab_size), states[part])
     return torch.from_numpy(drawn)
 
 
@@ -118,7 +117,7 @@ def tokens_left(logits: torch.Tensor, row: SamplingRow) -> NDArray[np.bool_]:
     (vocab_size,) = logits.shape
     probs = torch.softmax(logits / row.params.temperature, -1).unsqueeze(0).numpy()
     candidates = _Candidates(probs, np.arange(vocab_size)[None], np.array([vocab_size]))
-    left: NDArray[np.bool_] = _truncate(candidates, DrawParameters.of([row], vocab_size))[0]
+    left: NDArray[np.bool_] = _truncate(candidates, DrawParameters.of([row], vocab_size), vocab_size)[0]
     return left
 
 
@@ -190,9 +189,10 @@ def _all_candidates(
 
 def _likely_tokens(probs: Floats, parameters: DrawParameters, row: int, scratch: _Scratch) -> Ints:
     """Ids of tokens that include all those that truncation leaves of one row."""
-    vocab_size, top_k, top_p = len(probs), int(parameters.top_k[row]), float(parameters.top_p[row])
-    if not parameters.only_top_p[row]:
-        least = float(parameters.min_p[row]) * float(probs.max())
+    vocab_size, top_k = len(probs), int(parameters.top_k[row])
+    top_p, min_p = float(parameters.top_p[row]), float(parameters.min_p[row])
+    if min_p > 0.0 or top_k < vocab_size:
+        least = min_p * float(probs.max())
         if top_k < vocab_size:
             least = max(least, float(np.partition(probs, vocab_size - top_k)[vocab_size - top_k]))
         return scratch.at_least(probs, least)
@@ -216,7 +216,7 @@ def _padded(rows: list[tuple[Floats, Ints]]) -> _Candidates:
     return _Candidates(probs, token_ids, sizes)
 
 
-def _truncate(candidates: _Candidates, parameters: DrawParameters) -> NDArray[np.bool_]:
+def _truncate(candidates: _Candidates, parameters: DrawParameters, vocab_size: int) -> NDArray[np.bool_]:
     """Which of the candidates are left, ``[rows, width]``: at least one of each row."""
     probs, _, sizes = candidates
     every_row = np.arange(len(probs))
@@ -227,8 +227,9 @@ def _truncate(candidates: _Candidates, parameters: DrawParameters) -> NDArray[np
     top_p = parameters.top_p
     if (top_p < 1.0).any():
         cumulative = torch.from_numpy(ordered).clamp_min_(0.0).cumsum(-1).numpy()
-        # top_p applies to what min_p and top_k have left.
-        total = np.where(parameters.only_top_p, np.float32(1.0), cumulative[every_row, num_left - 1])
+        # top_p applies to what min_p and top_k have left: if they remove nothing, all, of which not all may be candidates.
+        all_left = (parameters.min_p == 0.0) & (parameters.top_k == vocab_size)
+        total = np.where(all_left, np.float32(1.0), cumulative[every_row, num_left - 1])
         mass = np.where(top_p < 1.0, top_p * total, np.float32(np.inf))
         # A token stays if the likelier ones together are below the mass; so the first always stays.
         num_left = np.minimum(num_left, 1 + (cumulative < mass[:, None]).sum(1))
