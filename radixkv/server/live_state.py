@@ -15,7 +15,7 @@ import itertools
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 _MAX_NODES = 120
 _MAX_REQUESTS = 12
 _REFRESH_SECONDS = 0.5
+
+_Progress = Literal["running", "waiting"]
 
 
 class Blocks(BaseModel):
@@ -102,7 +104,7 @@ class RequestState(BaseModel):
     """A request of the tenant, or one sample of it."""
 
     id: str
-    state: Literal["running", "waiting"]
+    state: _Progress
     prompt_tokens: int
     cached_tokens: int | None
     generated_tokens: int
@@ -251,7 +253,7 @@ def _snapshot_engine(visible: Callable[[str], bool], engine: Engine) -> _EngineS
         if outline is not None and outline.children:
             trees.append((namespace, outline))
             node_budget -= _num_nodes(outline)
-    groups = itertools.chain(
+    groups: Iterator[tuple[_Progress, SequenceGroup]] = itertools.chain(
         (("running", group) for group in scheduler.running), (("waiting", group) for group in scheduler.waiting)
     )
     own = (_request_state(state, group) for state, group in groups if visible(group.request.namespace))
@@ -262,7 +264,7 @@ def _num_nodes(outline: NodeOutline) -> int:
     return sum(1 + _num_nodes(child) for child in outline.children)
 
 
-def _request_state(state: Any, group: SequenceGroup) -> RequestState:
+def _request_state(state: _Progress, group: SequenceGroup) -> RequestState:
     request = group.request
     return RequestState(
         id=request.request_id,
