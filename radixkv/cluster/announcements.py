@@ -16,7 +16,7 @@ from radixkv.cluster.feed import BlockFeed
 from radixkv.cluster.load import ReplicaLoad
 from radixkv.cluster.records import encode_held, encode_load
 from radixkv.engine.engine import Engine
-from radixkv.engine.stats import GAUGES
+from radixkv.engine.stats import SUMMED_GAUGES
 from radixkv.errors import EngineDeadError
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -132,7 +132,7 @@ def _load(llm: AsyncLLM) -> ReplicaLoad:
     stats = llm.stats
     return ReplicaLoad(
         draining=llm.draining,
-        **{name: getattr(stats, name) for name in GAUGES},
+        **{name: getattr(stats, name) for name in SUMMED_GAUGES},
         prefill_seconds_per_token=stats.prefill_seconds_per_token,
         counters=counters_of(stats),
     )

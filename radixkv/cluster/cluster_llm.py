@@ -19,7 +19,7 @@ from radixkv.cluster.replica_text import with_template_of
 from radixkv.cluster.wire import encode_selection
 from radixkv.config import ModelConfig
 from radixkv.engine.clearing import Cleared, NamespaceSelection
-from radixkv.engine.stats import GAUGES, BatchSize, EngineStats
+from radixkv.engine.stats import SUMMED_GAUGES, BatchSize, EngineStats
 from radixkv.errors import DrainingError, EngineDeadError, RequestTooLargeError
 from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import chat_format_of
@@ -248,7 +248,7 @@ class ClusterLLM:
     def stats(self) -> EngineStats:
         """Sums: of the state of all replicas that are up, and of what all that ever were up have counted."""
         loads = list(self.replicas.loads.values())
-        sums: dict[str, Any] = {name: sum(getattr(load, name) for load in loads) for name in GAUGES}
+        sums: dict[str, Any] = {name: sum(getattr(load, name) for load in loads) for name in SUMMED_GAUGES}
         if not sums["num_blocks"]:
             sums["num_blocks"] = sums["num_free_blocks"] = 1  # others divide by it, and nothing is in use
         return EngineStats(**sums, **stats_of(self.replicas.counters.totals()), last_batch=BatchSize(0, 0))

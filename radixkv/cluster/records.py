@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, CacheEvent
 from radixkv.cache.arguments import is_number
 from radixkv.cluster.load import ReplicaLoad
-from radixkv.engine.stats import GAUGES
+from radixkv.engine.stats import SUMMED_GAUGES
 from radixkv.routing import Router
 
 _HEADER = struct.Struct("<BI")
@@ -112,7 +112,7 @@ def decode_load(payload: bytes) -> ReplicaLoad:
         or not isinstance(load.get("counters"), dict)
     ):
         raise ValueError(f"expected what a replica has to do, got {payload[:80]!r}")
-    for name in GAUGES:
+    for name in SUMMED_GAUGES:
         if type(load.get(name)) is not int or not 0 <= load[name] < _MAX_NUMBER:
             raise ValueError(
                 f"expected {name} of a replica as a whole number from 0 to 2**63 - 1, got {load.get(name)!r:.80}"

@@ -62,8 +62,8 @@ class EngineStats:
         return self.num_blocks - self.num_free_blocks - self.num_evictable_blocks
 
 
-# Fields that are summed over several engines.
-GAUGES = (
+# Fields for the present moment that are summed over the engines of a cluster; counts are, over all that it ever had.
+SUMMED_GAUGES = (
     "num_running",
     "num_waiting",
     "num_blocks",
