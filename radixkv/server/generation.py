@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from radixkv.errors import DrainingError, StructuredOutputError
 from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import (
+    BeamSearchOutput,
     BeamSearchSequence,
     CompletionOutput,
     FinishReason,
@@ -136,7 +137,7 @@ class Generation:
                 reservation.cancel()
                 raise
         for timer in timers:
-            timer.admit(body.num_choices)
+            timer.expect(body.num_choices)
         deadlines.watch(streams)
         return Generation(
             service.llm.loaded,
@@ -199,6 +200,10 @@ class Generation:
         try:
             async with aclosing(_merge_streams(self._streams)) as deltas:
                 async for prompt, delta in deltas:
+                    if isinstance(delta, BeamSearchOutput) and delta.sequences and not delta.aborted:
+                        # It may have found fewer than were asked for.
+                        self._num_expected[prompt] = min(len(delta.sequences), self._num_choices)
+                        self._timers[prompt].expect(self._num_expected[prompt])
                     self._timers[prompt].observe(delta)
                     self._num_cached_tokens[prompt] = delta.num_cached_tokens
                     self._loaded_of_each[prompt] = delta.metrics.loaded_tokens
@@ -210,8 +215,6 @@ class Generation:
                         raise DrainingError(_CUT_SHORT)
                     else:
                         self._num_tokens_left_out += sum(delta.num_generated_tokens[self._num_choices :])
-                        if delta.sequences:  # a search may find fewer than were asked for
-                            self._num_expected[prompt] = min(len(delta.sequences), self._num_choices)
                     for output in self._outputs(delta):
                         choice = prompt * self._num_choices + output.index
                         if output.finish_reason == "abort":

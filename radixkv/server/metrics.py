@@ -77,8 +77,8 @@ class RequestTimer:
         self._num_choices = 1  # until it is admitted, whatever it asks for
         self._num_finished = 0
 
-    def admit(self, num_choices: int) -> None:
-        """The engine has taken the prompt, with so many choices."""
+    def expect(self, num_choices: int) -> None:
+        """So many choices are to end: all, once the engine has taken the prompt, or those that a search has found."""
         self._num_choices = num_choices
 
     def observe(self, delta: OutputDelta) -> None:
@@ -89,8 +89,6 @@ class RequestTimer:
             counts = delta.num_generated_tokens
             beams = [] if delta.aborted else delta.sequences
             reasons = {index: beam.finish_reason for index, beam in enumerate(beams)}
-            if beams:  # a search may find fewer than were asked for
-                self._num_choices = min(self._num_choices, len(beams))
             num_prompt_tokens, finished = delta.num_prompt_tokens, True
         else:
             counts = [len(output.token_ids) for output in delta.outputs]

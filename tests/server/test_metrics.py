@@ -56,6 +56,13 @@ def test_metrics_count_what_happened(server: ServerProcess, http: httpx.Client) 
     http.post("/v1/completions", json={**body, "use_beam_search": True, "n": 2, "beam_width": 4}).raise_for_status()
     assert change('radixkv:request_success_total{finished_reason="length"}') == 7
     assert change("radixkv:e2e_request_latency_seconds_count") == 3
+    # A search that finds fewer than were asked for is complete.
+    few = {"use_beam_search": True, "n": 4, "structured_outputs": {"choice": ["a", "b"]}}
+    http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 9, **few}).raise_for_status()
+    assert change('radixkv:request_success_total{finished_reason="stop"}') == 2
+    assert change("radixkv:e2e_request_latency_seconds_count") == 4
+    aborted = 'radixkv:request_success_total{finished_reason="abort"}'
+    assert server.metrics().get(aborted) == before.get(aborted)
 
 
 def test_the_dashboard_queries_metrics_that_exist(server: ServerProcess) -> None:
@@ -122,7 +129,7 @@ def test_every_gap_between_tokens_counts(llm: LLM, sizes: list[int]) -> None:
     metrics = ServerMetrics(AsyncLLM(llm))
     first_token_time = time.monotonic() - 5
     timer = RequestTimer(metrics, first_token_time - 1)
-    timer.admit(2)
+    timer.expect(2)
     for size in sizes:
         choices = [CompletionOutput(choice, "", [7] * size) for choice in range(2)]
         times = RequestMetrics(first_token_time - 1, first_token_time=first_token_time)
@@ -139,7 +146,7 @@ def test_an_aborted_beam_search_counts_as_aborted(llm: LLM, num_complete: int) -
     """Without a complete beam it was not counted at all, and complete beams counted as finished."""
     metrics = ServerMetrics(AsyncLLM(llm))
     timer = RequestTimer(metrics, time.monotonic())
-    timer.admit(2)
+    timer.expect(2)
     beams = [BeamSearchSequence([7, 8], [], 0.0, None, "length")] * num_complete
     timer.observe(BeamSearchOutput(beams, 1, 0, RequestMetrics(time.monotonic()), aborted=True))
     timer.end()
