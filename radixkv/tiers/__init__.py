@@ -11,7 +11,8 @@
         compaction.py, maintenance.py, other_stores.py                    made smaller, verified, cleared
       shared_tier.py        a store for several machines: folder_blobs.py, redis_blobs.py; medium_queue.py, backoff.py
     block_key.py, block_format.py, record.py, encryption.py               names and bytes of a block outside the pool
-    block_moves.py          which blocks go down, and when; wanted_prefixes.py, known_blocks.py; writer.py: in the background
+    block_moves.py          which blocks go down, and when; wanted_prefixes.py, known_blocks.py; hot_prefixes.py: at the end;
+      writer.py             in the background
     loader.py, load.py      how prefixes come up; prefix_search.py; rates.py: whether that is faster than computing them
     namespace_secret.py, stored_pins.py                                   what else a disk remembers
 """

@@ -14,21 +14,22 @@ before that. Blocks that are not evicted wait until the queue has room for them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.cache import BlockTable, NodeSnapshot, PrefixCache
+from radixkv.cache import BlockTable, PrefixCache
 from radixkv.cache.block_hash import namespace_hash, next_hash, next_hashes
 from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
 from radixkv.cache.tokens import TOKEN_BYTES, decode
 from radixkv.config import CacheWritePolicy
 from radixkv.tiers.block_key import is_filled_enough
+from radixkv.tiers.hot_prefixes import hot_prefixes
 from radixkv.tiers.known_blocks import KnownBlocks
 from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.prefix_keys import namespace_group
@@ -47,17 +48,18 @@ _MAX_WAIT_SECONDS = 1.0
 _PREFIXES_PER_STEP = 8
 _SHARE_DURING_STEPS = 0.5
 
-# Blocks of a prefix, and where in the pool they are.
-_Part = tuple[PrefixBlocks, NDArray[np.int32]]
 
+class _Part(NamedTuple):
+    """Blocks of a prefix, where in the pool they are, and their hashes."""
 
-@dataclass(frozen=True, slots=True)
-class _Evicted:
-    """Blocks that were evicted together, and are still in place."""
-
-    part: PrefixBlocks
-    block_ids: NDArray[np.int32]
+    blocks: PrefixBlocks
+    ids: NDArray[np.int32]
     hashes: Sequence[int]
+
+    def first(self, count: int) -> _Part:
+        """The first ``count`` blocks alone."""
+        blocks = replace(self.blocks, stop=self.blocks.start + count)
+        return _Part(blocks, self.ids[:count], self.hashes[:count])
 
 
 class BlockMoves(TreeObserver):
@@ -89,7 +91,7 @@ class BlockMoves(TreeObserver):
         self._on_clear = on_clear
         self._takes_partly_filled = writer.takes_partly_filled
         self._stopped = False
-        self._evicted: list[_Evicted] = []
+        self._evicted: list[_Part] = []  # still in place
         self._wanted = WantedPrefixes()
         self._completed: list[PrefixBlocks] = []  # wanted prefixes whose last blocks are about to be sent
 
@@ -113,7 +115,7 @@ class BlockMoves(TreeObserver):
             self._wanted.clear()
         else:
             group = namespace_group(namespace)
-            self._evicted = [each for each in self._evicted if namespace_group(each.part.namespace) != group]
+            self._evicted = [each for each in self._evicted if namespace_group(each.blocks.namespace) != group]
             self._wanted.forget(lambda each: namespace_group(each) == group)
         self._on_clear(namespace)
 
@@ -169,12 +171,11 @@ class BlockMoves(TreeObserver):
         """
         parts = []
         for evicted in self._evicted:
-            part, hashes = evicted.part, evicted.hashes
             # The first ones: blocks of a prefix behind a gap cannot be found.
-            count = self._writer.reserve_or_drop(part.num_blocks)
-            self._known.discard(hashes[count:])
+            count = self._writer.reserve_or_drop(len(evicted.ids))
+            self._known.discard(evicted.hashes[count:])
             if count:
-                parts.append((replace(part, stop=part.start + count), evicted.block_ids[:count]))
+                parts.append(evicted.first(count))
         self._evicted.clear()
         if self._wanted:
             parts += self._take_wanted(cache, timeout, 1.0 if timeout else _SHARE_DURING_STEPS)
@@ -207,46 +208,23 @@ class BlockMoves(TreeObserver):
         # A tier that failed for a while has dropped what was sent; tiers that have a block do not write it again.
         self._known.clear()
         sent: list[PrefixBlocks] = []
-        for part in self._hot_prefixes(cache):
-            stop = min(part.stop, part.start + num_blocks)
-            part = replace(part, tokens=part.tokens[: stop * self._block_bytes], stop=stop)
-            hashes = self._prefix_hashes(part.namespace, part.tokens)
-            self._wanted.add(WantedPrefix(part.namespace, part.tokens, hashes))
+        for namespace, tokens, num_bytes_before in hot_prefixes(cache.tree_snapshot()):
+            start, stop = num_bytes_before // self._block_bytes, len(tokens) // self._block_bytes
+            stop += self._is_worth_its_room(len(tokens) % self._block_bytes, stop)
+            stop = min(stop, start + num_blocks)
+            if start == stop:
+                continue
+            tokens = tokens[: stop * self._block_bytes]
+            self._wanted.add(WantedPrefix(namespace, tokens, self._prefix_hashes(namespace, tokens)))
             self.write_wanted(cache, seconds_left)
-            sent.append(part)
-            num_blocks -= part.num_blocks
+            sent.append(PrefixBlocks(namespace, tokens, start, stop))
+            num_blocks -= stop - start
             if self._wanted or not num_blocks:
                 break
         for part in reversed(sent):  # written last, the coldest would be the last to make room
             self._writer.mark_used(part)
 
     # -- internals -----------------------------------------------------------------------------------------------
-
-    def _hot_prefixes(self, cache: PrefixCache) -> Iterator[PrefixBlocks]:
-        """The blocks of each node of the tree, most recently used first, and before those of the nodes below it."""
-        parents: dict[int, NodeSnapshot | None] = {}
-        nodes: list[tuple[str, NodeSnapshot]] = []
-        for namespace, root in cache.tree_snapshot().items():
-            parents[id(root)] = None
-            below = [root]
-            for node in below:
-                parents.update((id(child), node) for child in node.children)
-                below.extend(node.children)
-            nodes += [(namespace, node) for node in below[1:]]  # the root has no blocks
-        # A node was used at least as recently as any below it; the sort is stable, and parents come first.
-        for namespace, last in sorted(nodes, key=lambda item: -item[1].last_use):
-            path: list[bytes] = []
-            step: NodeSnapshot | None = last
-            while step is not None:
-                path.append(step.tokens.tobytes())
-                step = parents[id(step)]
-            tokens = b"".join(reversed(path))
-            stop = len(tokens) // self._block_bytes
-            start = stop - len(path[0]) // self._block_bytes
-            if self._is_worth_its_room(len(tokens) % self._block_bytes, stop):
-                stop += 1
-            if start < stop:
-                yield PrefixBlocks(namespace, tokens[: stop * self._block_bytes], start, stop)
 
     def _list(self, node: Node, start: int) -> None:
         stop = self._num_whole(node)
@@ -256,8 +234,8 @@ class BlockMoves(TreeObserver):
             start += 1
         if start < stop:
             tokens = self._path_tokens(node, stop)
-            part = PrefixBlocks(node.namespace, tokens, node.depth + start, node.depth + stop)
-            self._evicted.append(_Evicted(part, node.block_ids(start, stop), hashes[start:stop]))
+            blocks = PrefixBlocks(node.namespace, tokens, node.depth + start, node.depth + stop)
+            self._evicted.append(_Part(blocks, node.block_ids(start, stop), hashes[start:stop]))
             self._known.add(hashes[start:stop])
 
     def _want(self, node: Node, behind: bytes = b"") -> None:
@@ -301,8 +279,8 @@ class BlockMoves(TreeObserver):
                 self._completed.append(PrefixBlocks(wanted.namespace, wanted.tokens, 0, len(hashes)))
                 self._wanted.remove_first()
                 continue
-            part = PrefixBlocks(wanted.namespace, wanted.tokens[: stop * self._block_bytes], start, stop)
-            taken.append((part, ids[start:stop]))
+            blocks = PrefixBlocks(wanted.namespace, wanted.tokens[: stop * self._block_bytes], start, stop)
+            taken.append(_Part(blocks, ids[start:stop], hashes[start:stop]))
             self._known.add(hashes[start:stop])
             room -= stop - start
             wanted.start = stop
@@ -320,18 +298,18 @@ class BlockMoves(TreeObserver):
         sent: list[_Part] = []
         partly_filled: dict[int, int] = {}
         num_rows = 0
-        for part, ids in parts:
-            num_filled = (len(part.tokens) - (part.stop - 1) * self._block_bytes) // TOKEN_BYTES
+        for part in parts:
+            num_filled = (len(part.blocks.tokens) - (part.blocks.stop - 1) * self._block_bytes) // TOKEN_BYTES
             if num_filled * TOKEN_BYTES < self._block_bytes:
-                if int(ids[-1]) in copy_targets:
-                    self._known.discard(self._prefix_hashes(part.namespace, part.tokens)[-1:])
+                if int(part.ids[-1]) in copy_targets:
+                    self._known.discard(part.hashes[-1:])
                     self._writer.drop(1)
-                    part, ids = replace(part, stop=part.stop - 1), ids[:-1]
+                    part = part.first(len(part.ids) - 1)
                 else:
-                    partly_filled[num_rows + part.num_blocks - 1] = num_filled
-            if part.num_blocks:
-                sent.append((part, ids))
-                num_rows += part.num_blocks
+                    partly_filled[num_rows + len(part.ids) - 1] = num_filled
+            if len(part.ids):
+                sent.append(part)
+                num_rows += len(part.ids)
         if sent:
             self._send_rows(sent, partly_filled)
         # Written in several parts, the first one first; but the last one is to make room first.
@@ -341,15 +319,15 @@ class BlockMoves(TreeObserver):
 
     def _send_rows(self, parts: list[_Part], partly_filled: dict[int, int]) -> None:
         try:
-            data = self._rows.read(np.concatenate([ids for _, ids in parts]))
+            data = self._rows.read(np.concatenate([part.ids for part in parts]))
         # Out of memory, in torch and in numpy: requests do not need these blocks.
         except (RuntimeError, MemoryError) as error:
-            self._writer.drop(sum(part.num_blocks for part, _ in parts))
+            self._writer.drop(sum(len(part.ids) for part in parts))
             self._known.clear()
             _log.warning("blocks on their way below the pool are lost: %s", error)
             return
         self._writer.put(
-            [part for part, _ in parts],
+            [part.blocks for part in parts],
             partial(self._fetch, data, self._rows.fence(), partly_filled),
             partial(self._rows.release, data),
         )

@@ -22,7 +22,7 @@ class PrefixBlocks:
     """Consecutive blocks of one prefix; the last may be partly filled if there are whole ones before it.
 
     Attributes:
-        tokens: of the prefix up to the end of the last block, encoded.
+        tokens: of the prefix up to the end of the last block or further, encoded.
         start, stop: the blocks' range of indices in the prefix.
     """
 
