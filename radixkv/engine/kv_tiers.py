@@ -116,7 +116,8 @@ class KVTiers:
         self._loader = BlockLoader(
             self._stack, self._writer, self._keys, self._rows, make_buffer, opened.num_stored, time.monotonic
         )
-        moves = BlockMoves(self._rows, self._writer, KnownBlocks(opened.capacity), policy, block_bytes, self._clear)
+        known, keeps_partly_filled = KnownBlocks(opened.capacity), self._stack.keeps_partly_filled
+        moves = BlockMoves(self._rows, self._writer, known, policy, block_bytes, keeps_partly_filled, self._clear)
         self.loads = PrefixLoads(cache, self._loader, self._rates, self._stack.media, time.monotonic, moves)
         self._cache = cache
         self._moves = moves

@@ -71,6 +71,7 @@ class BlockMoves(TreeObserver):
         known: blocks that need not be written again.
         policy: which blocks go down.
         block_bytes: of one block's encoded tokens.
+        keeps_partly_filled: whether any tier keeps partly filled blocks.
         on_clear: called with a namespace that was cleared, or None for all.
     """
 
@@ -81,6 +82,7 @@ class BlockMoves(TreeObserver):
         known: KnownBlocks,
         policy: CacheWritePolicy,
         block_bytes: int,
+        keeps_partly_filled: bool,
         on_clear: Callable[[str | None], None],
     ) -> None:
         self._rows = rows
@@ -89,7 +91,7 @@ class BlockMoves(TreeObserver):
         self._policy = policy
         self._block_bytes = block_bytes
         self._on_clear = on_clear
-        self._takes_partly_filled = writer.takes_partly_filled
+        self._keeps_partly_filled = keeps_partly_filled
         self._stopped = False
         self._evicted: list[_Part] = []  # still in place
         self._wanted = WantedPrefixes()
@@ -369,7 +371,7 @@ class BlockMoves(TreeObserver):
             num_bytes: of its encoded tokens.
             num_before: blocks before it: without any, nobody looks for it (`radixkv.tiers.prefix_search`).
         """
-        return num_before > 0 and self._takes_partly_filled and is_filled_enough(num_bytes, self._block_bytes)
+        return num_before > 0 and self._keeps_partly_filled and is_filled_enough(num_bytes, self._block_bytes)
 
     def _prefix_hashes(self, namespace: str, tokens: bytes) -> list[int]:
         return next_hashes(namespace_hash(namespace), tokens, self._block_bytes)

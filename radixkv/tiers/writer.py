@@ -84,11 +84,6 @@ class BlockWriter:
         self._changed = threading.Condition()
         self._worker = Worker("radixkv-tier-writer")
 
-    @property
-    def takes_partly_filled(self) -> bool:
-        """Whether any tier keeps partly filled blocks."""
-        return self._stack.keeps_partly_filled
-
     def reserve(self, num_blocks: int, timeout: float = 0.0, share: float = 1.0) -> int:
         """Take room in the queue for `put`.
 

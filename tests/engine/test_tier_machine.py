@@ -107,6 +107,7 @@ class TieredAdapter(PrefixCacheAdapter):
             KnownBlocks(1000),
             "write-through-selective",
             4 * block_size,
+            stack.keeps_partly_filled,
             lambda namespace: stack.clear(None if namespace is None else keys.group(namespace)),
         )
         self.cache = PrefixCache(num_blocks, block_size, remembered_blocks=4 * num_blocks, observers=[self.moves])
