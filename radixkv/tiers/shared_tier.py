@@ -158,7 +158,8 @@ class SharedTier:
     def mark_used(self, prefix: Sequence[BlockKey]) -> None:
         """See `radixkv.tiers.tier.RecencyOrdered`; the tier's thread tells the store."""
         if prefix:
-            self._writer.call(partial(self._mark_used, [self._name(key) for key in prefix]))
+            names = [self._name(key) for key in prefix]
+            self._writer.call(partial(self._if_ready, partial(self._store.mark_used, names)))
 
     def clear(self, namespace: bytes | None = None) -> None:
         """Forget one namespace, or everything of this format.
@@ -179,7 +180,7 @@ class SharedTier:
         if not self._closed:
             self._closed = True
             self._writer.close()
-            self._try_to_clear_store()
+            self._attempt(self._clear_store)  # even if it was left alone
             if self._uncleared:
                 warn_of_uncleared(self._store.description)
             self._store.close()
@@ -228,7 +229,7 @@ class SharedTier:
                 verdict = self._codec.decode(key, blob[:size], memoryview(blob)[size:], out[row].data)
             if verdict is not Verdict.RIGHT:
                 self._counters.add(corrupt_blocks=1)
-                self._writer.call(partial(self._delete, names[row]))
+                self._writer.call(partial(self._if_ready, partial(self._store.delete, [names[row]])))
                 return row
         return len(keys)
 
@@ -274,14 +275,7 @@ class SharedTier:
 
     def _clear_uncleared(self) -> None:
         self._will_clear_again = False
-        if self._writes.ready:
-            self._try_to_clear_store()
-
-    def _try_to_clear_store(self) -> None:
-        try:
-            self._clear_store()
-        except OSError as error:
-            self._failed(self._writes, error)
+        self._if_ready(self._clear_store)
 
     def _clear_store(self) -> None:
         for path in self._uncleared:
@@ -293,19 +287,17 @@ class SharedTier:
         with self._clearing:
             self._uncleared = self._uncleared | {path}
 
-    def _mark_used(self, names: Sequence[str]) -> None:
+    def _if_ready(self, job: Callable[[], None]) -> None:
+        """`_attempt`, unless the store was left alone."""
         if self._writes.ready:
-            try:
-                self._store.mark_used(names)
-            except OSError as error:
-                self._failed(self._writes, error)
+            self._attempt(job)
 
-    def _delete(self, name: str) -> None:
-        if self._writes.ready:
-            try:
-                self._store.delete([name])
-            except OSError as error:
-                self._failed(self._writes, error)
+    def _attempt(self, job: Callable[[], None]) -> None:
+        """Do what changes the store, which is left alone for a while if that fails."""
+        try:
+            job()
+        except OSError as error:
+            self._failed(self._writes, error)
 
     def _failed(self, backoff: Backoff, error: OSError) -> None:
         self._counters.add(errors=1)
