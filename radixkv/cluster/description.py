@@ -34,7 +34,9 @@ _IDENTITY: Mapping[str, type] = MappingProxyType(
         "quantised_bytes": int,
     }
 )
-_CAPACITY = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
+_CAPACITY: Mapping[str, type] = MappingProxyType(
+    {"max_model_len": int, "max_num_seqs": int, "max_num_batched_tokens": int}
+)
 # Replicas of one version that are equal in these make the same tokens of a prompt, and its blocks have the same hashes.
 _OF_PROMPTS = ("tokenizer", "vocab_size", "block_size")
 
@@ -64,36 +66,29 @@ class ReplicaDescription:
         """What `as_json` gave.
 
         Raises:
-            ValueError, TypeError, KeyError: something else.
+            ValueError, TypeError, KeyError: a value is missing, of another type or too low, or the defaults are impossible.
         """
         description = cls(**{field.name: data[field.name] for field in fields(cls)})
-        if not isinstance(description.identity, dict):
-            raise TypeError(f"identity: expected an object, got {description.identity!r:.100}")
+        if not isinstance(description.instance, str):
+            raise TypeError(f"instance: expected a name, got {description.instance!r:.100}")
         if not is_number(description.started):
-            raise ValueError(f"started: expected seconds since 1970, got {description.started!r}")
+            raise ValueError(f"started: expected seconds since 1970, got {description.started!r:.100}")
+        for part, kinds in (("identity", _IDENTITY), ("capacity", _CAPACITY)):
+            values = data[part]
+            if not isinstance(values, dict):
+                raise TypeError(f"{part}: expected an object, got {values!r:.100}")
+            for name, kind in kinds.items():
+                if type(values.get(name)) is not kind:
+                    raise ValueError(f"{name}: expected a value of type {kind.__name__}, got {values.get(name)!r:.100}")
+        for name, of in (("block_size", description.identity), ("max_model_len", description.capacity)):
+            if of[name] < 1:
+                raise ValueError(f"{name}: expected at least 1, got {of[name]}")
+        as_sampling_defaults(description.identity["sampling_defaults"])
         template = description.chat_template
         texts = template.values() if isinstance(template, dict) else () if template is None else (template,)
         if not all(isinstance(text, str) for text in texts):
             raise TypeError(f"chat_template: expected a text, texts by name, or null, got {template!r:.100}")
-        for name in _CAPACITY:
-            if type(description.capacity[name]) is not int:
-                raise ValueError(f"{name}: expected a whole number, got {description.capacity[name]!r}")
         return description
-
-    def check(self) -> None:
-        """Refuse a description that others cannot be compared with.
-
-        Raises:
-            ValueError: a name is missing, its value is of another type or too low, or the defaults are impossible.
-        """
-        for name, kind in _IDENTITY.items():
-            value = self.identity.get(name)
-            if type(value) is not kind:
-                raise ValueError(f"{name}: expected a value of type {kind.__name__}, got {value!r}")
-        for name, of in (("block_size", self.identity), ("max_model_len", self.capacity)):
-            if of[name] < 1:
-                raise ValueError(f"{name}: expected at least 1, got {of[name]}")
-        as_sampling_defaults(self.identity["sampling_defaults"])
 
     def as_json(self) -> dict[str, Any]:
         """As an object of JSON."""

@@ -317,7 +317,6 @@ class ReplicaSet:
             answer = await client.get("/description", headers=self._headers, timeout=timeout)
             answer.raise_for_status()
             description = ReplicaDescription.from_json(answer.json())
-            description.check()
         except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
             if isinstance(error, httpx.HTTPStatusError):
                 raise ConnectionError(f"{member}: {error.response.status_code} {error.response.text:.200}") from error

@@ -282,7 +282,9 @@ def test_who_is_no_replica_leaves_the_set_as_it_was() -> None:
         lies: list[tuple[Any, bytes, str]] = [
             ([], b"", "TypeError"),
             ({**true, "identity": []}, held + load, "identity: expected an object"),
-            ({**true, "capacity": {}}, held + load, "max_model_len"),
+            ({**true, "instance": []}, held + load, "instance: expected a name"),
+            ({**true, "capacity": {}}, held + load, "max_model_len: expected a value of type int, got None"),
+            ({**true, "capacity": []}, held + load, "capacity: expected an object"),
             ({**true, "chat_template": {"default": 7}}, held + load, "chat_template: expected a text, texts by name"),
             ({**true, "identity": {"block_size": 16}}, held + load, "version: expected"),
             (
