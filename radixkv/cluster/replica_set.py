@@ -79,7 +79,6 @@ class ReplicaSet:
         self._members: dict[str, Member] = {}
         self._leaving: dict[Member, asyncio.Task[None]] = {}  # what finishes the removal of each
         self._clients: dict[str, httpx.AsyncClient] = {}
-        self._router: Router | None = None
         self._streams: ReplicaStreams | None = None
         self._tenants = TenantShares(self._headers)
 
@@ -98,7 +97,7 @@ class ReplicaSet:
     @property
     def available(self) -> list[str]:
         """Names of the replicas that requests are sent to."""
-        return [] if self._router is None else self._router.replicas
+        return [] if self.router is None else self.router.replicas
 
     async def add(self, name: str, url: str) -> None:
         """Send requests to a replica from now on. When this returns, the router knows which blocks it holds.
@@ -189,7 +188,7 @@ class ReplicaSet:
     @property
     def router(self) -> Router | None:
         """Knows what each replica holds; None: there was no replica yet."""
-        return self._router
+        return None if self._streams is None else self._streams.router
 
     @property
     def loads(self) -> dict[str, ReplicaLoad]:
@@ -325,7 +324,7 @@ class ReplicaSet:
         return description
 
     def _put_up(self, member: Member, client: httpx.AsyncClient) -> None:
-        """Send a replica requests. The first one that gets here has the router and the streams made, which all share."""
+        """Send a replica requests. The first one that gets here has the streams and their router made."""
         description = member.description
         assert description is not None
         self.generations.check(member, description)  # again: none may have been up when it was described
@@ -333,10 +332,9 @@ class ReplicaSet:
             there = None if other is member or other.client is None else other.description
             if there is not None and there.instance == description.instance:
                 raise MismatchError(f"{member} is {other}: it would be counted twice")
-        if self._router is None:
-            self._router = Router(description.identity["block_size"])
+        if self._streams is None:
             self._streams = ReplicaStreams(
-                self._router,
+                Router(description.identity["block_size"]),
                 self._clients,
                 self.secret,
                 generations=self.generations.names,
@@ -347,7 +345,7 @@ class ReplicaSet:
             )
         member.client = self._clients[member.name] = client
         self.generations.add(member.name, description)
-        self._router.add(member.name, caches=description.identity["enable_prefix_caching"])
+        self._streams.router.add(member.name, caches=description.identity["enable_prefix_caching"])
         _log.info("replica %r is up at %s", member.name, member.url)
 
     def _note(self, member: Member, client: httpx.AsyncClient, kind: Kind, payload: bytes) -> None:
@@ -361,26 +359,22 @@ class ReplicaSet:
             if kind is not Kind.HELD:
                 raise ConnectionError(f"{member}: expected to be told first what it holds, got {kind.name}")
             self._put_up(member, client)
-        router, streams = self._router, self._streams
-        assert router is not None and streams is not None
         if kind is Kind.LOAD:
-            self._note_load(member, client, decode_load(payload), router, streams)
+            self._note_load(member, client, decode_load(payload))
         else:
-            tell_router(router, member.name, kind, payload, streams.sender)
+            tell_router(self.streams.router, member.name, kind, payload, self.streams.sender)
 
-    def _note_load(
-        self, member: Member, client: httpx.AsyncClient, load: ReplicaLoad, router: Router, streams: ReplicaStreams
-    ) -> None:
+    def _note_load(self, member: Member, client: httpx.AsyncClient, load: ReplicaLoad) -> None:
         member.load = load
         if load.draining:
-            router.remove(member.name)
-            streams.move(client)
+            self.streams.router.remove(member.name)
+            self.streams.move(client)
         assert member.description is not None
         self.counters.report(member.description.instance, load.counters)
-        router.report(member.name, load.prefill_seconds_per_token)
+        self.streams.router.report(member.name, load.prefill_seconds_per_token)
         if not member.joined.done():
             member.joined.set_result(None)
-        streams.replica_is_up()
+        self.streams.replica_is_up()
         self._tenants.tell(member)  # shares that it did not confirm, or that changed while it joined
 
     async def _mark_down(self, member: Member) -> None:
@@ -390,17 +384,16 @@ class ReplicaSet:
         if member.telling is not None:
             member.telling.cancel()
         member.sent_shares, member.is_behind = None, False
-        assert client is not None and self._streams is not None
+        assert client is not None
         _log.warning("replica %r is down", member.name)
         try:
-            self._streams.abandon(client)
+            self.streams.abandon(client)
         finally:
             await client.aclose()
 
     def _take_out(self, member: Member) -> None:
         """Send it nothing more."""
         if member.client is not None and self._clients.get(member.name) is member.client:
-            assert self._router is not None
             del self._clients[member.name]
             self.generations.remove(member.name)
-            self._router.remove(member.name)
+            self.streams.router.remove(member.name)

@@ -95,6 +95,7 @@ class ReplicaStreams:
         wait_seconds: how long a request waits for a replica where there is none; see `replica_is_up`.
 
     Attributes:
+        router: see above.
         sender: number by which requests from here are recognised among those that a replica has taken.
 
     Raises:
@@ -115,7 +116,7 @@ class ReplicaStreams:
     ) -> None:
         check_secret(secret)
         check_count("max_attempts", max_attempts, 1)
-        self._router = router
+        self.router = router
         self._clients = clients
         self._generations = generations
         self._rooms = rooms
@@ -254,7 +255,7 @@ class ReplicaStreams:
         """Continue a replica's streams elsewhere, at once; those that no other replica can continue stay where they are."""
         elsewhere = {
             (self._generations.get(name), self._rooms.get(name, math.inf))
-            for name in self._router.replicas
+            for name in self.router.replicas
             if self._clients.get(name) is not client
         }
         for ticket in self._tickets.get(client, ()):
@@ -308,7 +309,7 @@ class ReplicaStreams:
             body: of the request, with what was received until now.
             read: makes a piece of a line.
         """
-        hashes = prompt_hashes(prompt.token_ids, prompt.namespace, self._router.block_size)
+        hashes = prompt_hashes(prompt.token_ids, prompt.namespace, self.router.block_size)
         losses = Losses(request_id, self._max_attempts)
         num_tokens = len(prompt.token_ids) + (params.max_tokens or 0)
         while True:
@@ -335,13 +336,13 @@ class ReplicaStreams:
                         piece = _piece(read, line, placement.replica)
                         has_tokens = _has_tokens(piece)
                         if has_tokens or isinstance(piece, BeamSearchOutput):  # whose first line says that it has begun
-                            self._router.prefilled(placement)
+                            self.router.prefilled(placement)
                             trial.end()
                         if has_tokens:
                             ticket.begin()
                             losses.progress(generation)
                         yield piece
-                if placement.replica in self._router.replicas:  # otherwise it is drained
+                if placement.replica in self.router.replicas:  # otherwise it is drained
                     raise LostError(f"{placement.replica}: it ended the request before its end")
             except RefusedError as error:
                 losses.note_refusal(placement.replica, client, error)
@@ -352,7 +353,7 @@ class ReplicaStreams:
             finally:
                 trial.end()
                 self._give_back(client, ticket)
-                self._router.finish(placement)
+                self.router.finish(placement)
 
     def _give_back(self, client: httpx.AsyncClient, ticket: Ticket) -> None:
         tickets = self._tickets[client]
@@ -365,7 +366,7 @@ class ReplicaStreams:
         self, hashes: Sequence[int], prompt: Prompt, losses: Losses
     ) -> tuple[Placement, httpx.AsyncClient]:
         loop = asyncio.get_running_loop()
-        choose = partial(self._router.choose, hashes, len(prompt.token_ids), writes=prompt.write_cache)
+        choose = partial(self.router.choose, hashes, len(prompt.token_ids), writes=prompt.write_cache)
         while True:
             refused = losses.refused_by(self._clients)
             lost = losses.lost_by(self._clients)
@@ -380,7 +381,7 @@ class ReplicaStreams:
                 client = self._clients.get(placement.replica)
                 if client is not None:
                     return placement, client
-                self._router.finish(placement)
+                self.router.finish(placement)
             until = losses.wait_until(loop.time(), self._wait_seconds)
             if refused:
                 await asyncio.sleep(min(losses.next_pause(), until - loop.time()))

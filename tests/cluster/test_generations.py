@@ -164,7 +164,7 @@ def test_what_a_lost_generation_has_begun_is_continued_by_none_other(default_tok
             expected = await answer(replicas)
             steps = await old.llm.call(HeldSteps)
             async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
-                replicas._router.expect("new", "another's", [], 100_000)  # type: ignore[union-attr]
+                replicas.streams.router.expect("new", "another's", [], 100_000)
                 task = await begun_on(replicas, old, steps, "0")
                 await old.kill()
                 steps.allow_all()
@@ -183,7 +183,7 @@ def test_it_waits_for_its_generation_to_come_back(default_tokenizer: Any, tmp_pa
             expected = await answer(replicas)
             steps = await old.llm.call(HeldSteps)
             async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
-                replicas._router.expect("new", "another's", [], 100_000)  # type: ignore[union-attr]
+                replicas.streams.router.expect("new", "another's", [], 100_000)
                 task = await begun_on(replicas, old, steps, "0")
                 await old.kill()
                 steps.allow_all()

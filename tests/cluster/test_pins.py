@@ -14,6 +14,7 @@ from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cache import BlocksStored
 from radixkv.cluster import ReplicaSet, replica_app, replica_pins
 from radixkv.cluster.replica_pins import keep_prefix
+from radixkv.cluster.streams import ReplicaStreams
 from radixkv.cluster.wire import encode_pin
 from radixkv.prompts import Prompt
 from radixkv.routing import Router, prompt_hashes
@@ -35,10 +36,11 @@ async def broken(request: httpx.Request) -> httpx.Response:
 
 def holding(answer: Callable[[httpx.Request], Awaitable[httpx.Response]]) -> ReplicaSet:
     """A set of one replica, which holds `PREFIX`."""
-    replicas, router = ReplicaSet("a secret of the replicas"), Router(16)
+    secret, router = "a secret of the replicas", Router(16)
     router.add("one")
     router.update("one", BlocksStored(tuple(prompt_hashes(PREFIX, "", 16)), None, (), 16, 0, "CPU"))
-    replicas._router = router
+    replicas = ReplicaSet(secret)
+    replicas._streams = ReplicaStreams(router, replicas._clients, secret)
     transport = httpx.MockTransport(answer)  # type: ignore[arg-type]
     replicas._clients["one"] = httpx.AsyncClient(transport=transport, base_url="http://one")
     return replicas

@@ -58,8 +58,7 @@ def test_the_router_knows_what_each_replica_holds(default_tokenizer: Any, tmp_pa
 
     async def main() -> None:
         async with local_replicas(tmp_path, warm, tiny_llm(default_tokenizer)) as (replicas, _):
-            router = replicas._router
-            assert router is not None
+            router = replicas.streams.router
             hashes = prompt_hashes(PROMPT, "", 16)
 
             def holders() -> dict[int, int]:

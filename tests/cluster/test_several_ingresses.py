@@ -34,7 +34,7 @@ from radixkv.cluster.records import (
 from radixkv.cluster.replica_pins import ReplicaPins
 from radixkv.cluster.wire import SENDER_HEADER, encode_request
 from radixkv.prompts import Prompt
-from radixkv.routing import Router, prompt_hashes
+from radixkv.routing import prompt_hashes
 
 FIRST = list(range(100, 150))
 LONG = list(range(200, 400))
@@ -49,13 +49,8 @@ async def answer(replicas: ReplicaSet, token_ids: list[int], params: SamplingPar
     ]
 
 
-def router_of(replicas: ReplicaSet) -> Router:
-    assert replicas._router is not None
-    return replicas._router
-
-
 def others_on(replicas: ReplicaSet, name: str) -> int:
-    return len(router_of(replicas)._replicas[name].others)
+    return len(replicas.streams.router._replicas[name].others)
 
 
 @asynccontextmanager
@@ -95,7 +90,7 @@ def test_a_prompt_counts_as_work_of_a_replica_while_it_is_pinned(default_tokeniz
 
     async def main() -> None:
         async with two_ingresses(tmp_path, tiny_llm(default_tokenizer)) as (one, two, (server,)):
-            states = [router_of(each)._replicas["0"] for each in (one, two)]
+            states = [each.streams.router._replicas["0"] for each in (one, two)]
             steps = await server.llm.call(HeldSteps)
             pinning = asyncio.ensure_future(ReplicaPins(one).pin(Prompt(LONG), None))
             await until(lambda: others_on(two, "0") == 1)
@@ -122,7 +117,7 @@ def test_a_prompt_goes_where_another_ingress_has_sent_its_prefix(default_tokeniz
             # No step has ended, so no report says what replicas have to do: both seem idle, and the first of them would get
             # the next prompt.
             assert all(not load.num_queued for load in two.loads.values())
-            holder = router_of(two).holder(prompt_hashes(LONG, "", 16))
+            holder = two.streams.router.holder(prompt_hashes(LONG, "", 16))
             assert holder == "1"
             tasks.append(asyncio.ensure_future(answer(two, [*LONG, 7, 8, 9])))
             await until(lambda: others_on(one, "1") == 1)
@@ -133,7 +128,7 @@ def test_a_prompt_goes_where_another_ingress_has_sent_its_prefix(default_tokeniz
             await until(lambda: not any(others_on(replicas, name) for replicas in (one, two) for name in "01"))
             late = time.monotonic() + 100.0
             for replicas in (one, two):
-                router = router_of(replicas)
+                router = replicas.streams.router
                 router._clock = lambda: late
                 states = router._replicas.values()
                 await until(lambda states=states: not any(state.expected for state in states))
@@ -159,7 +154,7 @@ def test_one_that_comes_later_learns_what_waits(default_tokenizer: Any, tmp_path
                 steps.allow(1)
                 await asyncio.sleep(0)
             await adding
-            (placement,) = router_of(two)._replicas["0"].waiting
+            (placement,) = two.streams.router._replicas["0"].waiting
             assert list(placement.block_hashes) == prompt_hashes(LONG, "", 16)
             assert placement.num_tokens == len(LONG)
             running.cancel()
@@ -265,7 +260,7 @@ def test_a_reader_that_begins_anew_forgets_what_it_was_told_before() -> None:
         cluster.events["http://a"] = [held, first, held, second, load]
         replicas = cluster.replicas()
         await replicas.add("a", "http://a")
-        state = router_of(replicas)._replicas["a"]
+        state = replicas.streams.router._replicas["a"]
         assert list(state.others) == [2]
         assert (state.queued, state.expected) == (40, {2, 20})
         await replicas.close()
@@ -284,7 +279,7 @@ def test_a_report_that_crosses_the_end_of_a_request_does_not_send_the_next_one_e
         replicas = cluster.replicas()
         for name in "ab":
             await replicas.add(name, f"http://{name}")
-        router = router_of(replicas)
+        router = replicas.streams.router
         assert replicas.loads["a"].num_decoding == 9
         for _ in range(2):
             placement = router.choose([1, 2, 3, 4], 70)

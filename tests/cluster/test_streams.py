@@ -130,7 +130,7 @@ def test_it_is_the_same_wherever_replicas_break_off(llm: LLM, case: str) -> None
                 streams, transport = replicas(engine, cuts)
                 assert answers(await collect(streams, prompt, params)) == answers(expected.outputs)
                 assert transport.num_requests == 1 + len(cuts)
-                assert all(not replica.waiting and not replica.queued for replica in streams._router._replicas.values())
+                assert all(not replica.waiting and not replica.queued for replica in streams.router._replicas.values())
 
     asyncio.run(main())
 
@@ -418,8 +418,7 @@ def test_a_prompt_whose_log_probabilities_have_come_goes_on_where_it_is_cached()
         for name in "ab":
             await together.add(name, f"http://{name}")
         held = prompt_hashes([1] * 64, "", 16)
-        assert together._router is not None
-        together._router.update("b", BlocksStored(tuple(held), None, (), 16, 0, ""))
+        together.streams.router.update("b", BlocksStored(tuple(held), None, (), 16, 0, ""))
         begun = Prompt([1] * 65, resume=[CompletionOutput(0, "x", [2], 0.0)])
         stream = together.streams.generate(begun, replace(GREEDY, prompt_logprobs=0), "one")
         task = asyncio.ensure_future(anext(stream))
