@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from radixkv.cache.arguments import is_number
 from radixkv.cache.stats import CacheStats
 from radixkv.engine.stats import EngineStats
 from radixkv.outputs import DraftCounts
@@ -65,12 +64,7 @@ class CounterTotals:
         Args:
             instance: the engine's process.
             counters: from `counters_of`.
-
-        Raises:
-            ValueError: they are not such counters.
         """
-        if not isinstance(counters, dict) or not all(map(is_number, counters.values())):
-            raise ValueError(f"counters: expected numbers by their names, got {counters!r:.80}")
         self._latest[instance] = counters
 
     def totals(self) -> dict[str, float]:
