@@ -37,11 +37,6 @@ class Membership:
         self._refusal: ValueError | None = None
         self._attempted = asyncio.Event()
 
-    @property
-    def num_wanted(self) -> int:
-        """How many replicas are wanted."""
-        return len(self._wanted)
-
     async def wait_for_first(self) -> None:
         """Returns when one replica is up, and every other one is up or does not answer yet.
 

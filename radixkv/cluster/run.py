@@ -124,7 +124,7 @@ def run_ingress(
             await membership.wait_for_first()
 
             def make_app(drain: Callable[[], None]) -> tuple[str, ASGIApp]:
-                return f"{ingress.service.model_name} by {membership.num_wanted} replicas", ingress
+                return f"{ingress.service.model_name} by {len(together.wanted)} replicas", ingress
 
             drain = asyncio.Event()
             ingress = create_ingress(
