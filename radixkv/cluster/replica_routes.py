@@ -45,7 +45,7 @@ from radixkv.cluster.connection import check_secret
 from radixkv.cluster.describe import describe
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.wire import (
-    decode_accepted,
+    ACCEPTED_HEADER,
     decode_pin,
     decode_prompts,
     decode_request,
@@ -146,7 +146,7 @@ class _Replica:
         # Announced at once: the engine takes it only between two steps.
         pending = self._announcements.add(prompt, params, sender)
         try:
-            accepted = decode_accepted(request.headers)
+            accepted = ACCEPTED_HEADER in request.headers
             (stream,) = await self._llm.submit([prompt], params, priority=priority, tenant=tenant, accepted=accepted)
         except BaseException:
             pending.end()

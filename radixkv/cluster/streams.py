@@ -37,7 +37,7 @@ from radixkv.cluster.connection import check_secret
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.prefix_reuse import reuses_prefixes
 from radixkv.cluster.received import Received
-from radixkv.cluster.wire import decode_beams, decode_delta, encode_accepted, encode_request, encode_sender
+from radixkv.cluster.wire import ACCEPTED_HEADER, decode_beams, decode_delta, encode_request, encode_sender
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.engine.resume_checks import check_resumable
 from radixkv.outputs import BeamSearchOutput, RequestMetrics, RequestOutput
@@ -322,7 +322,7 @@ class ReplicaStreams:
             trial = Trial(self._trials.setdefault(client, asyncio.Lock()) if losses.suspected else None)
             try:
                 await trial.begin()
-                headers = {**self._headers, **encode_accepted()} if losses.accepted else self._headers
+                headers = {**self._headers, ACCEPTED_HEADER: "1"} if losses.accepted else self._headers
                 answer = answer_lines(placement.replica, client, body(), headers)
                 async with aclosing(answer), aclosing(ticket.read(answer)) as lines:
                     async for line in lines:

@@ -38,6 +38,7 @@ from radixkv.tools.grammar import AnswerFrame
 
 # Header of a request to a replica: the hexadecimal number by which a sender recognises its own requests among all.
 SENDER_HEADER = "radixkv-sender"
+# Header, of whatever value, of a request that another replica had accepted.
 ACCEPTED_HEADER = "radixkv-accepted"
 
 # Errors that any replica would answer with, by name; when a request is refused, any other `ValueError` and `TypeError`, too.
@@ -118,16 +119,6 @@ def decode_sender(headers: Mapping[str, str]) -> int:
     if not 0 <= sender < 1 << 64:
         raise ValueError(f"{SENDER_HEADER}: expected a number of 64 bits, got {text!r:.40}")
     return sender
-
-
-def encode_accepted() -> dict[str, str]:
-    """The header that says that another replica had accepted a request."""
-    return {ACCEPTED_HEADER: "1"}
-
-
-def decode_accepted(headers: Mapping[str, str]) -> bool:
-    """Whether another replica had accepted a request."""
-    return ACCEPTED_HEADER in headers
 
 
 def encode_delta(delta: RequestOutput) -> bytes:
