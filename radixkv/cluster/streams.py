@@ -40,7 +40,7 @@ from radixkv.cluster.received import Received
 from radixkv.cluster.wire import ACCEPTED_HEADER, decode_beams, decode_delta, encode_request, encode_sender
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.engine.resume_checks import check_resumable
-from radixkv.outputs import BeamSearchOutput, RequestMetrics, RequestOutput
+from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestMetrics, RequestOutput
 from radixkv.prompts import Prompt, with_answer_form
 from radixkv.routing import Placement, Router, prompt_hashes
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -74,10 +74,21 @@ def _has_tokens(piece: RequestOutput | BeamSearchOutput) -> bool:
 
 
 @dataclass(eq=False)
-class _SentPrompt:
-    """A prompt as the next attempt sends it."""
+class _SentRequest:
+    """A request as the next attempt sends it."""
 
     prompt: Prompt
+    params: SamplingParams | BeamSearchParams
+    priority: int
+    tenant: str
+
+    def body(self, resume: Sequence[CompletionOutput]) -> bytes:
+        """See `encode_request`.
+
+        Args:
+            resume: what was received until now.
+        """
+        return encode_request(replace(self.prompt, resume=resume), self.params, self.priority, self.tenant)
 
 
 class ReplicaStreams:
@@ -129,7 +140,7 @@ class ReplicaStreams:
         self._tickets: dict[httpx.AsyncClient, set[Ticket]] = {}
         self._trials: dict[httpx.AsyncClient, asyncio.Lock] = {}
         self._arrival = asyncio.Event()
-        self._sent: WeakSet[_SentPrompt] = WeakSet()  # their requests own them
+        self._sent: WeakSet[_SentRequest] = WeakSet()  # their streams own them
 
     async def generate(
         self,
@@ -173,11 +184,11 @@ class ReplicaStreams:
         known = RequestOutput(request_id, prompt.text, list(prompt.token_ids), None, [], False, 0, metrics)
         received = Received(params.n, prompt.resume, params.max_tokens, metrics)
         checks = AnswerChecks(known.prompt_token_ids, params, self._vocab_size)
-        sent = self._sent_prompt(prompt)
+        sent = self._sent_request(prompt, params, priority, tenant)
 
         def body() -> bytes:
             received.begin_attempt()
-            return encode_request(replace(sent.prompt, resume=received.outputs), params, priority, tenant)
+            return sent.body(received.outputs)
 
         def read(line: Mapping[str, Any]) -> RequestOutput:
             return received.add(checks.checked(decode_delta(line, known)))
@@ -224,10 +235,7 @@ class ReplicaStreams:
         prompt, params = self._validated(prompt, params)
         metrics = RequestMetrics(time.monotonic() if arrival_time is None else arrival_time)
         checks = AnswerChecks(prompt.token_ids, params, self._vocab_size)
-        sent = self._sent_prompt(prompt)
-
-        def body() -> bytes:
-            return encode_request(sent.prompt, params, priority, tenant)
+        body = partial(self._sent_request(prompt, params, priority, tenant).body, prompt.resume)
 
         def read(line: Mapping[str, Any]) -> BeamSearchOutput:
             if not line["finished"]:
@@ -289,8 +297,10 @@ class ReplicaStreams:
         token_ids = validate_token_ids(prompt.token_ids, self._vocab_size).tolist()
         return replace(prompt, token_ids=token_ids), with_answer_form(replace(params), prompt.answer_form)
 
-    def _sent_prompt(self, prompt: Prompt) -> _SentPrompt:
-        sent = _SentPrompt(prompt)
+    def _sent_request(
+        self, prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int, tenant: str
+    ) -> _SentRequest:
+        sent = _SentRequest(prompt, params, priority, tenant)
         self._sent.add(sent)
         return sent
 
