@@ -61,7 +61,8 @@ def cluster_routes(service: Service, llm: ClusterLLM) -> APIRouter:
     @router.get("/live", tags=["observation"])
     async def live(tenant: CurrentTenant) -> ClusterState:
         """The sums over all replicas, and each of them; what each has cached, it alone knows."""
-        return ClusterState(**dict(_totals(service, llm)), replicas=_states(llm))
+        totals = live_state(service.model_name, llm.draining, llm.stats, llm.block_size, requests=[], trees=[])
+        return ClusterState(**dict(totals), replicas=_states(llm))
 
     @admin.get("/replicas")
     async def replicas() -> ReplicaList:
@@ -130,7 +131,3 @@ def _state(llm: ClusterLLM, name: str) -> ReplicaState:
         blocks=load.num_blocks,
         cached_blocks=load.num_evictable_blocks,
     )
-
-
-def _totals(service: Service, llm: ClusterLLM) -> LiveState:
-    return live_state(service.model_name, llm.draining, llm.stats, llm.block_size, requests=[], trees=[])

@@ -175,12 +175,14 @@ class _Replica:
     async def description(self, request: Request) -> Response:
         if self._llm.death is not None:
             raise self._llm.death
-        failed = (
-            self._description is not None and self._description.done() and self._description.exception() is not None
-        )
-        if self._description is None or failed:
+        if self._description is None:
             self._description = asyncio.ensure_future(describe(self._llm, self._started))
-        return JSONResponse((await asyncio.shield(self._description)).as_json())
+        try:
+            described = await asyncio.shield(self._description)
+        except Exception:
+            self._description = None  # the next one who asks has it made again
+            raise
+        return JSONResponse(described.as_json())
 
     async def start_draining(self, request: Request) -> Response:
         self._llm.start_draining()
