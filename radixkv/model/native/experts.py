@@ -16,15 +16,14 @@ class NativeExperts(nn.Module):
 
     Args:
         experts: the module that it replaces, of which `is_candidate` holds.
-        activation: of the gates.
         quantiser: of the weights; see `make_weight`.
     """
 
-    def __init__(self, experts: nn.Module, activation: str, quantiser: AnyQuantiser | None) -> None:
+    def __init__(self, experts: nn.Module, quantiser: AnyQuantiser | None) -> None:
         super().__init__()
         gate_up, down = _matrices(experts)
         gate, up = (part.flatten(0, 1) for part in gate_up.chunk(2, dim=1))
-        self.gate_up = make_weight([gate, up], (), activation, quantiser)
+        self.gate_up = make_weight([gate, up], (), name_of_activation(experts.act_fn), quantiser)
         self.down = make_weight([down.flatten(0, 1)], (), None, quantiser)
         self._experts = Experts(self.gate_up, self.down, len(down))
 
@@ -35,30 +34,22 @@ class NativeExperts(nn.Module):
         return self._experts.run(hidden_states.contiguous(), chosen, weights)
 
 
-def native_experts(module: nn.Module, quantiser: AnyQuantiser | None = None) -> list[NativeExperts]:
-    """What would compute the same if the module is a mixture of gated MLPs, but for quantisation; nothing if it is not."""
-    if not is_candidate(module):
-        return []
-    activation = name_of_activation(module.act_fn)
-    return [] if activation is None else [NativeExperts(module, activation, quantiser)]
-
-
 def is_candidate(module: nn.Module) -> bool:
     """Whether the module has the parameters that `NativeExperts` is made of, and no others.
 
     transformers holds them for all experts in one: ``gate_up_proj [experts, 2 * inner, width]``, the gates first, and
     ``down_proj [experts, width, inner]``.
     """
-    if {name for name, _ in module.named_parameters()} != {"gate_up_proj", "down_proj"} or not hasattr(
-        module, "act_fn"
-    ):
+    if {name for name, _ in module.named_parameters()} != {"gate_up_proj", "down_proj"}:
         return False
     gate_up, down = _matrices(module)
     if gate_up.dim() != 3 or down.dim() != 3:
         return False
     num_experts, width, inner = down.shape
     fits = gate_up.shape == (num_experts, 2 * inner, width) and not width % PANEL and not inner % PANEL
-    return fits and is_packable(gate_up[0]) and is_packable(down[0])
+    if not fits or not is_packable(gate_up[0]) or not is_packable(down[0]):
+        return False
+    return name_of_activation(getattr(module, "act_fn", None)) is not None
 
 
 def _matrices(experts: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:

@@ -104,22 +104,30 @@ class NativeDecoderLayer(nn.Module):
         return hidden_states + mlp
 
 
-def native_layers(module: nn.Module) -> list[NativeDecoderLayer]:
-    """What would compute the same if the module calls its parts in the usual order; nothing if it has other parts."""
+def native_layer(module: nn.Module) -> NativeDecoderLayer:
+    """What computes the same as a candidate if that calls its parts in the usual order."""
+    norms, [attention], [mlp] = _parts(module)
+    if len(norms) == 2:
+        input_norm, post_norm = norms
+        return NativeDecoderLayer(input_norm, attention, post_norm, mlp)
+    input_norm, attention_norm, post_norm, mlp_norm = norms
+    return NativeDecoderLayer(input_norm, attention, post_norm, mlp, (attention_norm, mlp_norm))
+
+
+def is_candidate(module: nn.Module) -> bool:
+    """Whether the module has the parts that a `NativeDecoderLayer` is made of, and no others."""
     if isinstance(module, NativeDecoderLayer) or any(True for _ in module.parameters(recurse=False)):
-        return []
+        return False
+    norms, attentions, others = _parts(module)
+    return len(norms) in (2, 4) and len(attentions) == len(others) == 1
+
+
+def _parts(module: nn.Module) -> tuple[list[NativeRMSNorm], list[NativeSelfAttention], list[nn.Module]]:
+    """Norms, attention layers, and what else a module is made of."""
     children = [*module.children()]
     norms = [child for child in children if isinstance(child, NativeRMSNorm)]
-    attention = [child for child in children if isinstance(child, NativeSelfAttention)]
-    mlp = [child for child in children if child not in norms and child not in attention]
-    if len(attention) != 1 or len(mlp) != 1:
-        return []
-    match norms:
-        case [input_norm, post_norm]:
-            return [NativeDecoderLayer(input_norm, attention[0], post_norm, mlp[0])]
-        case [input_norm, attention_norm, post_norm, mlp_norm]:
-            return [NativeDecoderLayer(input_norm, attention[0], post_norm, mlp[0], (attention_norm, mlp_norm))]
-    return []
+    attentions = [child for child in children if isinstance(child, NativeSelfAttention)]
+    return norms, attentions, [child for child in children if child not in norms and child not in attentions]
 
 
 def _run_rows(mlp: nn.Module, rows: torch.Tensor) -> torch.Tensor:

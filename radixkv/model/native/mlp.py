@@ -25,28 +25,22 @@ _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProx
 
 
 class NativeGatedMLP(nn.Module):
-    """Gate and up projections as one product, whose results are combined before they are written."""
+    """Gate and up projections as one product, whose results are combined before they are written.
 
-    def __init__(
-        self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, activation: str, quantiser: AnyQuantiser | None
-    ) -> None:
+    Args:
+        mlp: the module that it replaces, of which `is_candidate` holds.
+        quantiser: of the weights; see `make_weight`.
+    """
+
+    def __init__(self, mlp: nn.Module, quantiser: AnyQuantiser | None) -> None:
         super().__init__()
-        self.gate_up = make_weight([gate.weight, up.weight], (), activation, quantiser)
+        parts: dict[str, Any] = dict(mlp.named_children())
+        gate, up, down = (parts[f"{name}_proj"] for name in ("gate", "up", "down"))
+        self.gate_up = make_weight([gate.weight, up.weight], (), name_of_activation(mlp.act_fn), quantiser)
         self.down = make_weight([down.weight], [down.bias], None, quantiser)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down.multiply(self.gate_up.multiply(x))
-
-
-def native_mlps(module: nn.Module, quantiser: AnyQuantiser | None = None) -> list[NativeGatedMLP]:
-    """What would compute the same if the module is a gated MLP, but for quantisation; nothing if it has other parts."""
-    if not is_candidate(module):
-        return []
-    activation = name_of_activation(module.act_fn)
-    if activation is None:
-        return []
-    gate, up, down = (getattr(module, f"{name}_proj") for name in ("gate", "up", "down"))
-    return [NativeGatedMLP(gate, up, down, activation, quantiser)]
 
 
 def is_candidate(module: nn.Module) -> bool:
@@ -57,9 +51,9 @@ def is_candidate(module: nn.Module) -> bool:
         return False
     if gate.bias is not None or up.bias is not None or gate.weight.shape != up.weight.shape:
         return False
-    return callable(getattr(module, "act_fn", None)) and not any(
-        True for child in children.values() for _ in child.parameters()
-    )
+    if any(True for child in children.values() for _ in child.parameters()):
+        return False
+    return name_of_activation(getattr(module, "act_fn", None)) is not None
 
 
 def name_of_activation(activation: Any) -> str | None:

@@ -29,13 +29,19 @@ class NativeRMSNorm(nn.Module):
 
 
 def native_norms(module: nn.Module) -> list[NativeRMSNorm]:
-    """The RMS norms that this module may be, by its parameters: some multiply by the weight, some by the weight plus one."""
-    weight = getattr(module, "weight", None)
-    epsilons = [getattr(module, name) for name in _EPSILON_NAMES if isinstance(getattr(module, name, None), float)]
-    # A weight of one dimension, and not the empty one of a norm that has been replaced.
-    if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or not weight.numel() or not epsilons:
-        return []
-    if len(list(module.parameters())) > 1 or weight.device.type != "cpu":
-        return []
-    scale = weight.detach().float()
-    return [NativeRMSNorm((scale + shift).contiguous(), epsilons[0], weight.dtype) for shift in (0.0, 1.0)]
+    """The RMS norms that a candidate may be: some multiply by the weight, some by the weight plus one."""
+    weight = module.get_parameter("weight").detach()
+    scale, (epsilon, *_) = weight.float(), _epsilons(module)
+    return [NativeRMSNorm((scale + shift).contiguous(), epsilon, weight.dtype) for shift in (0.0, 1.0)]
+
+
+def is_candidate(module: nn.Module) -> bool:
+    """Whether the module has the parameter that a `NativeRMSNorm` is made of, and no other."""
+    match dict(module.named_parameters()):
+        case {"weight": weight, **others}:
+            return not others and weight.dim() == 1 and weight.is_cpu and bool(_epsilons(module))
+    return False
+
+
+def _epsilons(module: nn.Module) -> list[float]:
+    return [getattr(module, name) for name in _EPSILON_NAMES if isinstance(getattr(module, name, None), float)]

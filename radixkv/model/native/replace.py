@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,14 +20,14 @@ from radixkv.model.equivalence import (
     record_calls,
 )
 from radixkv.model.mapped_weights import MappedWeights
-from radixkv.model.native import attention, experts, mlp
+from radixkv.model.native import attention, experts, layer, mlp, norm
 from radixkv.model.native.attention import NativeSelfAttention
 from radixkv.model.native.embedding import native_embedding
-from radixkv.model.native.experts import native_experts
+from radixkv.model.native.experts import NativeExperts
 from radixkv.model.native.functional_weight import replace_functional_weights
-from radixkv.model.native.layer import native_layers
+from radixkv.model.native.layer import native_layer
 from radixkv.model.native.linear import NativeLinear, is_replaceable
-from radixkv.model.native.mlp import native_mlps
+from radixkv.model.native.mlp import NativeGatedMLP
 from radixkv.model.native.norm import native_norms
 from radixkv.model.native.weights import AnyQuantiser, BlockKeeper
 from radixkv.model.packed_linear import pack_linears
@@ -52,13 +52,14 @@ def prepare_for_cpu(
         quantiser: of the weights of linear layers that compiled code stands in for; None: they stay as they are.
         deferred: the model's weights, where they are not in memory; afterwards those that are not packed are.
     """
+    options: dict[Any, dict[str, Any]] = {}
+
+    def is_attention(module: nn.Module) -> bool:
+        return attention.is_candidate(module) and module.layer_idx in options
 
     def make_attention(module: nn.Module, quantiser: AnyQuantiser | None) -> list[nn.Module]:
-        given = options.get(getattr(module, "layer_idx", None))
-        is_known = given is not None and attention.is_candidate(module)
-        return [NativeSelfAttention(module, given, quantiser)] if given is not None and is_known else []
+        return [NativeSelfAttention(module, options[module.layer_idx], quantiser)]
 
-    options: dict[Any, dict[str, Any]] = {}
     is_compiled = native and library() is not None and model.dtype in COMPILED_DTYPES
     with torch.inference_mode(), probe_attention(model, options) as attended:
         if is_compiled:
@@ -69,14 +70,12 @@ def prepare_for_cpu(
             # The largest matrix first, while nothing else is packed.
             _replace_head(model, quantiser, weights)
             # In bfloat16 a large weight and the weight plus one may differ by less than rounding: the closest norm is right.
-            _replace(model, calls, lambda module, _: native_norms(module), None, weights, lambda _: False)
-            _replace(model, calls, native_mlps, quantiser, weights, mlp.is_candidate)
-            _replace(model, calls, native_experts, quantiser, weights, experts.is_candidate)
+            _replace(model, calls, norm.is_candidate, lambda module, _: native_norms(module), None, weights)
+            _replace(model, calls, mlp.is_candidate, lambda *given: [NativeGatedMLP(*given)], quantiser, weights)
+            _replace(model, calls, experts.is_candidate, lambda *given: [NativeExperts(*given)], quantiser, weights)
             # Then attention, whose heads may be normed, and layers, which are made of all these.
-            _replace(model, calls, make_attention, quantiser, weights, attention.is_candidate)
-            _replace(
-                model, calls, lambda module, _: native_layers(module), None, weights, lambda m: bool(native_layers(m))
-            )
+            _replace(model, calls, is_attention, make_attention, quantiser, weights)
+            _replace(model, calls, layer.is_candidate, lambda module, _: [native_layer(module)], None, weights)
             _replace_linears(model, calls, quantiser, weights)
         if deferred is not None:
             deferred.fill(model)
@@ -88,28 +87,28 @@ def prepare_for_cpu(
 def _replace(
     model: nn.Module,
     calls: dict[nn.Module, Call],
+    is_candidate: Callable[[nn.Module], bool],
     make: _Make,
     quantiser: AnyQuantiser | None,
     weights: DeferredWeights | MappedWeights,
-    reads_weights: Callable[[nn.Module], bool],
 ) -> None:
     """Replace modules by what gives the same for random input.
 
     Args:
         calls: of the modules that may be replaced.
-        make: what could stand in for a module. What is compared is not quantised: a pattern that fits computes the same with
-            other weights.
+        is_candidate: whether a module, of which the weights may not be there, has the parts that ``make`` needs.
+        make: what could stand in for a candidate. What is compared is not quantised: a pattern that fits computes the same
+            with other weights.
         quantiser: of what takes the module's place.
         weights: the model's.
-        reads_weights: whether a module's matrices, those of its parts included, make a difference to what is compared.
     """
     for _, parent, name, child in _children(model):
-        if child not in calls:
+        if child not in calls or not is_candidate(child):
             continue
-        with weights.filled(child) if reads_weights(child) else nullcontext():
+        with weights.filled(child):
             candidates = make(child, None)
             errors = [error_in_tolerances(candidate, child, calls[child]) for candidate in candidates]
-            if errors and min(errors) <= 1:
+            if min(errors) <= 1:
                 best = errors.index(min(errors))
                 setattr(parent, name, candidates[best] if quantiser is None else make(child, quantiser)[best])
 
