@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -13,25 +14,28 @@ class AttentionParts:
 
     Attributes:
         projections: of queries, keys and values, and that of the output.
-        norms: of queries and of keys; or none.
+        norms: of queries and of keys; None: they are not normed.
         head_dim: size of a head.
+        layer_idx: the layer's index.
     """
 
-    projections: tuple[nn.Module, nn.Module, nn.Module, nn.Module]
-    norms: tuple[nn.Module, ...]
+    projections: tuple[Any, Any, Any, Any]
+    norms: tuple[Any, Any] | None
     head_dim: int
+    layer_idx: int
 
 
 def attention_parts(module: nn.Module) -> AttentionParts | None:
     """The parts of an attention layer; None: it lacks one, or others have parameters."""
     children = dict(module.named_children())
     query, key, value, output = (children.pop(f"{name}_proj", None) for name in "qkvo")
-    norms = tuple(children.pop(name) for name in ("q_norm", "k_norm") if name in children)
-    head_dim = getattr(module, "head_dim", None)
-    if query is None or key is None or value is None or output is None or len(norms) == 1:
+    query_norm, key_norm = (children.pop(f"{name}_norm", None) for name in "qk")
+    head_dim, layer_idx = (getattr(module, name, None) for name in ("head_dim", "layer_idx"))
+    if query is None or key is None or value is None or output is None or (query_norm is None) != (key_norm is None):
         return None
-    if not isinstance(head_dim, int) or not isinstance(getattr(module, "layer_idx", None), int):
+    if not isinstance(head_dim, int) or not isinstance(layer_idx, int):
         return None
     if any(True for child in children.values() for _ in child.parameters()):
         return None
-    return AttentionParts((query, key, value, output), norms, head_dim)
+    norms = None if query_norm is None else (query_norm, key_norm)
+    return AttentionParts((query, key, value, output), norms, head_dim, layer_idx)

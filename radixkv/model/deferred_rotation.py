@@ -41,14 +41,15 @@ class DeferredRotation(nn.Module):
 
     def __init__(self, attention: nn.Module, options: dict[str, Any]) -> None:
         super().__init__()
-        parts: dict[str, Any] = dict(attention.named_children())
-        for name, part in parts.items():
+        for name, part in attention.named_children():
             self.add_module(name, part)
-        self.layer_idx: int = attention.layer_idx  # type: ignore[assignment]
+        parts = attention_parts(attention)
+        assert parts is not None
+        query, key, _, _ = parts.projections
+        self.layer_idx, self.head_dim = parts.layer_idx, parts.head_dim
         self.config: Any = attention.config
-        self.head_dim: int = attention.head_dim  # type: ignore[assignment]
         # What transformers' own attention functions read of a module.
-        self.num_key_value_groups = parts["q_proj"].out_features // parts["k_proj"].out_features
+        self.num_key_value_groups = query.out_features // key.out_features
         self.is_causal = getattr(attention, "is_causal", True)
         self.options = options
         self.rotate_first = True
@@ -105,15 +106,14 @@ def is_candidate(module: nn.Module) -> bool:
     parts = attention_parts(module)
     if parts is None or isinstance(module, DeferredRotation):
         return False
-    linears = [part for part in parts.projections if isinstance(part, nn.Linear)]
-    if len(linears) < len(parts.projections):
+    if not all(isinstance(part, nn.Linear) for part in parts.projections):
         return False
-    query, key, value, _ = (linear.out_features for linear in linears)
+    query, key, value, _ = (linear.out_features for linear in parts.projections)
     return (
         all(size % parts.head_dim == 0 for size in (query, key, value))
         and key == value
         and query % key == 0
-        and linears[-1].in_features == query
+        and parts.projections[-1].in_features == query
     )
 
 

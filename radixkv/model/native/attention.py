@@ -26,11 +26,11 @@ class NativeSelfAttention(nn.Module):
 
     def __init__(self, attention: nn.Module, options: dict[str, Any], quantiser: AnyQuantiser | None = None) -> None:
         super().__init__()
-        parts: dict[str, Any] = dict(attention.named_children())
-        query, key, value, output = (parts[f"{name}_proj"] for name in "qkvo")
-        self.layer_idx: int = attention.layer_idx  # type: ignore[assignment]
+        parts = attention_parts(attention)
+        assert parts is not None
+        query, key, value, output = parts.projections
+        self.layer_idx, self.head_dim = parts.layer_idx, parts.head_dim
         self.config: Any = attention.config
-        self.head_dim: int = attention.head_dim  # type: ignore[assignment]
         self.num_query_heads = query.out_features // self.head_dim
         self.num_kv_heads = key.out_features // self.head_dim
         # What transformers' own attention functions read of a module.
@@ -39,9 +39,7 @@ class NativeSelfAttention(nn.Module):
         together = (query, key, value)
         self.project = make_weight([p.weight for p in together], [p.bias for p in together], None, quantiser)
         self.project_back = make_weight([output.weight], [output.bias], None, quantiser)
-        self.norms: tuple[NativeRMSNorm, NativeRMSNorm] | None = None
-        if "q_norm" in parts:
-            self.norms = parts["q_norm"], parts["k_norm"]
+        self.norms: tuple[NativeRMSNorm, NativeRMSNorm] | None = parts.norms
         self.options = options
 
     def forward(
@@ -71,5 +69,5 @@ def is_candidate(module: nn.Module) -> bool:
     return (
         parts is not None
         and all(map(is_replaceable, parts.projections))
-        and all(isinstance(norm, NativeRMSNorm) and len(norm.scale) == parts.head_dim for norm in parts.norms)
+        and all(isinstance(norm, NativeRMSNorm) and len(norm.scale) == parts.head_dim for norm in parts.norms or ())
     )
