@@ -26,7 +26,7 @@ import torch
 
 from radixkv.model.quantised import float8
 from radixkv.model.quantised.matrix import QuantisedMatrix
-from radixkv.model.quantised.tensors import FLOATS, ModuleTensors, StoredMatrix, UnreadableError
+from radixkv.model.quantised.tensors import ModuleTensors, StoredMatrix, UnreadableError
 from radixkv.model.quantised.words import BITS, bits_of, num_words, unpack
 
 _LAYOUTS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
@@ -97,7 +97,7 @@ def find(tensors: ModuleTensors, shape: tuple[int, int], config: Mapping[str, An
         return _find_packed(tensors, shape, config)
     if "weight" in tensors and tensors.dtype("weight") == "I8":
         tensors.check("weight", [shape], ["I8"])
-        num_groups = _num_groups(tensors, shape)
+        num_groups = tensors.num_groups("weight_scale", shape)
         if "weight_zero_point" in tensors:
             tensors.check("weight_zero_point", [tensors.shape("weight_scale")], ["I8"])
         return _Bytes(tensors, num_groups)
@@ -115,7 +115,7 @@ def _find_packed(tensors: ModuleTensors, shape: tuple[int, int], config: Mapping
         )
     tensors.check("weight_packed", [[features, num_words(inputs, bits)]], ["I32"])
     tensors.check("weight_shape", [[2]], ["I32", "I64"])
-    num_groups = _num_groups(tensors, shape)
+    num_groups = tensors.num_groups("weight_scale", shape)
     if "weight_zero_point" in tensors:
         as_scales = tensors.dtype("weight_zero_point") == "I8"
         packed = [num_words(features, bits), num_groups]
@@ -124,13 +124,3 @@ def _find_packed(tensors: ModuleTensors, shape: tuple[int, int], config: Mapping
     if "weight_g_idx" in tensors:
         tensors.check("weight_g_idx", [[inputs]], ["I32", "I64"])
     return _Packed(tensors, shape, bits, num_groups)
-
-
-def _num_groups(tensors: ModuleTensors, shape: tuple[int, int]) -> int:
-    """Groups of a feature, by the scales' shape."""
-    features, inputs = shape
-    num_groups = tensors.size("weight_scale", 1) or 1
-    # Groups that do not divide the inputs would be of no known size.
-    in_groups = [[features, num_groups]] if inputs % num_groups == 0 else []
-    tensors.check("weight_scale", [[], [1], [1, 1], [features, 1], *in_groups], FLOATS)
-    return num_groups

@@ -44,10 +44,6 @@ class _Matrix:
         return QuantisedMatrix(codes, 8, rows, None, self.block[1])
 
 
-def check_config(config: Mapping[str, Any]) -> None:
-    """Nothing: tensors say how they are laid out."""
-
-
 def find(tensors: ModuleTensors, shape: tuple[int, int], config: Mapping[str, Any]) -> StoredMatrix | None:
     """`Method.find`."""
     if "weight" not in tensors or tensors.dtype("weight") not in DTYPES:

@@ -16,24 +16,25 @@ class Method(NamedTuple):
     """How one format is read; see the file of each.
 
     Attributes:
-        check_config: raises an `UnreadableError` if a ``quantization_config`` is of another layout.
         find: the quantised weight of a module; None: it is not quantised. Given the module's tensors, the weight's shape
             and the ``quantization_config``; it raises an `UnreadableError` where tensors are missing, or of other shapes
             or types.
+        check_config: raises an `UnreadableError` if a ``quantization_config`` is of another layout. Not needed where tensors
+            say how they are laid out.
     """
 
-    check_config: Callable[[Mapping[str, Any]], None]
     find: Callable[[ModuleTensors, tuple[int, int], Mapping[str, Any]], StoredMatrix | None]
+    check_config: Callable[[Mapping[str, Any]], None] = lambda config: None
 
 
 METHODS = MappingProxyType(
     {
-        "gptq": Method(gptq.check_config, gptq.find),
-        "awq": Method(awq.check_config, awq.find),
-        "compressed-tensors": Method(compressed_tensors.check_config, compressed_tensors.find),
-        "torchao": Method(torchao.check_config, torchao.find),
-        "fp8": Method(float8.check_config, float8.find),
-        "fbgemm_fp8": Method(float8.check_config, float8.find),
+        "gptq": Method(gptq.find, gptq.check_config),
+        "awq": Method(awq.find, awq.check_config),
+        "compressed-tensors": Method(compressed_tensors.find, compressed_tensors.check_config),
+        "torchao": Method(torchao.find),
+        "fp8": Method(float8.find),
+        "fbgemm_fp8": Method(float8.find),
     }
 )
 """What is read here, by ``quant_method``."""

@@ -94,6 +94,23 @@ class ModuleTensors:
                 f"{self.name(part)}: expected shape {expected} of {' or '.join(dtypes)}, got {shape} of {dtype}"
             )
 
+    def num_groups(self, part: str, shape: tuple[int, int]) -> int:
+        """Groups of a feature by its scales: ``[features, groups]``, ``[features, 1]``, or one number.
+
+        Args:
+            part: the scales.
+            shape: of the weight, ``[features, inputs]``.
+
+        Raises:
+            UnreadableError: they are not there, of another type or shape, or of groups that do not divide the inputs.
+        """
+        features, inputs = shape
+        num_groups = self.size(part, 1) or 1
+        # Groups that do not divide the inputs would be of no known size.
+        in_groups = [[features, num_groups]] if inputs % num_groups == 0 else []
+        self.check(part, [[], [1], [1, 1], [features, 1], *in_groups], FLOATS)
+        return num_groups
+
     def read(self, part: str) -> torch.Tensor:
         """A tensor as it is stored."""
         tensor: torch.Tensor = self._files[self.name(part)].get_tensor(self.name(part))

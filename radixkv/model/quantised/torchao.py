@@ -39,14 +39,15 @@ _MIDDLE = 8
 @dataclass(frozen=True)
 class _Bytes:
     tensors: ModuleTensors
+    num_groups: int
 
     def read(self) -> QuantisedMatrix:
         codes = self.tensors.read(_CODES)
-        scales = self.tensors.read_scales(_SCALES).reshape(-1, self.tensors.size(_SCALES, 1) or 1)
+        scales = self.tensors.read_scales(_SCALES).reshape(-1, self.num_groups)
         zeros = torch.zeros(1, 1, dtype=torch.int16)
         if _ZEROS in self.tensors:
             zeros = self.tensors.read(_ZEROS).to(torch.int16).reshape(scales.shape)
-        group_size = codes.shape[1] // scales.shape[1]
+        group_size = codes.shape[1] // self.num_groups
         lowest, highest = codes.aminmax()
         if lowest >= -_MIDDLE and highest < _MIDDLE:
             return QuantisedMatrix((codes + _MIDDLE).view(torch.uint8), 4, scales, zeros + _MIDDLE, group_size)
@@ -63,10 +64,6 @@ class _Pairs:
         scales, centres = (self.tensors.read_scales(part).t() for part in (_SCALES, _ZEROS))
         zeros = torch.full((1, 1), _MIDDLE, dtype=torch.int16)
         return QuantisedMatrix(codes, 4, scales, zeros, codes.shape[1] // scales.shape[1], centres=centres)
-
-
-def check_config(config: Mapping[str, Any]) -> None:
-    """Nothing: tensors say how they are laid out."""
 
 
 def find(tensors: ModuleTensors, shape: tuple[int, int], config: Mapping[str, Any]) -> StoredMatrix | None:
@@ -94,13 +91,10 @@ def find(tensors: ModuleTensors, shape: tuple[int, int], config: Mapping[str, An
 
 
 def _find_bytes(tensors: ModuleTensors, shape: tuple[int, int]) -> StoredMatrix:
-    features, inputs = shape
-    num_groups = tensors.size(_SCALES, 1) or 1
-    in_groups = [[features, num_groups]] if inputs % num_groups == 0 else []
-    tensors.check(_SCALES, [[], [1], [1, 1], [features, 1], *in_groups], FLOATS)
+    num_groups = tensors.num_groups(_SCALES, shape)
     if _ZEROS in tensors:
         tensors.check(_ZEROS, [tensors.shape(_SCALES)], ["I8"])
-    return _Bytes(tensors)
+    return _Bytes(tensors, num_groups)
 
 
 def _find_pairs(tensors: ModuleTensors, shape: tuple[int, int]) -> StoredMatrix:
