@@ -63,6 +63,10 @@ class _Format(NamedTuple):
             and (self.is_centred or blocks.centres is None)
         )
 
+    def __str__(self) -> str:
+        numbers = f"{self.bits} bits" if self.integer == torch.int8 else "float8"
+        return f"{numbers} by {str(self.dtype).removeprefix('torch.')}"
+
     @property
     def num_kinds(self) -> int:
         return 2 if self.is_centred else 1
@@ -100,10 +104,6 @@ class BlockWeight(Weight):
     Raises:
         ValueError: the blocks, their biases and the activation do not belong together; a scale or centre is not as `Blocks`
             says; or there are integers and float8.
-
-    Attributes:
-        num_weights: how many it is made of.
-        kind: what it is kept as, in words: bits of an integer, or float8, and the type of scales.
     """
 
     def __init__(
@@ -120,11 +120,9 @@ class BlockWeight(Weight):
             raise ValueError(f"blocks: expected a multiple of {GROUP} inputs, got {list(shapes[0].shape)}")
         for i, part in enumerate(blocks):
             _check_numbers(f"blocks[{i}]", part)
-        self.num_weights = len(blocks)
         self._format = _format_of(blocks)
-        what = f"{self._format.bits} bits" if self._format.integer == torch.int8 else "float8"
-        self.kind = f"{what} by {str(self._format.dtype).removeprefix('torch.')}"
-        super().__init__(_panels(blocks, self._format, activation), shapes, biases, activation, self._format.number)
+        panels = _panels(blocks, self._format, activation)
+        super().__init__(panels, shapes, biases, activation, self._format.number, str(self._format))
 
     def rows(self, features: torch.Tensor) -> torch.Tensor:
         """The weights of some features: of an output head, the embeddings of tokens.

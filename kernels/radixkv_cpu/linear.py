@@ -51,6 +51,8 @@ class Weight:
         out_features: features of a product; of a gated one, those of its gate.
         dtype: of inputs and products, float32 or bfloat16.
         panels: the weights in the order in which products read them.
+        num_weights: how many it is made of.
+        kind: what they are quantised as, in words; None: they are not.
     """
 
     def __init__(
@@ -60,11 +62,14 @@ class Weight:
         biases: Sequence[torch.Tensor | None],
         activation: str | None,
         number_format: int = 0,
+        kind: str | None = None,
     ) -> None:
         self.in_features = weights[0].shape[1]
         self.dtype = weights[0].dtype
         self.out_features = weights[0].shape[0] if activation else sum(len(weight) for weight in weights)
         self.panels = panels
+        self.num_weights = len(weights)
+        self.kind = kind
         self._bias: torch.Tensor | None = None
         if any(bias is not None for bias in biases):
             parts = [

@@ -62,9 +62,6 @@ class QuantisedWeight(Weight):
     Raises:
         ValueError: the weights cannot be quantised, of which `is_quantisable` says so before, or are not finite; or they,
             their biases and the activation do not belong together.
-
-    Attributes:
-        num_weights: how many it is made of.
     """
 
     def __init__(
@@ -78,8 +75,6 @@ class QuantisedWeight(Weight):
         check_weights(weights, biases, activation)
         _check_quantization(quantization)
         _check_inputs(weights[0])
-        self.quantization = quantization
-        self.num_weights = len(weights)
         if panels is None:
             panels = _quantised_panels(stack(weights, activation), quantization)
         else:
@@ -87,7 +82,7 @@ class QuantisedWeight(Weight):
             count = 2 if activation else 1
             expected = _shape_of_panels(count, features // count, inputs, quantization)
             check_tensor("panels", panels, expected, [torch.uint8])
-        super().__init__(panels, weights, biases, activation, _FORMATS[quantization])
+        super().__init__(panels, weights, biases, activation, _FORMATS[quantization], quantization)
 
 
 def is_quantisable(weight: torch.Tensor) -> bool:

@@ -8,7 +8,6 @@ from collections import Counter
 from torch import nn
 
 from radixkv.model.native import weights_of
-from radixkv_cpu import BlockWeight, QuantisedWeight
 
 _log = logging.getLogger(__name__)
 
@@ -28,10 +27,9 @@ def report_quantised(model: nn.Module, name: str, quantization: str | None, num_
     counts: Counter[str] = Counter()
     num_bytes: Counter[str] = Counter()
     for weight in weights_of(model):
-        if isinstance(weight, QuantisedWeight | BlockWeight):
-            kind = weight.quantization if isinstance(weight, QuantisedWeight) else weight.kind
-            counts[kind] += weight.num_weights
-            num_bytes[kind] += weight.nbytes
+        if weight.kind is not None:
+            counts[weight.kind] += weight.num_weights
+            num_bytes[weight.kind] += weight.nbytes
     if quantization is not None and not counts:
         reason = (
             "there is no GGUF file whose blocks could be kept, or none is Q8_0, Q4_0, Q4_1, Q4_K or Q6_K"

@@ -18,7 +18,7 @@ from radixkv.model import loader
 from radixkv.model.loader import load_model
 from radixkv.model.native import replace, weights_of
 from radixkv.model.native.layer import NativeDecoderLayer
-from radixkv_cpu import QUANTIZATIONS, QuantisedWeight, dequantise, library, quantise
+from radixkv_cpu import QUANTIZATIONS, dequantise, library, quantise
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
 
@@ -33,7 +33,7 @@ def tiny(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
 def kinds(model: nn.Module) -> list[str]:
     """Of every weight in the order of the layers: its quantization, or "plain"."""
-    return [weight.quantization if isinstance(weight, QuantisedWeight) else "plain" for weight in weights_of(model)]
+    return [weight.kind or "plain" for weight in weights_of(model)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
