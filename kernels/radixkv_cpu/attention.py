@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from radixkv_cpu.checks import COMPILED_DTYPES, check_scores, check_tensor
 from radixkv_cpu.library import require_library
 
-_POINTERS = (
-    "query", "keys", "values", "out", "sinks", "block_ids", "positions",
-    "row_start", "row_stop", "table", "key_start", "key_stop", "kinds",
-)  # fmt: skip
+# Of every range of keys.
+_COLUMNS = ("row_start", "row_stop", "table", "key_start", "key_stop", "kinds")
+_POINTERS = ("query", "keys", "values", "out", "sinks", "block_ids", "positions", *_COLUMNS)
 _SIZES = (
     "num_ranges", "num_rows", "blocks_per_table", "block_size",
     "num_query_heads", "num_kv_heads", "key_dim", "value_dim",
@@ -104,7 +103,7 @@ class PagedAttention:
         self._call = _Attention(
             block_ids=self._block_ids.ctypes.data,
             positions=self._positions.ctypes.data,
-            **dict(zip(_POINTERS[-6:], pointers, strict=True)),
+            **dict(zip(_COLUMNS, pointers, strict=True)),
             num_ranges=len(tables),
             num_rows=len(positions),
             blocks_per_table=block_ids.shape[1],

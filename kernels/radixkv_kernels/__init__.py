@@ -34,10 +34,10 @@ from radixkv_kernels.checks import BLOCK_SIZES
 from radixkv_kernels.exponential_sampling import draw_tokens
 from radixkv_kernels.item_attention import TILE_ROWS, attend_items
 from radixkv_kernels.launch import Launch, RepeatedLaunch
-from radixkv_kernels.merge import merge_partials
+from radixkv_kernels.merge import merge_partials, merge_splits
 from radixkv_kernels.online_softmax import TileConfig, tile_config
 from radixkv_kernels.rotary_cache_write import rotate_and_write
-from radixkv_kernels.split_decode import attend_split, merge_splits
+from radixkv_kernels.split_decode import attend_split
 from radixkv_kernels.truncated_sampling import draw_truncated
 from radixkv_kernels.work_items import ITEM_FIELDS, NO_PARTIAL, OPEN_END
 

@@ -20,10 +20,7 @@ from radixkv_kernels.attention_common import attend_head, attention_constants, a
 from radixkv_kernels.checks import check_at_most, check_attention, check_tensor
 from radixkv_kernels.item_attention import TILE_ROWS
 from radixkv_kernels.launch import Launch, launch
-from radixkv_kernels.merge import merge_splits
 from radixkv_kernels.online_softmax import TileConfig, kernel_window, load_query, score_factors
-
-__all__ = ["attend_split", "merge_splits"]
 
 
 @triton.jit(do_not_specialize=["num_splits", "table_stride"])

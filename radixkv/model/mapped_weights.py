@@ -52,9 +52,6 @@ class MappedWeights:
         yield
         self.release()
 
-    def fill(self, model: nn.Module) -> None:
-        """Nothing: mapped weights are where they stay until they are copied."""
-
     def release(self) -> None:
         """Give back the pages that were read. What is read again comes from the file, or the system's cache of it.
 
