@@ -147,15 +147,36 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(next((line.split(":", 1)[1] for line in lines if line.startswith("flags")), "").split())
 
 
+class _Symbol(ctypes.Structure):
+    """`Dl_info` of ``dlfcn.h``: what is at an address, and in which file."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def openmp_of_torch() -> str | None:
+    """The file of the OpenMP runtime that torch uses, whatever copies other packages have loaded; None: it uses none."""
+    # A function of a library is looked for in the libraries, too, that it is linked to.
+    function = getattr(ctypes.CDLL(torch._C.__file__), "omp_get_max_threads", None)
+    if function is None:
+        return None
+    symbol = _Symbol()
+    ctypes.CDLL(None).dladdr(function, ctypes.byref(symbol))
+    return os.fsdecode(symbol.file)
+
+
 def _share_openmp() -> bool:
     """Make torch's OpenMP runtime the one that the library's calls resolve to; False: there is none, and they would not.
 
     The library is linked to none: a second runtime would keep threads of its own, which spin while torch's want to run.
     """
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        name = line.rpartition("/")[2]
-        if name.startswith(("libgomp", "libomp", "libiomp")):
-            ctypes.CDLL(line[line.index("/") :], mode=ctypes.RTLD_GLOBAL)
-            return True
-    warnings.warn(f"torch {torch.__version__} has no OpenMP runtime that can be shared", stacklevel=2)
-    return False
+    runtime = openmp_of_torch()
+    if runtime is None:
+        warnings.warn(f"torch {torch.__version__} has no OpenMP runtime that can be shared", stacklevel=2)
+        return False
+    ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+    return True

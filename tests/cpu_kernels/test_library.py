@@ -1,13 +1,14 @@
-"""A library that was compiled from other sources is refused when it is loaded."""
+"""The compiled library is loaded if it is of the sources beside it, and shares torch's OpenMP runtime."""
 
 from __future__ import annotations
 
 import ctypes
+import shutil
 from pathlib import Path
 
 import pytest
 
-from radixkv_cpu.library import FOLDER, Library, supported_variants
+from radixkv_cpu.library import FOLDER, Library, openmp_of_torch, supported_variants
 from radixkv_cpu.source_digest import source_digest
 
 DIGEST = source_digest(FOLDER / "src")
@@ -40,3 +41,12 @@ def test_digest_depends_on_all_of_the_sources(tmp_path: Path) -> None:
     assert len({*digests}) == len(digests)
     (tmp_path / "notes.txt").write_text("nothing that is compiled")
     assert source_digest(tmp_path) == digests[-1]
+
+
+def test_copies_of_the_openmp_runtime_that_other_packages_load_are_not_shared(tmp_path: Path) -> None:
+    """The first in memory was, and the library's threads and torch's got in each other's way."""
+    runtime = openmp_of_torch()
+    assert runtime is not None, "torch is built without OpenMP"
+    for i in range(3):
+        ctypes.CDLL(shutil.copy(runtime, tmp_path / f"libgomp-{i}.so.1"))
+    assert openmp_of_torch() == runtime
