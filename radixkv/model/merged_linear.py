@@ -34,8 +34,8 @@ class MergedLinear(nn.Linear):
         self._product = product
         self._index = index
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product.output(x, self._index)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self._product.output(input, self._index)
 
 
 class _MergedProduct(FusedProduct):

@@ -36,8 +36,8 @@ class PackedLinear(nn.Module):
         # Some models read dtype or device of their layers' weights; an empty tensor has both without memory.
         self.weight = torch.empty(0, dtype=linear.weight.dtype, device=linear.weight.device)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product.output(x, self._index)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self._product.output(input, self._index)
 
 
 class _PackedProduct(FusedProduct):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -82,9 +83,11 @@ def groups_by_input(
     parents = {child: parent for parent in model.modules() for child in parent.children()}
     called_parents: set[nn.Module] = set()
     calls: list[tuple[nn.Linear, torch.Tensor]] = []
-    hooks = [
-        linear.register_forward_pre_hook(lambda module, args: calls.append((module, args[0]))) for linear in linears
-    ]
+
+    def note(linear: nn.Linear, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        calls.append((linear, args[0] if args else options["input"]))
+
+    hooks = [linear.register_forward_pre_hook(note, with_kwargs=True) for linear in linears]
     hooks += [
         parent.register_forward_pre_hook(lambda module, _: called_parents.add(module))
         for parent in {parents[linear] for linear in linears}

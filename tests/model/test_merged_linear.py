@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from support.model_zoo import build_supported, logits
 from support.on_cpu import OnCpu
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from radixkv.config import ModelConfig
 from radixkv.model.loader import load_model
@@ -41,6 +44,18 @@ def test_merged_layers_give_the_same_from_the_same_memory(name: str, expected: s
     assert merged_names(model) == expected
     assert nbytes(model) == size
     assert dict(model.named_parameters()).keys() == names
+    torch.testing.assert_close(logits(model), before, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_that_are_called_with_a_keyword_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(mlp: Any, x: torch.Tensor) -> Any:
+        return mlp.down_proj(input=mlp.gate_proj(input=x) + mlp.up_proj(input=x))
+
+    monkeypatch.setattr(LlamaMLP, "forward", forward)
+    model = build_supported("llama")
+    before = logits(model)
+    merge_linears(model, lambda: logits(model))
+    assert {"gate_proj", "up_proj"} <= merged_names(model)
     torch.testing.assert_close(logits(model), before, rtol=1e-4, atol=1e-4)
 
 

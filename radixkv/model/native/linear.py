@@ -30,8 +30,8 @@ class NativeLinear(nn.Module):
         self.weight = torch.empty(0, dtype=linear.weight.dtype)
         self.bias = linear.bias
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.packed.multiply(x)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.packed.multiply(input)
 
 
 def is_replaceable(module: nn.Module) -> bool:

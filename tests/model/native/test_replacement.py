@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from support.model_zoo import SUPPORTED, WIDE, build, build_supported
+from support.model_zoo import SUPPORTED, WIDE, build, build_supported, logits
 from torch import nn
 from transformers.models.arcee.modeling_arcee import ArceeDecoderLayer
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from radixkv.config import ModelConfig
 from radixkv.model.loader import load_model
@@ -249,6 +250,19 @@ def test_a_linear_layer_whose_weight_is_read_by_its_parent_stays(native: bool) -
         loaded = load_model(model, native=native).model
         torch.testing.assert_close(loaded(tokens).logits, expected, rtol=1e-4, atol=1e-4)
     assert type(mlp.router) is nn.Linear
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_linear_layers_that_are_called_with_a_keyword(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading used to fail."""
+
+    def forward(mlp: Any, x: torch.Tensor) -> Any:
+        return mlp.down_proj(input=mlp.gate_proj(input=x) + mlp.up_proj(input=x))
+
+    monkeypatch.setattr(LlamaMLP, "forward", forward)
+    model = build_supported("llama")
+    expected = logits(model)
+    torch.testing.assert_close(logits(load_model(model, native=native).model), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_norm_that_has_a_bias_or_another_epsilon() -> None:
