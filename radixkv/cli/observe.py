@@ -16,6 +16,7 @@ from radixkv.cli.options import JsonPath, Model, is_given, variable_of, with_opt
 from radixkv.cli.output_paths import writable, writable_plot
 from radixkv.cli.report_console import console_for
 from radixkv.config import EngineConfig
+from radixkv.observe.simulate.replicas.cost_model import CostModel
 
 
 def inspect(
@@ -51,6 +52,8 @@ def inspect(
             console.rule(Text(f"replica {name}"), align="left")
         console.print(draw(snapshot))
 
+
+_COST = CostModel()
 
 # Options of `simulate` that have an effect only with --replicas, and only without.
 _OF_REPLICAS = ("router", "load", "ingresses", "decode_ms", "step_ms")
@@ -95,9 +98,12 @@ def simulate(
     ] = 1,
     prefill_ms: Annotated[
         float, typer.Option(help="with --replicas or --tier: for each token of a prompt", min=1e-6)
-    ] = 0.75,
-    decode_ms: Annotated[float, typer.Option(help="with --replicas: for each generated token", min=0)] = 2.0,
-    step_ms: Annotated[float, typer.Option(help="with --replicas: for each step of all sequences", min=1e-6)] = 25.0,
+    ] = _COST.prefill * 1000,
+    decode_ms: Annotated[float, typer.Option(help="with --replicas: for each generated token", min=0)] = _COST.decode
+    * 1000,
+    step_ms: Annotated[
+        float, typer.Option(help="with --replicas: for each step of all sequences", min=1e-6)
+    ] = _COST.step * 1000,
 ) -> None:
     """Replay a trace through the cache, without a model: which policy, how much memory, what below it, how many replicas?"""
     for name in _OF_REPLICAS if replicas is None else _OF_ONE_CACHE:
@@ -118,7 +124,6 @@ def simulate(
             console_for(json_path, plot), trace, sizes, policy, bytes_per_token, json_path, plot, tier or (), seconds
         )
         return
-    from radixkv.observe.simulate.replicas.cost_model import CostModel
     from radixkv.observe.simulate.replicas.report import DEFAULT_BLOCKS, run_replica_simulation
 
     cost = CostModel(prefill_ms / 1000, decode_ms / 1000, step_ms / 1000)

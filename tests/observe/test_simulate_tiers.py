@@ -101,9 +101,9 @@ def test_the_command_says_what_tiers_would_save(tmp_path: Path) -> None:
 def test_what_is_no_tier_is_refused(text: str) -> None:
     """Of several sizes, the smallest used to be taken."""
     with pytest.raises(ValueError, match="--tier: expected"):
-        run_simulation(Console(quiet=True), "documents", "5%", "lru", None, None, None, [text])
+        run_simulation(Console(quiet=True), "documents", "5%", "lru", None, None, None, [text], 1e-3)
 
 
 def test_a_tier_that_is_there_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="--tier: 'a' is there twice"):
-        run_simulation(Console(quiet=True), "documents", "5%", "lru", None, None, None, ["a=5%@1", "a=6%@1"])
+        run_simulation(Console(quiet=True), "documents", "5%", "lru", None, None, None, ["a=5%@1", "a=6%@1"], 1e-3)

@@ -194,8 +194,8 @@ def run_simulation(
     bytes_per_token: int | None,
     json_path: Path | None,
     plot_path: Path | None,
-    tiers: Sequence[str] = (),
-    token_seconds: float = 0.75e-3,
+    tiers: Sequence[str],
+    token_seconds: float,
 ) -> None:
     """Read a trace, replay it, print the results, and write them to files.
 
