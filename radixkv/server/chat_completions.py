@@ -18,7 +18,7 @@ from radixkv.server.authentication import CurrentTenant
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.chat_events import ChatAnswer, ChatEvent, ChatEvents, ChatFinishReason, start_chat
 from radixkv.server.chat_request import ChatCompletionRequest
-from radixkv.server.logprobs import ChatLogprobs, EncodedPromptLogprobs, encode_chat_logprobs, encode_prompt_logprobs
+from radixkv.server.logprobs import ChatLogprobs, EncodedPromptLogprobs, encode_chat_logprobs, encoded_prompt_logprobs
 from radixkv.server.protocol import ResponseHead, Usage
 from radixkv.server.respond import cancel_on_disconnect, respond
 from radixkv.server.service import Service, new_id, response_id
@@ -146,7 +146,9 @@ class _ChatResponseWriter:
             usage=events.usage,
             cache_explanation=events.cache_explanation,
             prompt_token_ids=events.prompt_token_ids if self._body.return_token_ids else None,
-            prompt_logprobs=await self._prompt_logprobs(events),
+            prompt_logprobs=await encoded_prompt_logprobs(
+                self._encoder, events.prompt_logprobs, self._body.prompt_logprobs
+            ),
         )
 
     async def chunks(self, events: ChatEvents) -> AsyncGenerator[ChatCompletionChunk, None]:
@@ -195,12 +197,6 @@ class _ChatResponseWriter:
     ) -> ChatCompletionChunk:
         usage = events.usage if self._body.includes_usage_in_every_chunk else None
         return ChatCompletionChunk(**self._head, choices=[choice], usage=usage, prompt_token_ids=prompt_token_ids)
-
-    async def _prompt_logprobs(self, events: ChatEvents) -> EncodedPromptLogprobs | None:
-        logprobs, count = events.prompt_logprobs, self._body.prompt_logprobs
-        if logprobs is None or count is None:
-            return None
-        return await self._encoder.run(len(logprobs) * (1 + count), partial(encode_prompt_logprobs, logprobs, count))
 
     async def _logprobs(self, output: CompletionOutput) -> ChatLogprobs | None:
         if output.logprobs is None:

@@ -25,7 +25,7 @@ from radixkv.server.logprobs import (
     EncodedPromptLogprobs,
     TextLength,
     encode_completion_logprobs,
-    encode_prompt_logprobs,
+    encoded_prompt_logprobs,
 )
 from radixkv.server.metrics import RequestTimer
 from radixkv.server.not_supported import NotSupportedInCompletions
@@ -234,16 +234,9 @@ class _CompletionResponseWriter:
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self._body.return_token_ids else None,
             prompt_token_ids=list(prompt.token_ids) if self._body.return_token_ids and is_first else None,
-            prompt_logprobs=await self._prompt_logprobs(generation, delta.prompt),
-        )
-
-    async def _prompt_logprobs(self, generation: Generation, prompt: int) -> EncodedPromptLogprobs | None:
-        logprobs = generation.prompt_logprobs[prompt]
-        if logprobs is None or self._body.prompt_logprobs is None:
-            return None
-        num_entries = len(logprobs) * (1 + self._body.prompt_logprobs)
-        return await self._encoder.run(
-            num_entries, partial(encode_prompt_logprobs, logprobs, self._body.prompt_logprobs)
+            prompt_logprobs=await encoded_prompt_logprobs(
+                self._encoder, generation.prompt_logprobs[delta.prompt], self._body.prompt_logprobs
+            ),
         )
 
     async def _prompt_text(self, index: int) -> str:

@@ -6,11 +6,12 @@ import codecs
 import json
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from pydantic import BaseModel
 
 from radixkv.outputs import Logprob, PromptLogprobs
-from radixkv.server.encoded import EncodedPart
+from radixkv.server.encoded import EncodedPart, EncoderThread
 from radixkv.server.token_text import TokenTexts
 
 
@@ -188,6 +189,15 @@ def encode_prompt_logprobs(logprobs: PromptLogprobs, num_top: int) -> EncodedPro
     """Log-probabilities of a prompt's tokens, each with the ``num_top`` likeliest, where ``logprobs`` may have more."""
     tokens = ["null" if entries is None else _prompt_entries(entries, num_top) for entries in logprobs]
     return EncodedPromptLogprobs.of(f"[{','.join(tokens)}]".encode())
+
+
+async def encoded_prompt_logprobs(
+    encoder: EncoderThread, logprobs: PromptLogprobs | None, num_top: int | None
+) -> EncodedPromptLogprobs | None:
+    """What the encoder writes by `encode_prompt_logprobs`; None: there are none, or the request asked for none."""
+    if logprobs is None or num_top is None:
+        return None
+    return await encoder.run(len(logprobs) * (1 + num_top), partial(encode_prompt_logprobs, logprobs, num_top))
 
 
 def _prompt_entries(entries: dict[int, Logprob], num_top: int) -> str:
