@@ -174,7 +174,7 @@ class _ChatResponseWriter:
                         delta=last,
                         logprobs=logprobs,
                         finish_reason=event.finish_reason,
-                        stop_reason=event.stop_reason,
+                        stop_reason=event.output.stop_reason,
                         token_ids=token_ids,
                     ),
                     events,
@@ -188,7 +188,7 @@ class _ChatResponseWriter:
             message=AssistantMessage.of(answer.answer, calls_required),
             logprobs=await self._logprobs(answer.output),
             finish_reason=answer.finish_reason,
-            stop_reason=answer.stop_reason,
+            stop_reason=answer.output.stop_reason,
             token_ids=answer.output.token_ids if self._body.return_token_ids else None,
         )
 

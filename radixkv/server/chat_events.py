@@ -51,15 +51,13 @@ class ChatEvent:
         choice: index of the choice.
         pieces: new text, reasoning and parts of tool calls, in order; may be empty.
         output: the new tokens and their log-probabilities; its text is what the model wrote, markers included.
-        finish_reason: why the choice ended; None while it has not.
-        stop_reason: the stop string or token id that ended it.
+        finish_reason: why the choice ended; None while it has not. The output's own knows nothing of tool calls.
     """
 
     choice: int
     pieces: list[AnswerPiece]
     output: CompletionOutput
     finish_reason: ChatFinishReason | None
-    stop_reason: int | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,6 @@ class ChatAnswer:
     answer: ParsedAnswer
     output: CompletionOutput
     finish_reason: ChatFinishReason | None
-    stop_reason: int | str | None
 
 
 async def start_chat(
@@ -252,7 +249,7 @@ class ChatEvents:
                 self._reasoning_tokens.read(delta.choice, output, pieces)
                 reason = _finish_reason(output, arguments.get(delta.choice, []))
                 self._keeper.prompt_is_computed()
-                yield ChatEvent(delta.choice, pieces, output, reason, output.stop_reason)
+                yield ChatEvent(delta.choice, pieces, output, reason)
         async with self._deadlines.before_end():
             self._kept = await self._keeper.kept()
 
@@ -260,15 +257,15 @@ class ChatEvents:
         """All choices, complete."""
         outputs: dict[int, CompletionOutput] = {}
         builders: defaultdict[int, AnswerBuilder] = defaultdict(AnswerBuilder)
-        last: dict[int, ChatEvent] = {}
+        reasons: dict[int, ChatFinishReason | None] = {}
         async with aclosing(aiter(self)) as events:
             async for event in events:
                 extend_choice(outputs, event.choice, event.output)
                 for piece in event.pieces:
                     builders[event.choice].add(piece)
-                last[event.choice] = event
+                reasons[event.choice] = event.finish_reason
         return [
-            ChatAnswer(choice, builders[choice].answer, output, last[choice].finish_reason, last[choice].stop_reason)
+            ChatAnswer(choice, builders[choice].answer, output, reasons[choice])
             for choice, output in sorted(outputs.items())
         ]
 

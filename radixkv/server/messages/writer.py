@@ -93,6 +93,6 @@ def _stop(last: ChatEvent) -> StopDelta:
         return StopDelta(stop_reason="max_tokens", stop_sequence=None)
     if last.finish_reason == "tool_calls":
         return StopDelta(stop_reason="tool_use", stop_sequence=None)
-    if isinstance(last.stop_reason, str):
-        return StopDelta(stop_reason="stop_sequence", stop_sequence=last.stop_reason)
+    if isinstance(last.output.stop_reason, str):
+        return StopDelta(stop_reason="stop_sequence", stop_sequence=last.output.stop_reason)
     return StopDelta(stop_reason="end_turn", stop_sequence=None)
