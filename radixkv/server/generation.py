@@ -82,7 +82,6 @@ class Generation:
         # Times of the prompt that had a token first; None before.
         self.times: RequestMetrics | None = None
         self._num_cached_tokens = [0] * len(prompts)
-        self._loaded_of_each: list[dict[str, int]] = [{} for _ in prompts]
         self._num_completion_tokens = 0
         self._num_tokens_left_out = 0  # of beams that were found and are not answers
         self._num_expected = [body.num_choices] * len(prompts)
@@ -180,8 +179,9 @@ class Generation:
     def _loaded_tokens(self) -> dict[str, int] | None:
         """How many reused tokens came from below the pool, by medium; None: none did."""
         total: Counter[str] = Counter()
-        for loaded in self._loaded_of_each:
-            total.update(loaded)
+        for metrics in self._metrics:
+            if metrics is not None:
+                total.update(metrics.loaded_tokens)
         return dict(total) or None
 
     def close(self) -> None:
@@ -206,7 +206,6 @@ class Generation:
                         self._timers[prompt].expect(self._num_expected[prompt])
                     self._timers[prompt].observe(delta)
                     self._num_cached_tokens[prompt] = delta.num_cached_tokens
-                    self._loaded_of_each[prompt] = delta.metrics.loaded_tokens
                     self.times = self.times or delta.metrics
                     self._metrics[prompt] = delta.metrics
                     if isinstance(delta, RequestOutput):
