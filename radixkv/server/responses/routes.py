@@ -58,15 +58,9 @@ def response_routes(service: Service) -> APIRouter:
         breakpoints = conversation_breakpoints(body, earlier)
         chat = translate(as_chat_request(body, messages), FIELD_NAMES)
         response_id = new_id("resp", "_")
-        earlier_namespaces = earlier.namespaces if earlier else frozenset()
-        pending = store.begin(earlier_namespaces | {tenant.namespace(body.cache_salt)})
+        pending = store.begin(tenant.name, earlier, tenant.namespace(body.cache_salt))
         marked = [replace(each, messages=instructed(body, each.messages)) for each in breakpoints]
         events = await cancel_on_disconnect(request, start_chat(service, chat, tenant, response_id, marked))
-
-        def keep(finished: StoredResponse) -> None:
-            if not pending.cleared:
-                store.add(tenant.name, finished)
-
         writer = ResponsesWriter(
             body,
             response_id,
@@ -74,9 +68,8 @@ def response_routes(service: Service) -> APIRouter:
             service.llm.loaded.sampling_defaults,
             messages,
             breakpoints,
-            0 if earlier is None else earlier.num_bytes,
-            pending.namespaces,
-            keep,
+            store,
+            pending,
         )
         return await respond(request, events, writer, bool(body.stream), named_events)
 

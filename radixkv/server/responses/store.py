@@ -37,11 +37,15 @@ class PendingResponse:
     """A response that is not finished.
 
     Attributes:
+        tenant: whose it is.
         namespaces: see `StoredResponse`.
-        cleared: whether one of them was cleared since it began, so that it must not be stored.
+        earlier_bytes: what the response that it continues counts for.
+        cleared: whether one of the namespaces was cleared since it began, so that it must not be stored.
     """
 
+    tenant: str
     namespaces: frozenset[str]
+    earlier_bytes: int
     cleared: bool = False
 
 
@@ -66,19 +70,45 @@ class ResponseStore:
         self._num_bytes: dict[str, int] = {}
         self._pending: WeakSet[PendingResponse] = WeakSet()
 
-    def begin(self, namespaces: frozenset[str]) -> PendingResponse:
-        """Note a response that may be added later; the note vanishes when the caller drops it."""
-        pending = PendingResponse(namespaces)
+    def begin(self, tenant: str, earlier: StoredResponse | None, namespace: str) -> PendingResponse:
+        """Note a response that may be finished later; the note vanishes when the caller drops it.
+
+        Args:
+            tenant: whose it is.
+            earlier: the response that it continues.
+            namespace: in which its prompt is cached.
+        """
+        if earlier is None:
+            pending = PendingResponse(tenant, frozenset({namespace}), 0)
+        else:
+            pending = PendingResponse(tenant, earlier.namespaces | {namespace}, earlier.num_bytes)
         self._pending.add(pending)
         return pending
 
-    def add(self, tenant: str, stored: StoredResponse) -> None:
-        """Keep a response, and forget what no longer fits beside it."""
-        if stored.num_bytes > self._max_bytes:
+    def finish(
+        self,
+        pending: PendingResponse,
+        response: ResponseObject,
+        messages: Sequence[Mapping[str, Any]],
+        breakpoints: Sequence[Breakpoint],
+        num_bytes: int,
+    ) -> None:
+        """Keep a response unless it was cleared since it began, and forget what no longer fits beside it.
+
+        Args:
+            pending: what `begin` returned.
+            response: finished.
+            messages: see `StoredResponse`.
+            breakpoints: likewise.
+            num_bytes: its own, without those of the response that it continues.
+        """
+        num_bytes += pending.earlier_bytes
+        if pending.cleared or num_bytes > self._max_bytes:
             return
+        tenant = pending.tenant
         own = self._responses.setdefault(tenant, OrderedDict())
-        own[stored.response.id] = stored
-        self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + stored.num_bytes
+        own[response.id] = StoredResponse(response, messages, breakpoints, num_bytes, pending.namespaces)
+        self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + num_bytes
         while len(own) > self._max_responses or self._num_bytes[tenant] > self._max_bytes:
             self._forget_oldest(tenant)
         while sum(self._num_bytes.values()) > self._max_total_bytes:

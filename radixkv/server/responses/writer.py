@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from radixkv.server.responses.objects import (
 )
 from radixkv.server.responses.output import Output
 from radixkv.server.responses.request import AllowedFunctions, NamedFunction, ResponseRequest
-from radixkv.server.responses.store import StoredResponse
+from radixkv.server.responses.store import PendingResponse, ResponseStore
 from radixkv.server.responses.translation import namespaced_functions, output_messages
 
 
@@ -34,9 +34,8 @@ class ResponsesWriter:
         defaults: what is sampled with where the request says nothing.
         messages: the conversation that is answered, without instructions.
         breakpoints: in it, see `StoredResponse`.
-        earlier_bytes: what the response that is continued counts for in the store.
-        namespaces: in which prompts of the conversation are cached, see `StoredResponse`.
-        keep: stores the response, unless the request forbids it.
+        store: keeps the response, unless the request forbids it.
+        pending: the store's note of it.
     """
 
     def __init__(
@@ -47,16 +46,14 @@ class ResponsesWriter:
         defaults: SamplingDefaults,
         messages: Sequence[Mapping[str, Any]],
         breakpoints: Sequence[Breakpoint],
-        earlier_bytes: int,
-        namespaces: frozenset[str],
-        keep: Callable[[StoredResponse], None],
+        store: ResponseStore,
+        pending: PendingResponse,
     ) -> None:
         self._body = body
         self._messages = messages
         self._breakpoints = breakpoints
-        self._earlier_bytes = earlier_bytes
-        self._namespaces = namespaces
-        self._keep = keep
+        self._store = store
+        self._pending = pending
         self._response = _head(body, response_id, model_name, defaults)
 
     async def full_response(self, events: ChatEvents) -> ResponseObject:
@@ -129,8 +126,7 @@ class ResponsesWriter:
             # Each breakpoint may hold the input's texts once more.
             num_inputs = 1 + len(self._breakpoints)
             own = sys.getsizeof(response.model_dump_json()) + num_inputs * sys.getsizeof(self._body.model_dump_json())
-            num_bytes = own + self._earlier_bytes
-            self._keep(StoredResponse(response, messages, self._breakpoints, num_bytes, self._namespaces))
+            self._store.finish(self._pending, response, messages, self._breakpoints, own)
 
     def _response_event(
         self,
