@@ -139,8 +139,7 @@ class ResponseStore:
                 self.remove(tenant, stored.response.id)
 
     def _forget_oldest(self, tenant: str) -> None:
-        _, oldest = self._responses[tenant].popitem(last=False)
-        self._num_bytes[tenant] -= oldest.num_bytes
+        self.remove(tenant, next(iter(self._responses[tenant])))
 
 
 def _any_in(selection: NamespaceSelection, namespaces: frozenset[str]) -> bool:
