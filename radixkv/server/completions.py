@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Literal
@@ -106,15 +106,14 @@ def completion_routes(service: Service) -> APIRouter:
     async def complete(body: CompletionRequest, request: Request, tenant: CurrentTenant) -> Response:
         """Complete prompts."""
         service.check_model(body.model)
-        generation, writer = await cancel_on_disconnect(request, _start(service, body, tenant))
+        generation = await cancel_on_disconnect(request, _start(service, body, tenant))
+        writer = _CompletionResponseWriter(body, generation.request_id, service, generation.prompts, tenant)
         return await respond(request, generation, writer, bool(body.stream))
 
     return router
 
 
-async def _start(
-    service: Service, body: CompletionRequest, tenant: Tenant
-) -> tuple[Generation, _CompletionResponseWriter]:
+async def _start(service: Service, body: CompletionRequest, tenant: Tenant) -> Generation:
     """Check a request, tokenize its prompts and submit them; see `radixkv.server.chat_events.start_chat`."""
     deadlines = service.deadlines(body)
     with client_errors(body.request_field_names):
@@ -154,12 +153,9 @@ async def _start(
         )
         repeating = "echo" if body.echo else "return_token_ids" if body.return_token_ids else None
         check_response_size(body, prompts, params, max_model_len, num_copies=body.num_choices, repeating=repeating)
-        request_id = new_id("cmpl")
-        writer = _CompletionResponseWriter(body, request_id, service, prompts, tenant)
-        generation = await Generation.start(
-            service, tenant, prompts, params, body, request_id, timers, deadlines, prompt_only=prompt_only
+        return await Generation.start(
+            service, tenant, prompts, params, body, new_id("cmpl"), timers, deadlines, prompt_only=prompt_only
         )
-    return generation, writer
 
 
 class _CompletionResponseWriter:
@@ -170,7 +166,7 @@ class _CompletionResponseWriter:
         body: CompletionRequest,
         request_id: str,
         service: Service,
-        prompts: list[Prompt],
+        prompts: Sequence[Prompt],
         tenant: Tenant,
     ) -> None:
         self._body = body
