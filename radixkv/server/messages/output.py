@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Literal, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel
@@ -18,6 +18,8 @@ from radixkv.server.messages.objects import (
     ToolUseContent,
 )
 from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
+
+_C = TypeVar("_C", TextContent, ThinkingContent)
 
 
 class MessageStart(BaseModel):
@@ -114,17 +116,11 @@ class MessageContent:
         """Add a piece to the open block, or end the block and begin another one; yields the events for it."""
         match piece:
             case TextPiece(text):
-                if not (self._open and isinstance(self.blocks[-1], TextContent)):
-                    yield from self._begin(TextContent(text=""))
-                block = self.blocks[-1]
-                assert isinstance(block, TextContent)
+                block = yield from self._opened(TextContent, lambda: TextContent(text=""))
                 block.text += text
                 yield self._delta(TextDelta(text=text))
             case ReasoningPiece(text):
-                if not (self._open and isinstance(self.blocks[-1], ThinkingContent)):
-                    yield from self._begin(ThinkingContent(thinking=""))
-                thinking = self.blocks[-1]
-                assert isinstance(thinking, ThinkingContent)
+                thinking = yield from self._opened(ThinkingContent, lambda: ThinkingContent(thinking=""))
                 thinking.thinking += text
                 yield self._delta(ThinkingDelta(thinking=text))
             case ToolCallBegin(_, call_id, name):
@@ -143,6 +139,15 @@ class MessageContent:
         if isinstance(block, ToolUseContent):
             block.input = _parsed(self._arguments)
         yield BlockStop(index=len(self.blocks) - 1)
+
+    def _opened(self, kind: type[_C], make_empty: Callable[[], _C]) -> Generator[BaseModel, None, _C]:
+        """The open block if it is of this kind, else a new one."""
+        last = self.blocks[-1] if self._open else None
+        if isinstance(last, kind):
+            return last
+        block = make_empty()
+        yield from self._begin(block)
+        return block
 
     def _begin(self, block: Content) -> Iterator[BaseModel]:
         yield from self.end()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from types import MappingProxyType
+from typing import TypeVar
 
 from radixkv.server.responses.events import (
     ArgumentsDeltaEvent,
@@ -28,6 +29,8 @@ from radixkv.server.responses.objects import (
 )
 from radixkv.server.service import new_id
 from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
+
+_I = TypeVar("_I", OutputMessage, OutputReasoning)
 
 
 class Output:
@@ -94,16 +97,7 @@ class Output:
         return len(self.items) - 1
 
     def _add_text(self, text: str) -> Iterator[StreamEvent]:
-        if not (self._open and isinstance(self.items[-1], OutputMessage)):
-            begun, part = (
-                OutputMessage(id=new_id("msg", "_"), status="in_progress", content=[]),
-                OutputTextPart(text=""),
-            )
-            yield from self._begin(begun)
-            yield self._part_event("response.content_part.added", begun, part)
-            begun.content.append(part)
-        message = self.items[-1]
-        assert isinstance(message, OutputMessage)
+        message = yield from self._opened(OutputMessage, _empty_message)
         if text:
             message.content[0].text += text
             yield TextDeltaEvent(
@@ -111,20 +105,23 @@ class Output:
             )
 
     def _add_reasoning(self, text: str) -> Iterator[StreamEvent]:
-        if not (self._open and isinstance(self.items[-1], OutputReasoning)):
-            begun, part = (
-                OutputReasoning(id=new_id("rs", "_"), status="in_progress", content=[]),
-                ReasoningTextPart(text=""),
-            )
-            yield from self._begin(begun)
-            yield self._part_event("response.content_part.added", begun, part)
-            begun.content.append(part)
-        item = self.items[-1]
-        assert isinstance(item, OutputReasoning)
+        item = yield from self._opened(OutputReasoning, _empty_reasoning)
         item.content[0].text += text
         yield ReasoningDeltaEvent(
             sequence_number=self.next_number(), item_id=item.id, output_index=self._index, delta=text
         )
+
+    def _opened(self, kind: type[_I], make_empty: Callable[[], _I]) -> Generator[StreamEvent, None, _I]:
+        """The open item if it is of this kind, else a new one; its part is announced after it."""
+        last = self.items[-1] if self._open else None
+        if isinstance(last, kind):
+            return last
+        item = make_empty()
+        part = item.content.pop()
+        yield from self._begin(item)
+        yield self._part_event("response.content_part.added", item, part)
+        item.content.append(part)
+        return item
 
     def _begin(self, item: OutputItem) -> Iterator[StreamEvent]:
         yield from self._end_item("completed")
@@ -179,3 +176,11 @@ class Output:
                 "part": part.model_copy(),
             }
         )
+
+
+def _empty_message() -> OutputMessage:
+    return OutputMessage(id=new_id("msg", "_"), status="in_progress", content=[OutputTextPart(text="")])
+
+
+def _empty_reasoning() -> OutputReasoning:
+    return OutputReasoning(id=new_id("rs", "_"), status="in_progress", content=[ReasoningTextPart(text="")])
