@@ -1,4 +1,4 @@
-"""Administration: clear and verify the cache, and drain the server."""
+"""Administration: clear, verify and show the cache, and drain the server."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Depends
+from fastapi.responses import Response
 from pydantic import BaseModel, model_validator
 from pydantic_core import PydanticCustomError
 
 from radixkv.cache import InvariantViolation
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.server.authentication import administrator
+from radixkv.server.cache_insight import snapshot_json
 from radixkv.server.errors import ApiError
 from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
@@ -86,8 +88,8 @@ def admin_routes(service: Service) -> APIRouter:
     return router
 
 
-def check_routes(llm: AsyncLLM) -> APIRouter:
-    """The endpoint for one engine; it needs the admin key."""
+def cache_routes(llm: AsyncLLM) -> APIRouter:
+    """The endpoints that look into the cache of one engine; they need the admin key."""
     router = APIRouter(prefix="/admin", tags=["administration"], dependencies=[Depends(administrator)])
 
     @router.post("/check")
@@ -97,6 +99,11 @@ def check_routes(llm: AsyncLLM) -> APIRouter:
             return await check_cache(llm)
         except InvariantViolation as violation:
             raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, f"the cache is broken: {violation}") from violation
+
+    @router.get("/snapshot")
+    async def snapshot() -> Response:
+        """All that is cached, of every tenant, with texts, for `radixkv inspect`. No step runs while it is taken."""
+        return Response(await snapshot_json(llm), media_type="application/json")
 
     return router
 

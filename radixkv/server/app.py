@@ -10,11 +10,10 @@ from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
 from radixkv import __version__
-from radixkv.server.admin import admin_routes, check_routes
+from radixkv.server.admin import admin_routes, cache_routes
 from radixkv.server.api_description import api_description_routes
 from radixkv.server.authentication import Authentication
 from radixkv.server.body_limit import BodyLimit
-from radixkv.server.cache_insight import insight_routes
 from radixkv.server.chat_completions import chat_completion_routes
 from radixkv.server.completions import completion_routes
 from radixkv.server.cors import Cors
@@ -77,8 +76,7 @@ def create_app(
     if service.engine is not None:
         engine_routes = (
             live_state_routes(service, service.engine),
-            check_routes(service.engine),
-            insight_routes(service.engine),
+            cache_routes(service.engine),
             pin_routes(service, EnginePins(service.engine)),
         )
     routers = (

@@ -1,4 +1,4 @@
-"""Cache introspection over HTTP: snapshots, and explanations of why a prompt was not reused."""
+"""What answers show of a cache: snapshots, and explanations of why a prompt was not reused."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter, Depends
-from fastapi.responses import Response
 from pydantic import BaseModel
 
 from radixkv.observe.inspect.snapshot import take_snapshot
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams, wants_prompt_logprobs
-from radixkv.server.authentication import administrator
 from radixkv.server.service import Service
 
 if TYPE_CHECKING:
@@ -33,18 +30,6 @@ class CacheExplanation(BaseModel):
     computed: list[dict[str, Any]]
     difference: dict[str, Any] | None
     replica: str | None
-
-
-def insight_routes(llm: AsyncLLM) -> APIRouter:
-    """The endpoint for one engine; it needs the admin key."""
-    router = APIRouter(prefix="/admin", tags=["administration"], dependencies=[Depends(administrator)])
-
-    @router.get("/snapshot")
-    async def snapshot() -> Response:
-        """All that is cached, of every tenant, with texts, for `radixkv inspect`. No step runs while it is taken."""
-        return Response(await snapshot_json(llm), media_type="application/json")
-
-    return router
 
 
 async def snapshot_json(llm: AsyncLLM) -> str:
