@@ -27,7 +27,7 @@ _CHARACTER_WIDTH = 6.6
 def to_svg(snapshot: CacheSnapshot) -> str:
     """The plot as an SVG document."""
     nodes = snapshot.nodes
-    leaves = _count_leaves(snapshot)
+    leaves = snapshot.leaves_below()
     widths = [math.sqrt(node.num_tokens) for node in nodes]
     right_edges: list[float] = []
     for index, node in enumerate(nodes):
@@ -65,17 +65,6 @@ def to_svg(snapshot: CacheSnapshot) -> str:
                 f'<text x="{left + 3:.1f}" y="{top + row_height * leaves[index] / 2 + 4:.1f}">{visible_text}</text>'
             )
     return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def _count_leaves(snapshot: CacheSnapshot) -> list[int]:
-    """The number of leaves below each node; 1 for a leaf."""
-    counts = [0] * len(snapshot.nodes)
-    for index in reversed(range(len(counts))):
-        counts[index] = max(1, counts[index])
-        parent = snapshot.nodes[index].parent
-        if parent is not None:
-            counts[parent] += counts[index]
-    return counts
 
 
 def _caption(snapshot: CacheSnapshot, index: int) -> str:

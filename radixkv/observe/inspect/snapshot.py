@@ -66,11 +66,7 @@ class CacheSnapshot:
     @property
     def num_unshared_blocks(self) -> int:
         """Blocks that the cached prompts would take if each had its own."""
-        parents = {node.parent for node in self.nodes}
-        depth: list[int] = []
-        for node in self.nodes:
-            depth.append(node.num_blocks + (0 if node.parent is None else depth[node.parent]))
-        return sum(blocks for index, blocks in enumerate(depth) if index not in parents)
+        return sum(node.num_blocks * leaves for node, leaves in zip(self.nodes, self.leaves_below(), strict=True))
 
     @property
     def sharing_factor(self) -> float:
@@ -92,6 +88,16 @@ class CacheSnapshot:
             if parent is not None:
                 totals[parent] += totals[index]
         return totals
+
+    def leaves_below(self) -> list[int]:
+        """The number of leaves below each node; 1 for a leaf."""
+        counts = [0] * len(self.nodes)
+        for index in reversed(range(len(counts))):
+            counts[index] = max(1, counts[index])
+            parent = self.nodes[index].parent
+            if parent is not None:
+                counts[parent] += counts[index]
+        return counts
 
     def path_text(self, index: int) -> str:
         """The beginning of the prefix that ends with a node, and the beginning of the node itself."""
