@@ -33,6 +33,8 @@ from radixkv.server.validation_errors import in_words
 
 # Those that any endpoint may answer with.
 ERROR_STATUSES = (400, 401, 403, 404, 408, 413, 429, 500, 503, 504)
+# Least likeness to the right path: paths without /v1, with it twice, or with a letter too few reach it; another API's do not.
+_LIKE_A_PATH = 0.8
 
 _log = logging.getLogger(__name__)
 
@@ -164,10 +166,6 @@ def add_error_handlers(app: FastAPI, paths: Collection[str]) -> None:
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_request)
     app.add_exception_handler(Exception, on_error)
-
-
-# Least likeness to the right path: paths without /v1, with it twice, or with a letter too few reach it; another API's do not.
-_LIKE_A_PATH = 0.8
 
 
 def _unreadable(cause: BaseException) -> str | None:
