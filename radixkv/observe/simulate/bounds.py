@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Container, Sequence
 
 from radixkv.observe.simulate.trace import Trace
 
@@ -13,7 +14,7 @@ def unlimited(trace: Trace) -> float:
     cached: set[int] = set()
     num_hits = 0
     for request in trace.requests:
-        num_hits += _cached_prefix(request.prompt.tolist(), cached)
+        num_hits += cached_prefix(request.prompt.tolist(), cached)
         cached.update(request.prompt.tolist(), request.output.tolist())
     return num_hits / max(1, trace.num_asked_blocks)
 
@@ -24,7 +25,7 @@ def block_lru(trace: Trace, num_blocks: int) -> float:
     num_hits = 0
     for request in trace.requests:
         blocks = [*request.prompt.tolist(), *request.output.tolist()]
-        num_hits += _cached_prefix(request.prompt.tolist(), queue)
+        num_hits += cached_prefix(request.prompt.tolist(), queue)
         if len(blocks) > num_blocks:
             continue
         for block in blocks:
@@ -46,7 +47,7 @@ def belady(trace: Trace, num_blocks: int) -> float:
     num_hits, position = 0, 0
     for request in trace.requests:
         prompt = request.prompt.tolist()
-        num_hits += _cached_prefix(prompt, kept)
+        num_hits += cached_prefix(prompt, kept)
         for block in (*prompt, *request.output.tolist()):
             next_use = next_uses[position]
             position += 1
@@ -83,5 +84,6 @@ def _next_uses(trace: Trace) -> tuple[list[int], int]:
     return next_uses, never
 
 
-def _cached_prefix(prompt: list[int], cached: set[int] | dict[int, int] | OrderedDict[int, None]) -> int:
-    return next((index for index, block in enumerate(prompt) if block not in cached), len(prompt))
+def cached_prefix(blocks: Sequence[int], cached: Container[int]) -> int:
+    """How many leading blocks are cached."""
+    return next((index for index, block in enumerate(blocks) if block not in cached), len(blocks))

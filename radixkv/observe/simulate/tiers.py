@@ -18,6 +18,7 @@ from radixkv.cache import EvictionPolicy
 from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
 from radixkv.cache.tokens import TOKEN_BYTES
+from radixkv.observe.simulate.bounds import cached_prefix
 from radixkv.observe.simulate.replay import Replay
 from radixkv.observe.simulate.trace import Trace
 
@@ -67,7 +68,7 @@ class _Tier(TreeObserver):
 
     def find(self, blocks: Sequence[int]) -> int:
         """How many leading blocks the tier has."""
-        return next((index for index, block in enumerate(blocks) if block not in self._blocks), len(blocks))
+        return cached_prefix(blocks, self._blocks)
 
     def put(self, prefix: Sequence[int]) -> None:
         """Store blocks, or note that they are used again: the last of a prefix is dropped before its first."""
