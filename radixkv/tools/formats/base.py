@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from radixkv.tools.definitions import Tool, ToolOptions
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.pieces import TextPiece
-from radixkv.tools.source import AnswerSource, MalformedCallError, Parsing, new_call_id
+from radixkv.tools.source import AnswerSource, MalformedCallError, Parsing, new_call_id, skip_whitespace, text_until
 
 
 class CallFormat(ABC):
@@ -137,6 +137,15 @@ def guarded_call(source: AnswerSource, call: Parsing[None]) -> Parsing[bool]:
     return True
 
 
+def marked_calls(
+    source: AnswerSource, call_begin: str, read_call: Callable[[AnswerSource], Parsing[None]]
+) -> Parsing[None]:
+    """Read text, and calls that each follow a marker."""
+    while (yield from text_until(source, [call_begin])):
+        if (yield from guarded_call(source, read_call(source))):
+            yield from skip_whitespace(source)
+
+
 def json_body(writer: GrammarWriter, tool: Tool, rule: str, arguments_key: str, before_name: str = "") -> str:
     """A grammar expression for ``{"name": NAME, KEY: ARGUMENTS}``.
 
@@ -162,7 +171,7 @@ def json_text(value: Any) -> str:
 
 def write_json_call(name: str, arguments: Mapping[str, Any], arguments_key: str) -> str:
     """The call as JSON text."""
-    return json.dumps({"name": name, arguments_key: arguments}, ensure_ascii=False)
+    return json_text({"name": name, arguments_key: arguments})
 
 
 def _escaped(text: str) -> str:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from radixkv.tools.definitions import Tool
-from radixkv.tools.formats.base import CallFormat, guarded_call, json_body, write_json_call
+from radixkv.tools.formats.base import CallFormat, json_body, marked_calls, write_json_call
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.json_calls import json_call
-from radixkv.tools.source import AnswerSource, Parsing, expect, skip_whitespace, text_until
+from radixkv.tools.source import AnswerSource, Parsing, expect, skip_whitespace
 
 _END = "</tool_call>"
 
@@ -24,9 +24,7 @@ class HermesFormat(CallFormat):
     call_begin = "<tool_call>"
 
     def parse(self, source: AnswerSource) -> Parsing[None]:
-        while (yield from text_until(source, [self.call_begin])):
-            if (yield from guarded_call(source, _call(source))):
-                yield from skip_whitespace(source)
+        return marked_calls(source, self.call_begin, _call)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         return f"{self.call_begin}\n{write_json_call(name, arguments, 'arguments')}\n{_END}"

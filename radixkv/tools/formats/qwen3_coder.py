@@ -11,18 +11,10 @@ from types import MappingProxyType
 from typing import Any
 
 from radixkv.tools.definitions import Tool
-from radixkv.tools.formats.base import CallFormat, as_object, guarded_call, json_text
+from radixkv.tools.formats.base import CallFormat, as_object, json_text, marked_calls
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.pieces import ToolCallArguments
-from radixkv.tools.source import (
-    AnswerSource,
-    Parsing,
-    collect_until,
-    expect,
-    skip_whitespace,
-    starts_with,
-    text_until,
-)
+from radixkv.tools.source import AnswerSource, Parsing, collect_until, expect, skip_whitespace, starts_with
 
 _END, _FUNCTION, _FUNCTION_END = "</tool_call>", "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "\n</parameter>"
@@ -48,9 +40,7 @@ class Qwen3CoderFormat(CallFormat):
         return {**message, "tool_calls": written}
 
     def parse(self, source: AnswerSource) -> Parsing[None]:
-        while (yield from text_until(source, [self.call_begin])):
-            if (yield from guarded_call(source, _call(source))):
-                yield from skip_whitespace(source)
+        return marked_calls(source, self.call_begin, _call)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         texts = {key: value if isinstance(value, str) else json_text(value) for key, value in arguments.items()}
@@ -126,7 +116,7 @@ def _call(source: AnswerSource) -> Parsing[None]:
         ends = [_PARAMETER_END] if has_lines else [_PARAMETER_END, _PARAMETER_END.strip()]
         text, _ = yield from collect_until(source, ends)
         value = _as_json(text, properties.get(key))
-        yield ToolCallArguments(begun.index, f"{separator}{json.dumps(key, ensure_ascii=False)}: {value}")
+        yield ToolCallArguments(begun.index, f"{separator}{json_text(key)}: {value}")
         separator = ", "
         yield from skip_whitespace(source)
     yield from expect(source, _FUNCTION_END)  # before it, the arguments must not look complete
@@ -139,7 +129,7 @@ def _as_json(text: str, schema: Any) -> str:
     """A value as JSON text: as it is if its schema says that it is no string, and it is valid JSON; else as a string."""
     if schema is not None and not _is_string(schema):
         try:
-            return json.dumps(json.loads(text), ensure_ascii=False)
+            return json_text(json.loads(text))
         except (ValueError, RecursionError):
             pass
-    return json.dumps(text, ensure_ascii=False)
+    return json_text(text)
