@@ -53,16 +53,11 @@ def verify(folder: Folder) -> None:
     """Read all blocks and compare their checksums; ends with status 1 if one is not as it was written."""
     from radixkv.tiers.maintenance import verify
 
-    num_corrupt = 0
-
-    def verified(path: Path) -> str:
-        nonlocal num_corrupt
+    def verified(path: Path) -> tuple[str, int]:
         found = verify(path)
-        num_corrupt += found.corrupt
-        return f"{found.right} right, {found.corrupt} corrupt, {found.replaced} replaced by others"
+        return f"{found.right} right, {found.corrupt} corrupt, {found.replaced} replaced by others", found.corrupt
 
-    _do_for_each(folder, verified)
-    if num_corrupt:
+    if _do_for_each(folder, verified):
         raise typer.Exit(1)
 
 
@@ -105,33 +100,34 @@ def clear(
         digest = b""
     if digest is not None and len(digest) != DIGEST_BYTES:
         raise typer.BadParameter(f"--namespace: expected {2 * DIGEST_BYTES} hexadecimal digits, got {namespace!r}")
-    num_forgotten = 0
-
-    def cleared(path: Path) -> str:
-        nonlocal num_forgotten
-        count = clear(path, digest)
-        num_forgotten += count
-        return _forgotten(count)
-
-    _do_for_each(folder, cleared)
+    num_forgotten = _do_for_each(folder, lambda path: _forgotten(clear(path, digest)))
     if namespace is not None and not num_forgotten:
         print(f"{folder}: there are no blocks of namespace {namespace} here")
         raise typer.Exit(1)
 
 
-def _do_for_each(folder: Path, action: Callable[[Path], str]) -> None:
-    """Print what is done to each store, or why it cannot be; ends with status 1 if one could not."""
+def _do_for_each(folder: Path, action: Callable[[Path], tuple[str, int]]) -> int:
+    """Print what is done to each store, or why it cannot be; ends with status 1 if one could not.
+
+    Args:
+        action: returns what is printed, and a count.
+
+    Returns:
+        The sum of the counts.
+    """
     from radixkv.errors import StoreInUseError
 
-    failed = False
+    total, failed = 0, False
     for path in _stores(folder):
         try:
-            print(f"{path}: {action(path)}")
+            done, count = action(path)
         except (OSError, StoreInUseError, ValueError) as error:
-            print(f"{path}: {_reason(path, error)}")
-            failed = True
+            done, count, failed = _reason(path, error), 0, True
+        print(f"{path}: {done}")
+        total += count
     if failed:
         raise typer.Exit(1)
+    return total
 
 
 def _reason(path: Path, error: Exception) -> str:
@@ -139,8 +135,8 @@ def _reason(path: Path, error: Exception) -> str:
     return str(error).removeprefix(f"{path}: ").removeprefix(f"{path} ")
 
 
-def _forgotten(count: int) -> str:
-    return f"{_number(count, 'block')} forgotten"
+def _forgotten(count: int) -> tuple[str, int]:
+    return f"{_number(count, 'block')} forgotten", count
 
 
 def _stores(folder: Path) -> list[Path]:
