@@ -18,6 +18,8 @@ app = typer.Typer(no_args_is_help=True, help="Measure, always against a baseline
 PeerPython = Annotated[
     Path | None, typer.Option(exists=True, dir_okay=False, help="python of an environment in which it is installed")
 ]
+PlotPath = Annotated[Path | None, typer.Option(callback=writable_plot, help="draw the figures into this file")]
+Only = Annotated[str | None, typer.Option(help="rows whose name contains this")]
 Resume = Annotated[bool, typer.Option("--resume", help="keep the rows that the file has, and measure the others")]
 
 
@@ -40,7 +42,7 @@ def against(
     dtype: Annotated[str, typer.Option(help="of both engines; llama.cpp has its file's")] = "bfloat16",
     quantization: Annotated[str | None, typer.Option(help="of our weights: int8 or int4")] = None,
     json_path: JsonPath = None,
-    plot: Annotated[Path | None, typer.Option(callback=writable_plot, help="where to draw the ratios")] = None,
+    plot: PlotPath = None,
     rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
     only: Annotated[str | None, typer.Option(help="workloads whose name contains this")] = None,
     kind: Annotated[
@@ -68,7 +70,7 @@ def against(
 @app.command()
 def drafts(
     json_path: JsonPath = None,
-    plot: Annotated[Path | None, typer.Option(callback=writable_plot, help="where to draw the ratios")] = None,
+    plot: PlotPath = None,
     rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 1,
     rows: Annotated[
         list[str] | None, typer.Option(help="kinds of work whose name contains this; may be repeated")
@@ -110,7 +112,7 @@ def cache_scaling(
 @app.command()
 def attention(
     json_path: JsonPath = None,
-    only: Annotated[str | None, typer.Option(help="rows whose name contains this")] = None,
+    only: Only = None,
     resume: Resume = False,
 ) -> None:
     """One layer's attention, cache writes, block copies and draws on a GPU, against what they must cost."""
@@ -123,7 +125,7 @@ def attention(
 @app.command()
 def tiles(
     json_path: JsonPath = None,
-    only: Annotated[str | None, typer.Option(help="rows whose name contains this")] = None,
+    only: Only = None,
     resume: Resume = False,
 ) -> None:
     """Which tile configuration is fastest on a GPU, and from when on sharing and splitting pay."""
@@ -158,7 +160,7 @@ def routing(
 @app.command()
 def decode(
     json_path: JsonPath = None,
-    only: Annotated[str | None, typer.Option(help="rows whose name contains this")] = None,
+    only: Only = None,
     resume: Resume = False,
 ) -> None:
     """Whole decoding steps of 8 billion weights on a GPU, against what they must cost and transformers."""
@@ -280,7 +282,7 @@ def attacks(
 def serve(
     url: Annotated[str, typer.Option(help="an OpenAI-compatible server")] = "http://127.0.0.1:8000",
     json_path: JsonPath = None,
-    plot: Annotated[Path | None, typer.Option(callback=writable_plot, help="draw the latencies into this file")] = None,
+    plot: PlotPath = None,
     rate: Annotated[
         float | None, typer.Option(min=0.001, help="begin so many conversations a second, at random moments")
     ] = None,
@@ -313,9 +315,7 @@ def fairness(
     model: Model = None,
     rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
     json_path: JsonPath = None,
-    plot: Annotated[
-        Path | None, typer.Option(callback=writable_plot, help="draw the waiting times into this file")
-    ] = None,
+    plot: PlotPath = None,
 ) -> None:
     """One greedy tenant beside three modest ones: their waiting times, throughput, what was cached."""
     from radixkv.bench.engine.fairness import run_fairness
@@ -348,7 +348,7 @@ def tiers(
         str | None, typer.Option(help="measure this shared store, too: a folder, or a Redis or Valkey server's URL")
     ] = None,
     json_path: JsonPath = None,
-    plot: Annotated[Path | None, typer.Option(callback=writable_plot, help="draw them into this file")] = None,
+    plot: PlotPath = None,
 ) -> None:
     """What tiers below the pool bring and cost: restarts, a working set too large, writing, a shared store."""
     from radixkv.bench.tiers.benefit import run_tiers
