@@ -6,6 +6,7 @@ A group is admitted if its sequences, the blocks of its prompt, and what the run
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,12 +118,14 @@ class Admission:
 
     def _make_room(self) -> tuple[list[SequenceGroup], list[SequenceGroup]]:
         """The groups to preempt, and those to start in their place, in this order."""
+        # What is decided here changes claims, and not whose turn it is.
+        order = self._in_turn(self._count_usage())
         usage = self._count_usage()
         computing = {group.request.tenant for group in self._running if group.num_pending > 1}
         victims: list[SequenceGroup] = []
         starting: list[SequenceGroup] = []
         runs = dict(self._running)  # after what is decided here
-        for tenant in self._in_turn(usage):
+        for tenant in order:
             for group in self._waiting.groups(tenant):
                 if not usage.has_claim(group) or self._in_flight_prefixes.should_wait(group, runs):
                     break
@@ -149,7 +152,7 @@ class Admission:
                 usage.add(group, self._shares.prompt_service(group.request, num_uncached, num_reused))
         return victims, starting
 
-    def tenants_wanting_more(self) -> list[str]:
+    def tenants_wanting_more(self) -> set[str]:
         """Those whose running and waiting sequences together exceed an equal share, by weight, of all."""
         return self._count_usage().tenants_wanting_more()
 
@@ -166,17 +169,18 @@ class Admission:
         if self._num_admissible_seqs < 1:
             return None
         usage = self._current_usage()
-        tenants = self._tenants_before(before, usage)
         # First the groups that others were preempted for, or none: otherwise the others would be readmitted in their place.
         for group in self._made_room_for:
-            if group.request.tenant in tenants and self._may_start(group, max_tokens, usage):
+            if self._is_before(group.request.tenant, before, usage) and self._may_start(group, max_tokens, usage):
                 if not self._admit(group):
                     self.first_without_room = self.first_without_room or group
                     return None
                 usage.add(group)
                 return group
         passed: list[SequenceGroup] = []
-        for tenant in tenants:
+        for tenant in self._in_turn(usage):
+            if not self._is_before(tenant, before, usage):
+                continue
             admitted, did_not_fit = self._admit_first_of(tenant, max_tokens, before, usage)
             if admitted is not None:
                 usage.add(admitted)
@@ -223,28 +227,28 @@ class Admission:
             return True
         return self._loads is not None and self._loads.find_or_load(group, self._num_spare_blocks)
 
-    def _tenants_before(self, request: Request | None, usage: TenantUsage) -> list[str]:
-        """The tenants, in turn, whose waiting groups may come before a request whose prompt is in progress."""
-        tenants = self._in_turn(usage)
+    def _is_before(self, tenant: str, request: Request | None, usage: TenantUsage) -> bool:
+        """Whether groups of a waiting tenant may come before a request whose prompt is in progress, if there is one."""
         if request is None:
-            return tenants
-        counter = self._shares.counter(request.tenant)
-        return [
-            tenant
-            for tenant in tenants
-            if (
-                self._waiting.first(tenant).request.priority < request.priority
-                if tenant == request.tenant
-                else self._shares.counter(tenant) < counter or usage.has_claim(self._waiting.first(tenant))
-            )
-        ]
+            return True
+        if tenant == request.tenant:
+            return self._waiting.first(tenant).request.priority < request.priority
+        if self._shares.counter(tenant) < self._shares.counter(request.tenant):
+            return True
+        return usage.has_claim(self._waiting.first(tenant))
 
-    def _in_turn(self, usage: TenantUsage) -> list[str]:
-        """The waiting tenants: first those below their share, then by the service that they received."""
-        tenants = self._shares.in_turn(self._waiting.num_seqs)
-        if len(tenants) > 1:
-            tenants.sort(key=lambda tenant: not usage.has_claim(self._waiting.first(tenant)))
-        return tenants
+    def _in_turn(self, usage: TenantUsage) -> Iterator[str]:
+        """The waiting tenants: first those below their share, then by the service that they received.
+
+        Whether one is below its share is found out only when it is its turn: of many that wait, few are served in a step.
+        """
+        others = []
+        for tenant in self._shares.in_turn():
+            if usage.has_claim(self._waiting.first(tenant)):
+                yield tenant
+            else:
+                others.append(tenant)
+        yield from others
 
     def _current_usage(self) -> TenantUsage:
         """That of the running groups, counted once per step that admits, like `_decode_growth`."""

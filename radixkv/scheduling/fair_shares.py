@@ -20,8 +20,12 @@ are weighted max-min fair: a tenant that wants less than an equal share gets wha
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from sortedcontainers import SortedDict
 
 from radixkv.scheduling.request import Request, SequenceGroup
 from radixkv.scheduling.tenant_share import TenantShare, share_of
@@ -35,8 +39,24 @@ REUSED_TOKEN_COST = 1 / 16
 PROMPT_LOGPROB_COST = 0.5
 
 
+class _Turn(NamedTuple):
+    """What the order of the waiting tenants depends on.
+
+    Attributes:
+        counter: of the tenant.
+        num_seqs: that wait. Among equal counters, the tenant that wants least goes first: that hardly delays the others.
+        charged_at: among tenants that are equal in this, too, the one that was charged longest ago goes first.
+        began: how many tenants had begun to wait before; no two have the same.
+    """
+
+    counter: float
+    num_seqs: int
+    charged_at: int
+    began: int
+
+
 class FairShares:
-    """The tenants' counters of one busy period.
+    """The tenants' counters of one busy period, and the order in which those that wait are served.
 
     Args:
         tenants: what each may have, see `share_of`.
@@ -45,9 +65,12 @@ class FairShares:
     def __init__(self, tenants: Mapping[str, TenantShare] | None = None) -> None:
         self.tenants: Mapping[str, TenantShare] = tenants or {}
         self._counters: dict[str, float] = {}
-        # Among tenants that are otherwise equal, the one that was charged longest ago goes first.
         self._charged_at: dict[str, int] = {}
         self._num_charges = 0
+        # Kept up to date: sorting all that wait for each that is served would take time that grows with their square.
+        self._turns: dict[str, _Turn] = {}
+        self._order: SortedDict[_Turn, str] = SortedDict()
+        self._beginnings = itertools.count()
 
     def share(self, tenant: str) -> TenantShare:
         return share_of(tenant, self.tenants)
@@ -56,30 +79,31 @@ class FairShares:
         """The service that the tenant received, in costs of a computed token, divided by its weight."""
         return self._counters.get(tenant, 0.0)
 
-    def in_turn(self, waiting: Mapping[str, int]) -> list[str]:
-        """The tenants in the order in which they are served.
+    def in_turn(self) -> Iterator[str]:
+        """The waiting tenants in the order in which they are served; it must not change while it is iterated over."""
+        return iter(self._order.values())
+
+    @property
+    def floor(self) -> float:
+        """The smallest counter of the tenants that wait; 0 if none does."""
+        return self._order.peekitem(0)[0].counter if self._order else 0.0
+
+    def set_waiting(self, tenant: str, num_seqs: int) -> None:
+        """So many sequences of the tenant wait from now on; with 0, it is no longer in turn."""
+        if not num_seqs:
+            self._set_turn(tenant, None)
+            return
+        turn = self._turns.get(tenant)
+        began = next(self._beginnings) if turn is None else turn.began
+        self._set_turn(tenant, _Turn(self.counter(tenant), num_seqs, self._charged_at.get(tenant, -1), began))
+
+    def lift(self, tenant: str, running: Iterable[str]) -> None:
+        """The tenant is about to wait: it has no claim to what it did not use before.
 
         Args:
-            waiting: sequences that wait, by tenant. Among equal counters, the tenant that wants least goes first: that
-                hardly delays the others.
+            running: the tenants that have running groups; they count where no tenant waits, so that nothing is scarce.
         """
-        if len(waiting) < 2:
-            return list(waiting)
-        return sorted(
-            waiting, key=lambda tenant: (self.counter(tenant), waiting[tenant], self._charged_at.get(tenant, -1))
-        )
-
-    def lift(self, tenant: str, waiting: Collection[str], running: Collection[str]) -> None:
-        """The tenant begins to wait: it has no claim to what it did not use before.
-
-        Args:
-            waiting: the tenants that wait already.
-            running: those that have running groups; they count where no tenant waits, so that nothing is scarce.
-        """
-        if waiting:
-            floor = min(self.counter(other) for other in waiting)
-        else:
-            floor = max((self.counter(other) for other in running), default=0.0)
+        floor = self.floor if self._order else max(map(self.counter, running), default=0.0)
         self._counters[tenant] = max(self.counter(tenant), floor)
 
     def charge_generated(self, tenant: str, num_tokens: int) -> None:
@@ -103,6 +127,17 @@ class FairShares:
         self._counters[tenant] = self.counter(tenant) + service
         self._num_charges += 1
         self._charged_at[tenant] = self._num_charges
+        if tenant in self._turns:
+            turn = self._turns[tenant]
+            self._set_turn(tenant, turn._replace(counter=self._counters[tenant], charged_at=self._num_charges))
+
+    def _set_turn(self, tenant: str, turn: _Turn | None) -> None:
+        previous = self._turns.pop(tenant, None)
+        if previous is not None:
+            del self._order[previous]
+        if turn is not None:
+            self._turns[tenant] = turn
+            self._order[turn] = tenant
 
     def unused(self, group: SequenceGroup) -> float:
         """The service charged for a running group's prompt, as a whole when it was admitted, that was not rendered yet."""
@@ -117,10 +152,13 @@ class FairShares:
         self._counters.clear()
         self._charged_at.clear()
 
-    def part(self, tenant: str, active: Iterable[str], amount: int) -> int:
-        """The tenant's share of ``amount``, at least 1, among the ``active`` tenants."""
-        weights = sum(self.share(other).weight for other in {tenant, *active})
-        return max(1, int(amount * self.share(tenant).weight / weights))
+    def total_weight(self, tenants: Iterable[str]) -> float:
+        """The sum of the tenants' weights."""
+        return sum(self.share(tenant).weight for tenant in tenants)
+
+    def part(self, tenant: str, amount: int, total_weight: float) -> int:
+        """The tenant's share of ``amount``, at least 1, among tenants that have this total weight, its own included."""
+        return max(1, int(amount * self.share(tenant).weight / total_weight))
 
     def level(self, demands: Mapping[str, int], amount: int) -> float:
         """What a tenant of weight 1 may have of ``amount``: a smaller demand is met, and the others share the rest equally.

@@ -41,8 +41,9 @@ def bound_prompts(
     if not others or len(others) == len(num_tokens):
         return chunks
     num_others = sum(num_tokens[tenant] for tenant in others)
+    total_weight = shares.total_weight(num_tokens)
     left = {
-        tenant: max(min_tokens, shares.part(tenant, num_tokens, num_others))
+        tenant: max(min_tokens, shares.part(tenant, num_others, total_weight))
         for tenant in num_tokens
         if tenant in wanting_more
     }

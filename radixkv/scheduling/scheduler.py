@@ -97,7 +97,7 @@ class Scheduler:
         request.arrival = next(self._arrivals)
         tenant = request.tenant
         if tenant not in self.waiting.tenants:
-            self.shares.lift(tenant, self.waiting.tenants, {group.request.tenant for group in self.running})
+            self.shares.lift(tenant, (group.request.tenant for group in self.running))
         for group in groups:
             self._queue(group)
 
@@ -121,6 +121,7 @@ class Scheduler:
             del self.running[group]
         else:
             self.waiting.remove(group)
+            self._note_waiting(group.request.tenant)
         self.admission.forget(group)
         if not self.running and not self.waiting:
             self.shares.reset()
@@ -257,8 +258,12 @@ class Scheduler:
 
     def _queue(self, group: SequenceGroup) -> None:
         self.waiting.add(group)
+        self._note_waiting(group.request.tenant)
         if self._loads is not None:
             self._loads.expect(group)
+
+    def _note_waiting(self, tenant: str) -> None:
+        self.shares.set_waiting(tenant, self.waiting.num_seqs.get(tenant, 0))
 
     # -- prompts and admission -----------------------------------------------------------------------------------
 
@@ -328,6 +333,7 @@ class Scheduler:
     def _start_admitted(self, group: SequenceGroup) -> None:
         self.start(group)
         request = group.request
+        self._note_waiting(request.tenant)
         self.shares.charge_prompt(request, group.num_pending - 1, group.num_computed_at_start)
         if request.num_cached_tokens is None:
             # For a resumed request, tokens of its answer may have been cached, too.

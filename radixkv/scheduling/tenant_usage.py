@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 
 from radixkv.scheduling.fair_shares import FairShares
 from radixkv.scheduling.request import SequenceGroup
@@ -43,7 +44,7 @@ class TenantUsage:
         self._min_progress = 1 if cached_stays else block_size
         self._burst = burst
         # The smallest counter of the tenants that wait, and how small it may become before added groups lose their claims.
-        self._floor = min(map(shares.counter, waiting), default=0.0)
+        self._floor = shares.floor
         self._lowest_floor = -math.inf
         # What added groups will be charged later, and the running tenants' counters less refunds for removed groups.
         self._uncharged: defaultdict[str, float] = defaultdict(float)
@@ -51,10 +52,9 @@ class TenantUsage:
         self.num_seqs: Counter[str] = Counter()
         for group in running:
             self.num_seqs[group.request.tenant] += group.num_seqs
-        self.active = {*self.num_seqs, *waiting}
-        # What is admitted or preempted in this step does not change its tenant's demand.
-        self._demands = {tenant: self._demand(tenant, waiting) for tenant in self.active}
-        self._level = shares.level(self._demands, max_num_seqs)
+        # Sequences that each tenant runs or waits for. What is admitted or preempted in this step does not change them.
+        self._wanted = Counter(waiting)
+        self._wanted.update(self.num_seqs)
 
     def add(self, group: SequenceGroup, uncharged: float = 0.0) -> None:
         """Count a group that runs from now on: neither it nor any group whose waiting would void its claim is then preempted.
@@ -76,13 +76,13 @@ class TenantUsage:
             self._floor = min(self._floor, self._counters[tenant])
             del self._running[group]
 
-    def tenants_wanting_more(self) -> list[str]:
+    def tenants_wanting_more(self) -> set[str]:
         """Tenants whose running and waiting sequences together exceeded an equal share of all, by weight, at that moment."""
-        return [
+        return {
             tenant
             for tenant, demand in self._demands.items()
-            if demand > self._shares.part(tenant, self.active, self._max_num_seqs)
-        ]
+            if demand > self._shares.part(tenant, self._max_num_seqs, self._total_weight)
+        }
 
     def exceeds_limit(self, group: SequenceGroup) -> bool:
         """Whether the group's tenant would run more sequences with it than it may.
@@ -116,11 +116,12 @@ class TenantUsage:
             return []
         victims = []
         used, counters = Counter(self.num_seqs), dict(self._counters)
-        for victim in self._candidates(group, lambda group: group.num_seqs):
+        above = {tenant for tenant, num_seqs in used.items() if self._exceeds_part(tenant, num_seqs)}
+        for victim in self._candidates(above, lambda group: group.num_seqs):
             tenant = victim.request.tenant
             if missing <= 0:
                 break
-            if used[tenant] > self._seqs_part(tenant) and self._claims_hold(group, counters[tenant], victim):
+            if self._exceeds_part(tenant, used[tenant]) and self._claims_hold(group, counters[tenant], victim):
                 used[tenant] -= victim.num_seqs
                 counters[tenant] -= self._shares.unused(victim)
                 missing -= victim.num_seqs
@@ -140,29 +141,36 @@ class TenantUsage:
         needed = used[group.request.tenant] + -(-(len(group.prompt) + 1) // self._block_size)
         if needed > self._blocks_part(group.request.tenant):
             return []
-        for victim in self._candidates(group, lambda group: group.num_blocks):
-            tenant = victim.request.tenant
-            if used[tenant] > self._blocks_part(tenant) and self._claims_hold(group, self._counters[tenant], victim):
+        above = {tenant for tenant, num_blocks in used.items() if num_blocks > self._blocks_part(tenant)}
+        for victim in self._candidates(above, lambda group: group.num_blocks):
+            if self._claims_hold(group, self._counters[victim.request.tenant], victim):
                 return [victim]
         return []
 
     def _within_part(self, group: SequenceGroup) -> bool:
         """Whether the group's tenant would run no more than its share of the sequences with it."""
         tenant = group.request.tenant
-        return self.num_seqs[tenant] + group.num_seqs <= self._seqs_part(tenant)
+        return not self._exceeds_part(tenant, self.num_seqs[tenant] + group.num_seqs)
 
-    def _candidates(self, group: SequenceGroup, size: Callable[[SequenceGroup], int]) -> list[SequenceGroup]:
-        """Groups of other tenants that may be preempted for ``group``, first those of the tenant with the most.
+    def _exceeds_part(self, tenant: str, num_seqs: int) -> bool:
+        """Whether so many sequences are more than the tenant's share, which is never less than 1."""
+        if num_seqs <= 1:
+            return False  # without computing the level, which takes time for each tenant that waits
+        return num_seqs > int(min(self._level * self._shares.share(tenant).weight, self._max_num_seqs))
+
+    def _candidates(self, above: Collection[str], size: Callable[[SequenceGroup], int]) -> list[SequenceGroup]:
+        """Groups that may be preempted, of the tenants above their shares; first those of the tenant with the most.
 
         Since it started, each has computed either nothing or enough: twice what earlier preemptions made it compute again
         and, where its results may be evicted, at least a block. So each preemption but the last is paid for by as many new
         tokens: however often others ask, all preemptions cost a group no more than twice its own tokens, even if nothing ever
         stays in the cache.
         """
+        running = [group for group in self._running if group.request.tenant in above]
         return [
             victim
-            for victim in reversed(self._shares.preempted_last_first(self._running, size))
-            if victim.request.tenant != group.request.tenant and self._has_progressed(victim)
+            for victim in reversed(self._shares.preempted_last_first(running, size))
+            if self._has_progressed(victim)
         ]
 
     def _has_progressed(self, group: SequenceGroup) -> bool:
@@ -184,14 +192,22 @@ class TenantUsage:
         counter = self._shares.counter(tenant) + self._uncharged[tenant]
         return counter - self._burst / self._shares.share(tenant).weight
 
-    def _demand(self, tenant: str, waiting: Mapping[str, int]) -> int:
-        """Sequences that the tenant runs and wants to run."""
-        wanted = self.num_seqs[tenant] + waiting.get(tenant, 0)
-        limit = self._shares.share(tenant).max_num_seqs
-        return wanted if limit is None else min(wanted, limit)
+    @cached_property
+    def _demands(self) -> dict[str, int]:
+        """Sequences that each tenant runs and wants to run."""
+        return {
+            tenant: min(wanted, self._shares.share(tenant).max_num_seqs or wanted)
+            for tenant, wanted in self._wanted.items()
+        }
 
-    def _seqs_part(self, tenant: str) -> int:
-        return max(1, int(min(self._level * self._shares.share(tenant).weight, self._max_num_seqs)))
+    @cached_property
+    def _level(self) -> float:
+        """How many sequences a tenant of weight 1 may run."""
+        return self._shares.level(self._demands, self._max_num_seqs)
+
+    @cached_property
+    def _total_weight(self) -> float:
+        return self._shares.total_weight(self._wanted)
 
     def _blocks_part(self, tenant: str) -> int:
-        return self._shares.part(tenant, self.active, self._num_blocks)
+        return self._shares.part(tenant, self._num_blocks, self._total_weight)

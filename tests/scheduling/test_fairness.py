@@ -371,4 +371,6 @@ def test_among_equal_tenants_the_one_served_longest_ago_goes_first(waiting: dict
     shares = FairShares()
     for tenant, generated in (("b", 1), ("a", 1), ("b", -1), ("a", -1)):
         shares.charge_generated(tenant, generated)
-    assert shares.in_turn(waiting) == ["new", "b", "a"]
+    for tenant, num_seqs in waiting.items():
+        shares.set_waiting(tenant, num_seqs)
+    assert list(shares.in_turn()) == ["new", "b", "a"]

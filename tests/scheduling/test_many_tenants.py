@@ -1,0 +1,112 @@
+"""However many tenants wait, they are served in the same order, and a step does not look at all of them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from support.scheduler_driver import STEMS, SchedulerDriver, prompt, tail
+
+from radixkv.scheduling.admission import Admission
+from radixkv.scheduling.fair_shares import FairShares
+from radixkv.scheduling.tenant_share import TenantShare
+from radixkv.scheduling.tenant_usage import TenantUsage
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often a tenant's weight or counter was looked at."""
+    counts: Counter[str] = Counter()
+    share, counter = FairShares.share, FairShares.counter
+
+    def counted_share(self: FairShares, tenant: str) -> TenantShare:
+        counts["share"] += 1
+        return share(self, tenant)
+
+    def counted_counter(self: FairShares, tenant: str) -> float:
+        counts["counter"] += 1
+        return counter(self, tenant)
+
+    monkeypatch.setattr(FairShares, "share", counted_share)
+    monkeypatch.setattr(FairShares, "counter", counted_counter)
+    return counts
+
+
+def with_tenants(count: int, max_num_seqs: int) -> SchedulerDriver:
+    """One short request of each."""
+    driver = SchedulerDriver(max_num_seqs=max_num_seqs, budget=2048, num_blocks=8000)
+    for number in range(count):
+        driver.add(prompt(6), max_new=20, tenant=f"tenant {number}")
+    return driver
+
+
+def test_what_serves_a_tenant_takes_as_long_however_many_wait(calls: Counter[str]) -> None:
+    """Two thousand tenants took half a minute: each admission sorted them all, and each one's share summed all weights."""
+    work = []
+    for count in (40, 80):
+        calls.clear()
+        driver = with_tenants(count, max_num_seqs=count)
+        driver.step()
+        assert len(driver.admitted) == count
+        work.append(calls.total())
+    assert work[1] < 2.5 * work[0]
+
+
+def test_a_step_that_admits_nothing_takes_as_long_however_many_wait(calls: Counter[str]) -> None:
+    work = []
+    for count in (40, 80):
+        driver = with_tenants(count, max_num_seqs=4)
+        driver.step()
+        calls.clear()
+        driver.step()
+        assert len(driver.admitted) == 4
+        work.append(calls.total())
+    assert work[0] == work[1]
+
+
+def sorted_at_once(self: Admission, usage: TenantUsage) -> Iterator[str]:
+    """What `Admission._in_turn` promises, at the cost of all tenants for each that is served."""
+    waiting, shares = self._waiting.num_seqs, self._shares
+    tenants = sorted(waiting, key=lambda each: (shares.counter(each), waiting[each], shares._charged_at.get(each, -1)))
+    return iter(sorted(tenants, key=lambda each: not usage.has_claim(self._waiting.first(each))))
+
+
+def decisions(seed: int) -> list[tuple[int, int, int]]:
+    """What the scheduler decides about made-up requests: arrival, sample and tokens of each chunk."""
+    rng = random.Random(seed)
+    tenants = [f"tenant {number}" for number in range(rng.choice([2, 6, 20]))]
+    shares = {
+        tenant: TenantShare(rng.choice([0.5, 1, 4]), rng.choice([None, 3])) for tenant in tenants if rng.random() < 0.4
+    }
+    driver = SchedulerDriver(
+        num_blocks=rng.choice([200, 2000]),
+        budget=rng.choice([8, 32, 128]),
+        max_num_seqs=rng.choice([4, 16]),
+        max_overtaken=rng.choice([1, 32]),
+        shares=shares,
+    )
+    chunks = []
+    for _ in range(60):
+        for _ in range(rng.choice([0, 0, 1, 6])):
+            stem = STEMS[rng.randrange(3)][: rng.choice([0, 40])]
+            driver.add(
+                stem + tail(len(driver.requests), rng.randint(1, 40)),
+                n=rng.randint(1, 3),
+                tenant=rng.choice(tenants),
+                priority=rng.randint(-1, 1),
+                max_new=rng.randint(1, 20),
+            )
+        if driver.has_work:
+            chunks += driver.step()
+    return [(chunk.group.request.arrival, chunk.sequence.index, chunk.num_tokens) for chunk in chunks]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_order_is_that_of_all_tenants_sorted_anew_for_each_admission(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = decisions(seed)
+    monkeypatch.setattr(Admission, "_in_turn", sorted_at_once)
+    assert decisions(seed) == made
