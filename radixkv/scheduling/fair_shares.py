@@ -20,6 +20,7 @@ are weighted max-min fair: a tenant that wants less than an equal share gets wha
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -193,14 +194,21 @@ class FairShares:
         if len(by_tenant) < 2:
             return list(running)
         used = {tenant: sum(map(size, groups)) for tenant, groups in by_tenant.items()}
+
+        def order(tenant: str) -> tuple[float, int, int, int, str]:
+            priority, arrival, sample = by_tenant[tenant][-1].rank
+            return -used[tenant] / self.share(tenant).weight, -priority, -arrival, -sample, tenant
+
         preempted_first = []
-        while by_tenant:
-            tenant = max(
-                by_tenant, key=lambda tenant: (used[tenant] / self.share(tenant).weight, by_tenant[tenant][-1].rank)
-            )
+        tenants = [order(tenant) for tenant in by_tenant]
+        heapq.heapify(tenants)
+        while tenants:
+            tenant = tenants[0][-1]
             group = by_tenant[tenant].pop()
             used[tenant] -= size(group)
             preempted_first.append(group)
-            if not by_tenant[tenant]:
-                del by_tenant[tenant]
+            if by_tenant[tenant]:
+                heapq.heapreplace(tenants, order(tenant))
+            else:
+                heapq.heappop(tenants)
         return preempted_first[::-1]

@@ -66,6 +66,38 @@ def test_a_step_that_admits_nothing_takes_as_long_however_many_wait(calls: Count
     assert work[0] == work[1]
 
 
+def test_choosing_whom_to_preempt_takes_as_long_per_group_however_many_tenants_run(calls: Counter[str]) -> None:
+    work = []
+    for count in (40, 80):
+        driver = with_tenants(count, max_num_seqs=count)
+        driver.step()
+        calls.clear()
+        order = driver.scheduler.shares.preempted_last_first(driver.scheduler.running, lambda group: group.num_blocks)
+        assert len(order) == count
+        work.append(calls.total())
+    assert work[1] < 2.5 * work[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_the_tenants_with_most_the_last_group_is_preempted_first(seed: int) -> None:
+    rng = random.Random(seed)
+    driver = SchedulerDriver(max_num_seqs=40, budget=2048, shares={"a": TenantShare(2.5), "b": TenantShare(0.5)})
+    for _ in range(40):
+        driver.add(prompt(rng.randint(2, 9)), tenant=rng.choice("abcdef"), priority=rng.randint(-1, 1), max_new=20)
+    driver.step()
+    left = list(driver.scheduler.running)
+    assert len(left) == 40
+    shares = driver.scheduler.shares
+    for victim in reversed(shares.preempted_last_first(left, lambda group: group.num_blocks)):
+        has: Counter[str] = Counter()
+        for group in left:
+            has[group.request.tenant] += group.num_blocks
+        last = {group.request.tenant: group for group in left}
+        tenant = max(last, key=lambda each: (has[each] / shares.share(each).weight, last[each].rank))
+        assert victim is last[tenant]
+        left.remove(victim)
+
+
 def sorted_at_once(self: Admission, usage: TenantUsage) -> Iterator[str]:
     """What `Admission._in_turn` promises, at the cost of all tenants for each that is served."""
     waiting, shares = self._waiting.num_seqs, self._shares
