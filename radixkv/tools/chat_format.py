@@ -240,7 +240,7 @@ class AnswerParser:
 
     def feed(self, text: str) -> list[AnswerPiece]:
         """The pieces that more text completes."""
-        self._source.rest += text
+        self._source.feed(text)
         return self._read() if text else []
 
     def finish(self) -> list[AnswerPiece]:

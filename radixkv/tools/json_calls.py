@@ -42,7 +42,7 @@ def json_call(source: AnswerSource, beginning: re.Pattern[str] | None = None) ->
             if arguments is not None:
                 yield ToolCallArguments(begun.index, arguments)
         elif key in _ARGUMENTS and arguments is None:
-            if begun is not None and source.rest[:1] == "{":
+            if begun is not None and source.peek(1) == "{":
                 yield from json_arguments(source, begun)
                 arguments = ""
             else:
@@ -54,7 +54,7 @@ def json_call(source: AnswerSource, beginning: re.Pattern[str] | None = None) ->
         else:
             raise MalformedCallError
         yield from skip_whitespace(source)
-        if source.rest[:1] != ",":
+        if source.peek(1) != ",":
             break
         source.take(1)
     yield from expect(source, "}")
@@ -100,13 +100,13 @@ def _loads(text: str) -> Any:
 def _value(source: AnswerSource) -> Generator[str | None, None, None]:
     """The text of one JSON value, piece by piece; None where more is needed."""
     depth, in_string, escaped = 0, False, False
-    while not source.rest:
+    while not source:
         if source.ended:
             raise MalformedCallError
         yield None
-    is_scalar = source.rest[0] not in '{["'
+    is_scalar = source.peek(1) not in '{["'
     while True:
-        for position, character in enumerate(source.rest):
+        for position, character in enumerate(source):
             if is_scalar:
                 if character in ",}]" + WHITESPACE:
                     yield source.take(position)
@@ -127,8 +127,8 @@ def _value(source: AnswerSource) -> Generator[str | None, None, None]:
             if depth == 0 and not in_string:
                 yield source.take(position + 1)
                 return
-        if source.rest:
-            yield source.take(len(source.rest))
+        if source:
+            yield source.take(len(source))
         if source.ended:
             raise MalformedCallError
         yield None

@@ -35,7 +35,7 @@ class ReasoningTags:
             source.mark()
             yield from skip_whitespace(source)
             if not (yield from starts_with(source, self.open)):
-                source.rest = source.since_mark() + source.rest
+                source.back_to_mark()
                 return
         elif state == "over":
             return

@@ -6,14 +6,16 @@ A parser is a generator. It yields the pieces of the answer, and None where it c
         while (yield from text_until(source, ("<tool_call>",))):
             yield from json_call(source)
 
-So that the result does not depend on how the text was cut, a parser looks at `AnswerSource.rest` only as far as no later text
-can change its meaning.
+So that the result does not depend on how the text was cut, a parser looks at what is left only as far as no later text can
+change its meaning.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 import secrets
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from radixkv.tools.definitions import Tool
@@ -37,6 +39,9 @@ def new_call_id() -> str:
 class AnswerSource:
     """Text that was generated and is not parsed yet.
 
+    Its length and its characters are those of the text. An answer may arrive whole, with thousands of calls: what is left is
+    not copied when a part of it is taken.
+
     Args:
         tools: those that may be called, by name.
         new_id: makes the ids of calls.
@@ -44,7 +49,6 @@ class AnswerSource:
         continues: whether the text goes on with a message that has begun.
 
     Attributes:
-        rest: the text.
         ended: whether no more follows.
         num_calls: that have begun.
     """
@@ -58,12 +62,13 @@ class AnswerSource:
         continues: bool = False,
     ) -> None:
         self.tools = tools
-        self.rest = ""
         self.ended = False
         self.calls_required = calls_required
         self.continues = continues
         self.num_calls = 0
         self._new_id = new_id
+        self._text = ""
+        self._start = 0  # of what is not parsed yet, within the text
         self._taken: list[str] = []
 
     @property
@@ -74,9 +79,38 @@ class AnswerSource:
         """
         return self.ended and (self.calls_required or self.num_calls > 0)
 
+    def __len__(self) -> int:
+        return len(self._text) - self._start
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._text.__getitem__, range(self._start, len(self._text)))
+
+    def feed(self, text: str) -> None:
+        """More was generated."""
+        self._text, self._start = self._text[self._start :] + text, 0
+
+    def peek(self, length: int) -> str:
+        """The first characters, or all if there are fewer."""
+        return self._text[self._start : self._start + length]
+
+    def find(self, markers: Sequence[str], begin: int) -> tuple[int, str] | None:
+        """How many characters are before the first of the markers, and the marker; None: there is none.
+
+        Args:
+            begin: how many characters are skipped, because no marker begins there.
+        """
+        if not markers:
+            return None
+        # Of two markers at the same place, the shorter one comes first. Not `str.find`: a marker that is nowhere would be
+        # looked for in all of the text.
+        pattern = re.compile("|".join(map(re.escape, sorted(markers))))
+        found = pattern.search(self._text, self._start + begin)
+        return None if found is None else (found.start() - self._start, found[0])
+
     def take(self, length: int) -> str:
         """Remove and return the first characters."""
-        text, self.rest = self.rest[:length], self.rest[length:]
+        text = self.peek(length)
+        self._start += len(text)
         self._taken.append(text)
         return text
 
@@ -87,6 +121,11 @@ class AnswerSource:
     def since_mark(self) -> str:
         """All that was taken since the mark."""
         return "".join(self._taken)
+
+    def back_to_mark(self) -> None:
+        """Put back all that was taken since the mark."""
+        self._text, self._start = self.since_mark() + self._text[self._start :], 0
+        self._taken = []
 
     def begin_call(self, name: object) -> ToolCallBegin:
         """The next call.
@@ -111,17 +150,17 @@ def more(source: AnswerSource) -> Parsing[bool]:
 def skip_whitespace(source: AnswerSource) -> Parsing[None]:
     """Take whitespace up to something else, or the end."""
     while True:
-        source.take(len(source.rest) - len(source.rest.lstrip(WHITESPACE)))
-        if source.rest or not (yield from more(source)):
+        source.take(sum(1 for _ in itertools.takewhile(WHITESPACE.__contains__, source)))
+        if source or not (yield from more(source)):
             return
 
 
 def starts_with(source: AnswerSource, text: str) -> Parsing[bool]:
-    """Whether the rest begins with ``text``, which is then taken."""
-    while len(source.rest) < len(text) and text.startswith(source.rest):
+    """Whether what is left begins with ``text``, which is then taken."""
+    while len(source) < len(text) and text.startswith(source.peek(len(text))):
         if not (yield from more(source)):
             return False
-    if not source.rest.startswith(text):
+    if source.peek(len(text)) != text:
         return False
     source.take(len(text))
     return True
@@ -147,10 +186,11 @@ def text_until(
     Returns:
         The marker; None: the text ended.
     """
+    searched = 0
     while True:
-        found = [(position, marker) for marker in markers if (position := source.rest.find(marker)) >= 0]
-        if found:
-            position, marker = min(found)
+        found = source.find(markers, searched)
+        if found is not None:
+            position, marker = found
             source.mark()
             text = source.take(position).rstrip(WHITESPACE)
             if text:
@@ -159,10 +199,11 @@ def text_until(
             source.take(len(marker))
             return marker
         if source.cut_in_calls and piece is TextPiece:
-            source.rest = ""
-        length = len(source.rest) if source.ended else _unambiguous(source.rest, markers)
+            source.take(len(source))
+        length = len(source) if source.ended else _unambiguous(source.peek(len(source)), markers)
         if length:
             yield piece(source.take(length))
+        searched = _searched(source, markers)
         if not (yield from more(source)):
             return None
 
@@ -173,16 +214,23 @@ def collect_until(source: AnswerSource, markers: Sequence[str]) -> Parsing[tuple
     Raises:
         MalformedCallError: the text ends without one.
     """
+    searched = 0
     while True:
-        found = [(position, marker) for marker in markers if (position := source.rest.find(marker)) >= 0]
-        if found:
-            position, marker = min(found)
+        found = source.find(markers, searched)
+        if found is not None:
+            position, marker = found
             text = source.take(position)
             source.take(len(marker))
             return text, marker
+        searched = _searched(source, markers)
         if not (yield from more(source)):
-            source.take(len(source.rest))
+            source.take(len(source))
             raise MalformedCallError
+
+
+def _searched(source: AnswerSource, markers: Sequence[str]) -> int:
+    """At how many of the characters none of the markers begins, whatever follows, if there is none in the text."""
+    return max(0, len(source) - max(map(len, markers), default=0))
 
 
 def _unambiguous(text: str, markers: Sequence[str]) -> int:

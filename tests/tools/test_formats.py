@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from typing import Any
+from typing import Any, SupportsIndex
 
 import pytest
 from hypothesis import given
@@ -35,6 +35,33 @@ def test_what_is_written_is_read(name: str) -> None:
     assert len({call.id for call in answer.tool_calls}) == len(answer.tool_calls)
     assert answer.text == ("I will look. <tool" if CALL_FORMATS[name].trigger and name != "harmony" else "")
     assert answer.reasoning == ("They want < weather." if name == "harmony" else None)
+
+
+def num_copied(name: str, num_calls: int) -> int:
+    """How many characters are copied to read an answer that arrives whole."""
+    copied = 0
+
+    class Counted(str):
+        def __getitem__(self, key: SupportsIndex | slice) -> Counted:
+            nonlocal copied
+            part = super().__getitem__(key)
+            copied += len(part)
+            return Counted(part)
+
+        def __radd__(self, left: str) -> Counted:
+            return Counted(left + str(self))
+
+    form = form_of(name)
+    parser = form.parser()
+    parser.feed(Counted(form.format.calls.write_calls(CALLS[:1] * num_calls)))
+    parser.finish()
+    return copied
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_of_an_answer_with_many_calls_what_is_left_is_not_copied_for_each(name: str) -> None:
+    """Sixteen thousand calls that arrived at once took five seconds to read."""
+    assert num_copied(name, 80) < 2.5 * num_copied(name, 40)
 
 
 @pytest.mark.parametrize("name", FORMS)

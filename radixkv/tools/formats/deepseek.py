@@ -70,7 +70,7 @@ class DeepSeekV3Format(DeepSeekV31Format):
 def _call(source: AnswerSource) -> Parsing[None]:
     name, _ = yield from collect_until(source, [_SEPARATOR])
     yield from skip_whitespace(source)
-    if source.rest[:1] != "{":
+    if source.peek(1) != "{":
         name, _ = yield from collect_until(source, ["\n"])
         yield from skip_whitespace(source)
         if (yield from starts_with(source, f"{_FENCE}json")):

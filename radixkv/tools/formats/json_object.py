@@ -37,7 +37,7 @@ class JsonObjectFormat(CallFormat):
         # Of an answer that may be text, the grammar constrains only what begins like this.
         beginning = None if source.calls_required else re.compile(self.beginning_of_call(source.tools))
         yield from skip_whitespace(source)
-        while source.rest[:1] == "{":
+        while source.peek(1) == "{":
             if not (yield from guarded_call(source, json_call(source, beginning))):
                 break
             beginning = None  # only calls follow
@@ -45,7 +45,7 @@ class JsonObjectFormat(CallFormat):
             yield from self._skip_separator(source)
         else:
             if not source.num_calls:
-                source.rest = source.since_mark() + source.rest
+                source.back_to_mark()
         yield from text_until(source, [])
 
     def _skip_separator(self, source: AnswerSource) -> Parsing[None]:

@@ -38,7 +38,7 @@ class MistralFormat(CallFormat):
     def parse(self, source: AnswerSource) -> Parsing[None]:
         while (yield from text_until(source, [_BEGIN])):
             yield from skip_whitespace(source)
-            if source.rest[:1] == "[":
+            if source.peek(1) == "[":
                 source.take(1)
                 yield from _list(source)
             else:
