@@ -122,8 +122,8 @@ class BlockPool:
         """``count`` more owners for each of these blocks.
 
         Raises:
-            InvalidArgumentError: an id is foreign or given twice, its block is free, or ``count`` is not a whole number of at
-                least 0; nothing is changed.
+            InvalidArgumentError: ``blocks`` are no array of ids, an id is foreign or given twice, its block is free, or
+                ``count`` is not a whole number of at least 0; nothing is changed.
         """
         count = check_count("count", count, 0)
         if len(blocks):
@@ -134,7 +134,8 @@ class BlockPool:
         """One owner fewer for each of these blocks; those without any become free. Returns how many did.
 
         Raises:
-            InvalidArgumentError: an id is foreign or given twice, or its block is free already; nothing is changed.
+            InvalidArgumentError: ``blocks`` are no array of ids, an id is foreign or given twice, or its block is free
+                already; nothing is changed.
         """
         if not len(blocks):
             return 0
@@ -208,6 +209,8 @@ class BlockPool:
 
     def _require_held(self, blocks: BlockIds) -> BlockIds:
         """The blocks in ascending order; raises unless each has an owner and is named once."""
+        if not isinstance(blocks, np.ndarray) or blocks.ndim != 1 or blocks.dtype.kind not in "iu":
+            raise InvalidArgumentError(f"blocks: expected a one-dimensional array of ids, got {blocks!r:.80}")
         ordered = np.sort(blocks) if len(blocks) > 1 else blocks
         if int(ordered[0]) < 0 or int(ordered[-1]) >= self.num_blocks:
             raise InvalidArgumentError(f"blocks: expected ids from 0 to {self.num_blocks - 1}, got {blocks.tolist()}")

@@ -113,8 +113,9 @@ class CacheControl(CacheView):
         """Stop notifying an observer.
 
         Raises:
-            InvalidArgumentError: it was not added.
+            InvalidArgumentError: it is no `TreeObserver`, such as the policy, or was not added.
         """
+        check_observer("observer", observer)
         self._tree.observers.remove(observer)
 
 

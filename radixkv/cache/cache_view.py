@@ -186,10 +186,11 @@ class CacheView:
         self._check_open(table)
         max_tokens = check_count("max_tokens", max_tokens, 0)
         node = table.node
+        start = 0 if node is None else (node.depth + node.num_blocks) * self.block_size
+        tail = encode(tokens, start)
         if node is None:
             return []
-        start = (node.depth + node.num_blocks) * self.block_size
-        found = continuation(node, encode(tokens[start:]), max_tokens, self.block_size * TOKEN_BYTES)
+        found = continuation(node, tail, max_tokens, self.block_size * TOKEN_BYTES)
         token_ids: list[int] = decode(found).tolist()
         return token_ids
 

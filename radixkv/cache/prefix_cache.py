@@ -213,8 +213,8 @@ class PrefixCache(CacheControl):
         Between block boundaries it costs one comparison per table.
 
         Raises:
-            InvalidArgumentError: an argument is no sequence, a table is given twice, or ``num_tokens`` are not as many whole
-                numbers of at least 0 as there are tables.
+            InvalidArgumentError: an argument is no sequence, a table is none or given twice, or ``num_tokens`` are not as
+                many whole numbers of at least 0 as there are tables.
             OutOfBlocks: not enough blocks are available for all; nothing is changed.
             ClosedError: a table is closed or of another cache.
         """
@@ -223,7 +223,10 @@ class PrefixCache(CacheControl):
                 raise InvalidArgumentError(f"{name}: expected a sequence, got {given!r:.80}")
         if len(tables) != len(num_tokens):
             raise InvalidArgumentError(f"num_tokens: expected {len(tables)}, one per table, got {len(num_tokens)}")
-        distinct = {*tables}
+        try:
+            distinct = {*tables}
+        except TypeError as error:  # something in it cannot be hashed, as tables can
+            raise InvalidArgumentError(f"tables: expected BlockTables, got {tables!r:.80}") from error
         if not distinct <= self._tables:
             for table in tables:
                 self._check_open(table)

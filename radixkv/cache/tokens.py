@@ -23,19 +23,19 @@ MAX_TOKEN_ID = 2**31 - 1
 TokenIds = Sequence[int] | NDArray[np.integer]
 
 
-def encode(tokens: TokenIds) -> bytes:
-    """The bytes of ``tokens``, a list of ints or a one-dimensional integer array.
+def encode(tokens: TokenIds, start: int = 0) -> bytes:
+    """The bytes of ``tokens``, a list of ints or a one-dimensional integer array, from the ``start``-th on.
 
     Raises:
         InvalidArgumentError: they are neither, or an id is below 0 or above 2**31 - 1.
     """
     if isinstance(tokens, np.ndarray):
-        return _encode_array(tokens)
+        return _encode_array(tokens[start:] if start and tokens.ndim else tokens)
     if not isinstance(tokens, list | Sequence) or isinstance(tokens, bytes | bytearray | str | memoryview):
         raise InvalidArgumentError(f"tokens: expected a list of ids or an integer array, got {type(tokens).__name__}")
     try:
         # Three times as fast as numpy's own conversion of a list, and it refuses floats.
-        ids = array("i", tokens)
+        ids = array("i", tokens[start:] if start else tokens)
     except (TypeError, OverflowError) as error:
         wrong = next((token for token in tokens if not _is_id(token)), tokens)
         raise InvalidArgumentError(f"tokens: expected ids from 0 to {MAX_TOKEN_ID}, got {wrong!r:.80}") from error

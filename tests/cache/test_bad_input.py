@@ -16,6 +16,7 @@ from support.cache_driver import compute, leave
 from radixkv.cache import (
     LRU,
     POLICIES,
+    Adaptive,
     BlockPool,
     ClosedError,
     CostAware,
@@ -209,6 +210,18 @@ def test_impossible_tokens_are_refused_and_change_nothing(tokens: Any) -> None:
     cache.check()
 
 
+@pytest.mark.parametrize("cleared", [False, True])
+@pytest.mark.parametrize("tokens", IMPOSSIBLE_TOKENS, ids=repr)
+def test_only_tokens_have_a_continuation(tokens: Any, cleared: bool) -> None:
+    """After `clear`, anything had none; before, what cannot be sliced ended in a TypeError."""
+    cache = PrefixCache(8, 2)
+    table = cache.open([5])
+    if cleared:
+        cache.clear()
+    with pytest.raises(InvalidArgumentError, match=r"^tokens: expected .*, got "):
+        cache.continuation(table, tokens, 1)
+
+
 def test_an_empty_prompt_can_be_looked_up_but_not_opened() -> None:
     cache = PrefixCache(8, 2)
     leave(cache, [1, 2, 3])
@@ -305,6 +318,19 @@ def test_an_observer_that_is_none_is_named_and_leaves_the_policy_free() -> None:
     cache = PrefixCache(4, 4, policy)
     with pytest.raises(InvalidArgumentError, match=r"^observer: expected a TreeObserver"):
         cache.add_observer(None)  # type: ignore[arg-type]
+
+
+def test_the_policy_stays_an_observer() -> None:
+    """It could be removed, and learned nothing from then on."""
+    policy = Adaptive()
+    cache = PrefixCache(4, 1, policy)
+    with pytest.raises(InvalidArgumentError, match=r"^observer: expected a TreeObserver, got <.*Adaptive"):
+        cache.remove_observer(policy)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_a_table_has_no_slots() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^tables: expected BlockTables, got \[\[\]\]$"):
+        PrefixCache(4, 1).reserve_many([[]], [1])  # type: ignore[list-item]
 
 
 def test_booleans_are_no_numbers_of_a_pin_or_a_priority() -> None:

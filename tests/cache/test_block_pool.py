@@ -108,6 +108,17 @@ def test_foreign_free_and_repeated_blocks_are_refused(call: Callable[..., object
     pool.check()
 
 
+@pytest.mark.parametrize("blocks", [[0], np.array([0.7]), np.array([0.0, 1.0]), np.array([[0, 1]]), np.array([True])])
+@pytest.mark.parametrize("call", [BlockPool.release, BlockPool.share])
+def test_ids_of_blocks_are_an_array_of_whole_numbers(call: Callable[..., object], blocks: Any) -> None:
+    """0.7 released block 0."""
+    pool = BlockPool(4)
+    pool.allocate(2)
+    with pytest.raises(InvalidArgumentError, match="blocks: expected a one-dimensional array of ids, got"):
+        call(pool, blocks)
+    assert pool.ref_counts.tolist() == [1, 1, 0, 0]
+
+
 def test_a_refusal_names_the_blocks_and_what_was_expected() -> None:
     pool = BlockPool(4)
     pool.allocate(2)
