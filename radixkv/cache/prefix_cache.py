@@ -278,6 +278,9 @@ class PrefixCache(CacheControl):
     def close(self, table: BlockTable) -> None:
         """End a sequence: all of it, its partly filled last block included, stays cached; its blocks become evictable.
 
+        A partly filled block that a live fork still shares is left to the fork: it stays cached if that is closed, and is
+        lost if that is aborted.
+
         Raises:
             ClosedError: the table is closed already, or of another cache.
         """
