@@ -17,7 +17,6 @@ from radixkv.tiers.record import RecordCodec
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedBlock, IndexedPin, IndexErrors, SlotIndex, primary_code
 from radixkv.tiers.store_folder import FolderLock, make_store_folder
-from radixkv.tiers.stored_pins import StoredPins
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +62,22 @@ class OpenStore:
             self.lock.close()
 
 
+class OpenedStore(NamedTuple):
+    """A store that was opened to be written, and what was in it.
+
+    Attributes:
+        store: the store.
+        entries: its blocks by digest, from the least to the most recently used.
+        free: its free slots.
+        pins: those that its index holds.
+    """
+
+    store: OpenStore
+    entries: OrderedDict[bytes, IndexedBlock]
+    free: list[int]
+    pins: list[IndexedPin]
+
+
 class Found(NamedTuple):
     """Blocks of one prefix.
 
@@ -101,8 +116,7 @@ def open_to_write(
     slot_bytes: int,
     capacity: int,
     cleared: Iterable[bytes | None],
-    pins: StoredPins,
-) -> tuple[OpenStore, OrderedDict[bytes, IndexedBlock], list[int]]:
+) -> OpenedStore:
     """Open a store, made if it is not there, as the one process that writes it.
 
     Args:
@@ -111,10 +125,6 @@ def open_to_write(
         slot_bytes: of a slot.
         capacity: slots, at least 1; of more blocks, the most recently used ones are kept, and the other space is given back.
         cleared: namespaces to forget; a None among them: all.
-        pins: gets the store's pins.
-
-    Returns:
-        The store, its blocks by digest from the least to the most recently used, and its free slots.
 
     Raises:
         OSError, sqlite3.Error: the disk fails.
@@ -130,22 +140,21 @@ def open_to_write(
         if None in cleared:
             files.shrink(0)
         try:
-            index, rows, pinned = _read_index(folder, files.num_slots, cleared)
+            index, rows, pins = _read_index(folder, files.num_slots, cleared)
         except IndexErrors as error:
             if not _is_damage(error):
                 raise
             _log.warning("%s: the index is damaged (%s). Beginning with an empty one.", folder, error)
             SlotIndex.remove(folder)
-            index, rows, pinned = _read_index(folder, files.num_slots, cleared)
+            index, rows, pins = _read_index(folder, files.num_slots, cleared)
         opened.callback(index.close)
         if files.num_slots > capacity:
             rows = compact(index, files, slot_bytes, rows, rows[-capacity:], capacity)
         entries = OrderedDict((row.digest, row) for row in rows)
         taken = {entry.slot for entry in rows}
         free = [slot for slot in range(files.num_slots) if slot not in taken]
-        pins.load(pinned)
         opened.pop_all()
-        return OpenStore(lock, index, files), entries, free
+        return OpenedStore(OpenStore(lock, index, files), entries, free, pins)
 
 
 def _read_index(

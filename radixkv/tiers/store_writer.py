@@ -160,10 +160,15 @@ class StoreWriter:
         with self._index_lock:
             cleared = self._uncleared
             self._mount.check()
-            opened, entries, free = open_to_write(
-                self._root, self._codec, self._slot_bytes, self._capacity, cleared, self.pins
+            opened, entries, free, pins = open_to_write(
+                self._root, self._codec, self._slot_bytes, self._capacity, cleared
             )
-            self._mount.check()  # now it is there
+            try:
+                self._mount.check()  # now it is there
+                self.pins.load(pins)
+            except BaseException:
+                opened.close()
+                raise
             with self._clear_lock:
                 self._files = opened.files
                 self.table.fill(entries)

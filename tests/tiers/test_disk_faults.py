@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,9 @@ from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
 from radixkv.tiers import slot_files, store_writer
 from radixkv.tiers.disk_tier import DiskTier
-from radixkv.tiers.open_store import open_to_write
 from radixkv.tiers.slot_files import SlotFiles
-from radixkv.tiers.slot_index import SlotIndex
-from radixkv.tiers.stored_pins import StoredPin
+from radixkv.tiers.slot_index import IndexedPin, SlotIndex
+from radixkv.tiers.stored_pins import StoredPin, StoredPins
 
 
 @pytest.fixture
@@ -406,18 +406,27 @@ def test_what_is_cleared_while_a_disk_comes_back_is_not_found(
     with mock.patch("radixkv.tiers.open_store.FolderLock", side_effect=OSError("gone")):
         tier = open_tier()
 
-    def open_slowly(*arguments: Any) -> Any:
-        opened = open_to_write(*arguments)
+    load = tier.pins.load
+
+    def load_and_clear(pins: Sequence[IndexedPin]) -> None:
+        load(pins)
         assert tier.pins.waiting()
         tier.clear(KEYS[0].namespace)
-        return opened
 
     monkeypatch.setattr(store_writer, "_CLEAR_SECONDS", 0.0)
     clock.now += 60
-    with mock.patch.object(store_writer, "open_to_write", open_slowly):
+    with mock.patch.object(tier.pins, "load", load_and_clear):
         put(tier, prefix_keys("bob", 1), BLOCKS[:1])
     for _ in range(2):
         assert len(tier) == tier.contains_prefix(prefix_keys("bob", 1)) == 1
         assert not tier.pins.waiting()
         tier.close()
         tier = open_tier()
+
+
+def test_a_store_that_cannot_be_used_once_it_is_open_is_closed(open_tier: OpenTier, tmp_path: Path) -> None:
+    """Its lock was kept, so that no later attempt could open it."""
+    with mock.patch.object(StoredPins, "load", side_effect=OSError("planted")):
+        tier = open_tier()
+    assert not files_open_in(tmp_path)
+    assert tier.stats.errors == 1
