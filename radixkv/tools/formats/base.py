@@ -102,7 +102,7 @@ class CallFormat(ABC):
         return f"{writer.text()} | {writer.text_before(self.trigger)} {first} {following}"
 
     def no_calls(self, writer: GrammarWriter, options: ToolOptions) -> str:
-        """A grammar expression for an answer that must not hold calls."""
+        """A grammar expression for an answer that must not hold calls; not for a format that frames every answer."""
         beginning = self.beginning_of_call(options.tools) if not self.trigger else rf"(.|\n)*{_escaped(self.trigger)}"
         return writer.rule("PLAIN", rf"/(.|\n)*/ & ~/{beginning}(.|\n)*/")
 

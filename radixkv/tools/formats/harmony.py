@@ -98,9 +98,6 @@ class HarmonyFormat(CallFormat):
         following = f"{writer.literal(_NEXT)} {answer}"
         return following if options.mode == "required" else f"{content or 'TEXT'} | TEXT {following}"
 
-    def no_calls(self, writer: GrammarWriter, options: ToolOptions) -> str:
-        return self.grammar(writer, options, None)
-
     def _header(self, name: str) -> str:
         return f"{_CHANNEL}commentary to=functions.{name} {_CONSTRAIN}json{_MESSAGE}"
 
