@@ -72,6 +72,10 @@ class _IngressDeployment:
         if server.keys_file is not None:
             reload = KeysReload(Path(server.keys_file), self._tenants, self._llm)
             self._tasks.append(asyncio.ensure_future(_at_changes(Path(server.keys_file), reload)))
+        self._begin_serving()
+
+    def _begin_serving(self) -> None:
+        """Take requests, which can be answered from now on, if Serve does not pass them on."""
 
     async def check_health(self) -> None:
         """Called by Serve, which replaces this ingress when it fails: a new one does not hold on to earlier replicas.
@@ -97,23 +101,17 @@ class _IngressDeployment:
 class ListeningIngress(_IngressDeployment):
     """It listens on host and port of the server's options; several may listen on the same port of a machine."""
 
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self,
-        registry: DeploymentHandle,
-        engines: DeploymentHandle,
-        server: ServerConfig,
-        model: ModelConfig,
-        namespaces: bytes | None,
-    ) -> None:
+    def _begin_serving(self) -> None:
         from radixkv.server.handover import Handover
         from radixkv.server.listener import listener_for
         from radixkv.server.run import SECONDS_TO_READ, uvicorn_config
 
-        await super().__init__(registry, engines, server, model, namespaces)
         self._listening = ExitStack()
-        self._listener = self._listening.enter_context(listener_for(server, self._tenants, shared=True))
+        self._listener = self._listening.enter_context(listener_for(self._config, self._tenants, shared=True))
         self._handover = Handover(self._app)
-        self._server = uvicorn.Server(uvicorn_config(server, self._handover, server.grace_seconds + SECONDS_TO_READ))
+        self._server = uvicorn.Server(
+            uvicorn_config(self._config, self._handover, self._config.grace_seconds + SECONDS_TO_READ)
+        )
         self._serving = asyncio.ensure_future(self._server.serve([self._listener]))
 
     async def check_health(self) -> None:
