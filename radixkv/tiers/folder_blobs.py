@@ -21,8 +21,8 @@ from radixkv.tiers.mount import Mount
 from radixkv.tiers.shared_tier import PartlyWrittenError
 
 NUM_THREADS = 4
-# A read updates a file's time only if it is older than this, or as far in the future: some machine's clock was ahead.
-TOUCH_SECONDS = 3600
+# Of a file whose time is further in the future, some machine's clock was ahead.
+MAX_SECONDS_AHEAD = 3600
 # The folder's size is checked whenever the capacity divided by this has been written.
 LOOKS_PER_CAPACITY = 16
 
@@ -33,7 +33,7 @@ class FolderBlobs:
     Args:
         root: the folder, made if it is not there.
         capacity_bytes: of all files in it. Each process that writes enforces it now and then, by removing the least recently
-            used files; in between, there may be more. Reading counts as use once an hour.
+            used files; in between, there may be more. Reading alone is no use: see `mark_used`.
 
     Attributes:
         description: the folder.
@@ -63,12 +63,7 @@ class FolderBlobs:
 
     def read(self, names: Sequence[str]) -> Sequence[bytes | None]:
         reads = [self._threads.submit(partial(self._read, name)) for name in names]
-        found = [read.result() for read in reads]
-        # The first of a prefix last, as in `write`.
-        for name, (_, is_stale) in reversed([*zip(names, found, strict=True)]):
-            if is_stale:
-                self._in_use(name)
-        return [blob for blob, _ in found]
+        return [read.result() for read in reads]
 
     def write(self, blobs: Mapping[str, bytes]) -> int:
         self._mount.check()
@@ -122,19 +117,17 @@ class FolderBlobs:
             return False
         return True
 
-    def _read(self, name: str) -> tuple[bytes | None, bool]:
-        """A blob's content, and whether its time is to be updated."""
+    def _read(self, name: str) -> bytes | None:
         try:
             file = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return None, False
+            return None
         try:
-            status = os.fstat(file)
-            blob = bytearray(status.st_size)
+            blob = bytearray(os.fstat(file).st_size)
             length = os.preadv(file, [memoryview(blob)], 0)
         finally:
             os.close(file)
-        return bytes(memoryview(blob)[:length]), abs(status.st_mtime - time.time()) > TOUCH_SECONDS
+        return bytes(memoryview(blob)[:length])
 
     def _write_or_make_room(self, path: Path, blob: bytes) -> None:
         try:
@@ -200,7 +193,7 @@ class FolderBlobs:
                 now = time.time()
                 try:
                     status = os.stat(path)
-                    if status.st_mtime > now + TOUCH_SECONDS:  # until then, it would be the last to be removed
+                    if status.st_mtime > now + MAX_SECONDS_AHEAD:  # until then, it would be the last to be removed
                         _touch(Path(path))
                 except FileNotFoundError:
                     continue  # another process removed it

@@ -178,7 +178,7 @@ def test_a_folder_is_held_to_its_capacity(tmp_path: Path) -> None:
     put(tier)
     for path in tmp_path.rglob("*"):
         os.utime(path, (0, 0))
-    assert len(get(tier, KEYS[:2])) == 2  # these were used
+    tier.mark_used(KEYS[:2])
     put(tier, KEYS[2:3], BLOCKS[2:3])  # this, too
     put(tier, prefix_keys("bob", 1, 2, 3), BLOCKS[:3])
     assert tier.contains_prefix(prefix_keys("bob", 1, 2, 3)) == 3
@@ -264,7 +264,7 @@ def test_the_last_blocks_of_a_prefix_that_is_used_make_room_first(tmp_path: Path
     store = FolderBlobs(tmp_path, capacity_bytes=600)
     blobs = {f"prefix/{number}": bytes(100) for number in range(6)}
     store.write(blobs)
-    for use in (lambda: store.write(blobs), lambda: store.read([*blobs])):
+    for use in (lambda: store.write(blobs), lambda: store.mark_used([*blobs])):
         for path in tmp_path.rglob("*"):
             os.utime(path, (0, 0))
         use()
@@ -289,12 +289,26 @@ def test_the_last_blocks_of_a_prefix_that_was_read_in_parts_make_room_first(tmp_
     tier.close()
 
 
+def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading what was an hour old marked it as used, which failed, so that nothing was found any more."""
+    tier = SharedTier(FolderBlobs(tmp_path, capacity_bytes=1 << 20), FORMAT)
+    put(tier)
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (0, 0))
+    monkeypatch.setattr(os, "utime", mock.Mock(side_effect=OSError(errno.EROFS, "planted")))
+    assert len(get(tier, KEYS)) == len(KEYS)
+    tier.mark_used(KEYS)
+    assert tier.flush(600)
+    assert len(get(tier, KEYS)) == len(KEYS)
+    tier.close()
+
+
 def test_blobs_used_when_a_clock_was_ahead_make_room_like_others(tmp_path: Path) -> None:
     """Until all clocks had passed their time, they stayed, and whatever was written was removed again."""
     store = FolderBlobs(tmp_path, capacity_bytes=600)
     old = {f"prefix/{number}": bytes(100) for number in range(6)}
     store.write(old)
-    for use in (lambda: store.read([*old]), lambda: store.write({"other/first": bytes(100)})):
+    for use in (lambda: store.mark_used([*old]), lambda: store.write({"other/first": bytes(100)})):
         for path in tmp_path.rglob("*"):
             os.utime(path, (4e9, 4e9))
         use()
