@@ -75,6 +75,7 @@ class Admission:
         # Of the running groups, while a step admits: counted when first asked for, and kept up to date.
         self._growth: DecodeGrowth | None = None
         self._usage: TenantUsage | None = None
+        self._known_occupancy: tuple[int, int] | None = None
 
     def num_blocks_awaited(self, group: SequenceGroup) -> int:
         """How many blocks must be available for a group that did not fit."""
@@ -105,6 +106,7 @@ class Admission:
     def groups_to_preempt(self) -> list[SequenceGroup]:
         """The groups to preempt so that waiting tenants get their share; see `fair_shares`."""
         self._made_room_for = []
+        self._known_occupancy = None
         if not self._waiting or not self._running:
             return []
         # The usual case, in every step.
@@ -166,6 +168,7 @@ class Admission:
             before: only groups that come before this request: more urgent ones of its tenant, and those of tenants that were
                 served less.
         """
+        self._known_occupancy = None
         if self._num_admissible_seqs < 1:
             return None
         usage = self._current_usage()
@@ -284,8 +287,13 @@ class Admission:
 
     @property
     def _occupancy(self) -> tuple[int, int]:
-        """Running groups, and those of them whose prompts are in progress: what decode growth mostly depends on."""
-        return len(self._running), sum(group.num_pending > 1 for group in self._running)
+        """Running groups, and those of them whose prompts are in progress: what decode growth mostly depends on.
+
+        Counted once for all groups that are retried before one is admitted.
+        """
+        if self._known_occupancy is None:
+            self._known_occupancy = len(self._running), sum(group.num_pending > 1 for group in self._running)
+        return self._known_occupancy
 
     def _may_fit_now(self, group: SequenceGroup) -> bool:
         """Whether something has changed since the group did not fit, if it did not."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 from support.scheduler_driver import STEMS, SchedulerDriver, prompt, tail
 
 from radixkv.scheduling.admission import Admission
 from radixkv.scheduling.fair_shares import FairShares
+from radixkv.scheduling.request import SequenceGroup
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.scheduling.tenant_usage import TenantUsage
 
@@ -63,6 +65,33 @@ def test_a_step_that_admits_nothing_takes_as_long_however_many_wait(calls: Count
         driver.step()
         assert len(driver.admitted) == 4
         work.append(calls.total())
+    assert work[0] == work[1]
+
+
+def test_what_does_not_fit_is_retried_without_counting_what_runs_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waiting group that did not fit looked at all running groups, in every step, to see whether they had changed."""
+    num_looks = 0
+    num_pending = cast(property, SequenceGroup.num_pending)
+
+    def counted(group: SequenceGroup) -> int:
+        nonlocal num_looks
+        num_looks += 1
+        return cast(int, num_pending.fget(group))  # type: ignore[misc]
+
+    work = []
+    for count in (40, 80):
+        driver = SchedulerDriver(max_num_seqs=16, budget=2048, num_blocks=120)
+        for number in range(count):
+            driver.add(prompt(40), max_new=20, tenant=f"tenant {number}", read_cache=False)
+        for _ in range(3):
+            driver.step()
+        num_looks, num_running = 0, len(driver.scheduler.running)
+        with monkeypatch.context() as patch:
+            patch.setattr(SequenceGroup, "num_pending", property(counted))
+            driver.step()
+        assert len(driver.scheduler.running) == num_running < 16
+        assert driver.scheduler.first_without_room is not None
+        work.append(num_looks)
     assert work[0] == work[1]
 
 
