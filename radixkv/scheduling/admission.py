@@ -6,7 +6,6 @@ A group is admitted if its sequences, the blocks of its prompt, and what the run
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,7 +120,7 @@ class Admission:
     def _make_room(self) -> tuple[list[SequenceGroup], list[SequenceGroup]]:
         """The groups to preempt, and those to start in their place, in this order."""
         # What is decided here changes claims, and not whose turn it is.
-        order = self._in_turn(self._count_usage())
+        order = self._count_usage().in_turn()
         usage = self._count_usage()
         computing = {group.request.tenant for group in self._running if group.num_pending > 1}
         victims: list[SequenceGroup] = []
@@ -174,15 +173,15 @@ class Admission:
         usage = self._current_usage()
         # First the groups that others were preempted for, or none: otherwise the others would be readmitted in their place.
         for group in self._made_room_for:
-            if self._is_before(group.request.tenant, before, usage) and self._may_start(group, max_tokens, usage):
+            if usage.may_come_before(group.request.tenant, before) and self._may_start(group, max_tokens, usage):
                 if not self._admit(group):
                     self.first_without_room = self.first_without_room or group
                     return None
                 usage.add(group)
                 return group
         passed: list[SequenceGroup] = []
-        for tenant in self._in_turn(usage):
-            if not self._is_before(tenant, before, usage):
+        for tenant in usage.in_turn():
+            if not usage.may_come_before(tenant, before):
                 continue
             admitted, did_not_fit = self._admit_first_of(tenant, max_tokens, before, usage)
             if admitted is not None:
@@ -230,29 +229,6 @@ class Admission:
             return True
         return self._loads is not None and self._loads.find_or_load(group, self._num_spare_blocks)
 
-    def _is_before(self, tenant: str, request: Request | None, usage: TenantUsage) -> bool:
-        """Whether groups of a waiting tenant may come before a request whose prompt is in progress, if there is one."""
-        if request is None:
-            return True
-        if tenant == request.tenant:
-            return self._waiting.first(tenant).request.priority < request.priority
-        if self._shares.counter(tenant) < self._shares.counter(request.tenant):
-            return True
-        return usage.has_claim(self._waiting.first(tenant))
-
-    def _in_turn(self, usage: TenantUsage) -> Iterator[str]:
-        """The waiting tenants: first those below their share, then by the service that they received.
-
-        Whether one is below its share is found out only when it is its turn: of many that wait, few are served in a step.
-        """
-        others = []
-        for tenant in self._shares.in_turn():
-            if usage.has_claim(self._waiting.first(tenant)):
-                yield tenant
-            else:
-                others.append(tenant)
-        yield from others
-
     def _current_usage(self) -> TenantUsage:
         """That of the running groups, counted once per step that admits, like `_decode_growth`."""
         if self._usage is None:
@@ -265,7 +241,7 @@ class Admission:
         return TenantUsage(
             self._shares,
             self._running,
-            self._waiting.num_seqs,
+            self._waiting,
             self._max_num_seqs,
             cache.num_blocks,
             cache.block_size,

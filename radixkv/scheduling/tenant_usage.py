@@ -1,14 +1,15 @@
-"""What each tenant's running groups have, and which of them are preempted so that another tenant gets its share."""
+"""What each tenant's running groups have: who comes first, and which groups are preempted so that it gets its share."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 
 from radixkv.scheduling.fair_shares import FairShares
-from radixkv.scheduling.request import SequenceGroup
+from radixkv.scheduling.request import Request, SequenceGroup
+from radixkv.scheduling.waiting_queue import WaitingQueue
 
 
 class TenantUsage:
@@ -17,7 +18,7 @@ class TenantUsage:
     Args:
         shares: the tenants' weights and counters.
         running: in order of rank.
-        waiting: sequences that wait, by tenant.
+        waiting: the queue.
         max_num_seqs: concurrent sequences of all tenants.
         num_blocks: blocks of all tenants.
         block_size: tokens per block.
@@ -29,7 +30,7 @@ class TenantUsage:
         self,
         shares: FairShares,
         running: Collection[SequenceGroup],
-        waiting: Mapping[str, int],
+        waiting: WaitingQueue,
         max_num_seqs: int,
         num_blocks: int,
         block_size: int,
@@ -37,6 +38,7 @@ class TenantUsage:
         burst: int,
     ) -> None:
         self._shares = shares
+        self._waiting = waiting
         self._running = dict.fromkeys(running)
         self._max_num_seqs = max_num_seqs
         self._num_blocks = num_blocks
@@ -53,7 +55,7 @@ class TenantUsage:
         for group in running:
             self.num_seqs[group.request.tenant] += group.num_seqs
         # Sequences that each tenant runs or waits for. What is admitted or preempted in this step does not change them.
-        self._wanted = Counter(waiting)
+        self._wanted = Counter(waiting.num_seqs)
         self._wanted.update(self.num_seqs)
 
     def add(self, group: SequenceGroup, uncharged: float = 0.0) -> None:
@@ -75,6 +77,29 @@ class TenantUsage:
             self._counters[tenant] -= self._shares.unused(group)
             self._floor = min(self._floor, self._counters[tenant])
             del self._running[group]
+
+    def in_turn(self) -> Iterator[str]:
+        """The waiting tenants: first those below their share, then by the service that they received.
+
+        Whether one is below its share is found out only when it is its turn: of many that wait, few are served in a step.
+        """
+        others = []
+        for tenant in self._shares.in_turn():
+            if self.has_claim(self._waiting.first(tenant)):
+                yield tenant
+            else:
+                others.append(tenant)
+        yield from others
+
+    def may_come_before(self, tenant: str, request: Request | None) -> bool:
+        """Whether groups of a waiting tenant may come before a request whose prompt is in progress, if there is one."""
+        if request is None:
+            return True
+        if tenant == request.tenant:
+            return self._waiting.first(tenant).request.priority < request.priority
+        if self._shares.counter(tenant) < self._shares.counter(request.tenant):
+            return True
+        return self.has_claim(self._waiting.first(tenant))
 
     def tenants_wanting_more(self) -> set[str]:
         """Tenants whose running and waiting sequences together exceeded an equal share of all, by weight, at that moment."""

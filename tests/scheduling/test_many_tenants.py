@@ -10,7 +10,6 @@ from typing import cast
 import pytest
 from support.scheduler_driver import STEMS, SchedulerDriver, prompt, tail
 
-from radixkv.scheduling.admission import Admission
 from radixkv.scheduling.fair_shares import FairShares
 from radixkv.scheduling.request import SequenceGroup
 from radixkv.scheduling.tenant_share import TenantShare
@@ -127,11 +126,11 @@ def test_of_the_tenants_with_most_the_last_group_is_preempted_first(seed: int) -
         left.remove(victim)
 
 
-def sorted_at_once(self: Admission, usage: TenantUsage) -> Iterator[str]:
-    """What `Admission._in_turn` promises, at the cost of all tenants for each that is served."""
+def sorted_at_once(self: TenantUsage) -> Iterator[str]:
+    """What `TenantUsage.in_turn` promises, at the cost of all tenants for each that is served."""
     waiting, shares = self._waiting.num_seqs, self._shares
     tenants = sorted(waiting, key=lambda each: (shares.counter(each), waiting[each], shares._charged_at.get(each, -1)))
-    return iter(sorted(tenants, key=lambda each: not usage.has_claim(self._waiting.first(each))))
+    return iter(sorted(tenants, key=lambda each: not self.has_claim(self._waiting.first(each))))
 
 
 def decisions(seed: int) -> list[tuple[int, int, int]]:
@@ -169,5 +168,5 @@ def test_the_order_is_that_of_all_tenants_sorted_anew_for_each_admission(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = decisions(seed)
-    monkeypatch.setattr(Admission, "_in_turn", sorted_at_once)
+    monkeypatch.setattr(TenantUsage, "in_turn", sorted_at_once)
     assert decisions(seed) == made
