@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_retried_without_counting_what_runs_for_each(monkey
             patch.setattr(SequenceGroup, "num_pending", property(counted))
             driver.step()
         assert len(driver.scheduler.running) == num_running < 16
-        assert driver.scheduler.first_without_room is not None
+        assert driver.scheduler.admission.first_without_room is not None
         work.append(num_looks)
     assert work[0] == work[1]
 
