@@ -23,7 +23,7 @@ from rich.table import Table
 
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.serving.client import HttpClient
-from radixkv.bench.serving.hostile import HostileClient
+from radixkv.bench.serving.hostile import HostileClient, outcome_of
 from radixkv.bench.serving.server_process import server_process
 
 THIS, OTHER = "this version", "the other version"
@@ -111,10 +111,7 @@ async def _collect(costs: AsyncGenerator[AttackCost, None]) -> list[AttackCost]:
 
 async def _attack(attack: Callable[[], Awaitable[str]] | None, end: float, cost: AttackCost) -> None:
     while attack is not None:
-        try:
-            outcome = await attack()
-        except (httpx.HTTPError, OSError) as error:
-            outcome = type(error).__name__
+        outcome = await outcome_of(attack)
         cost.outcomes[outcome] = cost.outcomes.get(outcome, 0) + 1
         if time.perf_counter() >= end:
             return

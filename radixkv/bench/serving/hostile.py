@@ -14,6 +14,14 @@ _MEGABYTE_OF_OBJECTS = json.dumps({"prompt": [{}] * 350_000}).encode()
 _HELLO = ({"role": "user", "content": "Hello"},)
 
 
+async def outcome_of(attack: Callable[[], Awaitable[str]]) -> str:
+    """Attack once: what a `HostileClient` is answered with, or the name of the error that ended the attack."""
+    try:
+        return await attack()
+    except (httpx.HTTPError, OSError) as error:
+        return type(error).__name__
+
+
 class HostileClient:
     """Each attack returns the status that it was answered with, or why there was none.
 

@@ -30,7 +30,7 @@ from rich.console import Console
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.processor_time import TICK, processor_seconds
 from radixkv.bench.serving.client import Answer, HttpClient, Messages
-from radixkv.bench.serving.hostile import HostileClient
+from radixkv.bench.serving.hostile import HostileClient, outcome_of
 from radixkv.bench.serving.server_process import server_process
 
 _QUESTIONS = ("What is a tree?", "Name three colours.", "Why is the sky blue?")
@@ -198,10 +198,7 @@ async def _attack(client: HostileClient, rng: random.Random, end: float, result:
     over = False
     while not over:
         name, attack = rng.choice([*client.attacks.items()])
-        try:
-            outcome = await attack()
-        except (httpx.HTTPError, OSError) as error:
-            outcome = type(error).__name__
+        outcome = await outcome_of(attack)
         result.attacks[f"{name}: {outcome}"] += 1
         if outcome == "500":
             result.failures.append(f"{name}: {outcome}")
