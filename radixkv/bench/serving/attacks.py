@@ -75,7 +75,8 @@ async def measure_attacks(
             await normal.answer([*_QUESTION], _MAX_TOKENS, 0.0)  # waits for what is left of the attack before
             cost = AttackCost(name)
             end = time.perf_counter() + seconds
-            await asyncio.gather(_attack(attack, end, cost), _ask(normal, end, cost), _check_health(anyone, end, cost))
+            attackers = [] if attack is None else [_attack(attack, end, cost)]
+            await asyncio.gather(*attackers, _ask(normal, end, cost), _check_health(anyone, end, cost))
             yield cost
 
 
@@ -109,12 +110,12 @@ async def _collect(costs: AsyncGenerator[AttackCost, None]) -> list[AttackCost]:
     return [cost async for cost in costs]
 
 
-async def _attack(attack: Callable[[], Awaitable[str]] | None, end: float, cost: AttackCost) -> None:
-    while attack is not None:
+async def _attack(attack: Callable[[], Awaitable[str]], end: float, cost: AttackCost) -> None:
+    over = False
+    while not over:
         outcome = await outcome_of(attack)
         cost.outcomes[outcome] = cost.outcomes.get(outcome, 0) + 1
-        if time.perf_counter() >= end:
-            return
+        over = time.perf_counter() >= end
 
 
 async def _ask(client: HttpClient, end: float, cost: AttackCost) -> None:
