@@ -6,7 +6,6 @@ such as closing what a call opened.
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from radixkv.bench.cache.hash_chain import HashChainCache
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.timing import Timing, frozen_garbage, measure
 from radixkv.cache import BlockPool, BlockTable, PrefixCache
@@ -321,7 +321,7 @@ def run_cache(console: Console, rounds: int, json_path: Path | None) -> None:
             "rows": figures,
             "host_bytes_per_block": memory,
         }
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+        write_figures(json_path, document)
     console.print(table)
     for name, size in memory.items():
         console.print(f"host memory per cached block {name}: {size:,.0f} bytes")

@@ -6,7 +6,6 @@ size, whose exponent is in the table: 0 is constant, 1 is linear.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from radixkv.bench.cache.bookkeeping import (
     random_tokens,
     repeat,
 )
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.timing import Timing, frozen_garbage, measure
 from radixkv.cache import BlockTable, PrefixCache
@@ -208,7 +208,7 @@ def run_scaling(console: Console, json_path: Path | None, plot_path: Path) -> No
             for curve, medians in results
         ]
         document = {"machine": describe_machine("numpy", "sortedcontainers"), "curves": figures}
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+        write_figures(json_path, document)
 
 
 def _plot(results: Sequence[tuple[Curve, list[float]]], path: Path) -> None:

@@ -7,7 +7,6 @@ it can break; every few steps all rules are verified from scratch.
 
 from __future__ import annotations
 
-import json
 import random
 import resource
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.testing.adapter import PrefixCacheAdapter
 from radixkv.testing.checked_cache import CheckedCache, LiveSequence
@@ -134,7 +134,7 @@ def run_soak(console: Console, minutes: float, seed: int, json_path: Path | None
     _report(console, result, time.monotonic() - begin)
     if json_path is not None:
         document = {"machine": describe_machine("numpy"), "seed": seed, "minutes": minutes, **vars(result)}
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+        write_figures(json_path, document)
     return not result.failures
 
 

@@ -22,6 +22,7 @@ import httpx
 from rich.console import Console
 
 from radixkv.bench.cluster.replica_process import cluster
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.words import WORDS
 from radixkv.bench.serving.server_process import BenchProcess
@@ -218,7 +219,7 @@ def run_chaos(
             "no replica was killed before the last stream ended: more streams or fewer seconds between kills are needed"
         )
     if json_path is not None:
-        json_path.write_text(json.dumps({"machine": describe_machine(), **asdict(report)}, indent=1) + "\n")
+        write_figures(json_path, {"machine": describe_machine(), **asdict(report)})
     return report.kills > 0 and report.equal == report.streams
 
 

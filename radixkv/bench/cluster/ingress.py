@@ -8,7 +8,6 @@ and on one request beside streams that flow.
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from rich.table import Table
 from radixkv.bench.cluster.flowing import first_tokens_beside
 from radixkv.bench.cluster.replica_memory import process_memory
 from radixkv.bench.cluster.replica_process import cluster
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.serving.client import Answer, HttpClient
 from radixkv.bench.serving.load_test import Arrivals, collect, request_progress
@@ -103,7 +103,7 @@ def run_cluster_bench(
             "equal_answers": equal,
             "replicas_mib": {name: [asdict(one) for one in each] for name, each in memory.items()},
         }
-        json_path.write_text(json.dumps(figures, indent=1) + "\n")
+        write_figures(json_path, figures)
     _print(console, reports)
     alone, over_ingress = (1e3 * statistics.median(seconds) for seconds in beside.values())
     console.print(

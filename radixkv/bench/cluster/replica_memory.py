@@ -6,7 +6,6 @@ those that other processes have mapped, too, and the proportional set, in which 
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from radixkv.bench.cluster.replica_process import cluster
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 
 _DTYPES = ("bfloat16", "float32")
@@ -82,7 +82,7 @@ def run_replica_memory(console: Console, model: str | None, num_replicas: int, j
     console.print(table)
     if json_path is not None:
         figures = {"machine": describe_machine(), "model": model, "num_replicas": num_replicas, "rows": rows}
-        json_path.write_text(json.dumps(figures, indent=1) + "\n")
+        write_figures(json_path, figures)
 
 
 def _measure(model: str | None, num_replicas: int, *options: str) -> list[ProcessMemory]:

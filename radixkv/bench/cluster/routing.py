@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.timing import frozen_garbage
 from radixkv.cache import BlocksStored
@@ -107,7 +107,7 @@ def run_routing(console: Console, num_decisions: int, json_path: Path | None) ->
         rows = measure(NUM_BLOCKS, num_decisions)
     if json_path is not None:
         content = {"machine": describe_machine(), "rows": [asdict(row) for row in rows]}
-        json_path.write_text(json.dumps(content, indent=2) + "\n")
+        write_figures(json_path, content)
     table = Table(f"{NUM_REPLICAS} replicas, {NUM_BLOCKS:,} blocks", "median, us", "p99, us")
     for row in rows:
         table.add_row(row.name, f"{row.median_us:,.0f}", f"{row.p99_us:,.0f}")

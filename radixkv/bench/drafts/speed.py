@@ -6,7 +6,6 @@ reported, and there are rows with a repetition penalty.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,6 +16,7 @@ import torch
 import transformers
 from rich.console import Console
 
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.drafts.equality import Answered, Comparison
 from radixkv.bench.drafts.peers import Peer, PromptLookup, Question, VllmNgram
@@ -141,7 +141,7 @@ def run_drafts(
             "dtype": str(plain.llm.engine.loaded.dtype).removeprefix("torch."),
             "rows": [{**asdict(row), "ratio": row.ratio, "cpu_ratio": row.cpu_ratio} for row in rows],
         }
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+        write_figures(json_path, document)
     if plot_path is not None:
         plot(rows, plot_path)
     console.print(table(rows))

@@ -7,7 +7,6 @@ each wave of prompts as one left-padded batch, its fastest use; rounds alternate
 from __future__ import annotations
 
 import gc
-import json
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.engine.workloads import Workload, make_workloads
 from radixkv.llm import LLM
@@ -155,7 +155,7 @@ def run_e2e(console: Console, rounds: int, only: str | None, json_path: Path | N
     if json_path is not None:
         machine = {**describe_machine("torch", "transformers"), "threads": torch.get_num_threads()}
         document = {"machine": machine, "rows": [{**asdict(r), "ratio": r.ratio} for r in results]}
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+        write_figures(json_path, document)
     console.print(_table(results, rounds))
 
 

@@ -13,7 +13,6 @@ in seconds.
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import time
@@ -26,6 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.engine.engine import Engine
 from radixkv.llm import LLM
@@ -224,7 +224,7 @@ def run_fairness(
             "runs": _as_dicts(runs),
             "open_loop": {"load": asdict(open_load), "ratios": open_ratios, "runs": _as_dicts(open_runs)},
         }
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+        write_figures(json_path, document)
     if plot_path is not None:
         plot_fairness(runs, plot_path)
     for title, table, lines in (

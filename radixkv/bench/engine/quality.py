@@ -8,7 +8,6 @@ generated answers, one token that differs does not change all that follow.
 from __future__ import annotations
 
 import gc
-import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.config import Quantization
 from radixkv.llm import LLM
@@ -74,7 +74,7 @@ def run_quality(console: Console, json_path: Path | None) -> None:
     if json_path is not None:
         variant = library()
         machine = {**describe_machine("torch", "transformers"), "variant": variant and variant.variant}
-        json_path.write_text(json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+        write_figures(json_path, {"machine": machine, "rows": [asdict(row) for row in rows]})
     console.print(_table(rows))
 
 

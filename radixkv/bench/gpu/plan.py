@@ -6,7 +6,6 @@ step in which no sequence joins or leaves has no row, because a kernel advances 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from radixkv.attention.triton import TritonBackend
 from radixkv.attention.triton.launches import PartialResults
 from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.attention.triton.work_items import HeadShape
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.timing import Timing, frozen_garbage
 from radixkv.bench.gpu.layer import FixedTable
@@ -190,4 +190,4 @@ def run_plan(console: Console, steps: int, json_path: Path | None) -> None:
     console.print(table)
     if json_path:
         content = {"machine": describe_machine(), "rows": [asdict(row) for row in rows]}
-        json_path.write_text(json.dumps(content, indent=2) + "\n")
+        write_figures(json_path, content)

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.peers import engine_process
 from radixkv.bench.peers.line_process import LineProcess
@@ -124,7 +125,7 @@ def run_against(
     if plot_path is not None:
         plot_against(rows, peer, title, plot_path)
     if json_path is not None:
-        json_path.write_text(json.dumps(document, indent=2) + "\n")
+        write_figures(json_path, document)
     console.print(_table(title, peer, rows))
     console.print(
         f"from the start of the process until it can serve: {ours.loaded:.1f} s, {peer} {theirs.loaded:.1f} s; "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import random
 import secrets
 import time
@@ -21,6 +20,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.serving.client import HttpClient
 from radixkv.bench.serving.hostile import HostileClient, outcome_of
@@ -103,7 +103,7 @@ def run_attacks(console: Console, seconds: float, seed: int, checkout: Path | No
     if json_path is not None:
         rows = {version: [asdict(cost) for cost in each] for version, each in costs.items()}
         document = {**describe_machine("torch", "radixkv"), "seconds": seconds, "seed": seed, "costs": rows}
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+        write_figures(json_path, document)
 
 
 async def _collect(costs: AsyncGenerator[AttackCost, None]) -> list[AttackCost]:

@@ -7,7 +7,6 @@ alternate; each round has prompts of its own, so that no prompt is cached from a
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from radixkv.async_llm import AsyncLLM
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.serving.client import Answer, Client, HttpClient, Messages
 from radixkv.bench.serving.load_test import Arrivals, collect, request_progress
@@ -109,7 +109,7 @@ def run_http_cost(
             "throughput_lost": cost.throughput_lost,
             **{name: [asdict(report) for report in getattr(cost, name)] for name in ("direct", "http")},
         }
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+        write_figures(json_path, document)
     console.print(_table(cost, streams, rounds))
     console.print(
         f"HTTP adds {cost.ms_per_token:.2f} ms per token, {cost.ms_between_tokens:.2f} ms between two tokens of a stream, "

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.serving.client import Answer, Client, HttpClient
 from radixkv.bench.serving.pacing import run_closed_loop, run_open_loop
@@ -89,7 +89,7 @@ def run_serve(
             "load": {**asdict(shape), **asdict(arrivals)},
             "report": asdict(report),
         }
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+        write_figures(json_path, document)
     console.print(report_table(report, title))
     for line in report_lines(report):
         console.print(line, highlight=False)

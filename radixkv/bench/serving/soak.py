@@ -13,7 +13,6 @@ or two that it shares with others: 1.7 full steps were measured, and 4 are allow
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import secrets
 import statistics
@@ -27,6 +26,7 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.processor_time import TICK, processor_seconds
 from radixkv.bench.serving.client import Answer, HttpClient, Messages
@@ -161,7 +161,7 @@ def run_soak_server(
     if json_path is not None:
         figures = {**vars(result), "attacks": dict(result.attacks)}
         document = {**describe_machine("torch", "radixkv"), "minutes": minutes, "seed": seed, **figures}
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+        write_figures(json_path, document)
     return not result.failures
 
 

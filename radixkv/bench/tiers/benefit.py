@@ -12,7 +12,6 @@ Five questions:
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import secrets
@@ -27,6 +26,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.tiers.fresh_engine import BLOCK_SIZE, fresh_llm, random_tokens, seconds_to_first_token
 from radixkv.bench.tiers.working_set import LOAD, Arrivals, WorkingSet, measure_arrivals, measure_working_set
@@ -141,7 +141,7 @@ def run_tiers(
             "writing": asdict(writing),
             **({} if shared is None else {"shared": asdict(shared)}),
         }
-        json_path.write_text(json.dumps(figures, indent=2) + "\n")
+        write_figures(json_path, figures)
     if plot_path is not None:
         plot_tiers(restarts, sets, plot_path)
     _print(console, restarts, sets, arrivals, writing, shared)

@@ -7,7 +7,6 @@ store is measured with an index of 100,000 blocks.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import tempfile
@@ -21,6 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.block_key import DIGEST_BYTES, block_keys, namespace_digest
@@ -85,7 +85,7 @@ def run_tier_reads(console: Console, folder: Path | None, rounds: int, json_path
             "open_seconds": figures.pop("open_seconds"),
             "gigabytes_per_second": figures,
         }
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+        write_figures(json_path, document)
 
 
 def measure_tier_reads(folder: Path | None, rounds: int) -> TierReads:
