@@ -11,8 +11,7 @@ import torch
 import transformers
 
 from radixkv.errors import UnsupportedModelError
-from radixkv.model.compiled_layers import Attend
-from radixkv.model.layer_probe import attend_itself
+from radixkv.model.layer_probe import Attend, attend_itself
 
 # By how much rounding may change one token's logits, relative to their norm, if other rows are computed beside it.
 _ROUNDING = 0.05

@@ -20,9 +20,7 @@ need more variants than that, and run the others uncompiled; experts that read v
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,23 +28,9 @@ import torch
 from torch import nn
 
 from radixkv.attention import AttentionOptions
-
-# Attends one layer: its index, query, key and value as `AttentionBatch.attend` takes them, and its options.
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], torch.Tensor]
+from radixkv.model.running import running
 
 _BACKEND = "inductor"
-
-_current_attend: ContextVar[Attend] = ContextVar("current_attend")
-
-
-@contextmanager
-def set_compiled_attention(attend: Attend) -> Iterator[None]:
-    """While a batch runs, `opaque_attention` calls ``attend``."""
-    token = _current_attend.set(attend)
-    try:
-        yield
-    finally:
-        _current_attend.reset(token)
 
 
 @torch.library.custom_op("radixkv::attend", mutates_args=())
@@ -71,7 +55,7 @@ def opaque_attention(
     """
     rotary = None if cosines is None or sines is None else (cosines, sines)
     options = AttentionOptions(scale, softcap, sliding_window, sinks, rotary)
-    return _current_attend.get()(int(layer_idx), query, key, value, options).contiguous()
+    return running.get().attend_layer(int(layer_idx), query, key, value, options).contiguous()
 
 
 @opaque_attention.register_fake

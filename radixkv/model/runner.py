@@ -27,18 +27,13 @@ from radixkv.memory import KVPool, LayerShape
 from radixkv.memory.upload import to_device
 from radixkv.model.attention_function import ATTENTION_NAME, layer_options
 from radixkv.model.batch_checks import refuse_mixing, refuse_other_positions, tokens_to_try
-from radixkv.model.compiled_layers import (
-    Attend,
-    compile_layers,
-    opaque_attention,
-    set_compiled_attention,
-    uncompile_layers,
-)
+from radixkv.model.compiled_layers import compile_layers, opaque_attention, uncompile_layers
 from radixkv.model.deferred_rotation import DeferredRotation, set_rotate_first
-from radixkv.model.layer_probe import LayerProbe, attend_nothing
+from radixkv.model.layer_probe import Attend, LayerProbe, attend_nothing
 from radixkv.model.loader import LoadedModel
 from radixkv.model.model_input import ModelInput
-from radixkv.model.native import Chain, NativeCall, join_layers, layers_over, losing_rows, watch_chains
+from radixkv.model.native import Chain, join_layers, layers_over, losing_rows, watch_chains
+from radixkv.model.running import running
 from radixkv_cpu import DecoderLayers
 
 if TYPE_CHECKING:
@@ -86,9 +81,7 @@ class ModelRunner:
         used = self._model.config._attn_implementation
         if used != ATTENTION_NAME:
             raise UnsupportedModelError(f"{loaded.name}: the model keeps its own attention ({used!r})")
-        # On the model, which is never replaced, for this runner; on its layers for what they call.
-        for module in [self._model, *(each for each in self._model.modules() if hasattr(each, "layer_idx"))]:
-            vars(module)["radixkv_runner"] = self
+        vars(self._model)["radixkv_runner"] = self
         uncompile_layers(self._model)
         set_rotate_first(self._model, True)
         self._probe(loaded.name, loaded.vocab_size)
@@ -251,21 +244,25 @@ class ModelRunner:
         self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """What the model's attention layers call: ``[1, heads, tokens, dim]`` in, ``[1, tokens, heads, dim]`` out."""
-        if self._attend is None:
-            raise RuntimeError(
-                "model: it was given to an LLM, which runs it; model.set_attn_implementation('sdpa') lets you call it again"
-            )
+        assert self._attend is not None, "layers call it only while a batch has attention"
         window = self._layers[layer_idx].options.sliding_window
         if options.sliding_window != window:  # the model expresses it only by a mask
             options = replace(options, sliding_window=window)
         return self._attend(self._layer_of[layer_idx], query, key, value, options)
 
-    def native_call(self, chain: Chain) -> NativeCall | None:
-        """What computes a chain's rows of the running batch; None where torch or Triton attends."""
-        if self._native is None:
+    def run_chain(
+        self, chain: Chain, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor | None:
+        """What the layers of a chain give, ``[1, tokens, dim]``, computed in one call; None where torch or Triton attends."""
+        batch = self._native
+        if batch is None:
             return None
-        kept = self._native.kept if chain[-1].layer_idx == self._last_layer else None
-        return NativeCall(self._native_layers[chain[0].layer_idx], self._native, kept)
+        kept = batch.kept if chain[-1].layer_idx == self._last_layer else None
+        layers = self._native_layers[chain[0].layer_idx]
+        cos, sin = (part[0].contiguous() for part in position_embeddings)
+        x = hidden_states[0].contiguous()
+        output = layers.run(x, cos, sin, batch.slots, batch.paged, kept, batch.decoding).unsqueeze(0)
+        return output if kept is None else hidden_states.index_copy(1, kept[0], output)
 
     def _forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor | None, rows: torch.Tensor, attend: Attend | None
@@ -276,15 +273,16 @@ class ModelRunner:
             positions: of the tokens; None: as the model itself counts those of one sequence.
         """
         self._attend = attend
+        token = running.set(self)
         try:
-            with set_compiled_attention(self.attend_layer):
-                output = self._model(
-                    input_ids=token_ids.unsqueeze(0),
-                    position_ids=None if positions is None else positions.unsqueeze(0),
-                    use_cache=False,
-                    logits_to_keep=rows,
-                )
+            output = self._model(
+                input_ids=token_ids.unsqueeze(0),
+                position_ids=None if positions is None else positions.unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=rows,
+            )
         finally:
+            running.reset(token)
             self._attend = None
         logits: torch.Tensor = output.logits[0]
         return logits
@@ -398,8 +396,11 @@ def _attention_function(
     rotary = options.get("rotary")
     if torch.compiler.is_compiling():
         return opaque_attention(module.radixkv_layer_idx, query, key, value, *given, *(rotary or (None, None))), None
-    # The runner is found on the module: some models drop keyword arguments on the way to their attention layers.
-    runner: ModelRunner = module.radixkv_runner
+    runner = running.get(None)
+    if runner is None:
+        raise RuntimeError(
+            "model: it was given to an LLM, which runs it; model.set_attn_implementation('sdpa') lets you call it again"
+        )
     return runner.attend_layer(module.layer_idx, query, key, value, AttentionOptions(*given, rotary)), None
 
 

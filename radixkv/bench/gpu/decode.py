@@ -300,9 +300,8 @@ def _add_step(table: Table, name: str, step: Step, idle: str) -> None:
 
 
 def release(model: Any, attention: str) -> None:
-    """Restore the model's own attention, and free the memory of the engine that ran it, which its layers still refer to."""
-    for module in model.modules():
-        vars(module).pop("radixkv_runner", None)
+    """Restore the model's own attention, and free the memory of the engine that ran it, which it still refers to."""
+    vars(model).pop("radixkv_runner", None)
     uncompile_layers(model)
     restore_rotation(model)
     split_linears(model)

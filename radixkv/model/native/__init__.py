@@ -18,7 +18,6 @@ need not know every model that it fits, and what it does not fit stays as transf
 """
 
 from radixkv.model.native.last_layer import losing_rows
-from radixkv.model.native.layer import NativeCall
 from radixkv.model.native.layer_chains import Chain, join_layers, layers_over, watch_chains
 from radixkv.model.native.panel_cache import PanelCache
 from radixkv.model.native.replace import prepare_for_cpu
@@ -28,7 +27,6 @@ __all__ = [
     "AnyQuantiser",
     "BlockKeeper",
     "Chain",
-    "NativeCall",
     "PanelCache",
     "Quantiser",
     "join_layers",

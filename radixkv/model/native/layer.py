@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from radixkv.attention.native import KeptRows, NativeAttention
 from radixkv.model.native.attention import NativeSelfAttention
 from radixkv.model.native.mlp import NativeGatedMLP
 from radixkv.model.native.norm import NativeRMSNorm
-from radixkv_cpu import DecoderLayer, DecoderLayers
-
-if TYPE_CHECKING:
-    from radixkv.model.runner import ModelRunner
-
-
-class NativeCall(NamedTuple):
-    """Layers over their caches, the batch that they compute, and which rows are wanted of the last of them; None: all."""
-
-    layers: DecoderLayers
-    batch: NativeAttention
-    kept: KeptRows | None
+from radixkv.model.running import running
+from radixkv_cpu import DecoderLayer
 
 
 class NativeDecoderLayer(nn.Module):
@@ -38,12 +27,9 @@ class NativeDecoderLayer(nn.Module):
         layer: what compiled code runs.
         chain: the layers that are computed when this one is called, itself the first; `layer_chains` sets it. None: it was
             computed when an earlier one was called, and gives what it is given.
-        radixkv_runner: set by the runner that the model belongs to.
     """
 
     chain: Sequence[NativeDecoderLayer] | None
-
-    radixkv_runner: ModelRunner | None = None
 
     def __init__(
         self,
@@ -83,13 +69,10 @@ class NativeDecoderLayer(nn.Module):
     ) -> torch.Tensor:
         if self.chain is None:
             return hidden_states
-        call = None if self.radixkv_runner is None else self.radixkv_runner.native_call(self.chain)
-        if call is not None:
-            cos, sin = (part[0].contiguous() for part in position_embeddings)
-            layers, batch, kept = call
-            x = hidden_states[0].contiguous()
-            output = layers.run(x, cos, sin, batch.slots, batch.paged, kept, batch.decoding).unsqueeze(0)
-            return output if kept is None else hidden_states.index_copy(1, kept[0], output)
+        runner = running.get(None)
+        output = None if runner is None else runner.run_chain(self.chain, hidden_states, position_embeddings)
+        if output is not None:
+            return output
         for layer in self.chain:
             hidden_states = layer.compute(hidden_states, position_embeddings)
         return hidden_states
