@@ -65,7 +65,7 @@ class ReasoningTokens:
             answer.length.add(token_id)
         for piece in pieces:
             if not isinstance(piece, TextPiece | ReasoningPiece):
-                continue  # where a call ends is unknown, but no reasoning follows it
+                continue
             end = answer.rest.index(piece.text) + len(piece.text)
             answer.rest = answer.rest[end:]
             answer.position += end
@@ -73,3 +73,6 @@ class ReasoningTokens:
             del answer.begins[:num_tokens]
             if isinstance(piece, ReasoningPiece):
                 self.count += num_tokens
+        if pieces and not isinstance(pieces[-1], TextPiece | ReasoningPiece):
+            # Where the call ends is unknown; a thought that follows it begins with the tokens that arrive next.
+            del answer.begins[: bisect_left(answer.begins, answer.position + len(answer.rest))]

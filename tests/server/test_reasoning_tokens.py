@@ -70,6 +70,26 @@ def test_the_count_does_not_depend_on_how_the_answer_was_cut(text_is_late: bool)
         assert counter.count == sum(counts for _, counts in ANSWER), cuts
 
 
+def test_tokens_of_a_call_before_a_thought_do_not_count() -> None:
+    """They were taken for a part of the thought."""
+    answer = [
+        ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>", False),
+        ('{"a":', False),
+        (" 1}", False),
+        (f"{NEXT}analysis<|message|>", True),
+        ("Hm", True),
+        (".", True),
+    ]
+    form = ChatFormat.of(make_tokenizer(TEMPLATES["harmony"])).answer_form("", None)
+    texts = Mock(bytes_of=lambda index: answer[index][0].encode(), is_left_out=lambda index: False)
+    counter = ReasoningTokens(lambda: TextLength(texts))
+    reader = PieceReader(form)
+    for index, (text, _) in enumerate(answer):
+        pieces = reader.read(0, text, index == len(answer) - 1)
+        counter.read(0, CompletionOutput(0, text, [index]), pieces)
+    assert counter.count == sum(counts for _, counts in answer)
+
+
 def test_a_space_that_is_left_out_moves_no_token() -> None:
     """The last token seemed to begin behind the text."""
     tokenizer = sentencepiece_tokenizer()
