@@ -177,12 +177,14 @@ class _Replica:
             raise self._llm.death
         if self._description is None:
             self._description = asyncio.ensure_future(describe(self._llm, self._started))
-        try:
-            described = await asyncio.shield(self._description)
-        except Exception:
-            self._description = None  # the next one who asks has it made again
-            raise
+            self._description.add_done_callback(self._forget_failed)
+        described = await asyncio.shield(self._description)
         return JSONResponse(described.as_json())
+
+    def _forget_failed(self, description: asyncio.Future[ReplicaDescription]) -> None:
+        """The next one who asks has it made again."""
+        if description.cancelled() or description.exception() is not None:
+            self._description = None
 
     async def start_draining(self, request: Request) -> Response:
         self._llm.start_draining()
