@@ -117,7 +117,7 @@ class SlotTable:
             cleared = [self._entries.pop(digest) for digest in digests]
             self._notify_removed(cleared)
             wrong = [entry for entry in self._wrong if namespace in (None, entry.namespace)]
-            self._wrong = [entry for entry in self._wrong if entry not in wrong]
+            self._wrong = [entry for entry in self._wrong if namespace not in (None, entry.namespace)]
         return [entry.slot for entry in cleared + wrong]
 
     def take_changes(self) -> tuple[list[tuple[float, int]], list[int]]:
