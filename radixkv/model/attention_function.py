@@ -20,7 +20,7 @@ OWN_NAMES = frozenset({ATTENTION_NAME, PROBE_NAME})
 # Arguments of an attention function that describe a layer, besides what changes with every batch.
 OPTIONS = ("scaling", "softcap", "sliding_window", "s_aux")
 
-# One for each thread: models may be probed at a time.
+# Each thread has its own: several models may be probed at the same time.
 _attend: ContextVar[Callable[..., torch.Tensor]] = ContextVar("attend")
 
 

@@ -33,7 +33,7 @@ class FolderBlobs:
     Args:
         root: the folder, made if it is not there.
         capacity_bytes: of all files in it. Each process that writes enforces it now and then, by removing the least recently
-            used files; in between, there may be more. Reading alone is no use: see `mark_used`.
+            used files; in between, there may be more. Reading does not count as use: `mark_used` does.
 
     Attributes:
         description: the folder.

@@ -1,4 +1,4 @@
-"""In which order what is cached goes down when there is no time, or no room, for everything."""
+"""The order in which cached blocks go down when there is no time, or no room, for all of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from radixkv.cache import NodeSnapshot
 
 
 def hot_prefixes(roots: Mapping[str, NodeSnapshot]) -> Iterator[tuple[str, bytes, int]]:
-    """The nodes of a cache, most recently used first, and before those below them.
+    """The nodes of a cache, most recently used first, each before the nodes below it.
 
     Args:
         roots: of each namespace.

@@ -39,7 +39,7 @@ def is_candidate(module: nn.Module) -> bool:
     """Whether the module has the parameter that a `NativeRMSNorm` is made of, and no other."""
     match dict(module.named_parameters()):
         case {"weight": weight, **others}:
-            return not others and weight.dim() == 1 and weight.is_cpu and bool(_epsilons(module))
+            return not others and weight.dim() == 1 and len(weight) > 0 and weight.is_cpu and bool(_epsilons(module))
     return False
 
 
