@@ -61,7 +61,6 @@ class CheckedCache:
         self.adapter = adapter
         self._answers = Answers(adapter, self._raised)
         self.live: dict[str, LiveSequence] = {}
-        self.num_steps = 0
         self._memory = ShadowMemory(adapter.num_blocks, adapter.block_size)
         self._root_tags: dict[str, int] = {}
         self._broken = False
@@ -357,7 +356,6 @@ class CheckedCache:
         del self.live[sequence.name]
 
     def _done(self) -> None:
-        self.num_steps += 1
         if self._always:
             self.verify()
 
