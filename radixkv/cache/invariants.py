@@ -70,8 +70,6 @@ def _check_shape(tree: RadixTree, nodes: list[Node], block_size: int) -> None:
             child = node.children[key]  # type: ignore[index]
             if child.parent is not node or bytes(child.tokens[: block_size * TOKEN_BYTES]) != key:
                 raise InvariantViolation("a child is filed under a key that is not its own, or has another parent")
-    if tree.num_blocks != sum(node.num_blocks for node in nodes):
-        raise InvariantViolation(f"the tree counts {tree.num_blocks} blocks and has others")
 
 
 def _check_owners(pool: BlockPool, nodes: list[Node], tables: Collection[BlockTable]) -> None:
@@ -97,9 +95,12 @@ def _check_locks(tree: RadixTree, nodes: list[Node], tables: Collection[BlockTab
             if list(end.path())[-1] not in tree.roots.values():
                 raise InvariantViolation("a table or pin ends in a node that is no longer in the tree")
             locks.update(id(node) for node in end.path())
+    pins = Counter(id(node) for end in pinned for node in end.path())
     for node in nodes:
         if node.lock_count != locks[id(node)]:
             raise InvariantViolation(f"a node counts {node.lock_count} locks and has {locks[id(node)]}")
+        if node.num_pins != pins[id(node)]:
+            raise InvariantViolation(f"a node counts {node.num_pins} pins and has {pins[id(node)]}")
 
 
 def _check_eviction(tree: RadixTree, nodes: list[Node]) -> None:

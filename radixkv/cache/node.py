@@ -22,6 +22,7 @@ class Node:
         blocks: the edge's block ids; the tree owns one reference to each.
         lock_count: tables and pins that end in this node or below it. Each is an owner of all of the node's blocks,
             besides the tree; a locked node cannot be evicted.
+        num_pins: how many of these are pins.
         last_use: the cache's clock, in seconds, when a sequence or load last began or ended here or below, or a pin began.
         uses: how many sequences, pins and loads from elsewhere began with it, the one that computed it included.
         depth: blocks of the prefix before it.
@@ -42,6 +43,7 @@ class Node:
         "last_use",
         "lock_count",
         "namespace",
+        "num_pins",
         "owner",
         "parent",
         "priority",
@@ -61,7 +63,7 @@ class Node:
         self.tokens = tokens
         self.blocks: array[int] = blocks
         self.children: Children[Node] | None = None  # None: a leaf, as most nodes are
-        self.lock_count = 0
+        self.lock_count = self.num_pins = 0
         self.last_use = last_use
 
     def __getstate__(self) -> dict[str, Any]:
@@ -130,7 +132,7 @@ class Node:
         assert self.parent is not None and self.parent.children is not None
         size = num_blocks * block_bytes
         upper = Node(self.parent, self.tokens[:size], self.blocks[:num_blocks], self.last_use)
-        upper.lock_count = self.lock_count
+        upper.lock_count, upper.num_pins = self.lock_count, self.num_pins
         upper.uses, upper.priority, upper.group, upper.owner = self.uses, self.priority, self.group, self.owner
         if self.hashes is not None:
             upper.hashes, self.hashes = self.hashes[:num_blocks], self.hashes[num_blocks:]

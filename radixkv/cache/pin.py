@@ -51,6 +51,8 @@ class Pins:
         self._tree = tree
         self._now = now
         self._pins: dict[Pin, Node] = {}
+        # Kept up to date, as `Node.num_pins` is: a server may have thousands of pins. Pinned nodes neither grow nor shrink.
+        self._num_blocks = 0
         self._first_expires_at = math.inf  # none of them expires before this
 
     def __iter__(self) -> Iterator[Pin]:
@@ -65,7 +67,11 @@ class Pins:
         self.require(match)
         expires_at = None if ttl is None else self._now() + ttl
         pin = Pin(namespace, match.num_whole_tokens, expires_at)
-        self._pins[pin] = self._tree.lock(match)
+        self._pins[pin] = last = self._tree.lock(match)
+        for node in last.path():
+            node.num_pins += 1
+            if node.num_pins == 1:
+                self._num_blocks += node.num_blocks
         if expires_at is not None:
             self._first_expires_at = min(self._first_expires_at, expires_at)
         return pin
@@ -110,23 +116,27 @@ class Pins:
         return list(self._pins.values())
 
     def _release(self, pins: list[Pin]) -> None:
-        for pin in pins:
-            self._tree.unlock(self._pins[pin])
-        self._drop(pins)
+        for node in self._drop(pins):
+            self._tree.unlock(node)
 
-    def _drop(self, pins: list[Pin]) -> None:
-        for pin in pins:
-            del self._pins[pin]
+    def _drop(self, pins: list[Pin]) -> list[Node]:
+        """Forget pins; returns the nodes that they have locked."""
+        locked = [self._pins.pop(pin) for pin in pins]
+        for pin, last in zip(pins, locked, strict=True):
             pin.released = True
-        left = (pin.expires_at for pin in self._pins if pin.expires_at is not None)
-        self._first_expires_at = min(left, default=math.inf)
+            for node in last.path():
+                node.num_pins -= 1
+                if not node.num_pins:
+                    self._num_blocks -= node.num_blocks
+        if any(pin.expires_at == self._first_expires_at for pin in pins):
+            left = (pin.expires_at for pin in self._pins if pin.expires_at is not None)
+            self._first_expires_at = min(left, default=math.inf)
+        return locked
 
     def _num_blocks_with(self, match: Match | None) -> int:
         """Blocks that would be pinned if this match was pinned too."""
-        num_blocks: dict[Node, int] = {}
-        if match is not None:
-            last, *above = match.node.path()
-            num_blocks = {node: node.num_blocks for node in above} | {last: match.num_node_blocks}
-        for pinned in self._pins.values():
-            num_blocks |= {node: node.num_blocks for node in pinned.path()}
-        return sum(num_blocks.values())
+        if match is None:
+            return self._num_blocks
+        last, *above = match.node.path()
+        num_more = 0 if last.num_pins else match.num_node_blocks
+        return self._num_blocks + num_more + sum(node.num_blocks for node in above if not node.num_pins)

@@ -47,7 +47,6 @@ class RadixTree:
         policy: which leaf is evicted first; after `limit_owners`, the `OwnerLimits` in front of it.
         observers: who is notified of changes.
         roots: the root of each namespace that has something cached or in use.
-        num_blocks: blocks that the tree owns.
         num_evictable_blocks: those of them that are not locked.
         version: changes whenever `match` may answer otherwise than before.
     """
@@ -68,7 +67,6 @@ class RadixTree:
         self.observers = Observers(observers)
         self._owner_limits: OwnerLimits | None = None
         self.roots: dict[str, Root] = {}
-        self.num_blocks = 0
         self.num_evictable_blocks = 0
         self.version = 0
 
@@ -287,7 +285,6 @@ class RadixTree:
             return child
         node.tokens += tokens
         node.blocks.frombytes(blocks.tobytes())
-        self.num_blocks += len(blocks)
         for notify in self.observers.on_insert:
             notify(node, len(node.blocks) - len(blocks))
         return node
@@ -306,7 +303,6 @@ class RadixTree:
         child.priority = priority
         child.owner = owner
         node.link(child, self._block_bytes)
-        self.num_blocks += len(blocks)
         for notify in self.observers.on_insert:
             notify(child, 0)
         return child
@@ -356,7 +352,6 @@ class RadixTree:
             num_tokens += leaf.num_tokens - keep * self._block_size
             freed += leaf.blocks[keep:]
             leaf.truncate(keep, self._block_bytes)
-            self.num_blocks -= most
             self.num_evictable_blocks -= most
             missing -= most
         self._pool.release(np.frombuffer(freed, dtype=np.int32))
@@ -367,7 +362,6 @@ class RadixTree:
         parent = leaf.parent
         assert parent is not None and parent.children is not None
         self.policy.remove(leaf)
-        self.num_blocks -= len(leaf.blocks)
         self.num_evictable_blocks -= len(leaf.blocks)
         del parent.children[bytes(leaf.tokens[: self._block_bytes])]
         if not parent.children:
@@ -390,7 +384,6 @@ class RadixTree:
                 self.policy.remove(node)
             if node.lock_count == 0:
                 self.num_evictable_blocks -= node.num_blocks
-            self.num_blocks -= node.num_blocks
             self._pool.release(node.block_ids())
         for notify in self.observers.on_clear:
             notify(namespace, removed)

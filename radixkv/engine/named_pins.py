@@ -109,7 +109,7 @@ class NamedPins:
         if named is not None and named.stored is not None and self._stored is None:
             _log.warning("the disk is closed: a pin of %d tokens stays stored there", pin.num_tokens)
         self.cache.release(pin)
-        self._forget_released()
+        self._forget(pin)
 
     def store_again(self, cleared: str) -> None:
         """Remember the pins that are still in force in the group of a namespace that was cleared: a disk forgets the group's.
@@ -212,8 +212,11 @@ class NamedPins:
 
     def _forget_released(self) -> None:
         """Forget pins that were released, have expired, or were cleared with the cache."""
-        active = set(self.cache.pins())
-        for pin in [pin for pin in self._named if pin not in active]:
-            name = self._named.pop(pin).name
-            if self._stored is not None:
-                self._stored.remove(name)
+        self.cache.pins()  # notices which have expired
+        for pin in [pin for pin in self._named if pin.released]:
+            self._forget(pin)
+
+    def _forget(self, pin: Pin) -> None:
+        named = self._named.pop(pin, None)
+        if named is not None and self._stored is not None:
+            self._stored.remove(named.name)

@@ -131,8 +131,8 @@ class TenantPins:
 
     def _forget_released(self) -> None:
         """Forget pins that have expired, or were cleared with the cache."""
-        active = set(self._cache.pins())
-        kept = {tenant: [kept for kept in own if kept.pin in active] for tenant, own in self._kept.items()}
+        self._cache.pins()  # notices which have expired
+        kept = {tenant: [kept for kept in own if not kept.pin.released] for tenant, own in self._kept.items()}
         self._kept = {tenant: own for tenant, own in kept.items() if own}
 
     def _release(self, tenant: str, kept: _Kept) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 
 import pytest
 from support.cache_driver import leave
@@ -19,6 +20,7 @@ from radixkv.cache import (
     PrefixCache,
     PriorityTTL,
 )
+from radixkv.cache.node import Node
 
 
 def test_a_pin_expires_and_its_blocks_can_be_had() -> None:
@@ -163,3 +165,53 @@ def test_a_pin_says_what_it_is() -> None:
     assert repr(cache.pin([1, 1])) == "Pin(2 tokens, until released)"
     assert repr(cache.pin([1, 1], ttl=5)) == "Pin(2 tokens, until it expires)"
     assert repr(cache.pin([7])) == "Pin(0 tokens, released)"
+
+
+def test_pinned_blocks_are_those_of_all_pins_however_they_share_and_end() -> None:
+    """They are counted as pins begin and end, while nodes are split and continued."""
+    chance = random.Random(0)
+    now = [0.0]
+    cache = PrefixCache(400, 2, max_pinned_blocks=400, clock=lambda: now[0])
+    pinned: dict[Pin, list[int]] = {}
+    for step in range(600):
+        now[0] += 1
+        tokens = [chance.randrange(2) for _ in range(2 * chance.randrange(1, 9))]
+        match chance.randrange(6):
+            case 0:
+                leave(cache, tokens)
+            case 1 | 2:
+                if cache.match(tokens):
+                    pin = cache.pin(tokens, ttl=chance.choice([None, 5, 50]))
+                    pinned[pin] = tokens[: pin.num_tokens]
+            case 3 if pinned:
+                cache.release(chance.choice([*pinned]))
+            case 4 if step % 50 == 0:
+                cache.clear()
+        alive = cache.pins()
+        pinned = {pin: tokens for pin, tokens in pinned.items() if pin in alive}
+        prefixes = {tuple(tokens[:stop]) for tokens in pinned.values() for stop in range(2, len(tokens) + 1, 2)}
+        assert cache._pins._num_blocks == len(prefixes)
+        cache.check()
+
+
+def test_a_pin_is_added_and_released_without_looking_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of all pins were counted for each."""
+    num_paths = 0
+    path = Node.path
+
+    def counted(node: Node) -> Iterator[Node]:
+        nonlocal num_paths
+        num_paths += 1
+        return path(node)
+
+    monkeypatch.setattr(Node, "path", counted)
+    each = []
+    for count in (20, 40):
+        cache = PrefixCache(200, 2)
+        for number in range(count):
+            leave(cache, [number] * 4)
+        num_paths = 0
+        for pin in [cache.pin([number] * 4) for number in range(count)]:
+            cache.release(pin)
+        each.append(num_paths / count)
+    assert each[0] == each[1]
