@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.model_zoo import VOCAB_SIZE, build_shallow
 from support.replica_servers import tiny_llm, tiny_model
-from tqdm import tqdm
 
-from radixkv import (
-    LLM,
-    AsyncLLM,
-    BeamSearchParams,
-    RequestOutput,
-    SamplingParams,
-    StructuredOutputsParams,
-    TextPrompt,
-    TokensPrompt,
-)
+from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, TextPrompt, TokensPrompt
 from radixkv.config import EngineConfig
 from radixkv.llm_options import llm_configs
 from radixkv.vllm_options import without_vllm_options
@@ -135,48 +124,6 @@ def test_minus_one_is_the_whole_vocabulary_and_no_seed(tiny: LLM) -> None:
     assert [len(entries) for entries in output.outputs[0].logprobs or ()] == [VOCAB_SIZE] * 2
     assert [len(entries or ()) for entries in output.prompt_logprobs or ()] == [0, *[VOCAB_SIZE] * 3]
     assert (params.logprobs, params.seed) == (-1, None)
-
-
-def test_a_progress_bar_is_made_by_what_is_given(tiny: LLM) -> None:
-    bars: list[Any] = []
-
-    class Bar(tqdm):  # type: ignore[type-arg]
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options, disable=True)
-            bars.append((self, options))
-
-    tiny.generate([IDS, IDS], GREEDY, use_tqdm=Bar)
-    assert [options["total"] for _, options in bars] == [2]
-
-
-def bar_with(update: Callable[[float], None]) -> Callable[..., Any]:
-    """Makes progress bars that call ``update`` instead of showing how many prompts have ended."""
-
-    def make(**options: Any) -> tqdm[Any]:
-        bar = tqdm(**options, disable=True)
-        bar.update = update  # type: ignore[assignment]
-        return bar
-
-    return make
-
-
-def test_a_progress_bar_counts_only_its_own_prompts(tiny: LLM) -> None:
-    counted: list[float] = []
-    others = tiny.stream(IDS, SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
-    next(others)
-    tiny.generate(
-        [IDS, IDS], SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True), use_tqdm=bar_with(counted.append)
-    )
-    assert sum(counted) == 2
-    assert [*others][-1].finished
-
-
-def test_a_progress_bar_may_use_the_llm_that_it_belongs_to(tiny: LLM) -> None:
-    answers: list[RequestOutput] = []
-    bar = bar_with(lambda _: answers.extend(tiny.generate([IDS], GREEDY, use_tqdm=False)))
-    (output,) = tiny.generate([IDS], GREEDY, use_tqdm=bar)
-    assert [answer.outputs for answer in answers] == [output.outputs] * len(answers)
-    assert answers
 
 
 def test_options_that_ask_for_nothing_else_are_taken() -> None:
