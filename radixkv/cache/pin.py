@@ -109,29 +109,29 @@ class Pins:
 
     def forget(self, namespace: str | None) -> None:
         """Drop the pins of a namespace, or of all for None, without unlocking: the tree is about to be cleared."""
-        self._drop([pin for pin in self._pins if namespace in (None, pin.namespace)])
+        for pin in [pin for pin in self._pins if namespace in (None, pin.namespace)]:
+            self._drop(pin)
 
     def nodes(self) -> list[Node]:
         """The node that each pin has locked."""
         return list(self._pins.values())
 
     def _release(self, pins: list[Pin]) -> None:
-        for node in self._drop(pins):
-            self._tree.unlock(node)
+        for pin in pins:
+            self._tree.unlock(self._drop(pin))
 
-    def _drop(self, pins: list[Pin]) -> list[Node]:
-        """Forget pins; returns the nodes that they have locked."""
-        locked = [self._pins.pop(pin) for pin in pins]
-        for pin, last in zip(pins, locked, strict=True):
-            pin.released = True
-            for node in last.path():
-                node.num_pins -= 1
-                if not node.num_pins:
-                    self._num_blocks -= node.num_blocks
-        if any(pin.expires_at == self._first_expires_at for pin in pins):
+    def _drop(self, pin: Pin) -> Node:
+        """Forget a pin; returns the node that it has locked."""
+        last = self._pins.pop(pin)
+        pin.released = True
+        for node in last.path():
+            node.num_pins -= 1
+            if not node.num_pins:
+                self._num_blocks -= node.num_blocks
+        if pin.expires_at == self._first_expires_at:
             left = (pin.expires_at for pin in self._pins if pin.expires_at is not None)
             self._first_expires_at = min(left, default=math.inf)
-        return locked
+        return last
 
     def _num_blocks_with(self, match: Match | None) -> int:
         """Blocks that would be pinned if this match was pinned too."""

@@ -47,7 +47,7 @@ class _Turn(NamedTuple):
         counter: of the tenant.
         num_seqs: that wait. Among equal counters, the tenant that wants least goes first: that hardly delays the others.
         charged_at: among tenants that are equal in this, too, the one that was charged longest ago goes first.
-        began: how many tenants had begun to wait before; no two have the same.
+        began: serial number of when it began to wait, which makes the order total.
     """
 
     counter: float

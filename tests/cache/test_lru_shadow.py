@@ -56,6 +56,16 @@ def test_what_lru_forgets_is_the_oldest() -> None:
     assert shadow._idle == {}
 
 
+def test_what_was_pinned_is_as_old_for_the_shadow_as_for_lru() -> None:
+    """The end of a pin made it the youngest there, and the oldest for LRU itself."""
+    shadow = LRUShadow()
+    for since in (10.0, 30.0, 20.0, 5.0):
+        shadow.begin(4, since)
+    shadow.evict(8)
+    shadow.begin(4, 40.0)  # forgets what exceeds the cache
+    assert [*shadow._idle] == [20.0, 30.0, 40.0]
+
+
 def test_what_is_replaced_is_forgotten_by_both() -> None:
     shadow = LRUShadow()
     shadow.begin(3, 1.0)

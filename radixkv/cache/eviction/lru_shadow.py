@@ -22,7 +22,9 @@ class LRUShadow:
     """
 
     def __init__(self) -> None:
-        self._idle: OrderedDict[float, int] = OrderedDict()  # what LRU holds: blocks by when they fell idle
+        self._idle: OrderedDict[float, int] = (
+            OrderedDict()
+        )  # what LRU holds: blocks by since when they are idle, oldest first
         self._num_idle = 0
         self._num_cached = 0  # idle blocks that the cache really holds
         self._difference = 0.0
@@ -33,12 +35,16 @@ class LRUShadow:
         """Standard deviations by which LRU hits more; negative where it hits less."""
         return self._difference / math.sqrt(self._squares) if self._squares else 0.0
 
-    def begin(self, num_blocks: int, now: float) -> None:
-        """Blocks fall idle."""
+    def begin(self, num_blocks: int, since: float) -> None:
+        """Blocks are idle since this moment: usually now, earlier for what was pinned."""
         self._forget_excess()
         self._num_cached += num_blocks
         self._num_idle += num_blocks
-        self._idle[now] = self._idle.get(now, 0) + num_blocks
+        is_late = since not in self._idle and bool(self._idle) and since < next(reversed(self._idle))
+        self._idle[since] = self._idle.get(since, 0) + num_blocks
+        if is_late:
+            for later in [moment for moment in self._idle if moment > since]:
+                self._idle.move_to_end(later)
 
     def end(self, num_blocks: int, idle_since: float, evicted: bool) -> None:
         """Blocks are used again, or computed again because they were ``evicted``."""

@@ -57,7 +57,7 @@ class ReuseTimes:
         self.num_new = 0
 
     def begin(self, group: int, num_blocks: int, since: float) -> None:
-        """``num_blocks`` blocks of a group are idle, mostly from this moment on: what was pinned may have been for longer."""
+        """``num_blocks`` blocks of a group are idle since this moment: usually now, earlier for what was pinned."""
         # Idle times that begin at the same moment share an epoch, so `end` can find it by that moment.
         if since > self._latest:
             self._latest = since
@@ -96,7 +96,7 @@ class ReuseTimes:
         return (hazards * _survival(hazards)).reshape(self._num_groups, _NUM_BINS)
 
     def _epoch(self, since: float) -> int:
-        """The epoch of idle times that began at this moment."""
+        """The epoch that a moment falls into."""
         return max(0, bisect_right(self._begun_at, since) - 1)
 
     def _end_epoch(self) -> None:
