@@ -278,7 +278,7 @@ class KVTiers:
 
     def _clear_group(self, group: str | None) -> None:
         if self._closed:
-            _log.warning("the tiers below the pool are closed, and keep what is cleared now")
+            _log.warning("the tiers below the pool are closed: what is cleared now stays in them")
             return
         self._stack.clear(None if group is None else self._keys.group(group))
         if group is not None and self._other_stores is not None:

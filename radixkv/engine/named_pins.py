@@ -107,7 +107,7 @@ class NamedPins:
         """`PrefixCache.release`, for good."""
         named = self._named.get(pin)
         if named is not None and named.stored is not None and self._stored is None:
-            _log.warning("the disk is closed: a pin of %d tokens stays stored there", pin.num_tokens)
+            _log.warning("the disk is closed: a released pin of %d tokens will be back after a restart", pin.num_tokens)
         self.cache.release(pin)
         self._forget(pin)
 

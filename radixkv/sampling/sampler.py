@@ -81,13 +81,13 @@ class SamplingState:
             logits: ``[rows, vocabulary]``.
             first: the row for the next token; each row behind it is for the token after one more draft.
             drafts: tokens that may follow.
-            penalties: of all rows; get those of this sequence's.
+            penalties: of all rows; those of this sequence are added to it.
         """
         num_tokens = len(self.output_token_ids)
         try:
             for row, draft in enumerate([*drafts, None], first):
                 if self.changes_logits:
-                    self.changes.apply(logits[row], self.output_token_ids)
+                    self.changes.apply(logits[row], self.output_token_ids, self.grammar is not None)
                     if self._counts is not None:
                         penalties.add(row, self.params, *self._counts.update(self.output_token_ids))
                 if draft is not None:

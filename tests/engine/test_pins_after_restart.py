@@ -45,8 +45,8 @@ def test_a_log_says_what_is_not_forgotten_once_the_disk_is_closed(
     llm.unpin(pins[1])
     llm.reset_prefix_cache()
     assert [record.message for record in caplog.records] == [
-        f"the disk is closed: a pin of {NUM_WHOLE} tokens stays stored there",
-        "the tiers below the pool are closed, and keep what is cleared now",
+        f"the disk is closed: a released pin of {NUM_WHOLE} tokens will be back after a restart",
+        "the tiers below the pool are closed: what is cleared now stays in them",
     ]
     with open_llm() as llm:
         assert use(llm, "ben") > 0
