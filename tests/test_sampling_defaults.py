@@ -18,6 +18,7 @@ from support.replica_servers import local_replicas, tiny_llm, tiny_model
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cluster import create_ingress
 from radixkv.cluster.describe import describe
+from radixkv.cluster.description import ReplicaDescription
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
 from radixkv.model.loader import load_model
@@ -318,9 +319,10 @@ def test_replicas_that_sample_otherwise_are_of_another_generation(default_tokeni
         assert neutral.difference(other) == "sampling_defaults: {}, and {'top_k': 5} there"
         assert neutral.generation != other.generation
         assert neutral.difference_in_prompts(other) is None
-        other.check()
-        other.identity["sampling_defaults"]["top_k"] = "many"
+        sent = other.as_json()
+        assert ReplicaDescription.from_json(sent) == other
+        sent["identity"]["sampling_defaults"]["top_k"] = "many"
         with pytest.raises(ValueError, match="top_k: expected a whole number, got 'many'"):
-            other.check()
+            ReplicaDescription.from_json(sent)
 
     asyncio.run(main())
