@@ -105,10 +105,10 @@ class NamedPins:
 
     def release(self, pin: Pin) -> None:
         """`PrefixCache.release`, for good."""
+        self.cache.release(pin)
         named = self._named.get(pin)
         if named is not None and named.stored is not None and self._stored is None:
             _log.warning("the disk is closed: a released pin of %d tokens will be back after a restart", pin.num_tokens)
-        self.cache.release(pin)
         self._forget(pin)
 
     def store_again(self, cleared: str) -> None:

@@ -11,6 +11,7 @@ from support.cache_driver import leave
 from support.tiered_llm import PROMPTS, answers, evict_all, make
 
 from radixkv import LLM
+from radixkv.cache import InvalidArgumentError
 from radixkv.engine.clearing import NamespaceSelection
 
 pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
@@ -51,6 +52,12 @@ def test_a_log_says_what_is_not_forgotten_once_the_disk_is_closed(
     with open_llm() as llm:
         assert use(llm, "ben") > 0
         assert len(llm.pins()) == 1
+
+
+def test_what_is_no_pin_is_refused_before_it_is_looked_up(open_llm: Any) -> None:
+    """It was looked up first, which a list cannot be."""
+    with open_llm() as llm, pytest.raises(InvalidArgumentError, match=r"^pin: expected a Pin, got list$"):
+        llm.unpin([])
 
 
 def test_a_pin_is_in_force_after_a_restart_when_its_prompt_is_used(open_llm: Any) -> None:
