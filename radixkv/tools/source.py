@@ -93,17 +93,13 @@ class AnswerSource:
         """The first characters, or all if there are fewer."""
         return self._text[self._start : self._start + length]
 
-    def find(self, markers: Sequence[str], begin: int) -> tuple[int, str] | None:
-        """How many characters are before the first of the markers, and the marker; None: there is none.
+    def find(self, pattern: re.Pattern[str], begin: int) -> tuple[int, str] | None:
+        """How many characters are before the first match, and the match; None: there is none.
 
         Args:
-            begin: how many characters are skipped, because no marker begins there.
+            pattern: what to find.
+            begin: how many characters are skipped, because no match begins there.
         """
-        if not markers:
-            return None
-        # Of two markers at the same place, the shorter one comes first. Not `str.find`: a marker that is nowhere would be
-        # looked for in all of the text.
-        pattern = re.compile("|".join(map(re.escape, sorted(markers))))
         found = pattern.search(self._text, self._start + begin)
         return None if found is None else (found.start() - self._start, found[0])
 
@@ -186,9 +182,9 @@ def text_until(
     Returns:
         The marker; None: the text ended.
     """
-    searched = 0
+    pattern, searched = _any_of(markers), 0
     while True:
-        found = source.find(markers, searched)
+        found = source.find(pattern, searched)
         if found is not None:
             position, marker = found
             source.mark()
@@ -214,9 +210,9 @@ def collect_until(source: AnswerSource, markers: Sequence[str]) -> Parsing[tuple
     Raises:
         MalformedCallError: the text ends without one.
     """
-    searched = 0
+    pattern, searched = _any_of(markers), 0
     while True:
-        found = source.find(markers, searched)
+        found = source.find(pattern, searched)
         if found is not None:
             position, marker = found
             text = source.take(position)
@@ -226,6 +222,14 @@ def collect_until(source: AnswerSource, markers: Sequence[str]) -> Parsing[tuple
         if not (yield from more(source)):
             source.take(len(source))
             raise MalformedCallError
+
+
+def _any_of(markers: Sequence[str]) -> re.Pattern[str]:
+    """Matches any of the markers, of two that begin alike the shorter one; nothing if there are none.
+
+    Not `str.find` for each: one that is nowhere would be looked for in all of the text.
+    """
+    return re.compile("|".join(map(re.escape, sorted(markers))) or "(?!)")
 
 
 def _searched(source: AnswerSource, markers: Sequence[str]) -> int:
