@@ -54,6 +54,7 @@ def inspect(
 
 
 _COST = CostModel()
+_PREFILL_MS, _DECODE_MS, _STEP_MS = (1000 * seconds for seconds in (_COST.prefill, _COST.decode, _COST.step))
 
 # Options of `simulate` that have an effect only with --replicas, and only without.
 _OF_REPLICAS = ("router", "load", "ingresses", "decode_ms", "step_ms")
@@ -98,12 +99,11 @@ def simulate(
     ] = 1,
     prefill_ms: Annotated[
         float, typer.Option(help="with --replicas or --tier: for each token of a prompt", min=1e-6)
-    ] = _COST.prefill * 1000,
-    decode_ms: Annotated[float, typer.Option(help="with --replicas: for each generated token", min=0)] = _COST.decode
-    * 1000,
+    ] = _PREFILL_MS,
+    decode_ms: Annotated[float, typer.Option(help="with --replicas: for each generated token", min=0)] = _DECODE_MS,
     step_ms: Annotated[
         float, typer.Option(help="with --replicas: for each step of all sequences", min=1e-6)
-    ] = _COST.step * 1000,
+    ] = _STEP_MS,
 ) -> None:
     """Replay a trace through the cache, without a model: which policy, how much memory, what below it, how many replicas?"""
     for name in _OF_REPLICAS if replicas is None else _OF_ONE_CACHE:

@@ -22,9 +22,8 @@ class LRUShadow:
     """
 
     def __init__(self) -> None:
-        self._idle: OrderedDict[float, int] = (
-            OrderedDict()
-        )  # what LRU holds: blocks by since when they are idle, oldest first
+        # What LRU holds: blocks by since when they are idle, oldest first.
+        self._idle: OrderedDict[float, int] = OrderedDict()
         self._num_idle = 0
         self._num_cached = 0  # idle blocks that the cache really holds
         self._difference = 0.0
