@@ -190,7 +190,7 @@ class CacheView:
         tail = encode(tokens, start)
         if node is None:
             return []
-        found = continuation(node, tail, max_tokens, self.block_size * TOKEN_BYTES)
+        found = continuation(node, tail, max_tokens)
         token_ids: list[int] = decode(found).tolist()
         return token_ids
 
@@ -254,9 +254,8 @@ class CacheView:
 
     def block_hashes(self) -> NDArray[np.uint64]:
         """The hashes of all whole blocks that are cached, in no order (see `radixkv.cache.block_hash`)."""
-        block_bytes, num_tokens = self.block_size * TOKEN_BYTES, self.block_size
         hashes = [
-            np.frombuffer(node.block_hashes(block_bytes), dtype=np.uint64)[: node.num_tokens // num_tokens]
+            np.frombuffer(node.block_hashes(), dtype=np.uint64)[: node.num_tokens // self.block_size]
             for node in self._tree.nodes()
             if node.num_blocks
         ]

@@ -12,16 +12,15 @@ from radixkv.cache.tokens import TOKEN_BYTES
 _MAX_COMPARED_CHILDREN = 8
 
 
-def continuation(node: Node, tail: bytes, num_tokens: int, block_bytes: int) -> bytes:
+def continuation(node: Node, tail: bytes, num_tokens: int) -> bytes:
     """The encoded tokens that follow ``tail`` below ``node``.
 
     Args:
         node: where the path of the sequence ends.
         tail: its encoded tokens after that node.
         num_tokens: length of the answer at most.
-        block_bytes: size of a block's encoded tokens.
     """
-    offset = 0
+    offset, block_bytes = 0, node.block_bytes
     while len(tail) - offset >= block_bytes:
         child = None if node.children is None else node.children.by_key.get(tail[offset : offset + block_bytes])
         if child is None:

@@ -73,7 +73,7 @@ class EvictedPrefixes(TreeObserver):
     def on_remove(self, node: Node, start: int, evicted: bool) -> None:
         if not evicted:
             return
-        hashes = node.block_hashes(self._block_bytes)
+        hashes = node.block_hashes()
         record = EvictedBlocks(
             node.namespace,
             hashes[start:] if start else hashes,
@@ -132,7 +132,7 @@ class EvictedPrefixes(TreeObserver):
             return []
         past: list[tuple[int, int]] = []
         stop, now = match.num_tokens // self._block_size, self._now()
-        before = node.block_hashes(self._block_bytes)[-1]
+        before = node.block_hashes()[-1]
         for record, num_tokens in list(self._follow(before, prompt, match.num_tokens * TOKEN_BYTES)):
             self._drop(record.hashes[0])
             self._file_rest(record, -(-num_tokens // self._block_size))

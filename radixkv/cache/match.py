@@ -52,17 +52,10 @@ class Match:
         )
 
 
-def match_in_first_block(node: Node, prompt: bytes, offset: int, block_bytes: int) -> Match:
-    """No child of ``node`` begins with the prompt's next block: its nearest neighbours in order share the most of it.
-
-    Args:
-        node: one with children.
-        prompt: encoded.
-        offset: where in it the node ends.
-        block_bytes: size of a block's encoded tokens.
-    """
+def match_in_first_block(node: Node, prompt: bytes, offset: int) -> Match:
+    """A prompt that leaves the tree behind ``node``, at byte ``offset``: its next block may begin like a child's."""
     assert node.children is not None
-    key = prompt[offset : offset + block_bytes]
+    key = prompt[offset : offset + node.block_bytes]
     num_before = offset // TOKEN_BYTES
     nearest, common = node.children.nearest(key)
     if nearest is None:
@@ -70,16 +63,9 @@ def match_in_first_block(node: Node, prompt: bytes, offset: int, block_bytes: in
     return Match(num_before + common, nearest, 0, common, nearest.blocks[0])
 
 
-def match_inside(child: Node, prompt: bytes, offset: int, block_bytes: int) -> Match:
-    """The prompt begins like ``child``, and leaves it behind its first block.
-
-    Args:
-        child: the node.
-        prompt: encoded.
-        offset: where in it the node begins.
-        block_bytes: size of a block's encoded tokens.
-    """
+def match_inside(child: Node, prompt: bytes, offset: int) -> Match:
+    """A prompt whose bytes from ``offset`` on begin with the first block of ``child``, and end or differ further on in it."""
     common = common_tokens(prompt, offset, child.tokens)
-    whole, partial = divmod(common, block_bytes // TOKEN_BYTES)
+    whole, partial = divmod(common, child.block_bytes // TOKEN_BYTES)
     block = child.blocks[whole] if partial else -1
     return Match(offset // TOKEN_BYTES + common, child, whole, partial, block)

@@ -26,6 +26,7 @@ class Node:
         last_use: the cache's clock, in seconds, when a sequence or load last began or ended here or below, or a pin began.
         uses: how many sequences, pins and loads from elsewhere began with it, the one that computed it included.
         depth: blocks of the prefix before it.
+        block_bytes: size of a whole block's encoded tokens.
         priority: the highest retention priority that a sequence which used it was opened with.
         group: the eviction policy's own note.
         owner: who computed it: see `owner_limits`.
@@ -35,6 +36,7 @@ class Node:
     """
 
     __slots__ = (
+        "block_bytes",
         "blocks",
         "children",
         "depth",
@@ -55,6 +57,7 @@ class Node:
         self.parent = parent
         self.namespace: str = "" if parent is None else parent.namespace
         self.depth: int = 0 if parent is None else parent.depth + len(parent.blocks)
+        self.block_bytes: int = 0 if parent is None else parent.block_bytes
         self.uses = 1
         self.priority = 0
         self.group = 0
@@ -89,13 +92,9 @@ class Node:
     def block_ids(self, start: int = 0, stop: int | None = None) -> BlockIds:
         return np.array(self.blocks[start:stop], dtype=np.int32)
 
-    def block_hashes(self, block_bytes: int) -> array[int]:
-        """The hash of each block; of a root, that of its namespace. Computed at the first call, and after growth.
-
-        Args:
-            block_bytes: size of a block's encoded tokens.
-        """
-        done = self.hashes
+    def block_hashes(self) -> array[int]:
+        """The hash of each block; of a root, that of its namespace. Computed at the first call, and after growth."""
+        done, size = self.hashes, self.block_bytes
         if done is not None and len(done) >= len(self.blocks):
             return done
         incomplete, step = [self], self.parent
@@ -107,51 +106,37 @@ class Node:
             if step.hashes is None:
                 step.hashes = array("Q")
             before = step.hashes[-1] if step.hashes else step.parent.hashes[-1]
-            step.hashes.extend(next_hashes(before, bytes(step.tokens[len(step.hashes) * block_bytes :]), block_bytes))
+            step.hashes.extend(next_hashes(before, bytes(step.tokens[len(step.hashes) * size :]), size))
         assert self.hashes is not None
         return self.hashes
 
-    def link(self, child: Node, block_bytes: int) -> None:
-        """Make ``child`` one of this node's children.
-
-        Args:
-            block_bytes: size of a block's encoded tokens.
-        """
+    def link(self, child: Node) -> None:
+        """Make ``child`` one of this node's children."""
         if self.children is None:
             self.children = Children()
-        self.children[bytes(child.tokens[:block_bytes])] = child
+        self.children[bytes(child.tokens[: self.block_bytes])] = child
         child.parent = self
 
-    def split(self, num_blocks: int, block_bytes: int) -> Node:
-        """Cut the edge after ``num_blocks``; returns the new upper part. The lower stays the node that others have locked.
-
-        Args:
-            num_blocks: of the upper part.
-            block_bytes: size of a block's encoded tokens.
-        """
+    def split(self, num_blocks: int) -> Node:
+        """Cut the edge after ``num_blocks``; returns the new upper part. The lower stays the node that others have locked."""
         assert self.parent is not None and self.parent.children is not None
-        size = num_blocks * block_bytes
+        size = num_blocks * self.block_bytes
         upper = Node(self.parent, self.tokens[:size], self.blocks[:num_blocks], self.last_use)
         upper.lock_count, upper.num_pins = self.lock_count, self.num_pins
         upper.uses, upper.priority, upper.group, upper.owner = self.uses, self.priority, self.group, self.owner
         if self.hashes is not None:
             upper.hashes, self.hashes = self.hashes[:num_blocks], self.hashes[num_blocks:]
-        self.parent.children[bytes(self.tokens[:block_bytes])] = upper
+        self.parent.children[bytes(self.tokens[: self.block_bytes])] = upper
         del self.tokens[:size]
         del self.blocks[:num_blocks]
-        upper.link(self, block_bytes)
+        upper.link(self)
         self.depth += num_blocks
         return upper
 
-    def truncate(self, num_blocks: int, block_bytes: int) -> None:
-        """Drop all but the first ``num_blocks``.
-
-        Args:
-            num_blocks: to keep.
-            block_bytes: size of a block's encoded tokens.
-        """
+    def truncate(self, num_blocks: int) -> None:
+        """Drop all but the first ``num_blocks``."""
         del self.blocks[num_blocks:]
-        del self.tokens[num_blocks * block_bytes :]
+        del self.tokens[num_blocks * self.block_bytes :]
         if self.hashes is not None:
             del self.hashes[num_blocks:]
 
@@ -168,7 +153,8 @@ class Root(Node):
 
     __slots__ = ()
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, block_bytes: int) -> None:
         super().__init__(None, bytearray(), array("i"), 0)
         self.namespace = namespace
+        self.block_bytes = block_bytes
         self.hashes = array("Q", [namespace_hash(namespace)])

@@ -102,7 +102,7 @@ class PrefixCache(CacheControl):
             evicted = EvictedPrefixes(remembered_blocks, block_size, clock, learner)
             notified.append(evicted)
         if events is not None:
-            notified.append(EventRecorder(events, block_size))
+            notified.append(EventRecorder(events))
         notified += observers
         tree = RadixTree(pool, block_size, LRU() if policy is None else policy, clock, notified)
         store = BlockStore(pool, tree, Pins(tree, max_pinned_blocks, clock), block_size)

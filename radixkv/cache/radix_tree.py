@@ -81,7 +81,7 @@ class RadixTree:
         vars(self).update(attributes)
         for node, parent in zip(nodes, parents, strict=True):
             if parent >= 0:
-                nodes[parent].link(node, self._block_bytes)
+                nodes[parent].link(node)
 
     @property
     def own_policy(self) -> EvictionPolicy:
@@ -114,9 +114,9 @@ class RadixTree:
         while node.children is not None:
             child = node.children.by_key.get(prompt[offset : offset + size])
             if child is None:
-                return match_in_first_block(node, prompt, offset, size)
+                return match_in_first_block(node, prompt, offset)
             if not prompt.startswith(child.tokens, offset):
-                return match_inside(child, prompt, offset, size)
+                return match_inside(child, prompt, offset)
             node = child
             offset += len(child.tokens)
         whole, partial = divmod(node.num_tokens, self._block_size)
@@ -193,7 +193,7 @@ class RadixTree:
         """The namespace's root, made if there is none."""
         node = self.roots.get(namespace)
         if node is None:
-            node = self.roots[namespace] = Root(namespace)
+            node = self.roots[namespace] = Root(namespace, self._block_bytes)
         return node
 
     def publish(
@@ -302,7 +302,7 @@ class RadixTree:
         child = Node(node, tokens, array("i", blocks.tobytes()), node.last_use)
         child.priority = priority
         child.owner = owner
-        node.link(child, self._block_bytes)
+        node.link(child)
         for notify in self.observers.on_insert:
             notify(child, 0)
         return child
@@ -320,7 +320,7 @@ class RadixTree:
             self._pool.release(leaf.block_ids())
 
     def _split(self, node: Node, num_blocks: int) -> Node:
-        upper = node.split(num_blocks, self._block_bytes)
+        upper = node.split(num_blocks)
         for notify in self.observers.on_split:
             notify(upper, node)
         return upper
@@ -351,7 +351,7 @@ class RadixTree:
                 continue
             num_tokens += leaf.num_tokens - keep * self._block_size
             freed += leaf.blocks[keep:]
-            leaf.truncate(keep, self._block_bytes)
+            leaf.truncate(keep)
             self.num_evictable_blocks -= most
             missing -= most
         self._pool.release(np.frombuffer(freed, dtype=np.int32))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
-from radixkv.cache.tokens import TOKEN_BYTES
 from radixkv.cluster.records import HASH_BYTES, Kind, encode_hashes, encode_record
 
 
@@ -70,7 +69,7 @@ class BlockFeed(TreeObserver):
         if not node.blocks:
             return b""
         whole = node.num_tokens // self.block_size
-        hashes = node.block_hashes(self.block_size * TOKEN_BYTES)[start:whole]
+        hashes = node.block_hashes()[start:whole]
         return encode_hashes(hashes)
 
     def _add(self, kind: Kind, hashes: bytes) -> None:

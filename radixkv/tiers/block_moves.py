@@ -106,7 +106,7 @@ class BlockMoves(TreeObserver):
     def on_insert(self, node: Node, start: int) -> None:
         if self._stopped:
             return
-        self._known.discard(node.block_hashes(self._block_bytes)[start:])
+        self._known.discard(node.block_hashes()[start:])
         if self._policy == "write-through" and start < self._num_whole(node):
             self._want(node)
 
@@ -231,7 +231,7 @@ class BlockMoves(TreeObserver):
     def _list(self, node: Node, start: int) -> None:
         stop = self._num_whole(node)
         stop += self._is_worth_its_room(len(node.tokens) % self._block_bytes, node.depth + stop)
-        hashes = node.block_hashes(self._block_bytes)
+        hashes = node.block_hashes()
         while start < stop and hashes[start] in self._known:
             start += 1
         if start < stop:
@@ -361,7 +361,7 @@ class BlockMoves(TreeObserver):
             return False  # all of a partly filled block: either a fuller one replaces it, or it goes down when it is evicted
         # Prompts that part a little later than others do so by chance.
         lengths = range(TOKEN_BYTES, len(behind), TOKEN_BYTES)
-        before = node.block_hashes(self._block_bytes)[-1]
+        before = node.block_hashes()[-1]
         return not any(next_hash(before, behind[:length]) in self._known for length in lengths)
 
     def _is_worth_its_room(self, num_bytes: int, num_before: int) -> bool:
@@ -383,7 +383,7 @@ class BlockMoves(TreeObserver):
         """The hashes of the whole blocks of the prefix up to a node's end."""
         hashes: list[int] = []
         for step in [*node.path()][-2::-1]:  # without the root
-            hashes += step.block_hashes(self._block_bytes)[: self._num_whole(step)]
+            hashes += step.block_hashes()[: self._num_whole(step)]
         return hashes
 
     def _path_tokens(self, node: Node, num_blocks: int) -> bytes:

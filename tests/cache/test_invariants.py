@@ -11,7 +11,7 @@ import pytest
 
 from radixkv.cache import BlockTable, InvariantViolation, Pin, PrefixCache
 from radixkv.cache.children import Children
-from radixkv.cache.node import Node
+from radixkv.cache.node import Node, Root
 
 
 class State:
@@ -70,7 +70,7 @@ def add_sibling(state: State) -> None:
 
 
 def keep_a_dead_pin(state: State) -> None:
-    state.cache._pins._pins[Pin("", 2, None)] = Node(None, bytearray(), array("i"), 0)
+    state.cache._pins._pins[Pin("", 2, None)] = Root("", 8)
 
 
 BREAKAGES: list[tuple[str, Callable[[State], object]]] = [

@@ -374,7 +374,7 @@ def test_a_batch_says_that_it_decodes_whatever_drafts_it_has(monkeypatch: pytest
 
 
 def _record(cache: Any, events: EventLog) -> None:
-    recorder = EventRecorder(events, cache.block_size)
+    recorder = EventRecorder(events)
     cache._tree.observers.on_insert += (recorder.on_insert,)
     cache._tree.observers.on_remove += (recorder.on_remove,)
 
