@@ -37,7 +37,7 @@ class State:
         self.root: Node = root
         self.leaf = next(node for node in self.tree.nodes() if node.num_tokens == 2 and not node.lock_count)
         self.partial = next(node for node in self.tree.nodes() if node.num_tokens == 1)
-        node = self.table._node
+        node = self.table.node
         assert node is not None
         self.node = node
         self.cache.check()
@@ -58,7 +58,7 @@ def swap_published(table: BlockTable) -> None:
 
 def claim_more_tokens(table: BlockTable) -> None:
     table._tail += bytes(4 * 20)
-    table._num_tokens += 20
+    table.num_tokens += 20
 
 
 def add_sibling(state: State) -> None:
@@ -118,7 +118,7 @@ BREAKAGES: list[tuple[str, Callable[[State], object]]] = [
     ("tokens queried", lambda s: setattr(s.cache._stats, "reused_tokens", 0)),
     ("tokens queried", lambda s: setattr(s.cache._stats, "computed_tokens", 0)),
     ("tokens queried", lambda s: setattr(s.cache._stats, "abandoned_tokens", 7)),
-    ("tokens queried", lambda s: setattr(s.table, "_num_unaccounted", 0)),
+    ("tokens queried", lambda s: setattr(s.table, "num_unaccounted_tokens", 0)),
 ]
 
 
