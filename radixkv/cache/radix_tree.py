@@ -251,13 +251,11 @@ class RadixTree:
                 return False
             self._drop_partial_prefix(node, tokens)
         self.version += 1
-        blocks = np.array([block], dtype=np.int32)
-        if self._is_extended(node, priority, 0, owner):
-            self._extend(node, tokens, blocks, priority, 0, owner)
-        else:
-            child = self._add_child(node, tokens, blocks, priority, owner)
-            child.last_use = self._now()
-            self._to_idle(child)
+        last = self._extend(node, tokens, np.array([block], dtype=np.int32), priority, 0, owner)
+        if last is not node:  # a partly filled block cannot be locked
+            last.lock_count = 0
+            last.last_use = self._now()
+            self._to_idle(last)
         return True
 
     def _use_first_block(self, child: Node, priority: int) -> None:
@@ -277,16 +275,21 @@ class RadixTree:
     def _extend(
         self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, past_uses: int, owner: str
     ) -> Node:
-        """New blocks below a locked node: a leaf that only the caller uses is extended, so a long chat is one node."""
-        if not self._is_extended(node, priority, past_uses, owner):
-            child = self._add_child(node, tokens, blocks, priority, owner)
-            child.lock_count = 1
-            child.uses += past_uses
-            return child
-        node.tokens += tokens
-        node.blocks.frombytes(blocks.tobytes())
+        """New blocks below a locked node, in a new child that is locked instead.
+
+        Or in the node itself, if it is a leaf that only the caller uses: so a long chat is one node.
+        """
+        if self._is_extended(node, priority, past_uses, owner):
+            start = len(node.blocks)
+            node.tokens += tokens
+            node.blocks.frombytes(blocks.tobytes())
+        else:
+            parent, start = node, 0
+            node = Node(parent, tokens, array("i", blocks.tobytes()), parent.last_use)
+            node.uses, node.priority, node.owner, node.lock_count = 1 + past_uses, priority, owner, 1
+            parent.link(node)
         for notify in self.observers.on_insert:
-            notify(node, len(node.blocks) - len(blocks))
+            notify(node, start)
         return node
 
     def _is_extended(self, node: Node, priority: int, past_uses: int, owner: str) -> bool:
@@ -297,15 +300,6 @@ class RadixTree:
         # For a learning policy, blocks that were reused and new blocks that follow them stay in separate nodes: their chances
         # of reuse differ.
         return not self.observers.on_reuse or node.uses == 1 + past_uses
-
-    def _add_child(self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, owner: str) -> Node:
-        child = Node(node, tokens, array("i", blocks.tobytes()), node.last_use)
-        child.priority = priority
-        child.owner = owner
-        node.link(child)
-        for notify in self.observers.on_insert:
-            notify(child, 0)
-        return child
 
     def _drop_partial_prefix(self, node: Node, key: bytes | bytearray) -> None:
         """Remove the partly filled leaf whose tokens ``key`` continues: the fuller block replaces it."""
