@@ -33,21 +33,18 @@ class PriorityTTL:
         self._ttl = ttl
         self._clock: Callable[[], float] = time.monotonic
         self._by_priority: dict[int, LRU] = {}
-        self._priority_of: dict[EvictableLeaf, int] = {}
 
     def use_clock(self, clock: Callable[[], float]) -> None:
         self._clock = clock
 
     def add(self, leaf: EvictableLeaf) -> None:
-        self._priority_of[leaf] = leaf.priority
         self._by_priority.setdefault(leaf.priority, LRU()).add(leaf)
 
     def remove(self, leaf: EvictableLeaf) -> None:
-        priority = self._priority_of.pop(leaf)
-        queue = self._by_priority[priority]
+        queue = self._by_priority[leaf.priority]
         queue.remove(leaf)
-        if not len(queue):
-            del self._by_priority[priority]
+        if not queue:
+            del self._by_priority[leaf.priority]
 
     def next_leaf(self) -> EvictableLeaf:
         if self._ttl is not None:
@@ -57,4 +54,4 @@ class PriorityTTL:
         return self._by_priority[min(self._by_priority)].next_leaf()
 
     def leaves(self) -> Collection[EvictableLeaf]:
-        return self._priority_of.keys()
+        return [leaf for queue in self._by_priority.values() for leaf in queue.leaves()]
