@@ -12,7 +12,6 @@ from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.block_table import BlockTable
 from radixkv.cache.errors import InvariantViolation
 from radixkv.cache.node import Node
-from radixkv.cache.owner_limits import OwnerLimits
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.stats import CacheStats
 from radixkv.cache.tokens import TOKEN_BYTES
@@ -111,5 +110,5 @@ def _check_eviction(tree: RadixTree, nodes: list[Node]) -> None:
     leaves = {node for node in unlocked if not node.children and node.parent is not None}
     if set(tree.policy.leaves()) != leaves:
         raise InvariantViolation("the eviction index is not the leaves that may be evicted")
-    if isinstance(tree.policy, OwnerLimits):
-        tree.policy.check(nodes)
+    if tree.owner_limits is not None:
+        tree.owner_limits.check(nodes)

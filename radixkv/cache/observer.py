@@ -60,7 +60,6 @@ class Observers:
 
     def __init__(self, added: Iterable[TreeObserver | LearningPolicy]) -> None:
         self._added = list(added)
-        self._last: TreeObserver | None = None
         self._update()
 
     def add(self, observer: TreeObserver) -> None:
@@ -79,19 +78,13 @@ class Observers:
         self._added.remove(observer)
         self._update()
 
-    def set_last(self, observer: TreeObserver | None) -> None:
-        """Notify this one after all that were added, in place of the one before; None: no other."""
-        self._last = observer
-        self._update()
-
     def _update(self) -> None:
-        observers = [*self._added, *filter(None, [self._last])]
-        self.on_insert = handlers(observers, "on_insert")
-        self.on_split = handlers(observers, "on_split")
-        self.on_remove = handlers(observers, "on_remove")
-        self.on_clear = handlers(observers, "on_clear")
-        self.on_idle = handlers(observers, "on_idle")
-        self.on_reuse = handlers(observers, "on_reuse")
+        self.on_insert = handlers(self._added, "on_insert")
+        self.on_split = handlers(self._added, "on_split")
+        self.on_remove = handlers(self._added, "on_remove")
+        self.on_clear = handlers(self._added, "on_clear")
+        self.on_idle = handlers(self._added, "on_idle")
+        self.on_reuse = handlers(self._added, "on_reuse")
 
 
 def check_observer(name: str, observer: TreeObserver) -> None:

@@ -22,6 +22,8 @@ from radixkv.cache.observer import TreeObserver
 class OwnerLimits(TreeObserver):
     """An eviction policy in front of another: as long as an owner is beyond its limit, that owner's leaves are evicted.
 
+    Of several such owners, the one furthest beyond its limit: chosen for each leaf that gives up blocks, not for each block.
+
     Args:
         limits: blocks by owner; others have no limit.
         policy: the cache's, which chooses where no owner is beyond its limit. It stays the index of all leaves.
@@ -29,7 +31,7 @@ class OwnerLimits(TreeObserver):
     """
 
     def __init__(self, limits: Mapping[str, int], policy: EvictionPolicy, nodes: Iterable[Node]) -> None:
-        self.policy = policy
+        self._policy = policy
         self._limits = dict(limits)
         self._num_blocks: Counter[str] = Counter()
         self._beyond: dict[str, int] = {}  # by how many blocks
@@ -42,21 +44,21 @@ class OwnerLimits(TreeObserver):
     # -- the policy ----------------------------------------------------------------------------------------------
 
     def add(self, leaf: EvictableLeaf) -> None:
-        self.policy.add(leaf)
+        self._policy.add(leaf)
         self._index(leaf, add=True)
 
     def remove(self, leaf: EvictableLeaf) -> None:
-        self.policy.remove(leaf)
+        self._policy.remove(leaf)
         self._index(leaf, add=False)
 
     def next_leaf(self) -> EvictableLeaf:
         owners = [owner for owner in self._beyond if self._leaves[owner]]
         if not owners:
-            return self.policy.next_leaf()
+            return self._policy.next_leaf()
         return self._leaves[max(owners, key=self._beyond.__getitem__)].next_leaf()
 
     def leaves(self) -> Collection[EvictableLeaf]:
-        return self.policy.leaves()
+        return self._policy.leaves()
 
     def num_to_evict(self, leaf: Node, missing: int) -> int:
         """How many of ``missing`` blocks `next_leaf` should give up: no more than its owner has beyond a limit."""
@@ -84,7 +86,7 @@ class OwnerLimits(TreeObserver):
                 raise InvariantViolation(f"{owner!r} counts {self._num_blocks[owner]} blocks and has {counted[owner]}")
             if self._beyond.get(owner, 0) != max(0, counted[owner] - limit):
                 raise InvariantViolation(f"{owner!r} has {counted[owner]} blocks of {limit}, which was not noticed")
-            own = {leaf for leaf in self.policy.leaves() if _owner(leaf) == owner}
+            own = {leaf for leaf in self._policy.leaves() if _owner(leaf) == owner}
             if set(self._leaves[owner].leaves()) != own:
                 raise InvariantViolation(f"the eviction index of {owner!r} is not its leaves")
 

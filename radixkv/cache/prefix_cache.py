@@ -112,7 +112,7 @@ class PrefixCache(CacheControl):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        policy = self._tree.own_policy
+        policy = self._tree.policy
         self._policies[id(policy)] = policy
 
     def open(

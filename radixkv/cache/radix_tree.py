@@ -44,7 +44,8 @@ class RadixTree:
         observers: are notified of changes, in this order; a policy that learns is one of them.
 
     Attributes:
-        policy: which leaf is evicted first; after `limit_owners`, the `OwnerLimits` in front of it.
+        policy: which leaf is evicted first where no owner is beyond its limit.
+        owner_limits: in front of the policy, where owners have limits.
         observers: who is notified of changes.
         roots: the root of each namespace that has something cached or in use.
         num_evictable_blocks: those of them that are not locked.
@@ -63,9 +64,12 @@ class RadixTree:
         self._block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
         self.policy = policy
+        self.owner_limits: OwnerLimits | None = None
+        self._leaves: EvictionPolicy = (
+            policy  # the index of evictable leaves: the limits if there are any, or the policy
+        )
         self._now = now
         self.observers = Observers(observers)
-        self._owner_limits: OwnerLimits | None = None
         self.roots: dict[str, Root] = {}
         self.num_evictable_blocks = 0
         self.version = 0
@@ -83,11 +87,6 @@ class RadixTree:
             if parent >= 0:
                 nodes[parent].link(node)
 
-    @property
-    def own_policy(self) -> EvictionPolicy:
-        """The policy that chooses where no owner is beyond its limit."""
-        return self.policy if self._owner_limits is None else self._owner_limits.policy
-
     def nodes(self) -> Iterator[Node]:
         """Every node of every namespace, roots included, parents first."""
         pending: list[Node] = list(self.roots.values())
@@ -98,10 +97,12 @@ class RadixTree:
 
     def limit_owners(self, limits: Mapping[str, int]) -> None:
         """See `PrefixCache.limit_owners`."""
-        own = self.own_policy
-        self._owner_limits = OwnerLimits(limits, own, self.nodes()) if limits else None
-        self.policy = self._owner_limits or own
-        self.observers.set_last(self._owner_limits)
+        if self.owner_limits is not None:
+            self.observers.remove(self.owner_limits)
+        self.owner_limits = OwnerLimits(limits, self.policy, self.nodes()) if limits else None
+        if self.owner_limits is not None:
+            self.observers.add(self.owner_limits)
+        self._leaves = self.owner_limits or self.policy
 
     # -- look-up -------------------------------------------------------------------------------------------------
 
@@ -171,7 +172,7 @@ class RadixTree:
         self.num_evictable_blocks -= len(node.blocks)
         if node.parent is not None:
             if node.children is None:
-                self.policy.remove(node)
+                self._leaves.remove(node)
             for notify in self.observers.on_reuse:
                 notify(node.group, len(node.blocks), node.last_use, now, False)
 
@@ -185,7 +186,7 @@ class RadixTree:
         for notify in self.observers.on_idle:
             notify(node)
         if node.children is None:
-            self.policy.add(node)
+            self._leaves.add(node)
 
     # -- insertion -----------------------------------------------------------------------------------------------
 
@@ -331,9 +332,9 @@ class RadixTree:
         num_tokens, missing = 0, count
         freed = array("i")  # released together: the pool then joins neighbours once
         while missing:
-            leaf = self.policy.next_leaf()
+            leaf = self._leaves.next_leaf()
             assert isinstance(leaf, Node), f"next_leaf: expected a leaf that was added, got {leaf!r:.80}"
-            most = missing if self._owner_limits is None else self._owner_limits.num_to_evict(leaf, missing)
+            most = missing if self.owner_limits is None else self.owner_limits.num_to_evict(leaf, missing)
             keep = max(0, len(leaf.blocks) - most)
             for notify in self.observers.on_remove:
                 notify(leaf, keep, True)
@@ -355,7 +356,7 @@ class RadixTree:
         """Unlink an unlocked leaf; its blocks are the caller's to release."""
         parent = leaf.parent
         assert parent is not None and parent.children is not None
-        self.policy.remove(leaf)
+        self._leaves.remove(leaf)
         self.num_evictable_blocks -= len(leaf.blocks)
         del parent.children[bytes(leaf.tokens[: self._block_bytes])]
         if not parent.children:
@@ -364,7 +365,7 @@ class RadixTree:
                 if parent.parent is None:
                     del self.roots[parent.namespace]
                 else:
-                    self.policy.add(parent)
+                    self._leaves.add(parent)
 
     def clear(self, namespace: str | None) -> None:
         """Remove a whole namespace, or all for None, locked nodes included: whoever locked these must not unlock them."""
@@ -375,7 +376,7 @@ class RadixTree:
             if node.children is not None:
                 removed.extend(node.children.values())
             elif node.lock_count == 0 and node.parent is not None:
-                self.policy.remove(node)
+                self._leaves.remove(node)
             if node.lock_count == 0:
                 self.num_evictable_blocks -= node.num_blocks
             self._pool.release(node.block_ids())
