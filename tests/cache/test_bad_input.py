@@ -147,6 +147,10 @@ def test_what_is_no_number_is_refused_by_name(make: Any, name: str, value: Any) 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda _: SegmentedLRU(1.5), "protected_share: expected a number between 0 and 1, got 1.5"),
+        (lambda _: PriorityTTL(0), "ttl: expected seconds above 0 or None, got 0"),
+        (lambda _: CostAware(0), "double_depth: expected blocks above 0, got 0"),
+        (lambda cache: cache.open([1], priority="high"), "priority: expected a whole number, got 'high'"),
         (lambda _: PrefixCache(8, 4, clock=5), "clock: expected a function that returns seconds, got 5"),
         (
             lambda cache: cache.pin([1], ttl=10**400),

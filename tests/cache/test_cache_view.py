@@ -54,10 +54,17 @@ def test_a_sequence_may_go_on_as_others_did_that_were_used_most() -> None:
         ([1, 2, 80, 81, 82], []),
         (LONG, []),
     ):
+        before = cache.stats, repr(cache.tree_snapshot())
         assert cache.continuation(table, tokens, 10) == expected
+        assert (cache.stats, repr(cache.tree_snapshot())) == before
     assert cache.continuation(table, SHORT, 3) == OTHER[4:7]
+    assert cache.continuation(cache.open([1, 2, 90], "another"), SHORT, 3) == []
     table.close()
     assert cache.continuation(table, SHORT, 3) == []
+
+
+def test_the_cache_tells_its_time() -> None:
+    assert PrefixCache(1, 1, clock=lambda: 7.0).now() == 7.0
 
 
 def test_observers_come_and_go() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.cache_driver import leave
+from support.cache_driver import leave, press
 
 from radixkv.cache import LFU, LRU, Adaptive, CostAware, EvictionPolicy, PrefixCache, PriorityTTL, SegmentedLRU
 from radixkv.testing import FakeLeaf, PrefixCacheAdapter, cache_machine, policy_machine
@@ -29,14 +29,6 @@ del _machine  # or pytest collects the last one twice
 @pytest.mark.parametrize("policy", [LFU, SegmentedLRU, PriorityTTL, CostAware, Adaptive])
 def test_the_cache_keeps_its_rules_under_every_policy(policy: type[EvictionPolicy]) -> None:
     cache_machine(lambda n, size: PrefixCacheAdapter(n, size, policy()), max_examples=20).TestCase().runTest()
-
-
-def press(cache: PrefixCache, num_blocks: int) -> None:
-    """Take that many blocks, and give them back."""
-    table = cache.open([99], read=False, write=False)
-    cache.reserve(table, num_blocks * cache.block_size)
-    cache.abort(table)
-    cache.check()
 
 
 def test_of_equal_age_the_first_to_come_goes_first() -> None:

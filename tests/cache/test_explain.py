@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from support.cache_driver import leave
+from support.cache_driver import leave, press
 
 from radixkv.cache import LRU, Adaptive, EvictionPolicy, InvalidArgumentError, PrefixCache, Reason
 
@@ -32,12 +32,6 @@ def whole_prefixes(cache: PrefixCache) -> set[tuple[int, ...]]:
         found.update(tokens[:stop] for stop in range(cache.block_size, len(tokens) + 1, cache.block_size))
         pending += [(tokens, child) for child in node.children]
     return found
-
-
-def press(cache: PrefixCache, num_blocks: int) -> None:
-    table = cache.open([99], read=False, write=False)
-    cache.reserve(table, num_blocks * cache.block_size)
-    cache.abort(table)
 
 
 def test_nothing_is_known() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.cache_driver import leave
 
 from radixkv.cache import BlockTable, InvariantViolation, Pin, PrefixCache
 from radixkv.cache.children import Children
@@ -24,10 +25,7 @@ class State:
         self.cache = PrefixCache(16, 2)
         self.pool, self.tree = self.cache._pool, self.cache._tree
         for tokens in ([1, 1, 2, 2, 3, 3, 4, 4], [7]):
-            left = self.cache.open(tokens)
-            self.cache.reserve(left, len(tokens))
-            self.cache.append(left, tokens[left.num_tokens :])
-            self.cache.close(left)
+            leave(self.cache, tokens)
         self.table = self.cache.open([1, 1, 2, 2, 3, 3, 9, 9, 9])
         self.cache.reserve(self.table, 12)
         self.cache.append(self.table, [9])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.cache_driver import compute, leave
+from support.cache_driver import compute, leave, press
 
 from radixkv.cache import LRU, AllCleared, BlocksRemoved, BlocksStored, EventLog, EvictableLeaf, PrefixCache
 from radixkv.cache.observer import TreeObserver, handlers
@@ -67,9 +67,7 @@ def test_a_policy_is_notified_when_a_sequence_computes_what_is_idle() -> None:
 def test_a_policy_is_notified_when_what_was_evicted_is_requested_again() -> None:
     cache, policy, now = make_cache(4)
     leave(cache, [1, 1, 2, 2])
-    table = cache.open([9], read=False, write=False)
-    cache.reserve(table, 8)
-    cache.abort(table)
+    press(cache, 4)
     now[0] = 9.0
     policy.taken()
     compute(cache, [1, 1, 2, 2, 3])
@@ -90,8 +88,7 @@ def test_every_insertion_and_removal_is_an_event() -> None:
     assert kinds() == [("BlocksStored", 1), ("BlocksStored", 1)]
     leave(cache, [1, 1, 2, 2])  # the fuller block replaces the partly filled one
     assert kinds() == [("BlocksRemoved", 1), ("BlocksStored", 1)]
-    table = cache.open([9], read=False, write=False)
-    cache.reserve(table, 6)
+    press(cache, 3)
     assert kinds() == [("BlocksRemoved", 1)]
     cache.clear("")
     assert kinds() == [("BlocksRemoved", 1)]
@@ -103,13 +100,14 @@ def test_only_overridden_calls_are_made() -> None:
     class OnlyClears(TreeObserver):
         def on_clear(self, namespace: str | None, nodes: object) -> None: ...
 
-    observers = [OnlyClears(), Listening(), LRU()]
-    assert [
-        len(handlers(observers, call)) for call in ("on_insert", "on_remove", "on_clear", "on_idle", "on_reuse")
-    ] == [
-        0,
-        0,
-        1,
-        1,
-        1,
-    ]
+    observers, calls = [OnlyClears(), Listening(), LRU()], ("on_insert", "on_remove", "on_clear", "on_idle", "on_reuse")
+    assert [len(handlers(observers, call)) for call in calls] == [0, 0, 1, 1, 1]
+
+
+def test_an_event_log_is_taken_from_its_beginning() -> None:
+    log = EventLog(max_events=2)
+    cache = PrefixCache(8, 1, events=log)
+    for token in range(5):
+        leave(cache, [token])
+    assert (len(log), log.num_dropped) == (2, 3)
+    assert [len(log.take(1)), len(log.take(10**30)), len(log)] == [1, 1, 0]

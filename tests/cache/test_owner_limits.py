@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from support.cache_driver import compute, leave
 
 from radixkv.cache import POLICIES, InvalidArgumentError, PrefixCache
 
@@ -12,15 +13,11 @@ SIZE = 4
 _numbers = itertools.count()
 
 
-def serve(cache: PrefixCache, num_blocks: int, owner: str = "", namespace: str = "") -> list[int]:
+def serve(cache: PrefixCache, num_blocks: int, owner: str = "") -> list[int]:
     """Serve a prompt that shares nothing with any other, from start to end."""
     number = 1000 * next(_numbers)
     prompt = list(range(number, number + num_blocks * SIZE))
-    table = cache.open(prompt, namespace, owner=owner)
-    cache.reserve(table, len(prompt))
-    cache.append(table, prompt)
-    cache.close(table)
-    cache.check()
+    leave(cache, prompt, owner=owner)
     return prompt
 
 
@@ -59,9 +56,7 @@ def test_who_is_furthest_beyond_its_limit_gives_way_first() -> None:
 def test_what_is_in_use_counts_and_is_not_evicted() -> None:
     cache = PrefixCache(20, SIZE)
     cache.limit_owners({"bulk": 4})
-    table = cache.open([7] * 10 * SIZE, owner="bulk")
-    cache.reserve(table, 10 * SIZE)
-    cache.append(table, [7] * 10 * SIZE)
+    table = compute(cache, [7] * 10 * SIZE, owner="bulk")
     idle, oldest = serve(cache, 3, "bulk"), serve(cache, 7, "ann")
     serve(cache, 5, "cas")
     assert cached_blocks(cache, [idle, oldest]) == [0, 5]
@@ -76,10 +71,8 @@ def test_blocks_are_of_the_owner_that_computed_them_whoever_goes_on() -> None:
     stem = serve(cache, 4, "ann")
     # What bob computes is bob's, whether it lies below ann's leaf or takes its place.
     longer = [*stem, *range(5 * SIZE), 3]
-    table = cache.open(longer, owner="bob")
+    table = compute(cache, longer, owner="bob")
     assert table.num_cached_tokens == len(stem)
-    cache.reserve(table, len(longer))
-    cache.append(table, longer[len(stem) :])
     (fork,) = cache.fork(table)
     cache.close(table)
     cache.close(fork)

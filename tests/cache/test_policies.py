@@ -9,48 +9,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cache_driver import compute, leave
+from support.cache_driver import compute, leave, press
 
 from radixkv.cache import (
     LFU,
     LRU,
     Adaptive,
     CostAware,
-    EventLog,
     EvictableLeaf,
     EvictionPolicy,
-    InvalidArgumentError,
     PrefixCache,
     PriorityTTL,
     SegmentedLRU,
 )
 from radixkv.cache.eviction.reuse_times import AGE_BORDERS
 from radixkv.testing import FakeLeaf
-
-
-def test_lfu_keeps_what_was_used_often_until_it_is_old() -> None:
-    policy = LFU()
-    often, once, late = FakeLeaf(1, 1, uses=3), FakeLeaf(2, 1), FakeLeaf(3, 1)
-    policy.add(often)
-    policy.add(once)
-    assert policy.next_leaf() is once
-    policy.remove(once)
-    assert policy.next_leaf() is often
-    policy.add(late)  # it starts at the age of the last leaf evicted
-    assert policy.next_leaf() is often
-
-
-def test_segmented_lru_protects_what_was_used_again_within_its_share() -> None:
-    policy = SegmentedLRU(0.5)
-    once = [FakeLeaf(time, 1) for time in (5, 6)]
-    again = [FakeLeaf(time, 1, uses=2) for time in (1, 2)]
-    for leaf in (*once, *again):
-        policy.add(leaf)
-    assert policy.next_leaf() is once[0]
-    policy.add(FakeLeaf(3, 1, uses=2))
-    assert policy.next_leaf() is again[0]  # more than half are protected, so the oldest of them is demoted
-    with pytest.raises(ValueError, match="protected_share"):
-        SegmentedLRU(1.5)
 
 
 def test_priorities_hold_for_their_time() -> None:
@@ -64,10 +37,6 @@ def test_priorities_hold_for_their_time() -> None:
     now[0] = 11.5
     leave(cache, [6])
     assert [cache.match([token]) for token in (1, 3)] == [0, 1]
-    with pytest.raises(ValueError, match="ttl"):
-        PriorityTTL(0)
-    with pytest.raises(InvalidArgumentError, match="priority"):
-        cache.open([1], priority="high")  # type: ignore[arg-type]
 
 
 def test_a_partly_filled_block_has_its_sequences_priority() -> None:
@@ -89,9 +58,8 @@ def test_what_continues_a_prefix_of_higher_priority_has_its_own(num_continuation
     leave(cache, [1, 1], priority=5)
     leave(cache, [1, 1, *tail], priority=0)
     leave(cache, [3, 3, 3, 3], priority=3)
-    table = compute(cache, [4] * 2 * (cache.num_free_blocks + 2), read=False, write=False)  # evicts two blocks
+    press(cache, cache.num_free_blocks + 2)
     assert [cache.match([1, 1, *tail]), cache.match([3, 3, 3, 3])] == [2, 4]
-    cache.abort(table)
 
 
 def test_priorities_below_zero_go_before_all_others() -> None:
@@ -102,33 +70,8 @@ def test_priorities_below_zero_go_before_all_others() -> None:
     leave(cache, [3], priority=-2)
     assert [cache.match([token]) for token in (1, 2, 3)] == [1, 1, 1]
     for expected in ([1, 1, 0], [1, 0, 0], [0, 0, 0]):
-        table = cache.open([99], read=False, write=False)
-        cache.reserve(table, 2 * (expected.count(0)))
-        cache.abort(table)
+        press(cache, expected.count(0))
         assert [cache.match([token]) for token in (1, 2, 3)] == expected
-
-
-def test_a_policy_gets_the_clock_of_its_cache() -> None:
-    now = [0.0]
-    cache = PrefixCache(2, 1, PriorityTTL(10), clock=lambda: now[0])
-    leave(cache, [1], priority=5)
-    now[0] = 5.0
-    leave(cache, [2])
-    leave(cache, [3])
-    assert [cache.match([token]) for token in (1, 2, 3)] == [1, 0, 1]
-    now[0] = 10.5
-    leave(cache, [4])
-    assert [cache.match([token]) for token in (1, 3, 4)] == [0, 1, 1]
-
-
-def test_cost_aware_keeps_what_is_deep() -> None:
-    policy = CostAware(double_depth=10)
-    deep, shallow = FakeLeaf(1, 1, depth=20), FakeLeaf(2, 1)
-    policy.add(deep)
-    policy.add(shallow)
-    assert policy.next_leaf() is shallow
-    with pytest.raises(ValueError, match="double_depth"):
-        CostAware(0)
 
 
 @given(leaves=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 30), st.integers(1, 5), st.booleans()), max_size=40))
@@ -267,9 +210,7 @@ def test_what_is_computed_anew_keeps_its_uses_and_what_is_new_does_not() -> None
     cache = PrefixCache(8, 1, Adaptive(), clock=lambda: 1.0)
     leave(cache, [1, 2, 3, 4])
     cache.abort(cache.open([1, 2, 3, 9]))
-    table = cache.open([99], read=False, write=False)
-    cache.reserve(table, 8)
-    cache.abort(table)
+    press(cache, 8)
     assert cache.match([1, 2]) == 0
     table = cache.open([1, 2, 3, 4, 5, 6])
     for start, stop in ((0, 2), (2, 5), (5, 6)):  # in chunks, of which the second spans old and new
@@ -289,24 +230,9 @@ def test_what_is_computed_anew_keeps_its_uses_and_what_is_new_does_not() -> None
 def test_a_leaf_whose_tail_is_evicted_and_computed_anew_is_one_node_again() -> None:
     cache = PrefixCache(8, 1, Adaptive(), clock=lambda: 1.0)
     leave(cache, [1, 2, 3, 4])
-    table = cache.open([99], read=False, write=False)
-    cache.reserve(table, 6)
-    cache.abort(table)
+    press(cache, 6)
     assert cache.match([1, 2, 3, 4]) == 2
     leave(cache, [1, 2, 3, 4])
     (node,) = cache.tree_snapshot()[""].children
     assert (node.tokens.tolist(), node.uses) == ([1, 2, 3, 4], 2)
     cache.check()
-
-
-def test_an_event_log_is_taken_from_its_beginning() -> None:
-    log = EventLog(max_events=2)
-    cache = PrefixCache(8, 1, events=log)
-    for token in range(5):
-        leave(cache, [token])
-    assert (len(log), log.num_dropped) == (2, 3)
-    assert [len(log.take(1)), len(log.take(10**30)), len(log)] == [1, 1, 0]
-
-
-def test_the_cache_tells_its_time() -> None:
-    assert PrefixCache(1, 1, clock=lambda: 7.0).now() == 7.0

@@ -24,3 +24,11 @@ def leave(cache: PrefixCache, tokens: Sequence[int], **options: Any) -> None:
 
 def leave_unchecked(cache: PrefixCache, tokens: Sequence[int]) -> None:
     cache.close(compute(cache, tokens))
+
+
+def press(cache: PrefixCache, num_blocks: int) -> None:
+    """Take that many blocks, so that what is not free is evicted, and give them back."""
+    table = cache.open([99], read=False, write=False)
+    cache.reserve(table, num_blocks * cache.block_size)
+    cache.abort(table)
+    cache.check()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from radixkv.cache import (
-    BlockTable,
-    NodeSnapshot,
-)
+from radixkv.cache import BlockTable, NodeSnapshot
 
 
 class ShadowMemory:
