@@ -13,16 +13,15 @@ from radixkv.cache.arguments import check_count, check_namespace
 from radixkv.cache.block_pool import BlockIds
 from radixkv.cache.block_store import BlockStore
 from radixkv.cache.block_table import BlockTable
-from radixkv.cache.continuation import continuation, following
+from radixkv.cache.continuation import continuation
 from radixkv.cache.errors import ClosedError, InvalidArgumentError
 from radixkv.cache.evicted import EvictedPrefixes
 from radixkv.cache.explain import Explanation, explain
 from radixkv.cache.invariants import check_cache
-from radixkv.cache.node import Node
 from radixkv.cache.outline import NodeOutline, outline
 from radixkv.cache.snapshot import NodeSnapshot, snapshot
 from radixkv.cache.stats import CacheStats
-from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, decode, encode, encode_prompt
+from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode, encode_prompt
 
 
 class Demand(NamedTuple):
@@ -188,16 +187,7 @@ class CacheView:
         node = table.node
         start = 0 if node is None else (node.depth + node.num_blocks) * self.block_size
         tail = encode(tokens, start)
-        if node is None:
-            return []
-        found = continuation(node, tail, max_tokens)
-        token_ids: list[int] = decode(found).tolist()
-        return token_ids
-
-    def following(self, node: Node, offset: int, max_tokens: int) -> list[int]:
-        """The cached tokens from the ``offset``-th of a node of the tree on, as in `continuation`."""
-        token_ids: list[int] = decode(following(node, offset, max_tokens)).tolist()
-        return token_ids
+        return [] if node is None else continuation(node, tail, max_tokens)
 
     def explain(
         self, tokens: TokenIds, namespace: str = "", read: bool = True, look_elsewhere: bool = True

@@ -6,14 +6,14 @@ A few children are compared, the first in order: a proposal is made at every dec
 from __future__ import annotations
 
 from radixkv.cache.node import Node
-from radixkv.cache.tokens import TOKEN_BYTES
+from radixkv.cache.tokens import TOKEN_BYTES, decode
 
 # Children of a node that are compared at most.
 _MAX_COMPARED_CHILDREN = 8
 
 
-def continuation(node: Node, tail: bytes, num_tokens: int) -> bytes:
-    """The encoded tokens that follow ``tail`` below ``node``.
+def continuation(node: Node, tail: bytes, num_tokens: int) -> list[int]:
+    """The tokens that follow ``tail`` below ``node``.
 
     Args:
         node: where the path of the sequence ends.
@@ -24,25 +24,26 @@ def continuation(node: Node, tail: bytes, num_tokens: int) -> bytes:
     while len(tail) - offset >= block_bytes:
         child = None if node.children is None else node.children.by_key.get(tail[offset : offset + block_bytes])
         if child is None:
-            return b""
+            return []
         common = min(len(child.tokens), len(tail) - offset)
         if not tail.startswith(child.tokens[:common], offset):
-            return b""
+            return []
         node, offset = child, offset + common
         if common < len(child.tokens):
             return following(node, common // TOKEN_BYTES, num_tokens)
     child = _likeliest_child(node, tail[offset:])
-    return b"" if child is None else following(child, (len(tail) - offset) // TOKEN_BYTES, num_tokens)
+    return [] if child is None else following(child, (len(tail) - offset) // TOKEN_BYTES, num_tokens)
 
 
-def following(node: Node, offset: int, num_tokens: int) -> bytes:
-    """The encoded tokens from the ``offset``-th of a node on, and of the likeliest nodes below it."""
+def following(node: Node, offset: int, num_tokens: int) -> list[int]:
+    """The tokens from the ``offset``-th of a node on, and of the likeliest nodes below it."""
     start, num_bytes = offset * TOKEN_BYTES, num_tokens * TOKEN_BYTES
     found = bytes(node.tokens[start : start + num_bytes])
     while len(found) < num_bytes and (child := _likeliest_child(node, b"")) is not None:
         found += child.tokens[: num_bytes - len(found)]
         node = child
-    return found
+    token_ids: list[int] = decode(found).tolist()
+    return token_ids
 
 
 def _likeliest_child(node: Node, beginning: bytes) -> Node | None:

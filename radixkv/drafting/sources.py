@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from radixkv.cache import PrefixCache
+from radixkv.cache.continuation import following
 from radixkv.drafting.document import Document
 from radixkv.drafting.drafter import NO_DRAFT, Draft, DraftContext, Drafter
 from radixkv.drafting.followers import Followers, NamespaceFollowers
@@ -94,24 +95,18 @@ class AnswerDrafter(Drafter):
 
 
 class TreeDrafter(Drafter):
-    """What followed the last tokens elsewhere in the tree, in the same namespace.
-
-    Args:
-        cache: whose tree it is.
-        index: of that cache.
-    """
+    """What followed the last tokens elsewhere in the tree, in the same namespace."""
 
     source = "tree"
 
-    def __init__(self, cache: PrefixCache, index: TreeIndex) -> None:
-        self._cache = cache
+    def __init__(self, index: TreeIndex) -> None:
         self._index = index
 
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
         found = self._index.find(context.token_ids, context.namespace) if context.read_cache else None
         if found is None:
             return NO_DRAFT
-        return Draft(self._cache.following(found.node, found.offset, max_tokens), found.length)
+        return Draft(following(found.node, found.offset, max_tokens), found.length)
 
 
 class SuffixDrafter(Drafter):
@@ -155,5 +150,5 @@ def drafters(cache: PrefixCache, index: TreeIndex) -> list[Drafter]:
         PredictionDrafter(),
         AnswerDrafter(cache),
         SuffixDrafter(),
-        TreeDrafter(cache, index),
+        TreeDrafter(index),
     ]

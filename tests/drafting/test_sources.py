@@ -97,7 +97,7 @@ def test_the_tree_is_not_drafted_from_for_a_request_that_does_not_read_the_cache
     index = TreeIndex(64, 4)
     cache = PrefixCache(64, 4, observers=[index])
     leave(cache, [*PROMPT, *range(100, 140)])
-    for drafter in (PrefixDrafter(cache), AnswerDrafter(cache), TreeDrafter(cache, index)):
+    for drafter in (PrefixDrafter(cache), AnswerDrafter(cache), TreeDrafter(index)):
         for reads in (True, False):
             tokens = list(PROMPT)
             context = DraftContext(tokens, len(PROMPT), read_cache=reads, table=cache.open(tokens))

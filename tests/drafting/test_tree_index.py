@@ -17,7 +17,7 @@ from radixkv.drafting.tree_index import RUNS, TreeIndex
 def make(num_blocks: int = 64, block_size: int = 4) -> tuple[PrefixCache, TreeDrafter]:
     index = TreeIndex(num_blocks, block_size)
     cache = PrefixCache(num_blocks, block_size, observers=[index])
-    return cache, TreeDrafter(cache, index)
+    return cache, TreeDrafter(index)
 
 
 def draft(drafter: TreeDrafter, tokens: list[int], namespace: str = "", most: int = 6) -> list[int]:
