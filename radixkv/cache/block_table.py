@@ -39,7 +39,8 @@ class BlockTable:
         num_tokens: tokens whose keys and values are in the blocks.
         num_blocks: length of ``block_ids``.
         node: the node of the tree that it has locked; None once the cache was cleared under it.
-        num_writable: positions below this, from ``num_tokens`` on, are reserved: their blocks have no other owner.
+        num_writable: positions below this, from ``num_tokens`` on, are reserved: their blocks have no other owner. Never less
+            than ``num_tokens``.
         version: incremented when the block of an already reserved position changes (by copy-on-write, because another
             sequence published the same tokens first, or because it was given back), as a sign that anything derived from
             ``block_ids`` is out of date.
@@ -264,7 +265,7 @@ class BlockTable:
         return b"".join([*reversed(path), self._tail])
 
     def _shares_tail(self) -> bool:
-        """Only the partly filled tail block can have other owners: forks that begin in it."""
+        """Whether forks that begin in the partly filled tail block, the only one that may have other owners, own it too."""
         store = self._store
         tail = self.num_tokens // store.block_size
         return tail < self.num_blocks and bool(store.pool.ref_counts[self._ids[tail]] > 1)

@@ -66,10 +66,6 @@ class EvictedPrefixes(TreeObserver):
         # Oldest first. Not a dict: finding the first key of a dict that shrinks from its front takes ever longer.
         self._records: OrderedDict[int, EvictedBlocks] = OrderedDict()
 
-    def __len__(self) -> int:
-        """Records."""
-        return len(self._records)
-
     def on_remove(self, node: Node, start: int, evicted: bool) -> None:
         if not evicted:
             return
@@ -126,9 +122,12 @@ class EvictedPrefixes(TreeObserver):
             block index ``stop`` had been used that often. Empty without a learner.
         """
         node = match.node
-        if self._learner is None or match.num_partial_tokens or match.num_node_blocks < node.num_blocks:
-            return []
-        if not self._records:
+        if (
+            self._learner is None
+            or not self._records
+            or match.num_partial_tokens
+            or match.num_node_blocks < node.num_blocks
+        ):
             return []
         past: list[tuple[int, int]] = []
         stop, now = match.num_tokens // self._block_size, self._now()

@@ -204,7 +204,7 @@ class PrefixCache(CacheControl):
         """
         self._check_open(table)
         num_tokens = check_count("num_tokens", num_tokens, 0)
-        if num_tokens > table.num_writable and num_tokens > table.num_tokens:
+        if num_tokens > table.num_writable:
             table.reserve(num_tokens)
 
     def reserve_many(self, tables: Sequence[BlockTable], num_tokens: Sequence[int]) -> None:

@@ -22,9 +22,6 @@ class LeafHeap:
         self._heap: list[_Entry] = []
         self._numbers = itertools.count()
 
-    def __len__(self) -> int:
-        return len(self._entry_of)
-
     def push(self, score: float, leaf: EvictableLeaf) -> None:
         entry = (score, leaf.last_use, next(self._numbers), leaf)
         self._entry_of[leaf] = entry
