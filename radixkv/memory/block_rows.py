@@ -48,13 +48,13 @@ class BlockRows(PoolRows):
         # The unit of copies: scattered rows take half as long in words of eight bytes as in bytes, and a GPU needs a thread
         # for each word.
         self._word = np.dtype(np.int64 if all(stop % 8 == 0 for stop in self._stops) else np.uint8)
-        self._device_rows = [rows.view(_device_word(self._word)) for rows in self._rows]
-        # For a pool on the host: each tensor as rows of words, and its columns in the rows of all tensors.
+        columns = [slice(*ends) for ends in pairwise([0, *(stop // self._word.itemsize for stop in self._stops)])]
+        words = [rows.view(_device_word(self._word)) for rows in self._rows]
+        # Each tensor as rows of words, and its columns in the rows of all tensors; on the host, as numpy's arrays, too.
+        self._device_rows = list(zip(words, columns, strict=True))
         self._host_rows: list[tuple[NDArray[np.generic], slice]] = []
         if self._device.type != "cuda":
-            starts = [0, *(stop // self._word.itemsize for stop in self._stops)]
-            columns = [slice(*ends) for ends in pairwise(starts)]
-            self._host_rows = [(rows.numpy().view(self._word), c) for rows, c in zip(self._rows, columns, strict=True)]
+            self._host_rows = [(rows.numpy(), own) for rows, own in self._device_rows]
         self._parts: BlockParts | None = None
         if self._device.type == "cpu" and library() is not None:
             self._parts = BlockParts(self._rows)
@@ -85,11 +85,9 @@ class BlockRows(PoolRows):
             return out
         out = torch.empty(len(block_ids), self.nbytes, dtype=torch.uint8, device=self._device)
         ids = to_device(torch.from_numpy(block_ids.astype(np.int64)), self._device)
-        out_words, start = out.view(_device_word(self._word)), 0
-        for device_rows in self._device_rows:
-            stop = start + device_rows.shape[1]
-            torch.index_select(device_rows, 0, ids, out=out_words[:, start:stop])
-            start = stop
+        out_words = out.view(_device_word(self._word))
+        for rows, columns in self._device_rows:
+            torch.index_select(rows, 0, ids, out=out_words[:, columns])
         return out
 
     def release(self, data: torch.Tensor) -> None:
@@ -175,11 +173,9 @@ class BlockRows(PoolRows):
                 stream.wait_event(fence)
                 ids = to_device(torch.from_numpy(block_ids.astype(np.int64)), self._device)
                 # One copy for all; from pinned memory, it does not involve the processor.
-                words, start = data.to(self._device, non_blocking=True).view(_device_word(self._word)), 0
-                for rows in self._device_rows:
-                    stop = start + rows.shape[1]
-                    rows.index_copy_(0, ids, words[:, start:stop])
-                    start = stop
+                words = data.to(self._device, non_blocking=True).view(_device_word(self._word))
+                for rows, columns in self._device_rows:
+                    rows.index_copy_(0, ids, words[:, columns])
         finally:
             _wait_for(stream)  # whatever fails: nothing may be written once the blocks are another's
 
