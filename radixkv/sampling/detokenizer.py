@@ -22,10 +22,11 @@ _MAX_INCOMPLETE = 3
 # either end: the first bytes may belong to a character that the cut splits, the last ones to an unfinished one.
 _MAX_WINDOW_TOKENS = 24
 _MIN_WINDOW_TOKENS = 8
-
-
 # Texts of single tokens to keep: about as many as a large vocabulary has.
 _MAX_TOKEN_TEXTS = 1 << 18
+
+# For what is derived from a tokenizer, which does not change; few are in use at a time.
+_once_per_tokenizer = lru_cache(maxsize=8)
 
 
 def token_decoder(tokenizer: Any) -> Callable[[int], str | None]:
@@ -55,7 +56,7 @@ def decode_tokens(tokenizer: Any, token_ids: Sequence[int], **options: bool) -> 
     return text
 
 
-@lru_cache(maxsize=8)  # of the tokenizers in use: they do not change
+@_once_per_tokenizer
 def _tokens_in_python(tokenizer: Any) -> frozenset[int] | None:
     """The tokens of a tokenizer that is written in Python; None: it is not, and gives those that it lacks no text."""
     fast = getattr(tokenizer, "backend_tokenizer", None) is not None
@@ -82,20 +83,20 @@ def decode_token(tokenizer: Any, token_id: int) -> str:
     return twice[len(once) :] if twice.startswith(once) else alone
 
 
-@lru_cache(maxsize=8)  # of the tokenizers in use: they do not change
+@_once_per_tokenizer
 def is_byte_level(tokenizer: Any) -> bool:
     """Whether the characters of its tokens' names stand for bytes, as those of GPT-2 and its derivatives do."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return "ByteLevel(" in repr(getattr(backend, "decoder", None))
 
 
-@lru_cache(maxsize=8)  # of the tokenizers in use: they do not change
+@_once_per_tokenizer
 def _special_tokens(tokenizer: Any) -> frozenset[int]:
     """Those that a tokenizer leaves out of text by default."""
     return frozenset(token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special)
 
 
-@lru_cache(maxsize=8)  # of the tokenizers in use: they do not change
+@_once_per_tokenizer
 def _byte_tokens(tokenizer: Any) -> Mapping[int, int]:
     """The byte of each token of SentencePiece's byte fallback (Llama 2, Mistral, Gemma); empty for other tokenizers."""
     found: list[int | None] = tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in range(256)])
