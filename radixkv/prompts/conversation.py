@@ -98,6 +98,13 @@ def _texts(content: Any) -> list[str]:
     return known
 
 
+def _text(part: Any) -> str | None:
+    """The text of a part; None: it has none."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    text = part.get(kind) if kind in ("text", "refusal") else None
+    return text if isinstance(text, str) else None
+
+
 def _as_template_calls(role: Any, calls: Any) -> list[dict[str, Any]]:
     if role != "assistant":
         raise ValueError(
@@ -148,24 +155,14 @@ def render_chat(
     Raises:
         TypeError, ValueError: there is no chat template, it refuses the messages, or there is nothing to continue.
     """
-    for name, value in {
-        "add_generation_prompt": add_generation_prompt,
-        "continue_final_message": continue_final_message,
-    }.items():
+    for name, value in (
+        ("add_generation_prompt", add_generation_prompt),
+        ("continue_final_message", continue_final_message),
+    ):
         if not isinstance(value, bool):
             raise TypeError(f"{name}: expected True or False, got {value!r:.80}")
-    if continue_final_message and add_generation_prompt:
-        raise ValueError(
-            "continue_final_message: only for add_generation_prompt=False; a message is continued or answered, not both"
-        )
-    if continue_final_message and messages[-1]["role"] != "assistant":
-        raise ValueError(
-            f"continue_final_message: expected the last message to be the assistant's, got role {messages[-1]['role']!r:.80}"
-        )
-    if continue_final_message and messages[-1].get("tool_calls"):
-        raise ValueError("continue_final_message: the last message ends in tool calls, not in text")
-    if continue_final_message and not (messages[-1]["content"] or "").strip():
-        raise ValueError("continue_final_message: the last message has no text")
+    if continue_final_message:
+        _check_continuation(messages[-1], add_generation_prompt)
     tokenizer = loaded.require_tokenizer()
     if loaded.chat_format is None:
         raise ValueError(f"{loaded.name} has no chat template: use generate() with a prompt written for it")
@@ -192,6 +189,21 @@ def render_chat(
             "continue_final_message: the chat template does not write the last message's text as it is"
         ) from error
     return text
+
+
+def _check_continuation(last: Message, add_generation_prompt: bool) -> None:
+    """Raise a ValueError unless the last message can be continued: it is the assistant's and ends in text."""
+    if add_generation_prompt:
+        problem = "only for add_generation_prompt=False; a message is continued or answered, not both"
+    elif last["role"] != "assistant":
+        problem = f"expected the last message to be the assistant's, got role {last['role']!r:.80}"
+    elif last.get("tool_calls"):
+        problem = "the last message ends in tool calls, not in text"
+    elif not (last["content"] or "").strip():
+        problem = "the last message has no text"
+    else:
+        return
+    raise ValueError(f"continue_final_message: {problem}")
 
 
 def _template_variables(tokenizer: Any, variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -252,10 +264,3 @@ def as_chat_prompts(
         token_ids = encode("messages", text, loaded, add_special_tokens=add_special_tokens)
         prompts.append(Prompt(token_ids, text, **options, answer_form=answer_form))
     return prompts
-
-
-def _text(part: Any) -> str | None:
-    """The text of a part; None: it has none."""
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    text = part.get(kind) if kind in ("text", "refusal") else None
-    return text if isinstance(text, str) else None
