@@ -51,11 +51,9 @@ class AttentionBatch(Protocol):
         """Write the batch's new keys and values into the pool, then attend.
 
         Args:
-            layer: index of the pool's layer.
             query: ``[1, query heads, rows, key dim]``.
             key: ``[1, kv heads, rows, key dim]``, the new tokens only.
             value: ``[1, kv heads, rows, value dim]``, likewise.
-            options: the layer's.
 
         Returns:
             ``[1, rows, query heads, value dim]``.

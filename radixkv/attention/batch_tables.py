@@ -39,10 +39,6 @@ _NO_NEW_BLOCKS = NewBlocks(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int
 class BatchTables:
     """Block tables as rows of one array.
 
-    Args:
-        max_sequences: in a batch.
-        max_blocks: of a sequence.
-
     Attributes:
         block_ids: int32 ``[max_sequences, max_blocks]``.
         order: the members, those with a common prefix next to each other.
@@ -73,10 +69,9 @@ class BatchTables:
         return list(tables) == self._batch and [table.version for table in tables] == self._batch_versions
 
     def update(self, tables: Sequence[ReadableTable], num_blocks: Ints) -> NewBlocks:
-        """Make exactly these tables the members, as they are now.
+        """Make exactly these tables, all different, the members, as they are now.
 
         Args:
-            tables: all different.
             num_blocks: how many leading blocks of each are read; the last one belongs to that sequence alone.
 
         Raises:

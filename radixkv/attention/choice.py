@@ -22,7 +22,6 @@ def make_backend(
     Args:
         dtype: of queries.
         num_query_heads: of the first layer.
-        limits: of the batches.
 
     Raises:
         ValueError: there is no such backend, it cannot run here, or it cannot take the pool.

@@ -15,13 +15,8 @@ from radixkv.memory import KVPool
 class HostBackend:
     """An `AttentionBackend` over one pool, whose tensors must be on the CPU.
 
-    Args:
-        pool: where keys and values lie.
-        max_sequences: per batch.
-        max_model_len: tokens of a sequence at most.
-
     Attributes:
-        sharing_cost_tokens: the fixed cost of sharing a prefix, in keys that could be read in the same time.
+        sharing_cost_tokens: the `SharingRule`'s ``cost_tokens``.
         attention: makes the attention that carries out a plan.
     """
 

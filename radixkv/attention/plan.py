@@ -87,14 +87,7 @@ class AttentionPlan:
 
 
 class Planner:
-    """Plans one batch after another, and reuses what a batch has in common with the last one.
-
-    Args:
-        max_sequences: per batch.
-        max_blocks: per sequence.
-        block_size: tokens per block.
-        sharing: when sharing pays.
-    """
+    """Plans one batch after another, and reuses what a batch has in common with the last one."""
 
     def __init__(self, max_sequences: int, max_blocks: int, block_size: int, sharing: SharingRule) -> None:
         self._tables = BatchTables(max_sequences, max_blocks)

@@ -45,8 +45,6 @@ def prefix_groups(common: Sequence[int], num_new: Sequence[int], block_size: int
     Args:
         common: how many leading blocks neighbours have in common.
         num_new: each sequence's number of rows.
-        block_size: tokens per block.
-        rule: decides for which groups sharing pays.
     """
     groups: list[int] = []
     private_from, levels = [0] * (len(common) + 1), [0] * (len(common) + 1)

@@ -131,11 +131,6 @@ class CacheView:
     def demand(self, tokens: TokenIds, namespace: str = "", read: bool = True) -> Demand:
         """What a sequence of this prompt would take if it were opened now, and its slots reserved. Changes nothing.
 
-        Args:
-            tokens: the prompt.
-            namespace: as for `PrefixCache.open`.
-            read: likewise.
-
         Raises:
             InvalidArgumentError: ``tokens`` are not token ids, or there are none, or ``namespace`` is not a string.
         """
@@ -174,7 +169,6 @@ class CacheView:
         so that a step costs the same however many there are.
 
         Args:
-            table: the sequence's.
             tokens: all of the sequence's tokens; the last of them need not be in the table yet.
             max_tokens: length of the answer at most.
 
@@ -195,8 +189,6 @@ class CacheView:
         """What `open` would reuse of a prompt, and for all other tokens why they have to be computed. Changes nothing.
 
         Args:
-            namespace: as for `open`.
-            read: as for `open`.
             look_elsewhere: report that tokens are cached in another namespace, though not in which. False for callers that
                 must not learn even that: to them these tokens are new.
 

@@ -46,12 +46,7 @@ class EvictedPrefixes(TreeObserver):
     """Records of the last ``max_blocks`` evicted blocks, found by the hash of a record's first block.
 
     Args:
-        block_size: tokens per block.
-        now: the cache's clock, in seconds.
         learner: is notified when evicted blocks are about to be recomputed.
-
-    Attributes:
-        num_blocks: blocks that are remembered.
     """
 
     def __init__(

@@ -28,7 +28,6 @@ def check_cache(
     """Verify everything.
 
     Args:
-        tables: the live ones.
         pinned: the node that each pin has locked.
 
     Raises:

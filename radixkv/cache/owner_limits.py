@@ -27,7 +27,6 @@ class OwnerLimits(TreeObserver):
     Args:
         limits: blocks by owner; others have no limit.
         policy: the cache's, which chooses where no owner is beyond its limit. It stays the index of all leaves.
-        nodes: those of the tree now.
     """
 
     def __init__(self, limits: Mapping[str, int], policy: EvictionPolicy, nodes: Iterable[Node]) -> None:

@@ -41,9 +41,7 @@ class Pins:
     """One cache's pins. Each holds a lock on the tree node in which its prefix ends.
 
     Args:
-        tree: of the cache.
         max_blocks: blocks that may be pinned together.
-        now: the cache's clock.
     """
 
     def __init__(self, tree: RadixTree, max_blocks: int, now: Callable[[], float]) -> None:

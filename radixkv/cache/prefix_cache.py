@@ -163,13 +163,7 @@ class PrefixCache(CacheControl):
 
         The table holds the whole blocks of ``tokens`` that are cached. The rest is as for a sequence: `reserve`, write the
         blocks, `append` to publish them, `close` to end. Blocks with low ids are preferred, so that whoever fills them in can
-        have their memory ready beforehand.
-
-        Args:
-            tokens: the prefix.
-            namespace: as for `open`.
-            priority: retention priority of what is filled in.
-            owner: as for `open`.
+        have their memory ready beforehand. The arguments are as for `open`.
 
         Raises:
             InvalidArgumentError: no tokens, or not token ids; ``priority`` is not a whole number, or ``owner`` not a string.

@@ -38,7 +38,6 @@ class RadixTree:
 
     Args:
         pool: where the blocks' references are counted.
-        block_size: tokens per block.
         policy: which leaf is evicted first.
         now: the cache's clock, in seconds.
         observers: are notified of changes, in this order; a policy that learns is one of them.
@@ -207,10 +206,8 @@ class RadixTree:
 
         Args:
             tokens: the blocks' token ids, encoded. They belong to the tree from now on, to spare a copy of a long prompt.
-            blocks: the caller's block ids.
             priority: retention priority of a new node.
             past_uses: how often they were used before they were evicted (`EvictedPrefixes.recall`).
-            owner: the owner of new nodes.
 
         Returns:
             The node that now ends with the last block, locked in place of ``node``, and the tree's ids for the blocks:

@@ -104,12 +104,7 @@ class BlockRows(PoolRows):
         return event
 
     def to_host(self, data: torch.Tensor, fence: torch.cuda.Event | None) -> NDArray[np.uint8]:
-        """What `read` returned, in host memory; from a GPU it is copied on a separate stream.
-
-        Args:
-            data: from `read`.
-            fence: made after that call.
-        """
+        """What `read` returned before ``fence`` was made, in host memory; from a GPU it is copied on a separate stream."""
         if fence is None:
             return data.numpy()
         stream = self._read_stream
@@ -121,12 +116,7 @@ class BlockRows(PoolRows):
         return on_host.numpy()
 
     def erase_behind(self, row: NDArray[np.uint8], num_tokens: int) -> None:
-        """Overwrite with zeros what a row of `to_host` holds behind its first tokens. Any thread may call.
-
-        Args:
-            row: of one block, ``[nbytes]``.
-            num_tokens: to keep.
-        """
+        """Overwrite with zeros what a row of `to_host` holds behind its first ``num_tokens``. Any thread may call."""
         for start, stop in pairwise([0, *self._stops]):
             row[start + (stop - start) // self._block_size * num_tokens : stop] = 0
 

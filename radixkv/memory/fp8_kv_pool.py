@@ -68,7 +68,6 @@ class Fp8KVPool(KVPool):
 
     Args:
         layers, num_blocks, block_size, device: as for `KVPool`.
-        scales: of every layer.
         compute_dtype: what `write`, `read` and `gather` return.
 
     Raises:

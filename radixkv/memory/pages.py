@@ -20,13 +20,9 @@ madvise.argtypes, madvise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_
 
 
 def take_pages(address: int, nbytes: int) -> None:
-    """Make the pages of some memory ready to be written; their content stays. Any thread may call.
+    """Make the pages of the caller's memory ready to be written; their content stays. Any thread may call.
 
     An older system refuses: then pages come when they are first written, as usual.
-
-    Args:
-        address: of the first byte.
-        nbytes: of memory that the caller owns.
     """
     start = address // mmap.PAGESIZE * mmap.PAGESIZE
     stop = -(-(address + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -81,8 +81,6 @@ def as_prompts(
     """One prompt or a list of them, tokenized.
 
     Args:
-        prompts: texts or token ids.
-        loaded: the model.
         add_special_tokens: add the tokens with which the tokenizer begins or ends a text.
 
     Raises:

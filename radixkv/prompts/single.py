@@ -29,7 +29,6 @@ def as_single_prompt(
 
     Args:
         prompt: as for `LLM.generate`, or as for `LLM.chat`.
-        loaded: the model.
         cache_salt: only prompts with the same one share blocks; a prompt may also bring its own.
         cache: whether to read the cache, and whether to write into it.
         chat_options: further arguments of `as_chat_prompts`, for a conversation.

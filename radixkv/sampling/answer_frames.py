@@ -44,7 +44,6 @@ def without_refused_schemas(frame: str, refusal: Callable[[str], str | None]) ->
     """A frame that leaves to the model what the compiler refuses: arguments with such a schema may be any.
 
     Args:
-        frame: see `frame_text`.
         refusal: why a grammar in llguidance's format is refused; None: it is not.
 
     Raises:

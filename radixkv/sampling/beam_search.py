@@ -61,9 +61,6 @@ class BeamSearch:
     """The state of one search.
 
     Args:
-        params: width, length penalty and all other options.
-        max_tokens: tokens to generate at most.
-        end_token_ids: tokens that end a beam.
         text: the detokenizer of an empty answer, which finds stop strings; None: there are none.
         grammar: constrains every beam; None: unconstrained.
     """

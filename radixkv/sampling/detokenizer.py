@@ -45,9 +45,7 @@ def decode_tokens(tokenizer: Any, token_ids: Sequence[int], **options: bool) -> 
     Those that are written in Python would raise, or make a text of it.
 
     Args:
-        tokenizer: a transformers tokenizer.
         token_ids: of the model's vocabulary.
-        options: of transformers' ``decode``.
     """
     known = _tokens_in_python(tokenizer)
     if known is not None:
@@ -69,7 +67,6 @@ def decode_token(tokenizer: Any, token_id: int) -> str:
     SentencePiece-style tokenizers drop the leading space of a text, and so that of a token which is decoded alone.
 
     Args:
-        tokenizer: a transformers tokenizer.
         token_id: special tokens have a text, too.
     """
     alone = decode_tokens(tokenizer, [token_id])
@@ -113,10 +110,7 @@ def answer_text(
     """The text of a whole answer.
 
     Args:
-        tokenizer: a transformers tokenizer.
         prompt_token_ids: the tokens before the answer; only the last few are decoded.
-        token_ids: of the answer.
-        skip_special_tokens: leave special tokens out.
     """
     detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens)
     detokenizer.append(token_ids)
@@ -146,7 +140,6 @@ class IncrementalDetokenizer:
     replacement character.
 
     Args:
-        tokenizer: a transformers tokenizer.
         prompt_token_ids: the tokens before the answer; only the last few are used.
         skip_special_tokens: leave special tokens out.
         shown_special_tokens: those that stay nevertheless.

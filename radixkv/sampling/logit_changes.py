@@ -17,7 +17,6 @@ class LogitChanges:
     """The changes for one request, whose samples share this.
 
     Args:
-        params: the request's parameters.
         forbidden_token_ids: masked until ``min_tokens`` are generated, unless nothing else is allowed but ``bad_words``.
         bad_words: token ids of each of the ``bad_words``; their last tokens are masked unless nothing else is allowed at all.
     """
@@ -50,7 +49,6 @@ class LogitChanges:
 
         Args:
             logits: float32 ``[vocabulary]``.
-            output_token_ids: what the sample has generated.
             constrained: whether a grammar has masked some of them.
         """
         self._apply_fixed(logits)

@@ -71,8 +71,6 @@ class Penalties:
         """Penalize one row, which has none yet.
 
         Args:
-            row: its index.
-            params: with its penalties.
             ids: the tokens, each once.
             counts: how often each was generated; may change afterwards.
         """

@@ -109,7 +109,6 @@ def sample(
 
     Args:
         logits: one row for each state, and behind it one for each of its drafts.
-        states: of the sequences.
         drafts: for each sequence, tokens that may come next: its rows are for the next token, for the one after the first
             draft, and so on. The states are left unchanged. None: there are no drafts.
     """

@@ -179,7 +179,6 @@ class GrammarCompiler:
     """Compiles grammars for one model's vocabulary. Thread-safe.
 
     Args:
-        loaded: the model.
         clock: processor time of the calling thread, in seconds.
         passing: wall time, in seconds.
     """

@@ -18,8 +18,6 @@ def check_maker(name: str, make: Any, arguments: str) -> None:
     """Refuse a maker that cannot make the object under test.
 
     Args:
-        name: of the argument.
-        make: its value.
         arguments: that it is called with, in parentheses.
 
     Raises:
@@ -54,7 +52,6 @@ class Answers:
     Tokens are copied: an adapter that alters its arguments does not alter what it is checked against.
 
     Args:
-        adapter: the cache under test.
         raised: what to do with an exception that a method of the adapter raises.
 
     Raises:

@@ -10,9 +10,6 @@ class Story:
 
     Args:
         keep: all steps; False, for runs of millions: only what was last added.
-
-    Attributes:
-        steps: the lines.
     """
 
     def __init__(self, keep: bool) -> None:

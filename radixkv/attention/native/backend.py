@@ -50,11 +50,7 @@ class NativeAttention:
         self.kept: KeptRows | None = None
 
     def keep(self, rows: Ints) -> None:
-        """Say which rows of the last layer are wanted; all, unless this is called.
-
-        Args:
-            rows: int64, in any order.
-        """
+        """Say which rows of the last layer are wanted, in any order; all, unless this is called."""
         if len(rows) < self.paged.num_rows:
             rows = np.sort(rows)
             self.kept = torch.from_numpy(rows), self.paged.of_rows(rows)

@@ -38,21 +38,16 @@ class TritonBackend:
     """Plans batches over one pool and attends them.
 
     Args:
-        pool: where keys and values lie.
         dtype: of queries.
         num_query_heads: of the first layer, for which the cost model weighs sharing.
-        max_sequences: per batch.
         max_model_len: tokens of a sequence at most.
         sharing: when sharing pays; None: what the cost model says.
         multiprocessors: among which work is divided; None: those of the pool's device.
         max_draft_rows: rows of drafts that a decoding batch may have beside its sequences' own.
 
     Attributes:
-        pool: as given.
-        dtype: as given.
         tiling: of decoding batches.
         buffers: the tables, and the rows of a decoding batch, padding included.
-        pool_layers: the layers of ``pool``.
 
     Raises:
         ValueError: the kernels cannot take the pool's blocks, or the first layer's heads.
@@ -119,9 +114,7 @@ class TritonAttention:
 
     Attributes:
         plan: as of the first batch that it was used for; ``rows`` have advanced since.
-        rows: on the device.
         buffers: the tables, and the rows of a decoding batch, padding included.
-        dtype: of queries.
         tiling: how the batch is cut. A batch with a prompt of more than 32 new tokens takes several tile classes, one after
             the other: the prompt's wide tiles fill the GPU. Other batches, with drafts of any length, take one class.
     """

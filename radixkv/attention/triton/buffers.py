@@ -58,12 +58,7 @@ def padded_sizes(max_rows: int) -> list[int]:
 
 
 def drafting_sizes(max_sequences: int, max_draft_rows: int) -> list[int]:
-    """Further sizes for batches whose sequences have drafts: a few, each about a quarter larger than the one before.
-
-    Args:
-        max_sequences: in a batch.
-        max_draft_rows: beside the sequences' own.
-    """
+    """Further sizes for batches whose sequences have drafts: a few, each about a quarter larger than the one before."""
     most = padded_size(max_sequences + max_draft_rows)
     sizes = [padded_size(max_sequences)]
     while sizes[-1] < most:
@@ -77,9 +72,6 @@ class BatchBuffers:
         tables ...                    | positions | slots (int64)     | row tables |
 
     Args:
-        max_sequences: in a batch.
-        max_blocks: of a sequence.
-        device: where attention runs.
         max_draft_rows: rows of drafts that a decoding batch may have beside its sequences' own.
 
     Attributes:

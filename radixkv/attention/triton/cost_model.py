@@ -267,7 +267,6 @@ def partials_nbytes(num_rows: int, heads: Iterable[tuple[int, LayerShape]], dtyp
         num_rows: of the batch.
         heads: query heads of a layer, and what the layer stores per token; each pair once.
         dtype: of queries.
-        tiling: on the GPU.
     """
     nbytes = 0
     for num_query_heads, num_kv_heads, value_dim in {

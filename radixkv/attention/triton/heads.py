@@ -10,10 +10,6 @@ from radixkv_kernels.checks import MAX_HEAD_DIM
 def check_heads(num_query_heads: int, layer: LayerShape) -> None:
     """Refuse heads that are too large, or too many in a group.
 
-    Args:
-        num_query_heads: of the layer.
-        layer: its keys and values.
-
     Raises:
         ValueError: says what the kernels take, and what was given.
     """

@@ -38,17 +38,13 @@ class LayerTensors(NamedTuple):
 
     Attributes:
         query: ``[rows, query heads, key dim]``; where it has yet to be rotated, memory for the result.
-        key: ``[rows, kv heads, key dim]``, the new tokens only.
-        value: ``[rows, kv heads, value dim]``, likewise.
+        key, value: ``[rows, kv heads, dim]``, the new tokens only.
         output: ``[rows, query heads, value dim]``.
-        key_cache: the pool's.
-        value_cache: likewise.
-        key_scales: of a quantised pool.
-        value_scales: likewise.
+        key_cache, value_cache: the pool's.
+        key_scales, value_scales: of a quantised pool.
         sinks: the layer's, see `AttentionOptions`.
         unrotated: the query before rotation, where it has yet to be rotated.
-        cosines: for its rotation, see `AttentionOptions`.
-        sines: likewise.
+        cosines, sines: for its rotation, see `AttentionOptions`.
     """
 
     query: torch.Tensor
@@ -99,16 +95,7 @@ def shared_launchers(
     items: DeviceItems,
     partial_results: PartialResults,
 ) -> list[Launcher]:
-    """What one layer over work items launches, in order.
-
-    Args:
-        tensors: the layer's.
-        options: likewise.
-        rows: positions, slots and tables of the query rows.
-        tables: the block tables, see `BatchBuffers`.
-        items: for layers of this shape.
-        partial_results: memory for them.
-    """
+    """What one layer over work items launches, in order."""
     output, caches = tensors.output, (tensors.key_cache, tensors.value_cache)
     partials = partial_results.of(items.num_partials, output)
     launchers = [_write(tensors, rows.slots)]

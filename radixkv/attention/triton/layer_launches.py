@@ -33,11 +33,7 @@ def pool_layers(pool: KVPool) -> list[PoolLayer]:
 
 
 class LayerLaunches:
-    """Launches layer after layer of one batch, or of several in the same buffers.
-
-    Args:
-        layers: of the pool.
-    """
+    """Launches layer after layer of one batch, or of several in the same buffers."""
 
     def __init__(self, layers: list[PoolLayer]) -> None:
         self._layers = layers

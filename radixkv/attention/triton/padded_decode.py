@@ -29,11 +29,8 @@ class _ItemBuffer:
     """Items of one `HeadShape` in one buffer, loaded with one copy.
 
     Args:
-        tile_rows: of the items' tiles.
-        max_items: how many items fit.
         num_rows: rows whose partial results are listed.
         max_partials: partial results of all these rows.
-        device: of the buffer.
         whole: every row has one item, padding included.
 
     Attributes:
@@ -88,7 +85,6 @@ class PaddedDecode:
 
     Args:
         num_rows: padding included; as many as sequences, where none has drafts.
-        backend: whose batches are loaded.
         wide: takes the widest tiles that so many decoding rows may need; otherwise the narrowest, for batches that share
             nothing, or whose prefixes few rows share.
         partial_results: memory that may be shared with other sizes, of which one runs at a time.

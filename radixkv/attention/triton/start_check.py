@@ -56,8 +56,6 @@ def check_kernels(
     """Run all kernels for all layers, like layers once, and compare the results with the reference.
 
     Args:
-        layers: a model's.
-        block_size: tokens per block.
         query_dtype: of queries, and of new keys and values.
         cache_dtype: of stored ones.
         device: the current CUDA device, or the CPU for the interpreter.

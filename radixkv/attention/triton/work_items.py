@@ -100,12 +100,7 @@ class _Cuts:
 
 
 def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, tiling: Tiling) -> HostItems:
-    """The work items for layers of this shape.
-
-    Args:
-        dtype: of queries.
-        tiling: how the batch is cut.
-    """
+    """The work items for layers of this shape."""
     cuts = _cut(ranges, shape, dtype, tiling)
     # The range of each item: a range has one item for each of its tiles x pieces.
     count = cuts.num_tiles * cuts.num_pieces
