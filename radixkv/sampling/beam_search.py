@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -57,6 +58,18 @@ class FinishedBeam:
         return [continuation.token_id for continuation in self.history]
 
 
+class _Beam(NamedTuple):
+    """A running beam: its continuations, its text where there are stop strings, and its grammar where it has one."""
+
+    history: tuple[Continuation, ...]
+    text: IncrementalDetokenizer | None
+    grammar: GrammarState | None
+
+
+# Why a beam ends, and the stop string where that is why.
+_Finish = tuple[FinishReason, str | None]
+
+
 class BeamSearch:
     """The state of one search.
 
@@ -76,16 +89,13 @@ class BeamSearch:
         self._params = params
         self._max_tokens = max_tokens
         self._end_token_ids = end_token_ids
-        self._histories: list[tuple[Continuation, ...]] = [()]
-        # One per running beam, where there are stop strings or a grammar; otherwise empty.
-        self._texts: list[IncrementalDetokenizer] = [] if text is None else [text]
-        self._grammars: list[GrammarState] = [] if grammar is None else [grammar.fork()]
+        self._beams = [_Beam((), text, None if grammar is None else grammar.fork())]
         self._finished: list[FinishedBeam] = []
 
     @property
     def num_generated(self) -> int:
         """How many tokens each running beam has."""
-        return len(self._histories[0])
+        return len(self._beams[0].history)
 
     def results(self) -> list[FinishedBeam]:
         """The finished beams, best first."""
@@ -103,46 +113,45 @@ class BeamSearch:
         Raises:
             StructuredOutputError: the grammar cannot be followed further.
         """
-        running: list[Continuation] = []
-        grammars: list[GrammarState] = []
-        texts: list[IncrementalDetokenizer] = []
-        length = self.num_generated + 1
+        running: list[_Beam] = []
         ended: list[FinishedBeam] = []
+        length = self.num_generated + 1
         for rank, candidate in enumerate(self._candidates(logits)):
-            history = (*self._histories[candidate.parent], candidate)
-            stop_string = None
-            if self._texts:
-                text = self._texts[candidate.parent].fork()
-                stop_string = text.append([candidate.token_id])
-            finish = self._finish_of(history, stop_string)
-            if self._grammars:
-                grammar = self._advanced_grammar(candidate)
-                finish = ("stop", None) if finish in (None, ("length", None)) and grammar.complete else finish
-                grammars += [grammar] if finish is None else []
-            if self._texts and finish is None:
-                texts.append(text)
+            beam, finish = self._continued(candidate)
             if finish is None:
-                running.append(candidate)
+                running.append(beam)
             elif rank < self._params.beam_width:
-                ended.append(FinishedBeam(history, self._penalize(candidate.score, length), *finish))
+                ended.append(FinishedBeam(beam.history, self._penalize(candidate.score, length), *finish))
         # The sort is stable: of equal scores, the beam that finished earlier is kept.
         self._finished = sorted(self._finished + ended, key=lambda beam: -beam.penalized_score)
         del self._finished[self._params.beam_width :]
 
-        running = running[: self._params.beam_width]
-        if not running or not self._can_improve(running[0].score, length):
+        continuations = [beam.history[-1] for beam in running[: self._params.beam_width]]
+        if not continuations or not self._can_improve(continuations[0].score, length):
             return []
-        self._histories = [(*self._histories[c.parent], c) for c in running]
-        self._grammars = grammars[: len(running)]
-        self._texts = texts[: len(running)]
-        return running
+        self._beams = running[: self._params.beam_width]
+        return continuations
 
-    def _advanced_grammar(self, candidate: Continuation) -> GrammarState:
-        grammar = self._grammars[candidate.parent].fork()
-        grammar.advance(candidate.token_id)
-        if grammar.failure is not None:
-            raise grammar.failure
-        return grammar
+    def _continued(self, candidate: Continuation) -> tuple[_Beam, _Finish | None]:
+        """The beam that a candidate makes of its parent, and why it ends with it; None: it does not."""
+        parent, token_id = self._beams[candidate.parent], candidate.token_id
+        beam = _Beam(
+            (*parent.history, candidate),
+            None if parent.text is None else parent.text.fork(),
+            None if parent.grammar is None else parent.grammar.fork(),
+        )
+        stop_string = None if beam.text is None else beam.text.append([token_id])
+        if beam.grammar is not None:
+            beam.grammar.advance(token_id)
+            if beam.grammar.failure is not None:
+                raise beam.grammar.failure
+        if token_id in self._end_token_ids:
+            return beam, ("stop", None)
+        if stop_string is not None:
+            return beam, ("stop", stop_string)
+        if beam.grammar is not None and beam.grammar.complete:
+            return beam, ("stop", None)
+        return beam, ("length", None) if len(beam.history) >= self._max_tokens else None
 
     def _candidates(self, logits: torch.Tensor) -> Sequence[Continuation]:
         """The best continuations of all beams: enough that ``width`` keep running even if every end token is among them."""
@@ -154,13 +163,14 @@ class BeamSearch:
         num_top = self._params.logprobs or 0
         per_beam = min(max(count, num_top), vocab_size)
         allowed = logits
-        if self._grammars:
+        grammars = {row: beam.grammar for row, beam in enumerate(self._beams) if beam.grammar is not None}
+        if grammars:
             allowed = logits.clone()
-            apply_grammar_bitmask(allowed, dict(enumerate(self._grammars)))
+            apply_grammar_bitmask(allowed, grammars)
         # Probabilities are over the whole vocabulary, as in transformers' constrained beam search.
         top_logits, token_ids = torch.topk(allowed, per_beam)
         logprobs = top_logits - torch.logsumexp(logits, dim=-1, keepdim=True)
-        parent_scores = [[history[-1].score if history else 0.0] for history in self._histories]
+        parent_scores = [[beam.history[-1].score if beam.history else 0.0] for beam in self._beams]
         scores = logprobs + torch.tensor(parent_scores, dtype=torch.float32, device=logits.device)
         top_scores, flat_indices = torch.topk(scores.view(-1), min(count, scores.numel()))
         top_logprobs = [
@@ -186,15 +196,6 @@ class BeamSearch:
             for score, flat_index, token_id, logprob in zip(*(column.tolist() for column in columns), strict=True)
             if score > -math.inf
         ]
-
-    def _finish_of(
-        self, history: tuple[Continuation, ...], stop_string: str | None
-    ) -> tuple[FinishReason, int | str | None] | None:
-        if history[-1].token_id in self._end_token_ids:
-            return "stop", None
-        if stop_string is not None:
-            return "stop", stop_string
-        return ("length", None) if len(history) >= self._max_tokens else None
 
     def _can_improve(self, best_running_score: float, length: int) -> bool:
         if len(self._finished) < self._params.beam_width:
