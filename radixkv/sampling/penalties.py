@@ -62,10 +62,8 @@ class Penalties:
     """The penalties of some rows of a batch."""
 
     def __init__(self) -> None:
-        self._rows: list[int] = []
-        self._ids: list[NDArray[np.int64]] = []
-        self._counts: list[NDArray[np.float32]] = []
-        self._strengths: list[tuple[float, float, float]] = []
+        # Of each row: its index, the tokens and how often each was generated, and how strong the penalties are.
+        self._rows: list[tuple[int, NDArray[np.int64], NDArray[np.float32], tuple[float, float, float]]] = []
 
     def add(self, row: int, params: SamplingParams, ids: NDArray[np.int64], counts: NDArray[np.float32]) -> None:
         """Penalize one row, which has none yet.
@@ -74,10 +72,8 @@ class Penalties:
             ids: the tokens, each once.
             counts: how often each was generated; may change afterwards.
         """
-        self._rows.append(row)
-        self._ids.append(ids)
-        self._counts.append(counts.copy())
-        self._strengths.append((params.repetition_penalty, params.presence_penalty, params.frequency_penalty))
+        strengths = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        self._rows.append((row, ids, counts.copy(), strengths))
 
     def apply(self, logits: torch.Tensor) -> None:
         """Change the rows, in place.
@@ -85,13 +81,14 @@ class Penalties:
         Args:
             logits: contiguous, float32 ``[rows, vocabulary]``.
         """
-        lengths = [len(ids) for ids in self._ids]
-        if not any(lengths):
+        if not any(len(ids) for _, ids, _, _ in self._rows):
             return
-        first = np.repeat(np.array(self._rows) * logits.shape[1], lengths)
-        seen = to_device(torch.from_numpy(first + np.concatenate(self._ids)), logits.device)
-        numbers = np.repeat(np.array(self._strengths, dtype=np.float32).T, lengths, axis=1)
-        numbers = np.concatenate([numbers, np.concatenate(self._counts)[None]])
+        rows, ids, counts, strengths = zip(*self._rows, strict=True)
+        lengths = list(map(len, ids))
+        first = np.repeat(np.array(rows) * logits.shape[1], lengths)
+        seen = to_device(torch.from_numpy(first + np.concatenate(ids)), logits.device)
+        numbers = np.repeat(np.array(strengths, dtype=np.float32).T, lengths, axis=1)
+        numbers = np.concatenate([numbers, np.concatenate(counts)[None]])
         repetition, presence, frequency, times = to_device(torch.from_numpy(numbers), logits.device)
         flat = logits.view(-1)
         values = flat[seen]
