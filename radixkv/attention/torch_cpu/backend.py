@@ -83,10 +83,7 @@ class TorchAttention:
         stored = self._pool.read(layer, call.start, call.stop)
         keys, values = (rows.transpose(0, 1).unsqueeze(0) for rows in stored)
         rows = folded[:, call.rows].flatten(1, 2).unsqueeze(0)
-        output, lse = attend(
-            rows, keys, values,
-            scale=options.scale, softcap=options.softcap, visibility=call.visibility, group=group,
-        )  # fmt: skip
+        output, lse = attend(rows, keys, values, options, visibility=call.visibility, group=group)
         return output[0].unflatten(1, (-1, group)).transpose(0, 1), lse[0].unflatten(1, (-1, group)).transpose(0, 1)
 
     def _attend_gathered(
@@ -98,10 +95,7 @@ class TorchAttention:
         keys, values = (rows.view(num_sequences, num_keys, num_kv_heads, -1).transpose(1, 2) for rows in stored)
         # [sequences, kv heads, rows of each x group, dim]
         rows = folded[:, call.rows].unflatten(1, (num_sequences, -1)).transpose(0, 1).flatten(2, 3)
-        output, lse = attend(
-            rows, keys, values,
-            scale=options.scale, softcap=options.softcap, visibility=call.visibility, group=group,
-        )  # fmt: skip
+        output, lse = attend(rows, keys, values, options, visibility=call.visibility, group=group)
         return (
             output.unflatten(2, (-1, group)).transpose(1, 2).flatten(0, 1),
             lse.unflatten(2, (-1, group)).transpose(1, 2).flatten(0, 1),
@@ -124,10 +118,8 @@ def _attend_to_new(
 ) -> Partial:
     """A prompt's new tokens over themselves, as they were ``stored``: ``[rows, kv heads, dim]`` each."""
     keys, values = (rows[call.rows].transpose(0, 1).unsqueeze(0) for rows in stored)
-    output, lse = attend(
-        query[:, :, call.rows], keys, values,
-        scale=options.scale, softcap=options.softcap, causal=call.visibility is None, visibility=call.visibility,
-    )  # fmt: skip
+    own, visibility = query[:, :, call.rows], call.visibility
+    output, lse = attend(own, keys, values, options, causal=visibility is None, visibility=visibility)
     return output[0].unflatten(0, (-1, group)).permute(2, 0, 1, 3), lse[0].unflatten(0, (-1, group)).permute(2, 0, 1)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from radixkv.attention.options import AttentionOptions
+
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -50,9 +52,8 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    options: AttentionOptions,
     *,
-    scale: float,
-    softcap: float | None = None,
     causal: bool = False,
     visibility: Visibility | None = None,
     group: int = 1,
@@ -60,7 +61,7 @@ def attend(
     """Attend ``query`` to ``key`` and ``value``; query heads are a multiple of key heads.
 
     Args:
-        softcap: scores become ``softcap * tanh(score / softcap)`` before the softmax.
+        options: of which the scale and the softcap count here.
         causal: row i sees keys up to i (as many rows as keys).
         visibility: which keys the rows see, None: all. Excludes ``causal``.
         group: how many heads are folded into each of ``visibility``'s rows.
@@ -68,12 +69,12 @@ def attend(
     bias = None
     if visibility is not None:
         bias = visibility.bias(group, query.dtype).expand(query.shape[0], 1, query.shape[2], key.shape[2])
-    if softcap is None and query.shape[-1] == value.shape[-1]:
+    if options.softcap is None and query.shape[-1] == value.shape[-1]:
         # The operator assumes that the numbers of a head are contiguous.
         query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-        output, lse = _flash(query, key, value, 0.0, causal, attn_mask=bias, scale=scale)
+        output, lse = _flash(query, key, value, 0.0, causal, attn_mask=bias, scale=options.scale)
     else:
-        output, lse = _attend_by_matmul(query, key, value, scale, softcap, causal, bias)
+        output, lse = _attend_by_matmul(query, key, value, options, causal, bias)
     return (output, lse) if visibility is None else visibility.empty_blind_rows(group, output, lse)
 
 
@@ -81,8 +82,7 @@ def _attend_by_matmul(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    scale: float,
-    softcap: float | None,
+    options: AttentionOptions,
     causal: bool,
     bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,9 +91,9 @@ def _attend_by_matmul(
     key, value = key.float(), value.float()
     if group > 1:
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-    scores = torch.matmul(query.float(), key.transpose(-1, -2)).mul_(scale)
-    if softcap is not None:
-        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    scores = torch.matmul(query.float(), key.transpose(-1, -2)).mul_(options.scale)
+    if options.softcap is not None:
+        scores = scores.div_(options.softcap).tanh_().mul_(options.softcap)
     if causal:
         scores = scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool).triu_(1), float("-inf"))
     if bias is not None:
