@@ -197,9 +197,7 @@ class CacheView:
         """
         check_namespace(namespace)
         prompt = encode_prompt(tokens)
-        return explain(
-            self._tree, self._evicted, prompt, namespace, read, look_elsewhere, self._clock(), self.block_size
-        )
+        return explain(self._tree, self._evicted, prompt, namespace, read, look_elsewhere, self._clock())
 
     def check(self) -> None:
         """Verify every invariant of the cache.
@@ -207,7 +205,7 @@ class CacheView:
         Raises:
             InvariantViolation: naming what is broken.
         """
-        check_cache(self._pool, self._tree, self._tables, self._pins.nodes(), self._stats, self.block_size)
+        check_cache(self._store, self._tables)
 
     def ref_counts(self) -> NDArray[np.int32]:
         """Owners of each block: live sequences and pins, and one more where the tree has it."""

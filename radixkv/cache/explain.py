@@ -93,7 +93,6 @@ def explain(
     read: bool,
     look_elsewhere: bool,
     now: float,
-    block_size: int,
 ) -> Explanation:
     """Look an encoded prompt up, and say what would happen to each of its tokens. Changes nothing."""
     num_tokens = len(prompt) // TOKEN_BYTES
@@ -107,7 +106,7 @@ def explain(
         computed.append(Computed(reason, reused, cached - reused))
         position = cached
     if evicted is not None:
-        parts = evicted.covering(prompt, namespace, cached // block_size * block_size)
+        parts = evicted.covering(prompt, namespace, 0 if match is None else match.num_whole_tokens)
         for record, ends in itertools.groupby(parts, key=itemgetter(1)):
             stop = max(stop for stop, _ in ends)
             if stop > position:
@@ -127,7 +126,7 @@ def explain(
         position = elsewhere
     if num_tokens > position:
         computed.append(Computed(Reason.NEW, position, num_tokens - position))
-    return Explanation(num_tokens, reused, tuple(computed), _divergence(match, prompt, block_size))
+    return Explanation(num_tokens, reused, tuple(computed), _divergence(match, prompt))
 
 
 def _num_cached_elsewhere(tree: RadixTree, prompt: bytes, namespace: str) -> int:
@@ -135,13 +134,13 @@ def _num_cached_elsewhere(tree: RadixTree, prompt: bytes, namespace: str) -> int
     return max((match.num_tokens for match in matches if match is not None), default=0)
 
 
-def _divergence(match: Match | None, prompt: bytes, block_size: int) -> Divergence | None:
+def _divergence(match: Match | None, prompt: bytes) -> Divergence | None:
     if match is None or match.num_tokens * TOKEN_BYTES == len(prompt):
         return None
     node = match.node
     if node.parent is None and node.children is None:
         return None  # the namespace's first sequence still runs
-    offset = (match.num_node_blocks * block_size + match.num_partial_tokens) * TOKEN_BYTES
+    offset = match.num_node_blocks * node.block_bytes + match.num_partial_tokens * TOKEN_BYTES
     if match.num_node_blocks == node.num_blocks and not match.num_partial_tokens and node.children:
         # The next block shares no token with any child: the child used last stands for all.
         node, offset = max(node.children.values(), key=lambda child: child.last_use), 0

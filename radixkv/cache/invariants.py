@@ -9,35 +9,27 @@ from collections.abc import Collection
 import numpy as np
 
 from radixkv.cache.block_pool import BlockPool
+from radixkv.cache.block_store import BlockStore
 from radixkv.cache.block_table import BlockTable
 from radixkv.cache.errors import InvariantViolation
 from radixkv.cache.node import Node
+from radixkv.cache.pin import Pins
 from radixkv.cache.radix_tree import RadixTree
-from radixkv.cache.stats import CacheStats
 from radixkv.cache.tokens import TOKEN_BYTES
 
 
-def check_cache(
-    pool: BlockPool,
-    tree: RadixTree,
-    tables: Collection[BlockTable],
-    pinned: Collection[Node],
-    stats: CacheStats,
-    block_size: int,
-) -> None:
-    """Verify everything.
-
-    Args:
-        pinned: the node that each pin has locked.
+def check_cache(store: BlockStore, tables: Collection[BlockTable]) -> None:
+    """Verify everything, given a cache's blocks and its live tables.
 
     Raises:
         InvariantViolation: naming the first rule that does not hold.
     """
-    pool.check()
+    tree, stats = store.tree, store.stats
+    store.pool.check()
     nodes = list(tree.nodes())
-    _check_shape(tree, nodes, block_size)
-    _check_owners(pool, nodes, tables)
-    _check_locks(tree, nodes, tables, pinned)
+    _check_shape(tree, nodes, store.block_size)
+    _check_owners(store.pool, nodes, tables)
+    _check_locks(tree, nodes, tables, store.pins)
     for table in tables:
         table.check()
     _check_eviction(tree, nodes)
@@ -86,19 +78,22 @@ def _check_owners(pool: BlockPool, nodes: list[Node], tables: Collection[BlockTa
         raise InvariantViolation(f"block {block} counts {pool.ref_counts[block]} owners and has {owners[block]}")
 
 
-def _check_locks(tree: RadixTree, nodes: list[Node], tables: Collection[BlockTable], pinned: Collection[Node]) -> None:
+def _check_locks(tree: RadixTree, nodes: list[Node], tables: Collection[BlockTable], pins: Pins) -> None:
     locks: Counter[int] = Counter()
-    for end in (*(table.node for table in tables), *pinned):
+    for end in (*(table.node for table in tables), *pins.nodes()):
         if end is not None:
             if list(end.path())[-1] not in tree.roots.values():
                 raise InvariantViolation("a table or pin ends in a node that is no longer in the tree")
             locks.update(id(node) for node in end.path())
-    pins = Counter(id(node) for end in pinned for node in end.path())
+    pinned = Counter(id(node) for end in pins.nodes() for node in end.path())
     for node in nodes:
         if node.lock_count != locks[id(node)]:
             raise InvariantViolation(f"a node counts {node.lock_count} locks and has {locks[id(node)]}")
-        if node.num_pins != pins[id(node)]:
-            raise InvariantViolation(f"a node counts {node.num_pins} pins and has {pins[id(node)]}")
+        if node.num_pins != pinned[id(node)]:
+            raise InvariantViolation(f"a node counts {node.num_pins} pins and has {pinned[id(node)]}")
+    num_pinned = sum(node.num_blocks for node in nodes if node.num_pins)
+    if pins.num_blocks != num_pinned:
+        raise InvariantViolation(f"{pins.num_blocks} blocks count as pinned, {num_pinned} are")
 
 
 def _check_eviction(tree: RadixTree, nodes: list[Node]) -> None:

@@ -42,6 +42,9 @@ class Pins:
 
     Args:
         max_blocks: blocks that may be pinned together.
+
+    Attributes:
+        num_blocks: blocks that are pinned.
     """
 
     def __init__(self, tree: RadixTree, max_blocks: int, now: Callable[[], float]) -> None:
@@ -50,7 +53,7 @@ class Pins:
         self._now = now
         self._pins: dict[Pin, Node] = {}
         # Kept up to date, as `Node.num_pins` is: a server may have thousands of pins. Pinned nodes neither grow nor shrink.
-        self._num_blocks = 0
+        self.num_blocks = 0
         self._first_expires_at = math.inf  # none of them expires before this
 
     def __iter__(self) -> Iterator[Pin]:
@@ -69,7 +72,7 @@ class Pins:
         for node in last.path():
             node.num_pins += 1
             if node.num_pins == 1:
-                self._num_blocks += node.num_blocks
+                self.num_blocks += node.num_blocks
         if expires_at is not None:
             self._first_expires_at = min(self._first_expires_at, expires_at)
         return pin
@@ -125,7 +128,7 @@ class Pins:
         for node in last.path():
             node.num_pins -= 1
             if not node.num_pins:
-                self._num_blocks -= node.num_blocks
+                self.num_blocks -= node.num_blocks
         if pin.expires_at == self._first_expires_at:
             left = (pin.expires_at for pin in self._pins if pin.expires_at is not None)
             self._first_expires_at = min(left, default=math.inf)
@@ -134,7 +137,7 @@ class Pins:
     def _num_blocks_with(self, match: Match | None) -> int:
         """Blocks that would be pinned if this match was pinned too."""
         if match is None:
-            return self._num_blocks
+            return self.num_blocks
         last, *above = match.node.path()
         num_more = 0 if last.num_pins else match.num_node_blocks
-        return self._num_blocks + num_more + sum(node.num_blocks for node in above if not node.num_pins)
+        return self.num_blocks + num_more + sum(node.num_blocks for node in above if not node.num_pins)

@@ -99,6 +99,7 @@ BREAKAGES: list[tuple[str, Callable[[State], object]]] = [
     ("filed under a key", lambda s: set_item(s.root.children, b"other", s.node)),
     ("or has another parent", lambda s: setattr(s.leaf, "parent", s.root)),
     ("pins and has", lambda s: setattr(s.node, "num_pins", 1)),
+    ("blocks count as pinned, 1 are", lambda s: setattr(s.cache._pins, "num_blocks", 3)),
     ("holds a block twice", lambda s: set_item(s.table._ids, 4, s.table._ids[3])),
     ("in it twice, or counted", lambda s: set_item(s.leaf.blocks, 0, s.partial.blocks[0])),
     ("in it twice, or counted", lambda s: setattr(s.table, "_num_published", 1)),
