@@ -7,7 +7,7 @@ kernels are on disk for the next start. Results are compared with the plain refe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -179,36 +179,44 @@ class _Problem:
         """Copies on the device: the reference computes on the host."""
         return [tensor.to(self._device, copy=True) for tensor in tensors]
 
+    def _compare(
+        self,
+        kernel: Callable[..., object],
+        truth: Callable[..., object],
+        arguments: Sequence[torch.Tensor],
+        results: Sequence[int],
+        options: dict[str, Any],
+    ) -> Pairs:
+        """Call both with copies of the same arguments; returns those that hold results, by their indices."""
+        ours, theirs = self._to_device(*arguments), [argument.clone() for argument in arguments]
+        kernel(*ours, **self._on_device(options))
+        truth(*theirs, **options)
+        return [(ours[index], theirs[index]) for index in results]
+
+    def _new_keys(self, count: int) -> list[torch.Tensor]:
+        """Keys and values of new tokens."""
+        shape = self._layer.shape
+        return [self._random(count, shape.num_kv_heads, dim) for dim in (shape.key_dim, shape.value_dim)]
+
     def _write(self) -> Pairs:
-        shape, count = self._layer.shape, self._block_size + 3
-        key, value = (self._random(count, shape.num_kv_heads, dim) for dim in (shape.key_dim, shape.value_dim))
-        slots = torch.arange(count)
-        ours, truth = self._to_device(*self._caches), [cache.clone() for cache in self._caches]
-        _call(
-            write_cache, *self._to_device(key, value), *ours, *self._to_device(slots), **self._on_device(self._scales)
-        )
-        _call(reference.write_cache, key, value, *truth, slots, **self._scales)
-        return zip(ours, truth, strict=True)
+        count = self._block_size + 3
+        arguments = [*self._new_keys(count), *self._caches, torch.arange(count)]
+        return self._compare(write_cache, reference.write_cache, arguments, (2, 3), self._scales)
 
     def _rotate(self, rotary_dim: int) -> Pairs:
-        shape, count = self._layer.shape, self._block_size + 3
-        query = self._random(count, self._layer.num_query_heads, shape.key_dim)
-        key, value = (self._random(count, shape.num_kv_heads, dim) for dim in (shape.key_dim, shape.value_dim))
+        count = self._block_size + 3
+        query = self._random(count, self._layer.num_query_heads, self._layer.shape.key_dim)
         angles = torch.rand(count, rotary_dim // 2, generator=self._generator, dtype=torch.float32).repeat(1, 2)
-        slots, cosines, sines = torch.arange(count), angles.cos().to(self._dtype), angles.sin().to(self._dtype)
-        truth, true_query = [cache.clone() for cache in self._caches], torch.empty_like(query)
-        ours, (our_query,) = self._to_device(*self._caches), self._to_device(true_query)
-        new = query, key, value, cosines, sines
-        _call(
-            rotate_and_write,
-            *self._to_device(*new),
-            *ours,
-            *self._to_device(slots),
-            our_query,
-            **self._on_device(self._scales),
-        )
-        _call(reference.rotate_and_write, *new, *truth, slots, true_query, **self._scales)
-        return [*zip(ours, truth, strict=True), (our_query, true_query)]
+        rotation = angles.cos().to(self._dtype), angles.sin().to(self._dtype)
+        arguments = [
+            query,
+            *self._new_keys(count),
+            *rotation,
+            *self._caches,
+            torch.arange(count),
+            torch.zeros_like(query),
+        ]
+        return self._compare(rotate_and_write, reference.rotate_and_write, arguments, (5, 6, 8), self._scales)
 
     def _copy(self) -> Pairs:
         ours, truth = self._to_device(*self._caches), [cache.clone() for cache in self._caches]
@@ -253,33 +261,15 @@ class _Problem:
         items = torch.tensor([whole, *pieces], dtype=torch.int32)
         starts = torch.tensor([0] * count + [2 * i for i in range(count + 1)], dtype=torch.int32)
         partials = torch.tensor([(i, count + i) for i in range(count)], dtype=torch.int32).view(-1)
-        sinks = self._layer.options.sinks
+        arguments, merged = (query, *self._caches, _TABLES, positions, items), (starts, partials, positions)
 
-        truth, truth_partials = output.clone(), self._partials(2 * count)
-        arguments = query, *self._caches, _TABLES, positions, items
-        _call(reference.attend_items, *arguments, truth, *truth_partials, **self._options)
-        _call(
-            reference.merge_partials,
-            *truth_partials,
-            starts,
-            partials,
-            positions,
-            truth,
-            sinks=None if sinks is None else sinks.cpu(),
-        )
-        (ours,), ours_partials = self._to_device(output), self._to_device(*self._partials(2 * count))
+        truth, *true_partials = output.clone(), *self._partials(2 * count)
+        _call(reference.attend_items, *arguments, truth, *true_partials, **self._options)
+        _call(reference.merge_partials, *true_partials, *merged, truth, sinks=self._options["sinks"])
+        ours, *our_partials = self._to_device(output, *self._partials(2 * count))
         options = self._on_device(self._options)
-        _call(
-            attend_items,
-            *self._to_device(*arguments),
-            ours,
-            *ours_partials,
-            tile_rows=tile_rows,
-            **options,
-        )
-        _call(
-            merge_partials, *ours_partials, *self._to_device(starts, partials, positions), ours, sinks=options["sinks"]
-        )
+        _call(attend_items, *self._to_device(*arguments), ours, *our_partials, tile_rows=tile_rows, **options)
+        _call(merge_partials, *our_partials, *self._to_device(*merged), ours, sinks=options["sinks"])
         return [(ours, truth)]
 
     def _split(self) -> Pairs:
@@ -289,11 +279,9 @@ class _Problem:
         truth, unused = output.clone(), self._partials(0)
         arguments = query, *self._caches, _TABLES
         _call(reference.attend_items, *arguments, positions, items, truth, *unused, **self._options)
-        (ours,), partials = self._to_device(output), self._to_device(*self._partials(4))
-        options = self._on_device(self._options)
-        _call(
-            attend_split, *self._to_device(*arguments, row_tables, positions), ours, *partials, num_splits=2, **options
-        )
+        ours, *partials = self._to_device(output, *self._partials(4))
+        options, rows = self._on_device(self._options), (row_tables, positions)
+        _call(attend_split, *self._to_device(*arguments, *rows), ours, *partials, num_splits=2, **options)
         _call(merge_splits, *partials, ours, num_splits=2, sinks=options["sinks"])
         return [(ours, truth)]
 
