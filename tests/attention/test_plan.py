@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from support.attention_batches import Chunk, Table, query_batch
 
 from radixkv.attention import AttentionPlan, Planner, QueryBatch, SharingRule
-from radixkv.attention.torch_cpu.cost_model import SHARING_COST_TOKENS
+from radixkv.attention.host_backend import HostBackend
+from radixkv.attention.native import NativeBackend
+from radixkv.attention.torch_cpu import TorchBackend
 
-TORCH_RULE = SharingRule(cost_tokens=SHARING_COST_TOKENS)
+TORCH_RULE = SharingRule(cost_tokens=TorchBackend.sharing_cost_tokens)
 
 
 def make_plan(chunks: list[Chunk], block_size: int = 16, sharing: SharingRule | None = None) -> AttentionPlan:
@@ -79,6 +81,14 @@ def test_a_tree_of_three_levels_becomes_nested_ranges() -> None:
     shared = list(zip(rows, ranges.key_start.tolist(), ranges.key_stop.tolist(), strict=True))[:3]
     assert sorted(shared) == [(2, 512, 1024), (2, 512, 1024), (4, 0, 512)]
     assert plan.order.tolist() == [0, 2, 1, 3]
+
+
+@pytest.mark.parametrize("backend", [NativeBackend, TorchBackend])
+def test_a_shared_prefix_is_read_once(backend: type[HostBackend]) -> None:
+    chunks = [Chunk(Table([*range(64), 100 + i]), 64 * 16, 1) for i in range(8)]
+    ranges = make_plan(chunks, sharing=SharingRule(cost_tokens=backend.sharing_cost_tokens)).ranges
+    assert (ranges.key_stop - ranges.key_start).sum() == 64 * 16 + 8 * 1
+    assert ranges.row_stop[0] - ranges.row_start[0] == 8
 
 
 def test_too_little_sharing_is_left_alone() -> None:

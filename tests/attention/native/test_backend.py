@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.attention_batches import Chunk, Table, check, check_cuts, make_batch, make_pool, query_batch
 from support.cpu_variants import each_variant, use
 
-from radixkv.attention import AttentionOptions, Planner, SharingRule
+from radixkv.attention import AttentionOptions
 from radixkv.attention.native import NativeAttention, NativeBackend, is_available
 from radixkv.attention.torch_cpu import TorchBackend
 from radixkv.cache import BlockCopy
@@ -64,14 +64,6 @@ def test_new_tokens_are_attended_to_as_they_are_stored() -> None:
     torch.manual_seed(1)
     pool = make_pool(LayerShape(2, 8, 8), 4, 16, fp8=False)
     check_cuts(NativeBackend(pool, 1, 64), pool)
-
-
-def test_a_shared_prefix_is_read_once() -> None:
-    chunks = [Chunk(Table([*range(64), 100 + i]), 64 * 16, 1) for i in range(8)]
-    ranges = (
-        Planner(8, 65, 16, SharingRule(cost_tokens=NativeBackend.sharing_cost_tokens)).plan(query_batch(chunks)).ranges
-    )
-    assert (ranges.key_stop - ranges.key_start).sum() == 64 * 16 + 8 * 1
 
 
 @each_variant

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.attention_batches import Chunk, Table, check, check_cuts, make_batch, make_pool, query_batch
 
-from radixkv.attention import AttentionOptions, Planner, SharingRule
+from radixkv.attention import AttentionOptions
 from radixkv.attention.torch_cpu import TorchBackend, cost_model
 from radixkv.memory import KVPool, LayerShape
 
@@ -75,14 +75,6 @@ def test_numbers_of_a_head_that_are_not_neighbours() -> None:
         )
         outputs.append(batch.attend(0, *new, AttentionOptions(0.3)))
     torch.testing.assert_close(*outputs)
-
-
-def test_a_shared_prefix_is_read_once() -> None:
-    chunks = [Chunk(Table([*range(64), 100 + i]), 64 * 16, 1) for i in range(8)]
-    rule = SharingRule(cost_tokens=cost_model.SHARING_COST_TOKENS)
-    ranges = Planner(8, 65, 16, rule).plan(query_batch(chunks)).ranges
-    assert (ranges.key_stop - ranges.key_start).sum() == 64 * 16 + 8 * 1
-    assert ranges.row_stop[0] - ranges.row_start[0] == 8
 
 
 def test_bfloat16_follows_float32() -> None:
