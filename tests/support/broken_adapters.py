@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from radixkv.cache import BlockTable
-from radixkv.testing import PrefixCacheAdapter
+from radixkv.testing import CacheAdapter, PrefixCacheAdapter, RuleViolation, find_violation
+
+
+def found_in(make_adapter: Callable[[int, int], CacheAdapter], **options: Any) -> RuleViolation:
+    """What the search finds in a broken cache."""
+    violation = find_violation(make_adapter, **options)
+    assert violation is not None
+    return violation
 
 
 class Broken(PrefixCacheAdapter):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support.broken_adapters import found_in
 
 from radixkv.cache import BlockTable
 from radixkv.testing import PrefixCacheAdapter, cache_machine, find_violation
@@ -70,8 +71,7 @@ def test_a_fork_may_take_blocks_and_be_refused() -> None:
     """There was no way to say that blocks are missing: to raise broke a rule, and so did the fork None."""
     assert find_violation(CopiesWhenForked, max_examples=300) is None
     cache_machine(CopiesWhenForked, max_examples=25).TestCase().runTest()
-    violation = find_violation(RefusesForksLate)
-    assert violation is not None
+    violation = found_in(RefusesForksLate)
     assert violation.rule in (1, 7)
     assert re.fullmatch(r"B forks from A at \d+ tokens: refused", violation.story[-1])
 
@@ -91,8 +91,7 @@ class BreaksOnce(PrefixCacheAdapter):
 def test_a_violation_that_cannot_be_repeated_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search ended with an error of min(): it had repeated the shrunk run for its violation, which did not come again."""
     monkeypatch.setattr(BreaksOnce, "has_failed", False)
-    violation = find_violation(BreaksOnce)
-    assert violation is not None
+    violation = found_in(BreaksOnce)
     assert violation.rule == 7
     assert "forks from" in violation.story[-1]
 
@@ -116,10 +115,7 @@ TestACacheOfTwoTenants = cache_machine(KnowsItsTenants, namespaces=("a", "b"), m
 def test_only_the_given_namespaces_are_searched() -> None:
     """Prompts that evict others were opened under the empty namespace, and the empty prompt was looked up."""
     assert find_violation(KnowsItsTenants, namespaces=["a", "b"], max_examples=200) is None
-    violation = find_violation(
-        lambda n, size: example.SimpleAdapter(n, size, example.LeaksOnAbort), namespaces=["b", "a"]
-    )
-    assert violation is not None
+    violation = found_in(lambda n, size: example.SimpleAdapter(n, size, example.LeaksOnAbort), namespaces=["b", "a"])
     assert "under 'b'" in violation.story[0]
 
 
@@ -133,8 +129,7 @@ def test_a_query_that_raises_breaks_a_rule(method: str) -> None:
     def fail(*_: object) -> None:
         raise KeyError(method)
 
-    violation = find_violation(type("Fails", (PrefixCacheAdapter,), {method: fail}), max_examples=50)
-    assert violation is not None
+    violation = found_in(type("Fails", (PrefixCacheAdapter,), {method: fail}), max_examples=50)
     assert (violation.rule, violation.problem) == (7, f"the cache raised KeyError({method!r})")
 
 
@@ -145,6 +140,5 @@ class RaisesLate(PrefixCacheAdapter):
 
 
 def test_a_generator_that_raises_breaks_a_rule() -> None:
-    violation = find_violation(RaisesLate, max_examples=50)
-    assert violation is not None
+    violation = found_in(RaisesLate, max_examples=50)
     assert (violation.rule, violation.problem) == (7, "the cache raised KeyError('cached')")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from support.broken_adapters import found_in
 
 import radixkv.testing
 from radixkv.cache import BlockTable, EvictableLeaf
@@ -93,8 +94,7 @@ class LeakingForks(ForksOnly):
 
 def test_an_allocator_without_a_prefix_cache_can_be_tested() -> None:
     assert find_violation(ForksOnly, max_examples=300) is None
-    violation = find_violation(LeakingForks, max_examples=300)
-    assert violation is not None
+    violation = found_in(LeakingForks, max_examples=300)
     assert violation.rule == 10
 
 
@@ -112,8 +112,7 @@ class BelievesItsHash(example.SimpleCache):
 
 
 def test_a_cache_that_believes_its_hash_is_found() -> None:
-    violation = find_violation(lambda n, size: example.SimpleAdapter(n, size, BelievesItsHash))
-    assert violation is not None
+    violation = found_in(lambda n, size: example.SimpleAdapter(n, size, BelievesItsHash))
     assert violation.rule in (3, 4)
 
 
@@ -165,14 +164,12 @@ class Undecided(Newest):
 
 
 def test_a_policy_that_has_no_next_leaf_is_told_so() -> None:
-    violation = find_violation(lambda n, size: PrefixCacheAdapter(n, size, Undecided()))
-    assert violation is not None
+    violation = found_in(lambda n, size: PrefixCacheAdapter(n, size, Undecided()))
     assert "next_leaf: expected a leaf that was added, got None" in violation.problem
 
 
 def test_a_policy_that_loses_leaves_is_found() -> None:
-    violation = find_violation(lambda n, size: PrefixCacheAdapter(n, size, Forgetful()))
-    assert violation is not None
+    violation = found_in(lambda n, size: PrefixCacheAdapter(n, size, Forgetful()))
     assert violation.rule == 1
     assert len(violation.story) <= 5
     with pytest.raises(AssertionError):
@@ -225,7 +222,7 @@ def test_workloads_that_read_like_traffic_keep_the_rules(steps: list[Step], shap
 
 
 @given(strategies.prompt_families())
-def test_prompts_of_a_family_begin_alike(family: list[list[int]]) -> None:
+def test_no_prompt_of_a_family_is_empty(family: list[list[int]]) -> None:
     assert all(family)
 
 

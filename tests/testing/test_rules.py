@@ -20,9 +20,10 @@ from support.broken_adapters import (
     RefusesForNothing,
     ReusesEverything,
     SharesAcrossNamespaces,
+    found_in,
 )
 
-from radixkv.testing import CacheAdapter, CheckedCache, LiveSequence, PrefixCacheAdapter, RuleViolation, find_violation
+from radixkv.testing import CacheAdapter, CheckedCache, LiveSequence, PrefixCacheAdapter, RuleViolation
 
 
 def drive(cache: CheckedCache) -> None:
@@ -100,8 +101,7 @@ def test_the_search_looks_prompts_up_and_asks_the_cache_s_own_check(
     kind: Callable[[int, int], CacheAdapter], problem: str
 ) -> None:
     """It never called match; and any error but an AssertionError from a check ended the search without a story."""
-    violation = find_violation(kind, max_examples=300)
-    assert violation is not None
+    violation = found_in(kind, max_examples=300)
     assert re.fullmatch(problem, violation.problem)
     assert violation.story
 

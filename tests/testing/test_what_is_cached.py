@@ -7,8 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from support.broken_adapters import found_in
+
 from radixkv.cache import BlockTable
-from radixkv.testing import PrefixCacheAdapter, find_violation
+from radixkv.testing import PrefixCacheAdapter
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import test_an_allocator as example
@@ -26,8 +28,7 @@ class EvictsParentsFirst(example.SimpleCache):
 
 def test_a_cached_block_without_the_one_before_it_is_found() -> None:
     """Only prompts that are known were looked up, and no prompt finds what lies behind an evicted block."""
-    violation = find_violation(lambda n, size: example.SimpleAdapter(n, size, EvictsParentsFirst))
-    assert violation is not None
+    violation = found_in(lambda n, size: example.SimpleAdapter(n, size, EvictsParentsFirst))
     assert violation.rule == 4
     assert re.fullmatch(r"block \d is cached, and the block before it is not", violation.problem)
     assert len(violation.story) <= 6
@@ -41,8 +42,7 @@ class CachesAborted(PrefixCacheAdapter):
 
 
 def test_a_cache_that_keeps_what_was_aborted_is_found() -> None:
-    violation = find_violation(CachesAborted)
-    assert violation is not None
+    violation = found_in(CachesAborted)
     assert violation.rule == 4
     assert violation.problem == "A was aborted, and 1 of its tokens are known, where 0 were before"
     assert violation.story[-1] == "A is aborted"
@@ -80,8 +80,7 @@ class ClearsOnlyWhenIdle(PrefixCacheAdapter):
 
 def test_a_cache_that_keeps_what_was_cleared_is_found() -> None:
     """Only at the end, when no sequence lived, was everything to be free."""
-    violation = find_violation(ClearsOnlyWhenIdle)
-    assert violation is not None
+    violation = found_in(ClearsOnlyWhenIdle)
     assert violation.rule == 4
     assert re.fullmatch(r"blocks [\d ]+ are still cached", violation.problem)
     assert violation.story[-1] == "what is known is cleared"
