@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,10 +14,20 @@ from support.sentencepiece_tokenizer import sentencepiece_tokenizer
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
-from radixkv.sampling.detokenizer import IncrementalDetokenizer
+from radixkv.sampling.detokenizer import IncrementalDetokenizer, answer_text
 from radixkv.server.token_text import TokenTexts
 
 TEXTS = ["Hello, world! ", "naïve café ", "日本語のテキスト", "👩‍👩‍👧 family 🎉", "  two spaces\n\ttab", "Привет, мир"]
+
+
+def stream(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int]) -> list[str]:
+    """What each token adds to the streamed text, and last what is left at the end."""
+    pieces = []
+    for token_id in token_ids:
+        detokenizer.append([token_id])
+        pieces.append(detokenizer.delta())
+    detokenizer.finish()
+    return [*pieces, detokenizer.delta()]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -25,13 +36,8 @@ def test_deltas_add_up_to_the_full_text(default_tokenizer: Any, parts: list[str]
     ids = default_tokenizer("".join(parts), add_special_tokens=False)["input_ids"]
     ids = ids[: len(ids) - cut]  # may end inside a character
     detokenizer = IncrementalDetokenizer(default_tokenizer)
-    pieces = []
-    for token_id in ids:
-        assert detokenizer.append([token_id]) is None
-        pieces.append(detokenizer.delta())
-        assert "\N{REPLACEMENT CHARACTER}" not in pieces[-1]
-    detokenizer.finish()
-    pieces.append(detokenizer.delta())
+    pieces = stream(detokenizer, ids)
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces[:-1])
     assert "".join(pieces) == detokenizer.text == default_tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
@@ -76,12 +82,7 @@ def test_any_tokens_at_all_give_the_text_of_them_all(
     for stop in ([], ["\0"]):
         for skip in (True, False):
             detokenizer = IncrementalDetokenizer(default_tokenizer, skip_special_tokens=skip, stop=stop)
-            pieces = ""
-            for token_id in ids:
-                detokenizer.append([token_id])
-                pieces += detokenizer.delta()
-            detokenizer.finish()
-            assert pieces + detokenizer.delta() == default_tokenizer.decode(ids, skip_special_tokens=skip)
+            assert "".join(stream(detokenizer, ids)) == default_tokenizer.decode(ids, skip_special_tokens=skip)
 
 
 class CountingTokenizer:
@@ -108,9 +109,7 @@ def test_work_grows_with_the_tokens_and_no_faster(default_tokenizer: Any, text: 
     token_id = {"half a character": half, "special tokens": default_tokenizer.eos_token_id, "words": 300}[text]
     tokenizer = CountingTokenizer(default_tokenizer)
     detokenizer = IncrementalDetokenizer(tokenizer, stop=stop)
-    for _ in range(500):
-        detokenizer.append([token_id])
-        detokenizer.delta()
+    stream(detokenizer, [token_id] * 500)
     assert tokenizer.num_decoded < 500 * 40
 
 
@@ -193,15 +192,12 @@ def read_in_every_way(tokenizer: Any, ids: list[int]) -> set[str]:
     """At once, as a stream, and with every token checked for a stop string."""
     texts = set()
     for stop in ([], ["\0"]):
-        for streams in (False, True):
-            detokenizer = IncrementalDetokenizer(tokenizer, [tokenizer.convert_tokens_to_ids("▁the")], stop=stop)
-            text = ""
-            for token_id in ids:
-                detokenizer.append([token_id])
-                text += detokenizer.delta() if streams else ""
-            detokenizer.finish()
-            assert text + detokenizer.delta() == detokenizer.text
-            texts.add(detokenizer.text)
+        streamed = IncrementalDetokenizer(tokenizer, [tokenizer.convert_tokens_to_ids("▁the")], stop=stop)
+        at_once = streamed.fork()
+        assert "".join(stream(streamed, ids)) == streamed.text
+        at_once.append(ids)
+        at_once.finish()
+        texts |= {streamed.text, at_once.text, at_once.delta()}
     return texts
 
 
@@ -232,12 +228,7 @@ def test_an_answer_starts_with_the_space_that_separates_it_from_its_prompt() -> 
     tokenizer = sentencepiece_style()
     for prompt, answer, text in [([1, 2, 3], [4, 5], " blueish"), ([1, 2, 3, 4], [5], "ish"), ([], [4, 5], "blueish")]:
         detokenizer = IncrementalDetokenizer(tokenizer, prompt)
-        pieces = ""
-        for token_id in answer:
-            detokenizer.append([token_id])
-            pieces += detokenizer.delta()
-        detokenizer.finish()
-        assert pieces + detokenizer.delta() == detokenizer.text == text
+        assert "".join(stream(detokenizer, answer)) == detokenizer.text == text
 
 
 @pytest.mark.parametrize("prompt", ["Hello", "Hello é", "Hello 漢字", "Hello é漢", "Hello 🎉🎉", "🎉"])
@@ -246,28 +237,19 @@ def test_an_answer_has_its_leading_space_whatever_characters_its_prompt_ends_wit
     tokenizer = sentencepiece_tokenizer()
     prompt_ids = tokenizer(prompt)["input_ids"]
     answer_ids = tokenizer("world é", add_special_tokens=False)["input_ids"]
-    detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids)
-    detokenizer.append(answer_ids)
-    detokenizer.finish()
-    assert detokenizer.text == " world é"
+    assert answer_text(tokenizer, prompt_ids, answer_ids) == " world é"
 
 
 def test_an_answer_to_an_incomplete_character_has_all_its_own_bytes(default_tokenizer: Any) -> None:
     ids = default_tokenizer("ab\N{GRINNING FACE}cd", add_special_tokens=False)["input_ids"]
     cut = next(i for i in range(len(ids)) if default_tokenizer.decode(ids[:i]).endswith("\N{REPLACEMENT CHARACTER}"))
-    detokenizer = IncrementalDetokenizer(default_tokenizer, ids[:cut])
-    detokenizer.append(ids[cut:])
-    detokenizer.finish()
-    assert detokenizer.text == default_tokenizer.decode(ids[cut:], clean_up_tokenization_spaces=False)
+    expected = default_tokenizer.decode(ids[cut:], clean_up_tokenization_spaces=False)
+    assert answer_text(default_tokenizer, ids[:cut], ids[cut:]) == expected
 
 
 def test_special_tokens_are_left_out_unless_asked_for(default_tokenizer: Any) -> None:
     ids = default_tokenizer("Hi<|im_end|>", add_special_tokens=False)["input_ids"]
-    texts = []
-    for skip in (True, False):
-        detokenizer = IncrementalDetokenizer(default_tokenizer, skip_special_tokens=skip)
-        detokenizer.append(ids)
-        texts.append(detokenizer.text)
+    texts = [answer_text(default_tokenizer, [], ids, skip_special_tokens=skip) for skip in (True, False)]
     assert texts == ["Hi", "Hi<|im_end|>"]
 
 
