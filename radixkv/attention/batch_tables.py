@@ -97,11 +97,7 @@ class BatchTables:
         return new_blocks
 
     def extend(self, num_blocks: Ints) -> NewBlocks:
-        """Append the blocks by which the last batch's tables have grown.
-
-        Raises:
-            ValueError: as `update`.
-        """
+        """Append the blocks by which the last batch's tables have grown; refuses what `update` does."""
         self._check_capacity(len(self._batch), num_blocks)
         indices = self._batch_indices
         known = self._num_blocks[indices]

@@ -1,4 +1,4 @@
-"""Checks of arguments that several calls have in common."""
+"""Checks of arguments that several calls have in common. A refusal is an InvalidArgumentError that names the argument."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ def is_whole(value: Any) -> bool:
 
 
 def check_count(name: str, value: int, least: int) -> int:
-    """``value``, a whole number of Python's or numpy's of at least ``least``, as a Python int.
-
-    Raises:
-        InvalidArgumentError: it is not such a number; the message names the argument.
-    """
+    """``value``, a whole number of Python's or numpy's of at least ``least``, as a Python int; others are refused."""
     # The exact type first: this runs for every block that is allocated.
     if not (type(value) is int or is_whole(value)) or value < least:
         raise InvalidArgumentError(f"{name}: expected a whole number of at least {least}, got {value!r}")
@@ -33,41 +29,25 @@ def check_count(name: str, value: int, least: int) -> int:
 
 
 def check_seconds(name: str, value: float) -> None:
-    """Refuse what is not a number of seconds.
-
-    Raises:
-        InvalidArgumentError: naming the argument.
-    """
+    """Refuse what is not a number of seconds."""
     if not (is_number(value) and value >= 0):
         raise InvalidArgumentError(f"{name}: expected a number of seconds of at least 0, got {value!r:.80}")
 
 
 def check_clock(clock: Callable[[], float]) -> None:
-    """Refuse a clock that cannot be called.
-
-    Raises:
-        InvalidArgumentError: naming the argument.
-    """
+    """Refuse a clock that cannot be called."""
     if not callable(clock):
         raise InvalidArgumentError(f"clock: expected a function that returns seconds, got {clock!r:.80}")
 
 
 def check_path(name: str, path: Path) -> None:
-    """Refuse what is not a `Path`.
-
-    Raises:
-        TypeError: naming the argument.
-    """
+    """Refuse what is not a `Path`, by a TypeError."""
     if not isinstance(path, Path):
         raise TypeError(f"{name}: expected a Path, got {path!r:.80}")
 
 
 def check_namespace(namespace: str) -> None:
-    """Refuse what is not a string of Unicode text: block hashes take its UTF-8.
-
-    Raises:
-        InvalidArgumentError: naming the argument.
-    """
+    """Refuse what is not a string of Unicode text: block hashes take its UTF-8."""
     if not isinstance(namespace, str):
         raise InvalidArgumentError(f"namespace: expected a string, got {namespace!r}")
     check_unicode("namespace", namespace)
@@ -79,11 +59,7 @@ def is_unicode(text: str) -> bool:
 
 
 def check_unicode(name: str, text: str) -> None:
-    """Refuse a lone surrogate, which JSON and process arguments can hold, and UTF-8 cannot.
-
-    Raises:
-        InvalidArgumentError: naming the argument.
-    """
+    """Refuse a lone surrogate, which JSON and process arguments can hold, and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -93,11 +69,7 @@ def check_unicode(name: str, text: str) -> None:
 
 
 def check_retention(priority: int, owner: str) -> None:
-    """Refuse a retention priority that is not a whole number, and an owner that is not a string.
-
-    Raises:
-        InvalidArgumentError: naming the argument.
-    """
+    """Refuse a retention priority that is not a whole number, and an owner that is not a string."""
     if not is_whole(priority):
         raise InvalidArgumentError(f"priority: expected a whole number, got {priority!r}")
     if not isinstance(owner, str):

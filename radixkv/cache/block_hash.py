@@ -24,11 +24,7 @@ def next_hash(before: int, block: bytes) -> int:
 
 
 def next_hashes(before: int, blocks: bytes, block_bytes: int) -> list[int]:
-    """`next_hash` of one block after another; the last may be partly filled.
-
-    Args:
-        block_bytes: of a whole block's encoded tokens.
-    """
+    """`next_hash` of one block of ``block_bytes`` after another; the last may be partly filled."""
     hashes, digest = [], xxhash.xxh3_64_intdigest
     for offset in range(0, len(blocks), block_bytes):
         before = digest(blocks[offset : offset + block_bytes], before)

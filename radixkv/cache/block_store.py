@@ -53,11 +53,7 @@ class BlockStore:
         return self.tree.num_evictable_blocks
 
     def require(self, count: int) -> None:
-        """Check that ``count`` blocks are available; allocates none.
-
-        Raises:
-            OutOfBlocks: they are not.
-        """
+        """Raise OutOfBlocks unless ``count`` blocks are available; allocates none."""
         if count > self.num_available:
             raise OutOfBlocks(count, self.pool.num_free, self.tree.num_evictable_blocks)
 

@@ -137,11 +137,7 @@ class BlockTable:
         self.num_unaccounted_tokens = self.num_prompt_tokens - num_tokens
 
     def reserve(self, num_tokens: int) -> None:
-        """Make the positions below ``num_tokens`` writable: `PrefixCache.reserve`.
-
-        Raises:
-            OutOfBlocks: not enough blocks are available; nothing is changed.
-        """
+        """Make the positions below ``num_tokens`` writable: `PrefixCache.reserve`."""
         num_new = max(0, -(-num_tokens // self._store.block_size) - self.num_blocks)
         copies_tail = self._shares_tail()
         self._store.require(num_new + copies_tail)
@@ -149,11 +145,7 @@ class BlockTable:
 
     @staticmethod
     def reserve_all(store: BlockStore, requests: Sequence[tuple[BlockTable, int]]) -> None:
-        """`reserve` for several distinct tables of one store, all or none.
-
-        Raises:
-            OutOfBlocks: not enough blocks are available for all; nothing is changed.
-        """
+        """`reserve` for several distinct tables of one store: `PrefixCache.reserve_many`."""
         size = store.block_size
         needed = sum(max(0, -(-total // size) - table.num_blocks) for table, total in requests)
         sharers = Counter(int(table._ids[table.num_tokens // size]) for table, _ in requests if table._shares_tail())
@@ -175,11 +167,7 @@ class BlockTable:
         self.version += 1
 
     def append(self, tokens: bytes) -> None:
-        """Count encoded tokens as written, and publish the blocks that they fill: `PrefixCache.append`.
-
-        Raises:
-            InvalidArgumentError: they are more than were reserved.
-        """
+        """Count encoded tokens as written, and publish the blocks that they fill: `PrefixCache.append`."""
         store, count = self._store, len(tokens) // TOKEN_BYTES
         num_tokens = self.num_tokens + count
         if num_tokens > self.num_writable and count:

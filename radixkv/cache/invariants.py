@@ -19,11 +19,7 @@ from radixkv.cache.tokens import TOKEN_BYTES
 
 
 def check_cache(store: BlockStore, tables: Collection[BlockTable]) -> None:
-    """Verify everything, given a cache's blocks and its live tables.
-
-    Raises:
-        InvariantViolation: naming the first rule that does not hold.
-    """
+    """Raise InvariantViolation, naming the first rule that a cache's blocks and its live tables do not keep."""
     tree, stats = store.tree, store.stats
     store.pool.check()
     nodes = list(tree.nodes())

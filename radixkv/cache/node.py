@@ -23,12 +23,9 @@ class Node:
         lock_count: tables and pins that end in this node or below it. Each is an owner of all of the node's blocks,
             besides the tree; a locked node cannot be evicted.
         num_pins: how many of these are pins.
-        last_use: the cache's clock, in seconds, when a sequence or load last began or ended here or below, or a pin began.
-        uses: how many sequences, pins and loads from elsewhere began with it, the one that computed it included.
+        last_use, uses, priority, group: see `EvictableLeaf`.
         depth: blocks of the prefix before it.
         block_bytes: size of a whole block's encoded tokens.
-        priority: the highest retention priority that a sequence which used it was opened with.
-        group: the eviction policy's own note.
         owner: who computed it: see `owner_limits`.
         hashes: of its first blocks (see `block_hash`), as many as `block_hashes` has computed.
 

@@ -88,11 +88,7 @@ class Observers:
 
 
 def check_observer(name: str, observer: TreeObserver) -> None:
-    """Refuse what is no `TreeObserver`.
-
-    Raises:
-        InvalidArgumentError: naming the argument.
-    """
+    """Raise InvalidArgumentError, naming the argument, unless this is a `TreeObserver`."""
     if not isinstance(observer, TreeObserver):
         raise InvalidArgumentError(f"{name}: expected a TreeObserver, got {observer!r:.80}")
 

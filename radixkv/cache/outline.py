@@ -21,7 +21,7 @@ class NodeOutline:
         beginning: its first tokens, encoded.
         num_tokens, num_blocks: of its edge.
         lock_count: live sequences and pins that end here or below.
-        last_use: the cache's clock, in seconds, when a sequence or load last began or ended here or below, or a pin began.
+        last_use: see `EvictableLeaf`.
         num_hidden: children that are not among ``children``.
     """
 

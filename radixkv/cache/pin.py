@@ -60,11 +60,7 @@ class Pins:
         return iter(self._pins)
 
     def add(self, match: Match, namespace: str, ttl: float | None) -> Pin:
-        """Pin what was matched.
-
-        Raises:
-            PinQuotaExceeded: more than ``max_blocks`` would be pinned; nothing is.
-        """
+        """Pin what was matched; refuses it as `require` does."""
         self.require(match)
         expires_at = None if ttl is None else self._now() + ttl
         pin = Pin(namespace, match.num_whole_tokens, expires_at)
@@ -78,11 +74,7 @@ class Pins:
         return pin
 
     def require(self, match: Match | None, num_more_blocks: int = 0) -> None:
-        """Check that what was matched, and so many blocks that are to continue it, may be pinned; pins nothing.
-
-        Raises:
-            PinQuotaExceeded: more than ``max_blocks`` would be pinned.
-        """
+        """Raise PinQuotaExceeded unless what was matched, and so many blocks that are to continue it, may be pinned."""
         self.release_expired()
         needed = num_more_blocks + self._num_blocks_with(match)
         if needed > self.max_blocks:

@@ -17,8 +17,7 @@ class NodeSnapshot:
 
     Attributes:
         lock_count: live sequences and pins that end here or below.
-        last_use: the cache's clock, in seconds, when a sequence or load last began or ended here or below, or a pin began.
-        uses: how many sequences, pins and loads from elsewhere began with it, the one that computed it included.
+        last_use, uses: see `EvictableLeaf`.
     """
 
     tokens: NDArray[np.int32]

@@ -54,11 +54,7 @@ def _is_id(token: Any) -> bool:
 
 
 def encode_prompt(tokens: TokenIds) -> bytes:
-    """`encode` of at least one token.
-
-    Raises:
-        InvalidArgumentError: there is none, or `encode` refuses them.
-    """
+    """`encode` of at least one token: none are refused, too."""
     prompt = encode(tokens)
     if not prompt:
         raise InvalidArgumentError("tokens: expected at least one, got none")

@@ -67,9 +67,6 @@ class BlockRows(PoolRows):
 
         For the thread that computes: on a CPU, its computing threads copy.
 
-        Args:
-            block_ids: int32 ``[blocks]``.
-
         Raises:
             MemoryError, RuntimeError: numpy and torch have no memory for them.
         """
@@ -121,11 +118,7 @@ class BlockRows(PoolRows):
             row[start + (stop - start) // self._block_size * num_tokens : stop] = 0
 
     def prepare(self, block_ids: NDArray[np.int32]) -> None:
-        """Prepare the memory of blocks that `write` will be given, without changing them. Any thread may call.
-
-        Args:
-            block_ids: int32 ``[blocks]``.
-        """
+        """Prepare the memory of blocks that `write` will be given, without changing them. Any thread may call."""
         if self._device.type == "cuda":
             return
         for _, blocks in _runs(np.sort(block_ids[~self._prepared[block_ids]])):
@@ -140,8 +133,6 @@ class BlockRows(PoolRows):
         """Overwrite blocks that nothing else uses; returns when their bytes are in place. Any thread may call.
 
         Args:
-            block_ids: int32 ``[blocks]``, each once.
-            data: uint8 ``[blocks, nbytes]``.
             fence: from `fence`: what was launched before it may still use the blocks; on a GPU they are written after that,
                 on a separate stream, so that nothing else waits for them.
         """

@@ -84,11 +84,7 @@ def as_template_message(message: Message) -> Message:
 
 
 def _texts(content: Any) -> list[str]:
-    """The texts of a content, or of a refusal.
-
-    Raises:
-        ValueError: a part of it is not text.
-    """
+    """The texts of a content, or of a refusal; raises a ValueError if a part of it is not text."""
     if content is None or isinstance(content, str):
         return [] if content is None else [content]
     texts = [_text(part) for part in content] if isinstance(content, Sequence) else [None]
@@ -207,11 +203,7 @@ def _check_continuation(last: Message, add_generation_prompt: bool) -> None:
 
 
 def _template_variables(tokenizer: Any, variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Variables for a template, checked not to be arguments of the function that renders it.
-
-    Raises:
-        TypeError, ValueError: they are not a dictionary, or one has the name of such an argument.
-    """
+    """Variables for a template, none of which may have the name of an argument of the function that renders it."""
     if not isinstance(variables, Mapping | None):
         raise TypeError(f"chat_template_kwargs: expected a dictionary, got {variables!r:.80}")
     arguments = inspect.signature(tokenizer.apply_chat_template).parameters

@@ -42,10 +42,7 @@ def token_decoder(tokenizer: Any) -> Callable[[int], str | None]:
 def decode_tokens(tokenizer: Any, token_ids: Sequence[int], **options: bool) -> str:
     """Their text, where a token that a tokenizer lacks has none: a model's vocabulary may be larger than its tokenizer's.
 
-    Those that are written in Python would raise, or make a text of it.
-
-    Args:
-        token_ids: of the model's vocabulary.
+    Tokenizers that are written in Python would raise, or make a text of it.
     """
     known = _tokens_in_python(tokenizer)
     if known is not None:
@@ -62,12 +59,9 @@ def _tokens_in_python(tokenizer: Any) -> frozenset[int] | None:
 
 
 def decode_token(tokenizer: Any, token_id: int) -> str:
-    """The text of a single token as it appears within a text.
+    """The text of a single token, special ones included, as it appears within a text.
 
     SentencePiece-style tokenizers drop the leading space of a text, and so that of a token which is decoded alone.
-
-    Args:
-        token_id: special tokens have a text, too.
     """
     alone = decode_tokens(tokenizer, [token_id])
     if is_byte_level(tokenizer):
@@ -107,11 +101,7 @@ def _byte_tokens(tokenizer: Any) -> Mapping[int, int]:
 def answer_text(
     tokenizer: Any, prompt_token_ids: Sequence[int], token_ids: Sequence[int], *, skip_special_tokens: bool = True
 ) -> str:
-    """The text of a whole answer.
-
-    Args:
-        prompt_token_ids: the tokens before the answer; only the last few are decoded.
-    """
+    """The text of a whole answer to a prompt, of which only the last few tokens are decoded."""
     detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens)
     detokenizer.append(token_ids)
     detokenizer.finish()

@@ -45,12 +45,7 @@ class LogitChanges:
         self._disallowed: torch.Tensor | None = None
 
     def apply(self, logits: torch.Tensor, output_token_ids: Sequence[int], constrained: bool) -> None:
-        """Change one row, in place.
-
-        Args:
-            logits: float32 ``[vocabulary]``.
-            constrained: whether a grammar has masked some of them.
-        """
+        """Change a row of float32 logits in place; ``constrained`` says whether a grammar has masked some of them."""
         self._apply_fixed(logits)
         self._mask(logits, output_token_ids, constrained)
 

@@ -44,12 +44,7 @@ class TokenCounts:
         return self._ids[:size], self._counts[:size]
 
     def rewind(self, output_token_ids: Sequence[int], num_tokens: int) -> None:
-        """Forget the tokens that were counted beyond the first ``num_tokens``: drafts.
-
-        Args:
-            output_token_ids: what was counted last.
-            num_tokens: how many of them stay.
-        """
+        """Forget the drafts that were counted last: ``output_token_ids`` beyond the first ``num_tokens``."""
         for token_id in output_token_ids[num_tokens : self._num_counted][::-1]:
             position = self._positions[token_id]
             self._counts[position] -= 1
@@ -66,21 +61,12 @@ class Penalties:
         self._rows: list[tuple[int, NDArray[np.int64], NDArray[np.float32], tuple[float, float, float]]] = []
 
     def add(self, row: int, params: SamplingParams, ids: NDArray[np.int64], counts: NDArray[np.float32]) -> None:
-        """Penalize one row, which has none yet.
-
-        Args:
-            ids: the tokens, each once.
-            counts: how often each was generated; may change afterwards.
-        """
+        """Penalize a row, which has none yet, for tokens that were generated so often. The counts may change afterwards."""
         strengths = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         self._rows.append((row, ids, counts.copy(), strengths))
 
     def apply(self, logits: torch.Tensor) -> None:
-        """Change the rows, in place.
-
-        Args:
-            logits: contiguous, float32 ``[rows, vocabulary]``.
-        """
+        """Change the rows of ``logits``, contiguous float32 ``[rows, vocabulary]``, in place."""
         if not any(len(ids) for _, ids, _, _ in self._rows):
             return
         rows, ids, counts, strengths = zip(*self._rows, strict=True)

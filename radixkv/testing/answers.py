@@ -15,14 +15,7 @@ Result = TypeVar("Result")
 
 
 def check_maker(name: str, make: Any, arguments: str) -> None:
-    """Refuse a maker that cannot make the object under test.
-
-    Args:
-        arguments: that it is called with, in parentheses.
-
-    Raises:
-        TypeError: it cannot be called, or is an abstract class.
-    """
+    """Raise a TypeError unless ``make`` can be called, with these ``arguments`` in parentheses, and is no abstract class."""
     if not callable(make):
         raise TypeError(f"{name}: expected a class, or a function of {arguments}, got {make!r:.80}")
     if inspect.isabstract(make):
@@ -31,12 +24,7 @@ def check_maker(name: str, make: Any, arguments: str) -> None:
 
 
 def check_namespaces(namespaces: Sequence[str]) -> None:
-    """Refuse what names no namespace.
-
-    Raises:
-        TypeError: they are not a sequence of strings.
-        ValueError: there are none.
-    """
+    """Raise a TypeError unless these are strings, and a ValueError if there are none."""
     if isinstance(namespaces, str) or not isinstance(namespaces, Sequence):
         raise TypeError(f"namespaces: expected a list of strings, got {namespaces!r:.80}")
     for name in namespaces:

@@ -8,11 +8,7 @@ from radixkv_kernels.checks import MAX_HEAD_DIM
 
 
 def check_heads(num_query_heads: int, layer: LayerShape) -> None:
-    """Refuse heads that are too large, or too many in a group.
-
-    Raises:
-        ValueError: says what the kernels take, and what was given.
-    """
+    """Raise a ValueError for heads that are too large, or too many in a group."""
     head_dim, group = max(layer.key_dim, layer.value_dim), num_query_heads // layer.num_kv_heads
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(
