@@ -27,6 +27,15 @@ from radixkv.tiers.writer import BlockWriter
 LAYERS = [LayerShape(2, 8, 4), LayerShape(1, 3, 5)]
 
 
+def filled_pool(layers: list[LayerShape], dtype: torch.dtype) -> tuple[KVPool, list[torch.Tensor]]:
+    """Twelve blocks of random bytes, and their tensors as bytes."""
+    pool = KVPool(layers, 12, 1 if len(layers) == 1 else 4, dtype)
+    tensors = [tensor.view(torch.uint8) for tensor in (*pool.keys, *pool.values)]
+    for seed, tensor in enumerate(tensors):
+        tensor.copy_(torch.from_numpy(np.random.default_rng(seed).integers(0, 256, tensor.shape, dtype=np.uint8)))
+    return pool, tensors
+
+
 @pytest.mark.parametrize(
     ("layers", "dtype"),
     [(LAYERS, torch.float32), (LAYERS, torch.float8_e4m3fn), ([LayerShape(1, 3, 5)], torch.float8_e4m3fn)],
@@ -41,10 +50,7 @@ def test_blocks_come_back_as_they_were_wherever_they_are_put(
 ) -> None:
     if not compiled:
         monkeypatch.setattr(block_rows, "library", lambda: None)
-    pool = KVPool(layers, 12, 1 if len(layers) == 1 else 4, dtype)
-    tensors = [tensor.view(torch.uint8) for tensor in (*pool.keys, *pool.values)]
-    for seed, tensor in enumerate(tensors):
-        tensor.copy_(torch.from_numpy(np.random.default_rng(seed).integers(0, 256, tensor.shape, dtype=np.uint8)))
+    pool, tensors = filled_pool(layers, dtype)
     before = [tensor.clone() for tensor in tensors]
     rows = BlockRows(pool)
     block_ids = np.array(ids, dtype=np.int32)
@@ -68,10 +74,7 @@ def test_what_a_gpu_reads_and_writes_is_what_a_cpu_does(
     heads: list[LayerShape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As far as torch behaves alike on both."""
-    pool = KVPool(heads, 12, 1 if len(heads) == 1 else 4, torch.float8_e4m3fn)
-    tensors = [tensor.view(torch.uint8) for tensor in (*pool.keys, *pool.values)]
-    for seed, tensor in enumerate(tensors):
-        tensor.copy_(torch.from_numpy(np.random.default_rng(seed).integers(0, 256, tensor.shape, dtype=np.uint8)))
+    pool, _ = filled_pool(heads, torch.float8_e4m3fn)
     block_ids, elsewhere = np.array([9, 2, 7], dtype=np.int32), np.array([1, 0, 11], dtype=np.int32)
     rows, expected = BlockRows(pool), BlockRows(pool).read(block_ids)
     rows._device = torch.device("cuda")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.poisoned_pool import poison
 
@@ -185,6 +186,43 @@ def check(
         )
         got = output[0, plan.row_starts[position] : plan.row_starts[position + 1]].double()
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A random batch, and the options of a layer that attends over it."""
+
+    seed: int
+    block_size: int
+    num_sequences: int
+    max_tokens: int
+    shape: LayerShape
+    group: int
+    softcap: float | None
+    window: int | None
+    with_sinks: bool
+
+    def batch(self, fp8: bool = False) -> Batch:
+        torch.manual_seed(self.seed)
+        rng = random.Random(self.seed)
+        return make_batch(rng, self.shape, self.block_size, self.num_sequences, self.max_tokens, fp8)
+
+    def check(self, batch: Batch, backend: AttentionBackend) -> None:
+        check(batch, backend, self.group, self.softcap, self.window, self.with_sinks)
+
+
+cases = st.builds(
+    Case,
+    seed=st.integers(0, 2**32 - 1),
+    block_size=st.sampled_from([1, 3, 16]),
+    num_sequences=st.integers(1, 7),
+    max_tokens=st.sampled_from([3, 20, 70]),
+    shape=st.builds(LayerShape, st.sampled_from([1, 2]), st.just(8), st.sampled_from([8, 12])),
+    group=st.sampled_from([1, 3]),
+    softcap=st.sampled_from([None, 2.0]),
+    window=st.sampled_from([None, 1, 7, 40]),
+    with_sinks=st.booleans(),
+)
 
 
 def check_cuts(backend: AttentionBackend, pool: KVPool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.attention_batches import Chunk, Table, check, check_cuts, make_batch, make_pool, query_batch
+from support.attention_batches import Case, Chunk, Table, cases, check_cuts, make_pool, query_batch
 from support.cpu_variants import each_variant, use
 
 from radixkv.attention import AttentionOptions
@@ -25,39 +24,13 @@ pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the com
 
 @each_variant
 @settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    block_size=st.sampled_from([1, 3, 16]),
-    num_sequences=st.integers(1, 7),
-    max_tokens=st.sampled_from([3, 20, 70]),
-    kv_heads=st.sampled_from([1, 2]),
-    group=st.sampled_from([1, 3]),
-    value_dim=st.sampled_from([8, 12]),
-    softcap=st.sampled_from([None, 2.0]),
-    window=st.sampled_from([None, 1, 7, 40]),
-    with_sinks=st.booleans(),
-    share_from=st.sampled_from([1, 40]),
-)
-def test_every_row_attends_to_exactly_its_own_tokens(
-    variant: str,
-    seed: int,
-    block_size: int,
-    num_sequences: int,
-    max_tokens: int,
-    kv_heads: int,
-    group: int,
-    value_dim: int,
-    softcap: float | None,
-    window: int | None,
-    with_sinks: bool,
-    share_from: int,
-) -> None:
-    torch.manual_seed(seed)
-    batch = make_batch(random.Random(seed), LayerShape(kv_heads, 8, value_dim), block_size, num_sequences, max_tokens)
+@given(case=cases, share_from=st.sampled_from([1, 40]))
+def test_every_row_attends_to_exactly_its_own_tokens(variant: str, case: Case, share_from: int) -> None:
+    batch = case.batch()
     with use(variant), pytest.MonkeyPatch.context() as patch:
         # A small threshold, so that small batches take the path that large ones do.
         patch.setattr(NativeBackend, "sharing_cost_tokens", share_from)
-        check(batch, NativeBackend(batch.pool, 8, 2000), group, softcap, window, with_sinks)
+        case.check(batch, NativeBackend(batch.pool, 8, 2000))
 
 
 def test_new_tokens_are_attended_to_as_they_are_stored() -> None:

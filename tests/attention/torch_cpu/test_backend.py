@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.attention_batches import Chunk, Table, check, check_cuts, make_batch, make_pool, query_batch
+from support.attention_batches import Case, Chunk, Table, cases, check_cuts, make_pool, query_batch
 
 from radixkv.attention import AttentionOptions
 from radixkv.attention.torch_cpu import TorchBackend, cost_model
@@ -16,44 +14,14 @@ from radixkv.memory import KVPool, LayerShape
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    block_size=st.sampled_from([1, 3, 16]),
-    num_sequences=st.integers(1, 7),
-    max_tokens=st.sampled_from([3, 20, 70]),
-    kv_heads=st.sampled_from([1, 2]),
-    group=st.sampled_from([1, 3]),
-    value_dim=st.sampled_from([8, 12]),
-    softcap=st.sampled_from([None, 2.0]),
-    window=st.sampled_from([None, 1, 7, 40]),
-    with_sinks=st.booleans(),
-    share_from=st.sampled_from([1, 40]),
-    view_from=st.sampled_from([1, 30, 10_000]),
-    fp8=st.booleans(),
-)
-def test_every_row_attends_to_exactly_its_own_tokens(
-    seed: int,
-    block_size: int,
-    num_sequences: int,
-    max_tokens: int,
-    kv_heads: int,
-    group: int,
-    value_dim: int,
-    softcap: float | None,
-    window: int | None,
-    with_sinks: bool,
-    share_from: int,
-    view_from: int,
-    fp8: bool,
-) -> None:
-    torch.manual_seed(seed)
-    shape = LayerShape(kv_heads, 8, value_dim)
-    batch = make_batch(random.Random(seed), shape, block_size, num_sequences, max_tokens, fp8)
+@given(case=cases, share_from=st.sampled_from([1, 40]), view_from=st.sampled_from([1, 30, 10_000]), fp8=st.booleans())
+def test_every_row_attends_to_exactly_its_own_tokens(case: Case, share_from: int, view_from: int, fp8: bool) -> None:
+    batch = case.batch(fp8)
     with pytest.MonkeyPatch.context() as patch:
         # Small thresholds, so that small batches take the paths that large ones do.
         patch.setattr(TorchBackend, "sharing_cost_tokens", share_from)
         patch.setattr(cost_model, "MIN_VIEW_TOKENS", view_from)
-        check(batch, TorchBackend(batch.pool, 8, 2000), group, softcap, window, with_sinks)
+        case.check(batch, TorchBackend(batch.pool, 8, 2000))
 
 
 @pytest.mark.parametrize("fp8", [False, True])
