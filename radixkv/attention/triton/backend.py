@@ -22,7 +22,7 @@ from radixkv.attention.triton.cost_model import Tiling, decode_tiling, num_piece
 from radixkv.attention.triton.heads import check_heads
 from radixkv.attention.triton.launches import Launcher, LayerTensors, PartialResults, flat_launchers, shared_launchers
 from radixkv.attention.triton.layer_launches import LayerLaunches, PoolLayer, pool_layers
-from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems, lower
+from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems, lower, upload_items
 from radixkv.cache import BlockCopy
 from radixkv.memory import KVPool
 from radixkv_kernels import BLOCK_SIZES, BlockCopier, advance_rows
@@ -176,7 +176,7 @@ class TritonAttention:
         """The same on the device, uploaded when first asked for."""
         items = self._items.get(shape)
         if items is None:
-            items = self._items[shape] = self.host_items(shape).upload(self.rows.positions.device)
+            items = self._items[shape] = upload_items(self.host_items(shape), self.rows.positions.device)
         return items
 
     def num_splits(self, shape: HeadShape) -> int:

@@ -20,7 +20,7 @@ from radixkv.attention.triton.backend import TritonAttention, TritonBackend
 from radixkv.attention.triton.cost_model import max_partials, max_pieces, max_tiles
 from radixkv.attention.triton.launches import Launcher, LayerTensors, PartialResults, shared_launchers
 from radixkv.attention.triton.layer_launches import LayerLaunches
-from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems
+from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems, WorkItems
 from radixkv.memory.upload import aligned_starts, upload_into
 from radixkv_kernels import ITEM_FIELDS, NO_PARTIAL
 
@@ -47,13 +47,13 @@ class _ItemBuffer:
         items, starts_part, partials = (
             self._buffer[start : start + size] for start, size in zip(starts, sizes, strict=True)
         )
-        self.items = DeviceItems({tile_rows: items.view(-1, ITEM_FIELDS)}, starts_part, partials, max_partials)
+        self.items: DeviceItems = WorkItems({tile_rows: items.view(-1, ITEM_FIELDS)}, starts_part, partials)
         self._tile_rows = tile_rows
         self._max_items = max_items
         _, self._starts_at, self._partials_at = starts
         self._whole_rows = num_rows if whole else 0
         if whole:  # nothing but padding
-            self.load(HostItems({}, np.zeros(1, dtype=np.int32), np.zeros(0, dtype=np.int32)))
+            self.load(WorkItems({}, np.zeros(1, dtype=np.int32), np.zeros(0, dtype=np.int32)))
 
     def holds(self, items: HostItems) -> bool:
         """Whether a batch's items, in tiles that are no wider, and their partial results fit."""

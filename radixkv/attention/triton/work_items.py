@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -42,30 +43,22 @@ class HeadShape:
         return cls(key.shape[1], query.shape[1] // key.shape[1])
 
 
+Array = TypeVar("Array", torch.Tensor, NDArray[np.int32])
+
+
 @dataclass(frozen=True, slots=True)
-class DeviceItems:
-    """All work items of a batch for one `HeadShape`, on the device.
+class WorkItems(Generic[Array]):
+    """All work items of a batch for one `HeadShape`, int32, on the host or on the device.
 
     Attributes:
-        by_tile: int32 ``[items, ITEM_FIELDS]`` by tile rows, longest first.
+        by_tile: ``[items, ITEM_FIELDS]`` by tile rows, longest first.
         starts: where each row's part of ``partials`` begins, see `radixkv_kernels.merge_partials`.
-        partials: which partial results each row merges.
-        num_partials: rows of partial results that the items write.
+        partials: which partial results each row merges: all that the items write.
     """
 
-    by_tile: dict[int, torch.Tensor]
-    starts: torch.Tensor
-    partials: torch.Tensor
-    num_partials: int
-
-
-@dataclass(frozen=True, slots=True)
-class HostItems:
-    """The same on the host."""
-
-    by_tile: dict[int, NDArray[np.int32]]
-    starts: NDArray[np.int32]
-    partials: NDArray[np.int32]
+    by_tile: dict[int, Array]
+    starts: Array
+    partials: Array
 
     @property
     def num_partials(self) -> int:
@@ -76,10 +69,15 @@ class HostItems:
         """Items of all tile classes."""
         return sum(map(len, self.by_tile.values()))
 
-    def upload(self, device: torch.device) -> DeviceItems:
-        """The items in memory of their own, in one copy."""
-        *by_tile, starts, partials = upload([*self.by_tile.values(), self.starts, self.partials], device)
-        return DeviceItems(dict(zip(self.by_tile, by_tile, strict=True)), starts, partials, self.num_partials)
+
+HostItems = WorkItems[NDArray[np.int32]]
+DeviceItems = WorkItems[torch.Tensor]
+
+
+def upload_items(items: HostItems, device: torch.device) -> DeviceItems:
+    """The items in memory of their own on the device, in one copy."""
+    *by_tile, starts, partials = upload([*items.by_tile.values(), items.starts, items.partials], device)
+    return WorkItems(dict(zip(items.by_tile, by_tile, strict=True)), starts, partials)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +141,7 @@ def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, tiling: Tilin
         for rows, size, end in zip(TILE_ROWS, sizes, itertools.accumulate(sizes), strict=True)
         if size
     }
-    return HostItems(by_tile, starts, partials)
+    return WorkItems(by_tile, starts, partials)
 
 
 def _cut(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, tiling: Tiling) -> _Cuts:
