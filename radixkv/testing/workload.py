@@ -64,45 +64,36 @@ Step = Open | Compute | Generate | Fork | Close | Abort | Clear
 def replay(steps: Sequence[Step], cache: CheckedCache) -> int:
     """Carry out a workload, then close and clear everything; returns how many steps were refused because blocks were missing.
 
-    A sequence whose prompt does not fit is aborted, as an engine would. Steps that name an ended
-    sequence, or begin a live one, are skipped.
+    A sequence that does not fit is aborted, as an engine would. Steps that name an ended sequence, or begin a live one, are
+    skipped.
 
     Raises:
         RuleViolation: the cache broke a rule.
     """
     sequences: dict[str, LiveSequence] = {}
     num_refused = 0
-    for step in steps:
-        if isinstance(step, Clear):
-            cache.clear(step.namespace)
-            continue
-        if isinstance(step, Open):
-            if step.key in sequences:
-                continue
-            opened = cache.open(step.prompt, step.namespace)
-            if opened is None:
-                num_refused += 1
-            else:
-                sequences[step.key] = opened
-            continue
-        sequence = sequences.get(step.key)
+
+    def begin(key: str, sequence: LiveSequence | None) -> int:
         if sequence is None:
-            continue
-        if isinstance(step, Fork):
-            if step.child in sequences:
-                continue
-            child = cache.fork(sequence)
-            if child is None:
+            return 1
+        sequences[key] = sequence
+        return 0
+
+    for step in steps:
+        match step:
+            case Clear(namespace):
+                cache.clear(namespace)
+            case Open(key, prompt, namespace) if key not in sequences:
+                num_refused += begin(key, cache.open(prompt, namespace))
+            case Fork(key, child) if key in sequences and child not in sequences:
+                num_refused += begin(child, cache.fork(sequences[key]))
+            case Close(key) if key in sequences:
+                cache.close(sequences.pop(key))
+            case Abort(key) if key in sequences:
+                cache.abort(sequences.pop(key))
+            case Compute(key) | Generate(key) if key in sequences and not _grow(cache, sequences[key], step):
                 num_refused += 1
-            else:
-                sequences[step.child] = child
-        elif isinstance(step, Close):
-            cache.close(sequences.pop(step.key))
-        elif isinstance(step, Abort):
-            cache.abort(sequences.pop(step.key))
-        elif not _grow(cache, sequence, step):
-            num_refused += 1
-            cache.abort(sequences.pop(step.key))
+                cache.abort(sequences.pop(key))
     cache.finish()
     return num_refused
 
