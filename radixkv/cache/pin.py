@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -102,29 +103,29 @@ class Pins:
 
     def forget(self, namespace: str | None) -> None:
         """Drop the pins of a namespace, or of all for None, without unlocking: the tree is about to be cleared."""
-        for pin in [pin for pin in self._pins if namespace in (None, pin.namespace)]:
-            self._drop(pin)
+        self._drop([pin for pin in self._pins if namespace in (None, pin.namespace)])
 
     def nodes(self) -> list[Node]:
         """The node that each pin has locked."""
         return list(self._pins.values())
 
     def _release(self, pins: list[Pin]) -> None:
-        for pin in pins:
-            self._tree.unlock(self._drop(pin))
+        for node in self._drop(pins):
+            self._tree.unlock(node)
 
-    def _drop(self, pin: Pin) -> Node:
-        """Forget a pin; returns the node that it has locked."""
-        last = self._pins.pop(pin)
-        pin.released = True
-        for node in last.path():
+    def _drop(self, pins: list[Pin]) -> list[Node]:
+        """Forget pins; returns the nodes that they have locked."""
+        ends = [self._pins.pop(pin) for pin in pins]
+        for node in itertools.chain(*(end.path() for end in ends)):
             node.num_pins -= 1
             if not node.num_pins:
                 self.num_blocks -= node.num_blocks
-        if pin.expires_at == self._first_expires_at:
+        for pin in pins:
+            pin.released = True
+        if any(pin.expires_at == self._first_expires_at for pin in pins):
             left = (pin.expires_at for pin in self._pins if pin.expires_at is not None)
             self._first_expires_at = min(left, default=math.inf)
-        return last
+        return ends
 
     def _num_blocks_with(self, match: Match | None) -> int:
         """Blocks that would be pinned if this match was pinned too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from support.cache_driver import leave
@@ -20,6 +21,7 @@ from radixkv.cache import (
     PrefixCache,
     PriorityTTL,
 )
+from radixkv.cache import pin as pin_module
 from radixkv.cache.node import Node
 
 
@@ -185,6 +187,30 @@ def test_pinned_blocks_are_those_of_all_pins_however_they_share_and_end() -> Non
             case 4 if step % 50 == 0:
                 cache.clear()
         cache.check()
+
+
+def test_pins_that_expire_together_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those left, the first to expire was searched anew for each: 10,000 took two seconds."""
+    num_reads = 0
+
+    class Counted(Pin):
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal num_reads
+            num_reads += name == "expires_at"
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(pin_module, "Pin", Counted)
+    each = []
+    for count in (20, 40):
+        now = [0.0]
+        cache = PrefixCache(200, 2, clock=lambda now=now: now[0])  # type: ignore[misc]
+        for number in range(count):
+            leave(cache, [number] * 4)
+            cache.pin([number] * 4, ttl=5 + number)
+        now[0], num_reads = 100.0, 0
+        assert cache.pins() == []
+        each.append(num_reads / count)
+    assert each[1] <= each[0]
 
 
 def test_a_pin_is_added_and_released_without_looking_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
