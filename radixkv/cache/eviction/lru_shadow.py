@@ -22,8 +22,9 @@ class LRUShadow:
     """
 
     def __init__(self) -> None:
-        # What LRU holds: blocks by since when they are idle, oldest first.
+        # What LRU holds: blocks by since when they are idle, oldest first while in order.
         self._idle: OrderedDict[float, int] = OrderedDict()
+        self._in_order = True
         self._num_idle = 0
         self._num_cached = 0  # idle blocks that the cache really holds
         self._difference = 0.0
@@ -39,11 +40,9 @@ class LRUShadow:
         self._forget_excess()
         self._num_cached += num_blocks
         self._num_idle += num_blocks
-        is_late = since not in self._idle and bool(self._idle) and since < next(reversed(self._idle))
+        if since not in self._idle and self._idle and since < next(reversed(self._idle)):
+            self._in_order = False
         self._idle[since] = self._idle.get(since, 0) + num_blocks
-        if is_late:
-            for later in [moment for moment in self._idle if moment > since]:
-                self._idle.move_to_end(later)
 
     def end(self, num_blocks: int, idle_since: float, evicted: bool) -> None:
         """Blocks are used again, or computed again because they were ``evicted``."""
@@ -76,6 +75,8 @@ class LRUShadow:
         Not called when blocks are reused: all reuses of one request count before any of them pushes others out.
         """
         excess = self._num_idle - self._num_cached
+        if excess > 0 and not self._in_order:
+            self._idle, self._in_order = OrderedDict(sorted(self._idle.items())), True
         while excess > 0:
             excess -= self._take(excess, next(iter(self._idle)))
 
