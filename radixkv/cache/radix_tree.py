@@ -197,7 +197,7 @@ class RadixTree:
         return node
 
     def publish(
-        self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, past_uses: int = 0, owner: str = ""
+        self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, past_uses: int, owner: str
     ) -> tuple[Node, BlockIds]:
         """Add whole blocks below ``node``, which the caller has locked; the lock moves down with them.
 
@@ -273,11 +273,12 @@ class RadixTree:
     def _extend(
         self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, past_uses: int, owner: str
     ) -> Node:
-        """New blocks below a locked node, in a new child that is locked instead.
-
-        Or in the node itself, if it is a leaf that only the caller uses: so a long chat is one node.
-        """
-        if self._is_extended(node, priority, past_uses, owner):
+        """New blocks below a locked node: in the node, where a chat goes on, or in a child that is locked in its place."""
+        is_own = node.children is None and node.lock_count == 1 and node.parent is not None and node.owner == owner
+        # Below blocks of a higher priority, they would be kept for as long as these. And for a learning policy, blocks that
+        # were reused and new ones that follow them are separate nodes: their chances of reuse differ.
+        is_alike = node.priority <= priority and (not self.observers.on_reuse or node.uses == 1 + past_uses)
+        if is_own and is_alike:
             start = len(node.blocks)
             node.tokens += tokens
             node.blocks.frombytes(blocks.tobytes())
@@ -289,15 +290,6 @@ class RadixTree:
         for notify in self.observers.on_insert:
             notify(node, start)
         return node
-
-    def _is_extended(self, node: Node, priority: int, past_uses: int, owner: str) -> bool:
-        if node.children is not None or node.lock_count != 1 or node.parent is None or node.owner != owner:
-            return False
-        if node.priority > priority:
-            return False  # it would be kept as long as what more important sequences used
-        # For a learning policy, blocks that were reused and new blocks that follow them stay in separate nodes: their chances
-        # of reuse differ.
-        return not self.observers.on_reuse or node.uses == 1 + past_uses
 
     def _drop_partial_prefix(self, node: Node, key: bytes | bytearray) -> None:
         """Remove the partly filled leaf whose tokens ``key`` continues: the fuller block replaces it."""
