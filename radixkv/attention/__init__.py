@@ -18,10 +18,8 @@ One batch, from block tables to kernel launches::
                           lower -> work items per HeadShape, uploaded -> write_cache, attend_items, merge_partials
                           PaddedDecode: the same in buffers of fixed size, for CUDA graphs
 
-Follow it in this order: `query_batch`, `batch_tables`, `prefix_groups`, `plan`, then `native.backend`; `torch_cpu.backend`
-with `torch_cpu.calls`; or `triton.backend` with `triton.work_items`, `triton.launches` and `triton.layer_launches`. A plan
-serves all layers; what a backend derives from it (calls per sliding window, items per head shape) is built when the first
-layer that needs it asks. A backend's `SharingRule` says when sharing pays; everything else it takes from the plan.
+A plan serves all layers; what a backend derives from it (calls per sliding window, items per head shape) is built when the
+first layer that needs it asks. A backend's `SharingRule` says when sharing pays; everything else it takes from the plan.
 """
 
 from radixkv.attention.backend import AttentionBackend, AttentionBatch, BatchLimits

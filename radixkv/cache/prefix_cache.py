@@ -207,8 +207,7 @@ class PrefixCache(CacheControl):
         Between block boundaries it costs one comparison per table.
 
         Raises:
-            InvalidArgumentError: an argument is no sequence, a table is none or given twice, or ``num_tokens`` are not as
-                many whole numbers of at least 0 as there are tables.
+            InvalidArgumentError: these are not distinct tables, or not a whole number of at least 0 for each.
             OutOfBlocks: not enough blocks are available for all; nothing is changed.
             ClosedError: a table is closed or of another cache.
         """
