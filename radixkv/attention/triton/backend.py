@@ -109,7 +109,7 @@ class TritonBackend:
         return self._attention
 
 
-class TritonAttention:
+class TritonAttention(LayerLaunches):
     """Attention over one batch for all layers; an `AttentionBatch`. The next batch may overwrite its rows.
 
     Attributes:
@@ -129,6 +129,7 @@ class TritonAttention:
         tiling: Tiling,
         decodes: bool,
     ) -> None:
+        super().__init__(layers)
         self.plan = plan
         self.order = plan.order
         self.row_starts = plan.row_starts
@@ -137,7 +138,6 @@ class TritonAttention:
         self.dtype = dtype
         narrow = decodes or int(np.diff(plan.row_starts).max(initial=0)) <= _MOST_DECODING_ROWS
         self.tiling = tiling if narrow else replace(tiling, one_class=False)
-        self._layers = LayerLaunches(layers)
         self._partials = PartialResults(rows.positions.device)
         self._host_items: dict[HeadShape, HostItems] = {}
         self._items: dict[HeadShape, DeviceItems] = {}
@@ -153,13 +153,7 @@ class TritonAttention:
         rows = self.rows
         advance_rows(rows.positions, rows.slots, self.buffers.tables, rows.row_tables, block_size=self.plan.block_size)
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
-    ) -> torch.Tensor:
-        """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
-        return self._layers.attend(layer, query, key, value, options, self._launchers)
-
-    def _launchers(self, tensors: LayerTensors, options: AttentionOptions) -> list[Launcher]:
+    def launchers(self, tensors: LayerTensors, options: AttentionOptions) -> list[Launcher]:
         shape, tables = HeadShape.of(tensors.query, tensors.key), self.buffers.tables
         if self.plan.is_flat:
             return flat_launchers(tensors, options, self.rows, tables, self.num_splits(shape), self._partials)

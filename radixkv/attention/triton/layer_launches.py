@@ -6,7 +6,7 @@ of a layer that takes longer than many GPUs need to run them. From layer to laye
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import abc
 
 import torch
 
@@ -19,8 +19,6 @@ from radixkv_kernels import RepeatedLaunch
 _Layout = tuple[object, ...]
 # A layer's keys, values and their scales in the pool, and how they lie.
 PoolLayer = tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None], _Layout]
-# What a layer launches, when it cannot repeat another's launches.
-LaunchersOf = Callable[[LayerTensors, AttentionOptions], list[Launcher]]
 
 
 def pool_layers(pool: KVPool) -> list[PoolLayer]:
@@ -32,28 +30,21 @@ def pool_layers(pool: KVPool) -> list[PoolLayer]:
     return layers
 
 
-class LayerLaunches:
-    """Launches layer after layer of one batch, or of several in the same buffers."""
+class LayerLaunches(abc.ABC):
+    """Attention that launches layer after layer of one batch, or of several in the same buffers."""
 
     def __init__(self, layers: list[PoolLayer]) -> None:
         self._layers = layers
         self._repeated: dict[_Layout, list[RepeatedLaunch]] = {}
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: AttentionOptions,
-        launchers_of: LaunchersOf,
-    ) -> torch.Tensor:
-        """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`.
+    @abc.abstractmethod
+    def launchers(self, tensors: LayerTensors, options: AttentionOptions) -> list[Launcher]:
+        """A layer's launches, in order; for layers that are alike the same, apart from their tensors."""
 
-        Args:
-            launchers_of: gives a layer's launches, in order. For layers that are alike it must give the same, apart from the
-                layers' tensors.
-        """
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
         (keys, values, *scales), own_layout = self._layers[layer]
         key_scales, value_scales = scales
         size, device = (1, query.shape[2], query.shape[1]), query.device
@@ -84,7 +75,7 @@ class LayerLaunches:
             output=output[0],
             unrotated=None if unrotated is None else _rows(unrotated),
         )
-        launches = [launcher() for launcher in launchers_of(viewed, options)]
+        launches = [launcher() for launcher in self.launchers(viewed, options)]
         if None not in launches:  # otherwise kernels are interpreted
             self._repeated[alike] = [RepeatedLaunch(launch, LayerTensors._fields) for launch in launches if launch]
         return output

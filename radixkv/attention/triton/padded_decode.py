@@ -80,7 +80,7 @@ class _ItemBuffer:
         upload_into(self._buffer, values)
 
 
-class PaddedDecode:
+class PaddedDecode(LayerLaunches):
     """One size of decoding batch; `load` a batch, then run the model's layers through `attend`.
 
     Args:
@@ -104,6 +104,7 @@ class PaddedDecode:
         partial_results: PartialResults,
         whole: bool = False,
     ) -> None:
+        super().__init__(backend.pool_layers)
         self.num_rows = num_rows
         self.wide = wide
         self.whole = whole
@@ -115,7 +116,6 @@ class PaddedDecode:
         self._partials = partial_results
         self._item_buffers: dict[HeadShape, _ItemBuffer] = {}
         self._batch: TritonAttention | None = None
-        self._layers = LayerLaunches(backend.pool_layers)
 
     def load(self, batch: TritonAttention) -> bool:
         """Replace the batch by one of at most ``num_rows`` rows; False, and nothing done, where its items do not fit."""
@@ -130,13 +130,7 @@ class PaddedDecode:
             self._batch = batch
         return True
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
-    ) -> torch.Tensor:
-        """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
-        return self._layers.attend(layer, query, key, value, options, self._launchers)
-
-    def _launchers(self, tensors: LayerTensors, options: AttentionOptions) -> list[Launcher]:
+    def launchers(self, tensors: LayerTensors, options: AttentionOptions) -> list[Launcher]:
         items = self.items(HeadShape.of(tensors.query, tensors.key))
         return shared_launchers(tensors, options, self.rows, self._backend.buffers.tables, items, self._partials)
 

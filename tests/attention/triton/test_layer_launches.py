@@ -104,7 +104,7 @@ def test_a_repeated_launch_is_what_a_checked_one_would_have_been(
     assert [name for name, _, _ in launches.repeated] == kernels
     # The same layer with all checks, where nothing was launched before. Options that were equal, and the memory that it is
     # given for its output, are other objects.
-    attention._layers._repeated.clear()
+    attention._repeated.clear()
     truth = attention.attend(1, *own, AttentionOptions(0.3))
     addresses = {output.data_ptr(): "output", truth.data_ptr(): "output"}
     again, expected = (
