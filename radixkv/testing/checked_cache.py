@@ -35,7 +35,6 @@ class LiveSequence:
         self.tokens = tokens
         self.handle = handle
         self.length = 0
-        self.closed = False
         self._tags: list[int] = []
         self._outlived_clear = False
 
@@ -155,7 +154,7 @@ class CheckedCache:
     def close(self, sequence: LiveSequence) -> None:
         """End a sequence; its whole blocks must be cached then, unless the cache promises less."""
         self._story.begin(f"{sequence.name} closes")
-        self._end(sequence)
+        del self.live[sequence.name]
         self._answers.close(sequence.handle)
         whole = sequence.length // self.adapter.block_size * self.adapter.block_size
         if self.adapter.keeps_closed and not sequence._outlived_clear and whole:
@@ -171,7 +170,7 @@ class CheckedCache:
         self._story.begin(f"{sequence.name} is aborted")
         tokens, namespace = sequence.tokens[: sequence.length], sequence.namespace
         before = self._answers.match(tokens, namespace) if tokens else 0
-        self._end(sequence)
+        del self.live[sequence.name]
         self._answers.abort(sequence.handle)
         after = self._answers.match(tokens, namespace) if tokens else 0
         if after > before:
@@ -350,10 +349,6 @@ class CheckedCache:
     def _raised(self, error: Exception) -> NoReturn:
         self._broken = True
         raise RuleViolation(7, f"the cache raised {error!r}", self._story.steps) from error
-
-    def _end(self, sequence: LiveSequence) -> None:
-        sequence.closed = True
-        del self.live[sequence.name]
 
     def _done(self) -> None:
         if self._always:

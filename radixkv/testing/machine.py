@@ -62,26 +62,22 @@ def cache_machine(
 
         @rule(sequence=live, count=st.integers(1, 40), more=token_lists(), spare=st.integers(0, 9))
         def grow(self, sequence: LiveSequence, count: int, more: list[int], spare: int) -> None:
-            if sequence.closed:
-                return
             if not sequence.num_pending:
                 sequence.tokens = sequence.tokens + more
             self.cache.compute(sequence, count, spare)
 
         @rule(target=live, sequence=live)
         def fork(self, sequence: LiveSequence) -> Any:
-            child = None if sequence.closed else self.cache.fork(sequence)
+            child = self.cache.fork(sequence)
             return multiple() if child is None else child
 
         @rule(sequence=consumes(live))
         def close(self, sequence: LiveSequence) -> None:
-            if not sequence.closed:
-                self.cache.close(sequence)
+            self.cache.close(sequence)
 
         @rule(sequence=consumes(live))
         def abort(self, sequence: LiveSequence) -> None:
-            if not sequence.closed:
-                self.cache.abort(sequence)
+            self.cache.abort(sequence)
 
         @rule(data=st.data(), namespace=st.sampled_from(list(namespaces)))
         def match(self, data: st.DataObject, namespace: str) -> None:

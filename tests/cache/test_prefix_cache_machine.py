@@ -121,8 +121,6 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(table=live, chunk=st.integers(1, 40), more=TOKENS, spare=st.integers(0, 9))
     def grow(self, table: BlockTable, chunk: int, more: list[int], spare: int) -> None:
         """Compute the next tokens of the prompt, or generate some when it is done."""
-        if table.closed:
-            return
         known = self.tokens[table]
         if table.num_tokens == len(known):
             known = self.tokens[table] = known + more
@@ -165,8 +163,6 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(target=live, table=live, count=st.integers(1, 3))
     def fork(self, table: BlockTable, count: int) -> Any:
-        if table.closed:
-            return multiple()
         free = self.cache.num_free_blocks
         children = self.cache.fork(table, count)
         assert self.cache.num_free_blocks == free
@@ -177,8 +173,6 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(table=consumes(live))
     def close(self, table: BlockTable) -> None:
-        if table.closed:
-            return
         size, known = self.cache.block_size, self.tokens.pop(table)[: table.num_tokens]
         tail_is_shared = any(
             len(known) % size
@@ -192,9 +186,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(table=consumes(live))
     def abort(self, table: BlockTable) -> None:
-        if not table.closed:
-            del self.tokens[table]
-            self.cache.abort(table)
+        del self.tokens[table]
+        self.cache.abort(table)
 
     @rule(
         target=pins,
