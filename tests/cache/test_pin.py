@@ -41,19 +41,6 @@ def test_a_pin_expires_and_its_blocks_can_be_had() -> None:
     cache.check()
 
 
-def test_an_expired_pin_is_evicted_by_its_age() -> None:
-    now = [0.0]
-    cache = PrefixCache(4, 1, clock=lambda: now[0])
-    leave(cache, [1])
-    cache.pin([1], ttl=2)
-    now[0] = 1.0
-    for token in (2, 3, 4):
-        leave(cache, [token])
-    now[0] = 3.0
-    leave(cache, [5])
-    assert [cache.match([token]) for token in (1, 2, 5)] == [0, 1, 1]
-
-
 @pytest.mark.parametrize("policy", [LRU, lambda: PriorityTTL(10), Adaptive])
 @pytest.mark.parametrize("expires", [False, True])
 def test_the_end_of_a_pin_is_no_use(policy: Callable[[], EvictionPolicy], expires: bool) -> None:
