@@ -13,6 +13,7 @@ from support.cache_driver import leave
 from radixkv.cache import BlockTable, InvariantViolation, Pin, PrefixCache
 from radixkv.cache.children import Children
 from radixkv.cache.node import Node, Root
+from radixkv.cache.owner_limits import OwnerLimits
 
 
 class State:
@@ -71,6 +72,13 @@ def keep_a_dead_pin(state: State) -> None:
     state.cache._pins._pins[Pin("", 2, None)] = Root("", 8)
 
 
+def limit(state: State) -> OwnerLimits:
+    """Limits the owner of everything, which is then beyond its limit."""
+    state.cache.limit_owners({"": 1})
+    assert state.tree.owner_limits is not None
+    return state.tree.owner_limits
+
+
 BREAKAGES: list[tuple[str, Callable[[State], object]]] = [
     ("free twice", lambda s: s.pool._loose.append(np.array([s.run[0]]))),
     ("the indexes disagree", lambda s: set_item(s.pool._start_of, s.run[1], s.run[0] + 1)),
@@ -114,6 +122,9 @@ BREAKAGES: list[tuple[str, Callable[[State], object]]] = [
     ("published blocks are not those", lambda s: swap_published(s.table)),
     ("count as evictable", lambda s: setattr(s.tree, "num_evictable_blocks", 0)),
     ("the eviction index", lambda s: s.tree.policy.remove(s.leaf)),
+    ("'' counts 9 blocks and has 5", lambda s: limit(s)._num_blocks.update({"": 4})),
+    ("'' has 5 blocks of 1, which was not noticed", lambda s: limit(s)._beyond.clear()),
+    ("the eviction index of '' is not its leaves", lambda s: limit(s)._leaves[""].remove(s.leaf)),
     ("tokens queried", lambda s: setattr(s.cache._stats, "reused_tokens", 0)),
     ("tokens queried", lambda s: setattr(s.cache._stats, "computed_tokens", 0)),
     ("tokens queried", lambda s: setattr(s.cache._stats, "abandoned_tokens", 7)),
