@@ -14,6 +14,7 @@ import itertools
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,31 +102,28 @@ def explain(
     reused = min(cached, num_tokens - 1) if read else 0
     computed: list[Computed] = []
     position = reused
-    if cached > reused:
-        reason = Reason.LAST_TOKEN if read else Reason.READ_OFF
-        computed.append(Computed(reason, reused, cached - reused))
-        position = cached
+
+    def compute(stop: int, reason: Reason, **details: Any) -> None:
+        """The tokens up to ``stop`` that have no reason yet have this one."""
+        nonlocal position
+        if stop > position:
+            computed.append(Computed(reason, position, stop - position, **details))
+            position = stop
+
+    compute(cached, Reason.LAST_TOKEN if read else Reason.READ_OFF)
     if evicted is not None:
         parts = evicted.covering(prompt, namespace, 0 if match is None else match.num_whole_tokens)
         for record, ends in itertools.groupby(parts, key=itemgetter(1)):
-            stop = max(stop for stop, _ in ends)
-            if stop > position:
-                part = Computed(
-                    Reason.EVICTED,
-                    position,
-                    stop - position,
-                    evicted_seconds_ago=now - record.evicted_at,
-                    unused_seconds=record.evicted_at - record.last_use,
-                    uses=record.uses,
-                )
-                computed.append(part)
-                position = stop
-    elsewhere = _num_cached_elsewhere(tree, prompt, namespace) if look_elsewhere else 0
-    if elsewhere > position:
-        computed.append(Computed(Reason.OTHER_NAMESPACE, position, elsewhere - position))
-        position = elsewhere
-    if num_tokens > position:
-        computed.append(Computed(Reason.NEW, position, num_tokens - position))
+            compute(
+                max(stop for stop, _ in ends),
+                Reason.EVICTED,
+                evicted_seconds_ago=now - record.evicted_at,
+                unused_seconds=record.evicted_at - record.last_use,
+                uses=record.uses,
+            )
+    if look_elsewhere:
+        compute(_num_cached_elsewhere(tree, prompt, namespace), Reason.OTHER_NAMESPACE)
+    compute(num_tokens, Reason.NEW)
     return Explanation(num_tokens, reused, tuple(computed), _divergence(match, prompt))
 
 
