@@ -79,8 +79,7 @@ class CheckedCache:
         before = self._state()
         handle = self._answers.open(prompt, namespace)
         if handle is None:
-            self._story.go_on("refused")
-            self._check_refusal(before, len(prompt), others=list(self.live.values()))
+            self._refused(before, len(prompt), others=list(self.live.values()))
             return None
         sequence = LiveSequence(name, namespace, prompt, handle)
         self.live[name] = sequence
@@ -105,8 +104,7 @@ class CheckedCache:
         )
         before = self._state()
         if not self._answers.reserve(sequence.handle, total):
-            self._story.go_on("refused")
-            self._check_refusal(before, total, others=[other for other in self.live.values() if other is not sequence])
+            self._refused(before, total, others=[other for other in self.live.values() if other is not sequence])
             return False
         self._carry_out_copies()
         blocks = self._answers.blocks(sequence.handle)
@@ -137,8 +135,7 @@ class CheckedCache:
         before = self._state()
         handle = self._answers.fork(sequence.handle)
         if handle is None:
-            self._story.go_on("refused")
-            self._check_refusal(before, sequence.length, others=list(self.live.values()))
+            self._refused(before, sequence.length, others=list(self.live.values()))
             return None
         child = LiveSequence(name, sequence.namespace, sequence.tokens[: sequence.length], handle)
         child.length, child._tags = sequence.length, list(sequence._tags)
@@ -310,7 +307,8 @@ class CheckedCache:
                 if known != block:
                     self._fail(11, f"{holder} and {sequence.name} use blocks {known} and {block} for the same tokens")
 
-    def _check_refusal(self, before: Any, num_tokens: int, others: Sequence[LiveSequence]) -> None:
+    def _refused(self, before: Any, num_tokens: int, others: Sequence[LiveSequence]) -> None:
+        self._story.go_on("refused")
         if self._state() != before:
             self._fail(7, "the call was refused, and still changed something")
         if not others and -(-num_tokens // self.adapter.block_size) <= self.adapter.num_blocks:
