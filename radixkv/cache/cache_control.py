@@ -81,8 +81,8 @@ class CacheControl(CacheView):
     def limit_owners(self, limits: Mapping[str, int]) -> None:
         """From now on, when blocks are needed, evict first what an owner has cached beyond its limit.
 
-        Blocks in use count too, though they are not evicted. An owner beyond its limit loses its least recently used leaf
-        first, whatever the policy. The call visits every node of the tree.
+        Blocks in use count too, though they are not evicted. The owner that is furthest beyond its limit loses its least
+        recently used leaf first, whatever the policy. The call visits every node of the tree.
 
         Args:
             limits: blocks by owner (`open`), replacing all earlier limits; owners that are not named have none.
