@@ -11,7 +11,6 @@ from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
 def compact(
     index: SlotIndex,
     files: SlotFiles,
-    slot_bytes: int,
     rows: Sequence[IndexedBlock],
     kept: Sequence[IndexedBlock],
     most: int,
@@ -21,7 +20,6 @@ def compact(
     Args:
         index: of the store.
         files: its slots.
-        slot_bytes: of a slot.
         rows: all blocks.
         kept: those to keep, at most ``most``.
         most: slots that remain.
@@ -40,7 +38,7 @@ def compact(
         if row.slot < most:
             remaining.append(row)
             continue
-        record = memoryview(bytearray(slot_bytes))
+        record = memoryview(bytearray(files.slot_bytes))
         try:
             count = files.read(row.slot, [record])
         except OSError:

@@ -12,7 +12,7 @@ from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.open_store import Found, MediumErrors
 from radixkv.tiers.record import RecordCodec, Verdict
-from radixkv.tiers.slot_reader import RecordsReader, SlotReader
+from radixkv.tiers.slot_reader import RecordsReader, SlotReader, slot_bytes_of
 from radixkv.tiers.slot_table import SlotTable
 from radixkv.tiers.stats import StoreCounters, StoreStats
 from radixkv.tiers.store_reader import StoreReader
@@ -66,7 +66,7 @@ class DiskTier:
         check_count("queue_bytes", queue_bytes, 1)
         self._codec = RecordCodec(block_format, key)
         self._reader = SlotReader(self._codec, read_records)
-        slot_bytes = self._reader.slot_bytes
+        slot_bytes = slot_bytes_of(self._codec)
         check_count("capacity_bytes", capacity_bytes, slot_bytes)
         self._clock = clock
         self._counters = StoreCounters()
@@ -74,14 +74,13 @@ class DiskTier:
         self._writer: StoreWriter | None = None
         self._store: StoreReader | StoreWriter
         if read_only:
-            self._store = StoreReader(root, self._codec, slot_bytes, clock)
+            self._store = StoreReader(root, self._codec, clock)
             self.table, self.pins = SlotTable(), StoredPins(self._codec, lambda: None)
             self._find([])  # warns at once if there is no store
         else:
             self._store = self._writer = StoreWriter(
                 root,
                 self._codec,
-                self._reader,
                 capacity=capacity_bytes // slot_bytes,
                 queue_bytes=queue_bytes,
                 counters=self._counters,

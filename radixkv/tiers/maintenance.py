@@ -81,8 +81,8 @@ def describe(folder: Path) -> StoreInfo:
         return StoreInfo(
             header=store.header,
             num_blocks=len(rows),
-            slot_bytes=store.slot_bytes,
-            taken_bytes=store.files.num_slots * store.slot_bytes,
+            slot_bytes=store.files.slot_bytes,
+            taken_bytes=store.files.num_slots * store.files.slot_bytes,
             namespaces=Counter(row.namespace for row in rows),
             last_used=rows[-1].used if rows else None,
             owner=owner_of(folder),
@@ -138,8 +138,8 @@ def prune(folder: Path, *, max_bytes: int | None = None, used_since: float | Non
         rows = store.index.all()
         kept = [row for row in rows if used_since is None or row.used >= used_since]
         if max_bytes is not None:
-            kept = kept[max(0, len(kept) - max_bytes // store.slot_bytes) :]
-        return len(rows) - len(compact(store.index, store.files, store.slot_bytes, rows, kept, len(kept)))
+            kept = kept[max(0, len(kept) - max_bytes // store.files.slot_bytes) :]
+        return len(rows) - len(compact(store.index, store.files, rows, kept, len(kept)))
 
 
 def clear(folder: Path, namespace: bytes | None = None) -> int:
@@ -165,7 +165,7 @@ def clear(folder: Path, namespace: bytes | None = None) -> int:
             if namespace is None:
                 store.files.shrink(0)
             else:
-                zeros = bytes(store.slot_bytes)
+                zeros = bytes(store.files.slot_bytes)
                 for row in doomed:
                     if row.slot < store.files.num_slots:  # else its file is gone, or too short
                         store.files.write(row.slot, [zeros])
@@ -189,12 +189,11 @@ def _remove_all(folder: Path) -> None:
 class _Store:
     header: StoreHeader
     layout: RecordLayout
-    slot_bytes: int
     index: SlotIndex
     files: SlotFiles
 
     def read(self, slot: int) -> memoryview:
-        record = memoryview(bytearray(self.slot_bytes))
+        record = memoryview(bytearray(self.files.slot_bytes))
         return record[: self.files.read(slot, [record])]
 
     def verdict(self, row: IndexedBlock) -> Verdict:
@@ -204,7 +203,7 @@ class _Store:
         except OSError:
             return Verdict.CORRUPT
         header = bytes(slot[: self.layout.header_bytes])
-        if len(slot) < self.slot_bytes or not self.layout.intact(header, slot[-self.layout.body_bytes :]):
+        if len(slot) < self.files.slot_bytes or not self.layout.intact(header, slot[-self.layout.body_bytes :]):
             return Verdict.CORRUPT
         return Verdict.RIGHT if self.layout.digest_of(header) == row.digest else Verdict.OTHER
 
@@ -217,13 +216,12 @@ def _opened(folder: Path, *, writable: bool) -> Iterator[_Store]:
             f"{folder}: its format has version {header.version}, which this version of RadixKV does not read"
         )
     layout = RecordLayout(header.block_format, sealed=header.sealed)
-    slot_bytes = slot_bytes_of(layout)
     with ExitStack() as stack:
         if writable:
             stack.enter_context(closing(FolderLock(folder)))
         try:
             index = stack.enter_context(closing(SlotIndex(folder, writable=writable)))
-            files = stack.enter_context(closing(SlotFiles(folder, slot_bytes, writable=writable)))
-            yield _Store(header, layout, slot_bytes, index, files)
+            files = stack.enter_context(closing(SlotFiles(folder, slot_bytes_of(layout), writable=writable)))
+            yield _Store(header, layout, index, files)
         except IndexErrors as error:
             raise UnreadableIndexError(f"{folder}: its index cannot be read ({error})") from error

@@ -16,6 +16,7 @@ from radixkv.tiers.compaction import compact
 from radixkv.tiers.record import RecordCodec
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedBlock, IndexedPin, IndexErrors, SlotIndex, primary_code
+from radixkv.tiers.slot_reader import slot_bytes_of
 from radixkv.tiers.store_folder import FolderLock, make_store_folder
 
 _log = logging.getLogger(__name__)
@@ -90,13 +91,12 @@ class Found(NamedTuple):
     blocks: list[tuple[BlockKey, IndexedBlock]]
 
 
-def open_to_read(root: Path, codec: RecordCodec, slot_bytes: int) -> OpenStore:
+def open_to_read(root: Path, codec: RecordCodec) -> OpenStore:
     """Open what another process writes.
 
     Args:
         root: the folder of stores.
         codec: of the records; its name is that of the store.
-        slot_bytes: of a slot.
 
     Raises:
         OSError, sqlite3.Error: the store is not there, or the disk fails.
@@ -105,24 +105,17 @@ def open_to_read(root: Path, codec: RecordCodec, slot_bytes: int) -> OpenStore:
     with ExitStack() as opened:
         index = SlotIndex(folder, writable=False)
         opened.callback(index.close)
-        files = SlotFiles(folder, slot_bytes, writable=False)
+        files = SlotFiles(folder, slot_bytes_of(codec), writable=False)
         opened.pop_all()
         return OpenStore(None, index, files)
 
 
-def open_to_write(
-    root: Path,
-    codec: RecordCodec,
-    slot_bytes: int,
-    capacity: int,
-    cleared: Iterable[bytes | None],
-) -> OpenedStore:
+def open_to_write(root: Path, codec: RecordCodec, capacity: int, cleared: Iterable[bytes | None]) -> OpenedStore:
     """Open a store, made if it is not there, as the one process that writes it.
 
     Args:
         root: the folder of stores.
         codec: of the records; its name is that of the store.
-        slot_bytes: of a slot.
         capacity: slots, at least 1; of more blocks, the most recently used ones are kept, and the other space is given back.
         cleared: namespaces to forget; a None among them: all.
 
@@ -134,7 +127,7 @@ def open_to_write(
         folder = make_store_folder(root, codec)
         lock = FolderLock(folder)
         opened.callback(lock.close)
-        files = SlotFiles(folder, slot_bytes, writable=True)
+        files = SlotFiles(folder, slot_bytes_of(codec), writable=True)
         opened.callback(files.close)
         cleared = list(cleared)
         if None in cleared:
@@ -149,7 +142,7 @@ def open_to_write(
             index, rows, pins = _read_index(folder, files.num_slots, cleared)
         opened.callback(index.close)
         if files.num_slots > capacity:
-            rows = compact(index, files, slot_bytes, rows, rows[-capacity:], capacity)
+            rows = compact(index, files, rows, rows[-capacity:], capacity)
         entries = OrderedDict((row.digest, row) for row in rows)
         taken = {entry.slot for entry in rows}
         free = [slot for slot in range(files.num_slots) if slot not in taken]

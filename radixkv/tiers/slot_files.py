@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 from radixkv.tiers.open_files import OpenFile, OpenFiles
@@ -15,7 +15,9 @@ from radixkv.tiers.store_folder import open_private
 FILE_BYTES = 256 << 20
 # A store of a terabyte has thousands of files, and a process often no more than 1,024 descriptors.
 MAX_OPEN_FILES = 32
-# Linux accepts no more buffers in a call.
+# How much one call reads or writes.
+CALL_BYTES = 256 << 10
+# Linux accepts no more buffers per call, and each slot takes two.
 MAX_BUFFERS = 1024
 
 
@@ -28,7 +30,8 @@ class SlotFiles:
         writable: whether they are written.
 
     Attributes:
-        slots_per_file: a run of slots within one file is read or written by one call.
+        slot_bytes: bytes per slot.
+        slots_per_call: the most slots in one of `runs`.
         num_slots: how many there are.
 
     Raises:
@@ -36,16 +39,17 @@ class SlotFiles:
     """
 
     def __init__(self, folder: Path, slot_bytes: int, *, writable: bool) -> None:
-        self.slots_per_file = max(1, FILE_BYTES // slot_bytes)
+        self.slot_bytes = slot_bytes
+        self.slots_per_call = min(max(1, CALL_BYTES // slot_bytes), MAX_BUFFERS // 2)
         self.num_slots = 0
+        self._slots_per_file = max(1, FILE_BYTES // slot_bytes)
         self._folder = folder
-        self._slot_bytes = slot_bytes
         self._flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
         self._files = OpenFiles(self._open, MAX_OPEN_FILES)
         for index in count():
-            slots = min(self._size(index) // slot_bytes, self.slots_per_file)
+            slots = min(self._size(index) // slot_bytes, self._slots_per_file)
             self.num_slots += slots
-            if slots < self.slots_per_file:
+            if slots < self._slots_per_file:
                 break
 
     def grow(self, most: int) -> None:
@@ -54,16 +58,16 @@ class SlotFiles:
         Raises:
             OSError: there is not enough space; the number of slots is as before.
         """
-        index, begun = divmod(self.num_slots, self.slots_per_file)
-        wanted = min(self.slots_per_file, most - index * self.slots_per_file)
+        index, begun = divmod(self.num_slots, self._slots_per_file)
+        wanted = min(self._slots_per_file, most - index * self._slots_per_file)
         os.close(open_private(self._path(index), self._flags | os.O_CREAT))
         with self._opened(index) as descriptor:
             try:
-                os.posix_fallocate(descriptor, 0, wanted * self._slot_bytes)
+                os.posix_fallocate(descriptor, 0, wanted * self.slot_bytes)
             except OSError:
-                os.ftruncate(descriptor, begun * self._slot_bytes)
+                os.ftruncate(descriptor, begun * self.slot_bytes)
                 raise
-        self.num_slots = index * self.slots_per_file + wanted
+        self.num_slots = index * self._slots_per_file + wanted
 
     def shrink(self, most: int) -> None:
         """Give back the space of all but the first ``most`` slots. Concurrent readers of those find the files too short.
@@ -72,8 +76,8 @@ class SlotFiles:
             OSError: not all could be given back.
         """
         self.num_slots = min(self.num_slots, most)
-        for index in count(most // self.slots_per_file):
-            kept = max(0, most - index * self.slots_per_file) * self._slot_bytes
+        for index in count(most // self._slots_per_file):
+            kept = max(0, most - index * self._slots_per_file) * self.slot_bytes
             path = self._path(index)
             if not path.exists():
                 return
@@ -92,16 +96,24 @@ class SlotFiles:
         try:
             try:
                 for slot in slots:
-                    index, within = divmod(slot, self.slots_per_file)
+                    index, within = divmod(slot, self._slots_per_file)
                     if index not in files:
                         files[index] = self._files.take(index)
-                    found.append((files[index].descriptor, within * self._slot_bytes))
+                    found.append((files[index].descriptor, within * self.slot_bytes))
             except OSError as error:
                 refused = error
             yield found, refused
         finally:
             for file in files.values():
                 self._files.give_back(file)
+
+    def runs(self, slots: Sequence[int]) -> Iterator[range]:
+        """The indices in ``slots`` of the runs that one call reads or writes: consecutive slots of one file."""
+        starts = [0] if slots else []
+        for row, (before, slot) in enumerate(pairwise(slots), start=1):
+            if slot != before + 1 or slot % self._slots_per_file == 0 or row - starts[-1] == self.slots_per_call:
+                starts.append(row)
+        return (range(start, stop) for start, stop in pairwise([*starts, len(slots)]))
 
     def read(self, first: int, buffers: list[memoryview]) -> int:
         """Fill buffers with the bytes from a slot on.
@@ -112,9 +124,9 @@ class SlotFiles:
         Raises:
             OSError: as from the system.
         """
-        index, within = divmod(first, self.slots_per_file)
+        index, within = divmod(first, self._slots_per_file)
         with self._opened(index) as descriptor:
-            return os.preadv(descriptor, buffers, within * self._slot_bytes)
+            return os.preadv(descriptor, buffers, within * self.slot_bytes)
 
     def write(self, first: int, buffers: list[bytes | memoryview]) -> None:
         """Write bytes from a slot on.
@@ -122,9 +134,9 @@ class SlotFiles:
         Raises:
             OSError: as from the system, or not everything was written.
         """
-        index, within = divmod(first, self.slots_per_file)
+        index, within = divmod(first, self._slots_per_file)
         with self._opened(index) as descriptor:
-            if os.pwritev(descriptor, buffers, within * self._slot_bytes) != sum(map(len, buffers)):
+            if os.pwritev(descriptor, buffers, within * self.slot_bytes) != sum(map(len, buffers)):
                 raise OSError(errno.EIO, "not everything was written", str(self._path(index)))
 
     def close(self) -> None:

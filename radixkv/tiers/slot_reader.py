@@ -11,26 +11,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Protocol
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.record import RecordCodec, RecordLayout, Verdict
-from radixkv.tiers.slot_files import MAX_BUFFERS, SlotFiles
+from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.tier import BlockBytes
 
 PAGE_BYTES = 4096
-CALL_BYTES = 256 << 10
-
-
-def runs_of(slots: Sequence[int], slots_per_file: int, most: int) -> Iterator[range]:
-    """The rows of ``slots`` that one call reads or writes: consecutive slots of one file, ``most`` at a time."""
-    starts = [0] if slots else []
-    for row, (before, slot) in enumerate(pairwise(slots), start=1):
-        if slot != before + 1 or slot % slots_per_file == 0 or row - starts[-1] == most:
-            starts.append(row)
-    return (range(start, stop) for start, stop in pairwise([*starts, len(slots)]))
 
 
 def slot_bytes_of(layout: RecordLayout) -> int:
@@ -56,17 +45,11 @@ class SlotReader:
     Args:
         codec: of the records.
         read_records: reads records that are not encrypted; None: Python does.
-
-    Attributes:
-        slot_bytes: see `slot_bytes_of`.
-        slots_per_call: slots that one call reads or writes.
     """
 
     def __init__(self, codec: RecordCodec, read_records: RecordsReader | None = None) -> None:
         self._codec = codec
         self._read_records = None if codec.sealed else read_records
-        self.slot_bytes = slot_bytes_of(codec)
-        self.slots_per_call = min(max(1, CALL_BYTES // self.slot_bytes), MAX_BUFFERS // 2)
         self._local = threading.local()
 
     def read(
@@ -91,7 +74,7 @@ class SlotReader:
         blocks = [memory[start : start + size] for start in range(0, len(slots) * size, size)]
 
         verdicts: list[Verdict | None] = [None] * len(slots)
-        for run in runs_of(slots, files.slots_per_file, self.slots_per_call):
+        for run in files.runs(slots):
             try:
                 verdicts[run.start : run.stop] = self._read_run(files, keys, slots, blocks, run)
             except OSError as error:
@@ -111,7 +94,7 @@ class SlotReader:
             if refused is not None:  # blocks behind it are of no use without it
                 errors.append(refused)
             headers = b"".join(map(self._codec.header_of, keys[: len(places)]))
-            outcomes = read_records(places, headers, self.slot_bytes, out[: len(places)])
+            outcomes = read_records(places, headers, files.slot_bytes, out[: len(places)])
         failed = min(outcomes, default=0)  # all that cannot be read fail for the same reason
         if failed < 0:
             errors.append(OSError(-failed, os.strerror(-failed)))
@@ -121,26 +104,26 @@ class SlotReader:
     def _read_run(
         self, files: SlotFiles, keys: Sequence[BlockKey], slots: Sequence[int], blocks: Sequence[memoryview], run: range
     ) -> list[Verdict]:
-        heads, bodies = self._scratch()
+        heads, bodies = self._scratch(files)
         buffers: list[memoryview] = []
         for index, row in enumerate(run):
             buffers += (heads[index], bodies[index] if bodies else blocks[row])
         length = files.read(slots[run.start], buffers)
         verdicts = []
         for index, row in enumerate(run):
-            if length < (index + 1) * self.slot_bytes:  # the file ends before the slot does
+            if length < (index + 1) * files.slot_bytes:  # the file ends before the slot does
                 verdicts.append(Verdict.CORRUPT)
             else:
                 header = bytes(heads[index][: self._codec.header_bytes])
                 verdicts.append(self._codec.decode(keys[row], header, buffers[2 * index + 1], blocks[row]))
         return verdicts
 
-    def _scratch(self) -> tuple[list[memoryview], list[memoryview]]:
+    def _scratch(self, files: SlotFiles) -> tuple[list[memoryview], list[memoryview]]:
         """The thread's memory for one call: for what precedes each body, and for encrypted bodies."""
         found: tuple[list[memoryview], list[memoryview]] | None = getattr(self._local, "scratch", None)
         if found is None:
             body_bytes = self._codec.body_bytes
-            heads = [memoryview(bytearray(self.slot_bytes - body_bytes)) for _ in range(self.slots_per_call)]
-            sealed = self.slots_per_call if self._codec.sealed else 0
+            heads = [memoryview(bytearray(files.slot_bytes - body_bytes)) for _ in range(files.slots_per_call)]
+            sealed = files.slots_per_call if self._codec.sealed else 0
             found = self._local.scratch = (heads, [memoryview(bytearray(body_bytes)) for _ in range(sealed)])
         return found

@@ -21,12 +21,11 @@ class StoreReader:
     Args:
         root: the folder of stores.
         codec: of the records.
-        slot_bytes: of a slot.
         clock: seconds.
     """
 
-    def __init__(self, root: Path, codec: RecordCodec, slot_bytes: int, clock: Callable[[], float]) -> None:
-        self._open = partial(open_to_read, root, codec, slot_bytes)
+    def __init__(self, root: Path, codec: RecordCodec, clock: Callable[[], float]) -> None:
+        self._open = partial(open_to_read, root, codec)
         self._clock = clock
         self._lock = threading.Lock()  # guards what follows; held even while the disk hangs
         self._closed = False

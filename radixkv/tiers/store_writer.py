@@ -21,7 +21,6 @@ from radixkv.tiers.open_store import Found, MediumErrors, OpenStore, open_to_wri
 from radixkv.tiers.record import RecordCodec, Verdict
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedBlock, primary_code
-from radixkv.tiers.slot_reader import SlotReader, runs_of
 from radixkv.tiers.slot_table import SlotTable
 from radixkv.tiers.stats import StoreCounters
 from radixkv.tiers.stored_pins import StoredPins
@@ -42,7 +41,6 @@ class StoreWriter:
     Args:
         root: the folder of stores.
         codec: of the records.
-        reader: of the slots, which knows how large they are.
         capacity: slots at most.
         queue_bytes: of blocks that may wait to be written.
         counters: count what happens.
@@ -60,7 +58,6 @@ class StoreWriter:
         self,
         root: Path,
         codec: RecordCodec,
-        reader: SlotReader,
         *,
         capacity: int,
         queue_bytes: int,
@@ -69,8 +66,6 @@ class StoreWriter:
     ) -> None:
         self._root = root
         self._codec = codec
-        self._slot_bytes = reader.slot_bytes
-        self._slots_per_call = reader.slots_per_call
         self._capacity = capacity
         self._counters = counters
         self._clock = clock
@@ -160,9 +155,7 @@ class StoreWriter:
         with self._index_lock:
             cleared = self._uncleared
             self._mount.check()
-            opened, entries, free, pins = open_to_write(
-                self._root, self._codec, self._slot_bytes, self._capacity, cleared
-            )
+            opened, entries, free, pins = open_to_write(self._root, self._codec, self._capacity, cleared)
             try:
                 self._mount.check()  # now it is there
                 self.pins.load(pins)
@@ -260,11 +253,11 @@ class StoreWriter:
         slots = self._allocate(opened, len(batch))
         placed = list(zip(batch, slots, strict=False))
         try:
-            for part in runs_of(slots, opened.files.slots_per_file, self._slots_per_call):
+            for part in opened.files.runs(slots):
                 buffers: list[bytes | memoryview] = []
                 for pending, _ in placed[part.start : part.stop]:
                     header, body = self._codec.encode(pending.key, pending.block.data)
-                    buffers += [header.ljust(self._slot_bytes - len(body), b"\0"), body]
+                    buffers += [header.ljust(opened.files.slot_bytes - len(body), b"\0"), body]
                 opened.files.write(slots[part.start], buffers)
             with self._index_lock:
                 # What is cleared from here on is deleted again by the thread that clears, once this lock is free.
@@ -350,7 +343,7 @@ class StoreWriter:
         """Overwrite the free ones among the slots that are to be overwritten; others have new blocks by now."""
         if not self._unwiped:
             return
-        zeros = bytes(self._slot_bytes)
+        zeros = bytes(opened.files.slot_bytes)
         try:
             for slot in self._unwiped.intersection(self._free):
                 opened.files.write(slot, [zeros])

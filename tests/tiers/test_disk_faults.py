@@ -93,9 +93,15 @@ def test_what_is_cleared_while_the_disk_fails_is_overwritten_when_it_is_back(
 @pytest.mark.parametrize("everything", [False, True], ids=["a namespace", "everything"])
 @pytest.mark.parametrize("failing", ["index", "slots"])
 def test_what_a_batch_that_failed_has_written_is_overwritten(
-    open_tier: OpenTier, clock: FakeClock, tmp_path: Path, everything: bool, failing: str
+    open_tier: OpenTier,
+    clock: FakeClock,
+    tmp_path: Path,
+    everything: bool,
+    failing: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No index had it, so clearing its namespace left it, and so did closing the store."""
+    monkeypatch.setattr(slot_files, "CALL_BYTES", 3 * SLOT)
     tier = open_tier()
     put(tier, prefix_keys("bob", 1), np.zeros_like(BLOCKS[:1]))
     write = SlotFiles.write
@@ -106,7 +112,6 @@ def test_what_a_batch_that_failed_has_written_is_overwritten(
     else:
         answers = iter([write, mock.Mock(side_effect=OSError(errno.ENOSPC, "no space left"))])
         fault = mock.patch.object(SlotFiles, "write", lambda *arguments: next(answers)(*arguments))
-        tier._writer._slots_per_call = 3
     with fault:
         put(tier)
     assert bytes_of_blocks_in(tmp_path) == (6 if failing == "index" else 3)
