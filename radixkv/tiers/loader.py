@@ -114,12 +114,18 @@ class BlockLoader:
             look_up.keys, spans = find_prefix(self._stack, self._keys, look_up.namespace, look_up.tokens, look_up.start)
             missing = look_up.first_missing(spans)
             # The queue is written in order: once its last match is written, all are.
-            for blocks in reversed(queued):
-                if any(self._has_some(part, look_up, missing) for part in blocks.parts):
-                    look_up.waits_for_writer = True
-                    again = partial(self._find, look_up, wait=False)
-                    self._writer.when_written(blocks, partial(self._finder.submit, again))
-                    return
+            last = next(
+                (
+                    blocks
+                    for blocks in reversed(queued)
+                    if any(self._has_some(p, look_up, missing) for p in blocks.parts)
+                ),
+                None,
+            )
+            if last is not None:
+                look_up.waits_for_writer = True
+                last.done.add_done_callback(lambda _: self._finder.submit(partial(self._find, look_up, wait=False)))
+                return
         except BaseException:
             self._answer(look_up, [])
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -49,14 +50,14 @@ class QueuedBlocks:
         generations: of the parts' namespaces when they were queued.
         fetch: returns the blocks' bytes.
         release: called when nothing uses these bytes any more.
-        jobs: called when the blocks are written or lost; None: they already are.
+        done: has its result when the blocks are written or lost.
     """
 
     parts: Sequence[PrefixBlocks]
     generations: Sequence[int]
     fetch: Callable[[], BlockBytes]
     release: Callable[[], None]
-    jobs: list[Callable[[], None]] | None = field(default_factory=list)
+    done: Future[None] = field(default_factory=Future)
 
 
 class BlockWriter:
@@ -144,14 +145,6 @@ class BlockWriter:
         with self._changed:
             return list(self._queue)
 
-    def when_written(self, queued: QueuedBlocks, job: Callable[[], None]) -> None:
-        """Call ``job`` when the blocks are written or lost: by the thread that writes, or at once."""
-        with self._changed:
-            if queued.jobs is not None:
-                queued.jobs.append(job)
-                return
-        job()
-
     def flush(self, timeout: float) -> bool:
         """Wait until nothing is queued; False if ``timeout`` seconds were not enough."""
         with self._changed:
@@ -185,10 +178,8 @@ class BlockWriter:
             with self._changed:
                 del self._queue[queued]
                 self._num_queued -= sum(part.num_blocks for part in queued.parts)
-                jobs, queued.jobs = queued.jobs, None
                 self._changed.notify_all()
-            for job in jobs or ():
-                job()
+            queued.done.set_result(None)
 
     def _keys_of(self, part: PrefixBlocks) -> list[BlockKey]:
         keys = self._keys.of(part.namespace, part.tokens)
