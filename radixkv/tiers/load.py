@@ -75,10 +75,7 @@ class Load:
     _changed: threading.Condition = field(default_factory=threading.Condition)  # guards what follows
     _num_wanted: int = 0  # blocks before the first one that is missing
     _num_writing: int = 0  # chunks that are being written
-    # Chunks that are being read or written, by their first block: the tier, and when reading began.
-    _begun: dict[int, tuple[int, float]] = field(default_factory=dict)
-    # Finished chunks that come after an unfinished one, by their first block.
-    _finished: dict[int, _Finished] = field(default_factory=dict)
+    _chunks: dict[int, _Chunk] = field(default_factory=dict)  # begun and not yet counted, by their first block
     _num_tried: int = 0  # blocks that were written or are lost, with all before them
     _tried_at: float = 0.0  # when the last of them was
 
@@ -88,13 +85,13 @@ class Load:
     def begin_chunk(self, chunk: Span, began: float) -> bool:
         """Note that reading a chunk begins; False: it need not be read."""
         start = chunk.start - self.first
-        self._begun[start] = (chunk.tier, began)
+        self._chunks[start] = _Chunk(chunk.tier, chunk.stop - self.first, began)
         return self._wants(start)
 
     def in_vain(self, now: float) -> tuple[int, float] | None:
         """The tier that the next blocks are read from, and for how long so far; None: earlier loads are still being read."""
-        begun = self._begun.get(self._num_tried)
-        return None if begun is None else (begun[0], now - max(begun[1], self._tried_at))
+        chunk = self._chunks.get(self._num_tried)
+        return None if chunk is None else (chunk.tier, now - max(chunk.began, self._tried_at))
 
     def cancel(self) -> None:
         """Write nothing more from now on. Waits for chunks that are being written, which does not involve a medium."""
@@ -120,21 +117,21 @@ class Load:
         Returns:
             Whether the load is done.
         """
-        start, stop = chunk.start - self.first, chunk.stop - self.first
+        start = chunk.start - self.first
+        begun = self._chunks[start]
         with self._changed:
-            wanted = self._wants(start)
-            self._num_writing += wanted
-        num_written = 0
+            begun.is_wanted = self._wants(start)
+            self._num_writing += begun.is_wanted
         try:
-            if wanted and len(blocks):
+            if begun.is_wanted and len(blocks):
                 rows.write(self.block_ids[start : start + len(blocks)], blocks, self.fence)
-                num_written = len(blocks)
+                begun.num_written = len(blocks)
         finally:
             with self._changed:
-                self._num_writing -= wanted
-                if num_written < stop - start:
-                    self._num_wanted = min(self._num_wanted, start + num_written)
-                self._finished[start] = _Finished(stop, num_written, wanted, clock())
+                self._num_writing -= begun.is_wanted
+                if begun.num_written < begun.stop - start:
+                    self._num_wanted = min(self._num_wanted, start + begun.num_written)
+                begun.ended = clock()
                 self._count()
                 self._changed.notify_all()
                 is_done = self._num_tried == len(self.block_ids)
@@ -147,21 +144,23 @@ class Load:
 
     def _count(self) -> None:
         """Count chunks that have finished along with all before them. Time in which two were read at once counts once."""
-        while (finished := self._finished.pop(self._num_tried, None)) is not None:
-            tier, began = self._begun.pop(self._num_tried)
-            if finished.wanted and self.num_loaded == self._num_tried:  # else blocks before these are missing
-                self.num_loaded += finished.num_written
-                seconds = max(0.0, finished.at - max(began, self._tried_at))
-                self.read.append((tier, finished.num_written, seconds))
-            self._num_tried = finished.stop
-            self._tried_at = max(self._tried_at, finished.at)
+        while (chunk := self._chunks.get(self._num_tried)) is not None and chunk.ended is not None:
+            del self._chunks[self._num_tried]
+            if chunk.is_wanted and self.num_loaded == self._num_tried:  # else blocks before these are missing
+                self.num_loaded += chunk.num_written
+                seconds = max(0.0, chunk.ended - max(chunk.began, self._tried_at))
+                self.read.append((chunk.tier, chunk.num_written, seconds))
+            self._num_tried = chunk.stop
+            self._tried_at = max(self._tried_at, chunk.ended)
 
 
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    """A finished chunk: where the next one begins, how many blocks were written, if any should have been, and when."""
+@dataclass(slots=True)
+class _Chunk:
+    """A part of a load that one thread reads and writes: from which tier, until which block, and from when until when."""
 
+    tier: int
     stop: int
-    num_written: int
-    wanted: bool
-    at: float
+    began: float
+    ended: float | None = None
+    is_wanted: bool = False
+    num_written: int = 0
