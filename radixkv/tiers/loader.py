@@ -72,7 +72,7 @@ class BlockLoader:
         self._preparer = Worker("radixkv-tier-memory")
         self._early_preparer = Worker("radixkv-tier-early-memory")
         self._num_prepared = min(num_stored, rows.num_blocks, _MAX_PREPARED_BYTES // rows.nbytes)
-        self._prepare_some(0)
+        self._early_preparer.submit(partial(self._prepare, 0))
 
     def look_up(self, look_up: LookUp) -> None:
         """Begin to look for a prefix."""
@@ -92,17 +92,14 @@ class BlockLoader:
             finished &= worker.stop(max(0.0, deadline - self._clock()))
         return finished
 
-    def _prepare_some(self, start: int) -> None:
+    def _prepare(self, start: int) -> None:
         """Prepare the pool's memory from a block on, so that the first loads after a restart do not wait for it."""
         stop = min(start + _PREPARED_BLOCKS, self._num_prepared)
         if start < stop:
-            self._early_preparer.submit(partial(self._prepare, start, stop))
-
-    def _prepare(self, start: int, stop: int) -> None:
-        began = time.monotonic()
-        self._rows.prepare(np.arange(start, stop, dtype=np.int32))
-        time.sleep(_PREPARING_PAUSE * (time.monotonic() - began))
-        self._prepare_some(stop)
+            began = time.monotonic()
+            self._rows.prepare(np.arange(start, stop, dtype=np.int32))
+            time.sleep(_PREPARING_PAUSE * (time.monotonic() - began))
+            self._early_preparer.submit(partial(self._prepare, stop))  # a job of its own, so that `stop` ends it
 
     def _find(self, look_up: LookUp, *, wait: bool) -> None:
         """Look for a prefix. If missing blocks are on their way down, look again, once, when they have been written."""
