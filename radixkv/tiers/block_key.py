@@ -5,9 +5,9 @@
     fingerprint of the model ─┐
     secret ── namespace ──────┴─> digest ── tokens of block 0 ──> d0 ── tokens of block 1 ──> d1 ...
 
-The tree's 64-bit hashes (`radixkv.cache.block_hash`) only find candidates, and the tree compares the tokens. A tier cannot
-walk up a tree to compare what came before, so its digests are wide enough that nobody can make two collide; a block's own
-tokens are compared as well.
+The tree's 64-bit hashes (`radixkv.cache.block_hash`) only find candidates, whose tokens are then compared. A tier cannot
+compare the tokens before a block, so its digests are wide enough that nobody can make two collide; the block's own tokens are
+compared as well.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class BlockKey:
     """One block of one prefix.
 
     Attributes:
-        namespace: what a tier clears by. An engine uses one for a whole group of namespaces, such as all of one tenant's: the
-            digest of the group's name and the model's fingerprint (`radixkv.tiers.prefix_keys.PrefixKeys.group`).
+        namespace: what a tier clears by. An engine uses one for a group of namespaces, such as all of one tenant's (see
+            `radixkv.tiers.prefix_keys.PrefixKeys.group`).
         digest: covers the namespace, the fingerprint, and all tokens up to the block's end.
         tokens: the block's own tokens, int32 little-endian.
         is_whole: False: it is partly filled, and the last of its prefix.
@@ -69,15 +69,16 @@ def next_digest(before: bytes, tokens: bytes) -> bytes:
     return blake2b(before + tokens, digest_size=DIGEST_BYTES).digest()
 
 
-def block_keys(namespace: bytes, tokens: bytes, block_bytes: int) -> Iterator[BlockKey]:
-    """The keys of a prefix's whole blocks, first to last.
+def block_keys(namespace: bytes, tokens: bytes, block_bytes: int, before: bytes | None = None) -> Iterator[BlockKey]:
+    """The keys of consecutive whole blocks, first to last.
 
     Args:
-        namespace: from `namespace_digest`, or the digest of the previous block; the keys get it as their namespace.
-        tokens: of the prefix, int32 little-endian.
+        namespace: of the keys.
+        tokens: of the blocks, int32 little-endian.
         block_bytes: of one block's encoded tokens.
+        before: what the first digest continues: that of the block before it, or of its namespace; None: ``namespace``.
     """
-    digest = namespace
+    digest = namespace if before is None else before
     for end in range(block_bytes, len(tokens) + 1, block_bytes):
         block = tokens[end - block_bytes : end]
         digest = next_digest(digest, block)

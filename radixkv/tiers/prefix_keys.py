@@ -63,10 +63,9 @@ class PrefixKeys:
             kept_tokens, keys = self._kept.get(name, (b"", []))
         if not kept_tokens.startswith(tokens):
             num_common = len(kept_tokens) // size if tokens.startswith(kept_tokens) else 0
-            start = keys[num_common - 1].digest if num_common else self._digest(namespace)
-            group = self.group(namespace)
-            more = block_keys(start, tokens[num_common * size :], size)
-            keys = keys[:num_common] + [BlockKey(group, key.digest, key.tokens) for key in more]
+            before = keys[num_common - 1].digest if num_common else self._digest(namespace)
+            more = block_keys(self.group(namespace), tokens[num_common * size :], size, before)
+            keys = [*keys[:num_common], *more]
             if self._events is not None:
                 self._events.note(namespace, tokens, keys)
             with self._lock:
