@@ -63,22 +63,6 @@ class OpenStore:
             self.lock.close()
 
 
-class OpenedStore(NamedTuple):
-    """A store that was opened to be written, and what was in it.
-
-    Attributes:
-        store: the store.
-        entries: its blocks by digest, from the least to the most recently used.
-        free: its free slots.
-        pins: those that its index holds.
-    """
-
-    store: OpenStore
-    entries: OrderedDict[bytes, IndexedBlock]
-    free: list[int]
-    pins: list[IndexedPin]
-
-
 class Found(NamedTuple):
     """Blocks of one prefix.
 
@@ -102,15 +86,13 @@ def open_to_read(root: Path, codec: RecordCodec) -> OpenStore:
         OSError, sqlite3.Error: the store is not there, or the disk fails.
     """
     folder = root / codec.name
-    with ExitStack() as opened:
-        index = SlotIndex(folder, writable=False)
-        opened.callback(index.close)
-        files = SlotFiles(folder, slot_bytes_of(codec), writable=False)
-        opened.pop_all()
-        return OpenStore(None, index, files)
+    files = SlotFiles(folder, slot_bytes_of(codec), writable=False)  # holds nothing open yet
+    return OpenStore(None, SlotIndex(folder, writable=False), files)
 
 
-def open_to_write(root: Path, codec: RecordCodec, capacity: int, cleared: Iterable[bytes | None]) -> OpenedStore:
+def open_to_write(
+    root: Path, codec: RecordCodec, capacity: int, cleared: Iterable[bytes | None]
+) -> tuple[OpenStore, OrderedDict[bytes, IndexedBlock], list[int], list[IndexedPin]]:
     """Open a store, made if it is not there, as the one process that writes it.
 
     Args:
@@ -118,6 +100,9 @@ def open_to_write(root: Path, codec: RecordCodec, capacity: int, cleared: Iterab
         codec: of the records; its name is that of the store.
         capacity: slots, at least 1; of more blocks, the most recently used ones are kept, and the other space is given back.
         cleared: namespaces to forget; a None among them: all.
+
+    Returns:
+        The store, its blocks by digest, least recently used first, its free slots, and its pins.
 
     Raises:
         OSError, sqlite3.Error: the disk fails.
@@ -147,7 +132,7 @@ def open_to_write(root: Path, codec: RecordCodec, capacity: int, cleared: Iterab
         taken = {entry.slot for entry in rows}
         free = [slot for slot in range(files.num_slots) if slot not in taken]
         opened.pop_all()
-        return OpenedStore(OpenStore(lock, index, files), entries, free, pins)
+        return OpenStore(lock, index, files), entries, free, pins
 
 
 def _read_index(
