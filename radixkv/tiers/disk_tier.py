@@ -154,11 +154,11 @@ class DiskTier:
         if found.files is None:
             return 0
         slots = [entry.slot for _, entry in found.blocks]
-        verdicts, errors = self._reader.read(found.files, keys, slots, out)
-        for error in errors:
-            self._failed(error)
+        verdicts, error = self._reader.read(found.files, keys, slots, out)
         count = next((row for row, verdict in enumerate(verdicts) if verdict is not Verdict.RIGHT), len(verdicts))
-        if count and not errors:
+        if error is not None:
+            self._failed(error)
+        elif count:
             self._reads.worked()
         self._counters.add(corrupt_blocks=self._store.note_verdicts(found, verdicts, count))
         return count

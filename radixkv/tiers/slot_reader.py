@@ -54,8 +54,8 @@ class SlotReader:
 
     def read(
         self, files: SlotFiles, keys: Sequence[BlockKey], slots: Sequence[int], out: BlockBytes
-    ) -> tuple[list[Verdict | None], list[OSError]]:
-        """Read blocks from their slots.
+    ) -> tuple[list[Verdict | None], OSError | None]:
+        """Read blocks from their slots, up to a call that fails.
 
         Args:
             files: with the slots.
@@ -64,22 +64,21 @@ class SlotReader:
             out: a row per block.
 
         Returns:
-            What each slot holds, None where it could not be read; and the errors of the system.
+            What each slot holds, None where it could not be read; and the system's error, if there was one.
         """
         if self._read_records is not None:
             return self._read_compiled(self._read_records, files, keys, slots, out)
-        errors: list[OSError] = []
         # Slices of memory views cost a fraction of those of arrays.
         size, memory = out.shape[1], out.data.cast("B")
         blocks = [memory[start : start + size] for start in range(0, len(slots) * size, size)]
 
         verdicts: list[Verdict | None] = [None] * len(slots)
-        for run in files.runs(slots):
-            try:
+        try:
+            for run in files.runs(slots):
                 verdicts[run.start : run.stop] = self._read_run(files, keys, slots, blocks, run)
-            except OSError as error:
-                errors.append(error)
-        return verdicts, errors
+        except OSError as error:  # blocks behind it are of no use without it
+            return verdicts, error
+        return verdicts, None
 
     def _read_compiled(
         self,
@@ -88,18 +87,15 @@ class SlotReader:
         keys: Sequence[BlockKey],
         slots: Sequence[int],
         out: BlockBytes,
-    ) -> tuple[list[Verdict | None], list[OSError]]:
-        errors: list[OSError] = []
-        with files.places(slots) as (places, refused):
-            if refused is not None:  # blocks behind it are of no use without it
-                errors.append(refused)
+    ) -> tuple[list[Verdict | None], OSError | None]:
+        with files.places(slots) as (places, error):
             headers = b"".join(map(self._codec.header_of, keys[: len(places)]))
             outcomes = read_records(places, headers, files.slot_bytes, out[: len(places)])
         failed = min(outcomes, default=0)  # all that cannot be read fail for the same reason
         if failed < 0:
-            errors.append(OSError(-failed, os.strerror(-failed)))
+            error = OSError(-failed, os.strerror(-failed))
         verdicts = [None if outcome < 0 else _VERDICTS[outcome] for outcome in outcomes]
-        return verdicts + [None] * (len(slots) - len(places)), errors
+        return verdicts + [None] * (len(slots) - len(places)), error
 
     def _read_run(
         self, files: SlotFiles, keys: Sequence[BlockKey], slots: Sequence[int], blocks: Sequence[memoryview], run: range
