@@ -19,16 +19,21 @@ PeerPython = Annotated[
     Path | None, typer.Option(exists=True, dir_okay=False, help="python of an environment in which it is installed")
 ]
 PlotPath = Annotated[Path | None, typer.Option(callback=writable_plot, help="draw the figures into this file")]
+Rounds = Annotated[int, typer.Option(min=1, help="rounds; the median counts")]
+RoundsInTurns = Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")]
 Only = Annotated[str | None, typer.Option(help="rows whose name contains this")]
+OnlyWorkloads = Annotated[str | None, typer.Option(help="workloads whose name contains this")]
 Resume = Annotated[bool, typer.Option("--resume", help="keep the rows that the file has, and measure the others")]
+AttackSeed = Annotated[int, typer.Option(help="of what the attackers do")]
+
+
+def _exit_unless(succeeded: bool) -> None:
+    if not succeeded:
+        raise typer.Exit(1)
 
 
 @app.command()
-def e2e(
-    json_path: JsonPath = None,
-    rounds: Annotated[int, typer.Option(min=1, help="rounds; the median counts")] = 3,
-    only: Annotated[str | None, typer.Option(help="workloads whose name contains this")] = None,
-) -> None:
+def e2e(json_path: JsonPath = None, rounds: Rounds = 3, only: OnlyWorkloads = None) -> None:
     """End to end against transformers' generate."""
     from radixkv.bench.engine.e2e import run_e2e
 
@@ -43,8 +48,8 @@ def against(
     quantization: Annotated[str | None, typer.Option(help="of our weights: int8 or int4")] = None,
     json_path: JsonPath = None,
     plot: PlotPath = None,
-    rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
-    only: Annotated[str | None, typer.Option(help="workloads whose name contains this")] = None,
+    rounds: RoundsInTurns = 3,
+    only: OnlyWorkloads = None,
     kind: Annotated[
         Literal["end-to-end", "requests", "experts", "steps"],
         typer.Option(
@@ -71,7 +76,7 @@ def against(
 def drafts(
     json_path: JsonPath = None,
     plot: PlotPath = None,
-    rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 1,
+    rounds: RoundsInTurns = 1,
     rows: Annotated[
         list[str] | None, typer.Option(help="kinds of work whose name contains this; may be repeated")
     ] = None,
@@ -88,10 +93,7 @@ def drafts(
 
 
 @app.command()
-def cache(
-    json_path: JsonPath = None,
-    rounds: Annotated[int, typer.Option(min=1, help="rounds; the median counts")] = 15,
-) -> None:
+def cache(json_path: JsonPath = None, rounds: Rounds = 15) -> None:
     """What the cache's bookkeeping costs, against a chain of block hashes."""
     from radixkv.bench.cache.bookkeeping import run_cache
 
@@ -110,29 +112,19 @@ def cache_scaling(
 
 
 @app.command()
-def attention(
-    json_path: JsonPath = None,
-    only: Only = None,
-    resume: Resume = False,
-) -> None:
+def attention(json_path: JsonPath = None, only: Only = None, resume: Resume = False) -> None:
     """One layer's attention, cache writes, block copies and draws on a GPU, against what they must cost."""
     from radixkv.bench.gpu.attention import run_attention
 
-    if not run_attention(console_for(json_path), json_path, only, resume):
-        raise typer.Exit(1)
+    _exit_unless(run_attention(console_for(json_path), json_path, only, resume))
 
 
 @app.command()
-def tiles(
-    json_path: JsonPath = None,
-    only: Only = None,
-    resume: Resume = False,
-) -> None:
+def tiles(json_path: JsonPath = None, only: Only = None, resume: Resume = False) -> None:
     """Which tile configuration is fastest on a GPU, and from when on sharing and splitting pay."""
     from radixkv.bench.gpu.tiles import run_tiles
 
-    if not run_tiles(console_for(json_path), json_path, only, resume):
-        raise typer.Exit(1)
+    _exit_unless(run_tiles(console_for(json_path), json_path, only, resume))
 
 
 @app.command()
@@ -158,16 +150,11 @@ def routing(
 
 
 @app.command()
-def decode(
-    json_path: JsonPath = None,
-    only: Only = None,
-    resume: Resume = False,
-) -> None:
+def decode(json_path: JsonPath = None, only: Only = None, resume: Resume = False) -> None:
     """Whole decoding steps of 8 billion weights on a GPU, against what they must cost and transformers."""
     from radixkv.bench.gpu.decode import run_decode
 
-    if not run_decode(console_for(json_path), json_path, only, resume):
-        raise typer.Exit(1)
+    _exit_unless(run_decode(console_for(json_path), json_path, only, resume))
 
 
 @app.command()
@@ -193,10 +180,10 @@ def first_light(
     from radixkv.bench.gpu.first_light import run_first_light
     from radixkv.bench.gpu.first_light_parts import first_light_parts
 
-    if not run_first_light(
+    succeeded = run_first_light(
         console_for(json_path), json_path, first_light_parts(), minutes, total_minutes, resume, only or (), skip or ()
-    ):
-        raise typer.Exit(1)
+    )
+    _exit_unless(succeeded)
 
 
 @app.command()
@@ -205,7 +192,7 @@ def tier_reads(
         Path | None,
         typer.Option(exists=True, file_okay=False, help="on the disk to measure [default: temporary files]"),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 5,
+    rounds: RoundsInTurns = 5,
     json_path: JsonPath = None,
 ) -> None:
     """How fast the disk tier reads and writes blocks, against a plain loop over the same file and memcpy."""
@@ -227,8 +214,7 @@ def check() -> None:
     """Run the fast benches, and report what became slower than the committed figures by more than the noise."""
     from radixkv.bench.check import run_check
 
-    if not run_check(Console()):
-        raise typer.Exit(1)
+    _exit_unless(run_check(Console()))
 
 
 @app.command()
@@ -240,14 +226,13 @@ def soak(
     """Random work on the cache, every rule checked throughout."""
     from radixkv.bench.cache.soak import run_soak
 
-    if not run_soak(console_for(json_path), minutes, seed, json_path):
-        raise typer.Exit(1)
+    _exit_unless(run_soak(console_for(json_path), minutes, seed, json_path))
 
 
 @app.command()
 def soak_server(
     minutes: Annotated[float, typer.Option(min=0.05, help="how long")] = 10,
-    seed: Annotated[int, typer.Option(help="of what the attackers do")] = 0,
+    seed: AttackSeed = 0,
     max_wait: Annotated[
         float, typer.Option(help="full steps to the first token of 99 % of normal answers, at most")
     ] = 4.0,
@@ -258,14 +243,13 @@ def soak_server(
     with needing_extra("bench,server"):
         from radixkv.bench.serving.soak import run_soak_server
 
-    if not run_soak_server(console_for(json_path), minutes, seed, max_wait, max_stall, json_path):
-        raise typer.Exit(1)
+    _exit_unless(run_soak_server(console_for(json_path), minutes, seed, max_wait, max_stall, json_path))
 
 
 @app.command()
 def attacks(
     seconds: Annotated[float, typer.Option(min=0.1, help="for each attack")] = 4.0,
-    seed: Annotated[int, typer.Option(help="of what the attackers do")] = 0,
+    seed: AttackSeed = 0,
     checkout: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="folder of another version, to attack it, too")
     ] = None,
@@ -306,14 +290,14 @@ def serve(
 
     shape = LoadShape(conversations, turns, prefixes, prefix_tokens, prompt_tokens, answer_tokens, seed)
     client = HttpClient(url, model, api_key, ignore_eos)
-    if not run_serve(console_for(json_path, plot), client, url, shape, Arrivals(rate, concurrency), json_path, plot):
-        raise typer.Exit(1)
+    arrivals = Arrivals(rate, concurrency)
+    _exit_unless(run_serve(console_for(json_path, plot), client, url, shape, arrivals, json_path, plot))
 
 
 @app.command()
 def fairness(
     model: Model = None,
-    rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
+    rounds: RoundsInTurns = 3,
     json_path: JsonPath = None,
     plot: PlotPath = None,
 ) -> None:
@@ -328,7 +312,7 @@ def http_cost(
     model: Model = None,
     streams: Annotated[int, typer.Option(min=1, help="answers at a time")] = 64,
     answer_tokens: Annotated[int, typer.Option(min=2, help="length of each")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="rounds; the median counts")] = 3,
+    rounds: Rounds = 3,
     json_path: JsonPath = None,
 ) -> None:
     """What HTTP costs, against the same load on the engine in the same run."""
@@ -343,7 +327,7 @@ def tiers(
     model: Model = None,
     conversations: Annotated[int, typer.Option(min=32, help="of a working set four times the pool")] = 48,
     turns: Annotated[int, typer.Option(min=1, help="of each conversation")] = 5,
-    rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
+    rounds: RoundsInTurns = 3,
     shared_cache: Annotated[
         str | None, typer.Option(help="measure this shared store, too: a folder, or a Redis or Valkey server's URL")
     ] = None,
@@ -363,7 +347,7 @@ def cluster_bench(
         list[int] | None, typer.Option(min=2, help="of the larger cluster; may be repeated", show_default="2")
     ] = None,
     streams: Annotated[int, typer.Option(min=1, help="answers at a time")] = 32,
-    rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
+    rounds: RoundsInTurns = 3,
     json_path: JsonPath = None,
 ) -> None:
     """What an ingress over replicas costs against one server, and what it finds cached."""
@@ -401,7 +385,7 @@ def chaos(
     with needing_extra("cluster"):
         from radixkv.bench.cluster.chaos import run_chaos
 
-    if not run_chaos(
+    succeeded = run_chaos(
         console_for(json_path), model, replicas, streams, concurrency, seconds, answer_tokens, seed, json_path
-    ):
-        raise typer.Exit(1)
+    )
+    _exit_unless(succeeded)
