@@ -9,11 +9,6 @@ import typer
 app = typer.Typer(no_args_is_help=True, help="API keys of the server.")
 
 
-@app.callback()
-def keys() -> None:
-    """API keys of the server."""
-
-
 @app.command()
 def new(name: Annotated[str, typer.Argument(help="who will use it: letters, digits, - and _")]) -> None:
     """Make a key: it is shown once, with the entry for the file that `serve --keys-file` reads."""

@@ -18,11 +18,6 @@ Folder = Annotated[
 ]
 
 
-@app.callback()
-def store() -> None:
-    """Folders of stored blocks: info, verify, prune, clear."""
-
-
 @app.command()
 def info(
     folder: Folder, namespaces: Annotated[bool, typer.Option("--namespaces", help="also list namespaces")] = False
@@ -39,11 +34,8 @@ def info(
             print(f"  never hit: {_reason(path, error)}")
             failed = True
             continue
-        for line in _lines(found):
+        for line in _lines(found, namespaces):
             print(f"  {line}")
-        if namespaces:
-            for namespace, count in sorted(found.namespaces.items(), key=lambda item: -item[1]):
-                print(f"  namespace {namespace.hex()}: {_number(count, 'block')}")
     if failed:
         raise typer.Exit(1)
 
@@ -148,7 +140,7 @@ def _stores(folder: Path) -> list[Path]:
     return paths
 
 
-def _lines(info: StoreInfo) -> Iterator[str]:
+def _lines(info: StoreInfo, namespaces: bool) -> Iterator[str]:
     import datetime
 
     block = info.header.block_format
@@ -161,6 +153,8 @@ def _lines(info: StoreInfo) -> Iterator[str]:
         yield f"last used {datetime.datetime.fromtimestamp(info.last_used).isoformat(' ', 'seconds')}"
     yield "encrypted" if info.header.sealed else "not encrypted"
     yield f"written by {info.owner}" if info.owner else "no process writes to it"
+    for namespace, count in sorted(info.namespaces.items(), key=lambda item: -item[1]) if namespaces else ():
+        yield f"namespace {namespace.hex()}: {_number(count, 'block')}"
 
 
 def _precision(dtype: str) -> str:
