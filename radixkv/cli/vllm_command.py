@@ -51,6 +51,7 @@ def as_own_arguments(args: Iterable[str], own: Collection[str]) -> list[str]:
             kept.append(word)
             continue
         option, equals, text = word.partition("=")
+        value = text if equals else None
         option = _SHORT.get(option, option)
         if option.startswith("--"):
             option = option.replace("_", "-")
@@ -61,17 +62,17 @@ def as_own_arguments(args: Iterable[str], own: Collection[str]) -> list[str]:
                 while rest and not rest[0].startswith("-"):
                     kept += [option, rest.popleft()]
         elif option == "--model":
-            kept.append(_value(option, text if equals else None, rest))
+            kept.append(_value(option, value, rest))
         elif option == "--allowed-origins" and "--cors-origin" in own:
-            for origin in _origins(_value(option, text if equals else None, rest)):
+            for origin in _origins(_value(option, value, rest)):
                 kept += ["--cors-origin", origin]
-        elif not _is_vllm_option(option, text if equals else None, rest):
+        elif not _is_vllm_option(option, value, rest):
             kept.append(word)
     return kept
 
 
 def _is_vllm_option(option: str, text: str | None, rest: deque[str]) -> bool:
-    """Whether only vLLM has an option; its value is then taken from ``rest``, and checked."""
+    """Whether only vLLM has an option; its value is then checked, and taken from ``rest`` unless it is ``text``."""
     name = option.removeprefix("--").replace("-", "_")
     options = {**ENGINE, **SERVER}
     positive = name.removeprefix("no_")
@@ -80,10 +81,8 @@ def _is_vllm_option(option: str, text: str | None, rest: deque[str]) -> bool:
         return True
     if not option.startswith("--") or name not in options:
         return False
-    if options[name].is_flag:
-        options[name].check(name, True if text is None else _parsed(text))
-    else:
-        options[name].check(name, _parsed(_value(option, text, rest)))
+    is_set = options[name].is_flag and text is None
+    options[name].check(name, True if is_set else _parsed(_value(option, text, rest)))
     return True
 
 
