@@ -19,17 +19,36 @@ from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.stack import Span, TierStack
 
 
-class SlowRows(PoolRows):
-    """Of a pool: a write ends when reading has failed, and notes whether the load was said to be done by then."""
+class Rows(PoolRows):
+    """Of a pool; block ``i`` is the number that was written to it last, or -1."""
 
     nbytes, num_blocks = 8, 64
 
-    def __init__(self, load: Load, failed: threading.Event) -> None:
-        self._load, self._failed = load, failed
-        self.done_before_written: bool | None = None
+    def __init__(self) -> None:
+        self.blocks = np.full(self.num_blocks, -1)
 
     def prepare(self, block_ids: NDArray[np.int32]) -> None:
         pass
+
+    def write(self, block_ids: NDArray[np.int32], data: NDArray[np.uint8], fence: object) -> None:
+        self.blocks[block_ids] = data.view(np.int64)[:, 0]
+
+
+def loader_of(stack: object, rows: PoolRows) -> BlockLoader:
+    """A loader that only reads from a stack."""
+    nothing = cast(Any, None)
+    return BlockLoader(
+        cast(TierStack, stack), nothing, nothing, rows, lambda count, nbytes: np.zeros((count, nbytes), np.uint8)
+    )
+
+
+class SlowRows(Rows):
+    """A write ends when reading has failed, and notes whether the load was said to be done by then."""
+
+    def __init__(self, load: Load, failed: threading.Event) -> None:
+        super().__init__()
+        self._load, self._failed = load, failed
+        self.done_before_written: bool | None = None
 
     def write(self, block_ids: NDArray[np.int32], data: NDArray[np.uint8], fence: object) -> None:
         self._failed.wait()
@@ -57,28 +76,11 @@ def test_a_load_is_not_done_while_a_chunk_of_it_is_written() -> None:
     failed = threading.Event()
     load = Load([], [Span(0, 0, 32)], 0, np.arange(32, dtype=np.int32))
     rows = SlowRows(load, failed)
-    stack = cast(TierStack, FailingStack(failed))
-    nothing = cast(Any, None)
-    loader = BlockLoader(stack, nothing, nothing, rows, lambda count, nbytes: np.zeros((count, nbytes), np.uint8))
+    loader = loader_of(FailingStack(failed), rows)
     loader.load(load)
     assert load.done.wait(60)
     assert rows.done_before_written is False
     assert loader.stop(60)
-
-
-class Rows(PoolRows):
-    """Of a pool; block ``i`` is the number that was written to it last, or -1."""
-
-    nbytes, num_blocks = 8, 64
-
-    def __init__(self) -> None:
-        self.blocks = np.full(self.num_blocks, -1)
-
-    def prepare(self, block_ids: NDArray[np.int32]) -> None:
-        pass
-
-    def write(self, block_ids: NDArray[np.int32], data: NDArray[np.uint8], fence: object) -> None:
-        self.blocks[block_ids] = data.view(np.int64)[:, 0]
 
 
 class UnevenStack:
@@ -102,9 +104,7 @@ def test_blocks_are_loaded_up_to_the_first_that_is_missing(num_first: int | None
     count = 61
     rows = Rows()
     load = Load([], [Span(0, 0, 40), Span(1, 40, count)], 0, np.arange(count, dtype=np.int32)[::-1].copy())
-    nothing = cast(Any, None)
-    stack = cast(TierStack, UnevenStack(num_first))
-    loader = BlockLoader(stack, nothing, nothing, rows, lambda count, nbytes: np.zeros((count, nbytes), np.uint8))
+    loader = loader_of(UnevenStack(num_first), rows)
     loader.load(load)
     assert load.done.wait(60)
     expected = count if num_first is None else num_first
@@ -114,29 +114,22 @@ def test_blocks_are_loaded_up_to_the_first_that_is_missing(num_first: int | None
     assert loader.stop(60)
 
 
-class MeetingRows(PoolRows):
-    """Of a pool: no write ends before another has begun, too."""
-
-    nbytes, num_blocks = 8, 64
+class MeetingRows(Rows):
+    """No write ends before another has begun, too."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.both = threading.Barrier(2)
-
-    def prepare(self, block_ids: NDArray[np.int32]) -> None:
-        pass
 
     def write(self, block_ids: NDArray[np.int32], data: NDArray[np.uint8], fence: object) -> None:
         self.both.wait(60)
 
 
 def test_chunks_are_written_at_the_same_time() -> None:
-    nothing = cast(Any, None)
     tier = HostTier(16 * 8, 8)
     keys = prefix_keys("a", *range(16))
     tier.put_many(keys, np.zeros((16, 8), np.uint8))
-    loader = BlockLoader(
-        TierStack([tier]), nothing, nothing, MeetingRows(), lambda count, nbytes: np.zeros((count, nbytes), np.uint8)
-    )
+    loader = loader_of(TierStack([tier]), MeetingRows())
     load = Load(keys, [Span(0, 0, 16)], 0, np.arange(16, dtype=np.int32))
     loader.load(load)
     assert load.done.wait(60)
@@ -148,14 +141,14 @@ def test_a_load_is_not_cancelled_while_a_later_chunk_of_it_is_written() -> None:
     """The chunk before it hangs. Blocks that are free again must not be written."""
     writing, goes_on = threading.Event(), threading.Event()
 
-    class SlowRows(Rows):
+    class WaitingRows(Rows):
         def write(self, block_ids: NDArray[np.int32], data: NDArray[np.uint8], fence: object) -> None:
             writing.set()
             assert goes_on.wait(60)
 
     load = Load([], [Span(0, 0, 16)], 0, np.arange(16, dtype=np.int32))
     first, second = Span(0, 0, 8), Span(0, 8, 16)
-    rows, data = SlowRows(), np.zeros((8, 8), np.uint8)
+    rows, data = WaitingRows(), np.zeros((8, 8), np.uint8)
     for chunk in (first, second):
         assert load.begin_chunk(chunk, 0.0)
     writer = threading.Thread(target=load.write, args=(rows, second, data, lambda: 1.0), daemon=True)
@@ -170,31 +163,12 @@ def test_a_load_is_not_cancelled_while_a_later_chunk_of_it_is_written() -> None:
     assert (load.num_loaded, load.read) == (0, [])
 
 
-class IgnoredRows(PoolRows):
-    """Of a pool that nobody reads."""
-
-    nbytes, num_blocks = 8, 64
-
-    def __init__(self) -> None:
-        pass
-
-    def prepare(self, block_ids: NDArray[np.int32]) -> None:
-        pass
-
-    def write(self, block_ids: NDArray[np.int32], data: NDArray[np.uint8], fence: object) -> None:
-        pass
-
-
 def test_of_a_prefix_that_was_loaded_in_chunks_the_head_stays_longest() -> None:
     """Each chunk was used after the one before it, and the first blocks, which the pool had, were not read at all."""
     tier = HostTier(48 * 8, 8)
     keys = prefix_keys("a", *range(40))
     tier.put_many(keys, np.zeros((40, 8), np.uint8))
-    nothing = cast(Any, None)
-    stack = TierStack([tier])
-    loader = BlockLoader(
-        stack, nothing, nothing, IgnoredRows(), lambda count, nbytes: np.zeros((count, nbytes), np.uint8)
-    )
+    loader = loader_of(TierStack([tier]), Rows())
     loader.load(Load(keys, [Span(0, 4, 40)], 4, np.arange(36, dtype=np.int32)))
     assert loader.stop(60)
     tier.put_many(prefix_keys("b", *range(20)), np.zeros((20, 8), np.uint8))
@@ -281,12 +255,9 @@ def test_of_a_load_behind_another_nothing_is_read_in_vain() -> None:
         def mark_used(self, prefix: Sequence[BlockKey]) -> None:
             pass
 
-    nothing = cast(Any, None)
     hanging = Load([], [Span(0, 0, 16)], 0, np.arange(16, dtype=np.int32))  # in both threads
     behind = Load([], [Span(1, 0, 16)], 0, np.arange(16, dtype=np.int32))
-    loader = BlockLoader(
-        cast(TierStack, Stack()), nothing, nothing, Rows(), lambda count, nbytes: np.zeros((count, nbytes), np.uint8)
-    )
+    loader = loader_of(Stack(), Rows())
     loader.load(hanging)
     loader.load(behind)
     begun.wait(60)
