@@ -17,9 +17,9 @@ from radixkv.tiers.tier_events import TierObserver
 
 
 class HostTier:
-    """Keeps the most recently used blocks in one array, in memory that the operating system hands out as it is written.
+    """Keeps the most recently used blocks in one array, whose memory the operating system hands out as it is written.
 
-    Above it may be a GPU, which copies from and to memory that is pinned: the few blocks that are on their way, not these.
+    The array is not pinned, even below a GPU: blocks go through a few pinned ones on their way.
 
     Args:
         capacity_bytes: of all blocks.
@@ -43,9 +43,8 @@ class HostTier:
         self._free = list(range(capacity - 1, -1, -1))
         # By digest, least recently used first: the row, and what it was put under.
         self._entries: OrderedDict[bytes, tuple[int, BlockKey]] = OrderedDict()
-        # By how many threads rows are being copied; until then nothing is written there.
+        # How many threads are copying each row; nothing is written there meanwhile.
         self._readers: Counter[int] = Counter()
-        self._free_when_read: set[int] = set()
         self._lock = threading.Lock()
         self._put_lock = threading.Lock()
         self._counters = StoreCounters()
@@ -85,7 +84,8 @@ class HostTier:
             np.take(self._rows, rows, axis=0, out=out[: len(rows)], mode="clip")
         finally:
             with self._lock:
-                self._end_reading(rows)
+                self._readers.subtract(rows)
+                self._readers = +self._readers  # without rows that nobody reads any more
         self._counters.add_read(len(rows), len(keys), self._rows[0].nbytes, time.monotonic() - began)
         return len(rows)
 
@@ -139,7 +139,7 @@ class HostTier:
             for digest, (row, key) in list(self._entries.items()):
                 if namespace in (None, key.namespace):
                     del self._entries[digest]
-                    self._free_row(row)
+                    self._free.append(row)
                     cleared.append(digest)
         if self.observer is not None:
             self.observer.on_removed(cleared)
@@ -154,28 +154,14 @@ class HostTier:
 
     def _take_row(self) -> tuple[int | None, bytes | None]:
         """A free row, or that of the least recently used block and its digest; no row: all are being read."""
-        if self._free:
-            return self._free.pop(), None
+        for place in range(len(self._free) - 1, -1, -1):
+            if not self._readers[self._free[place]]:
+                return self._free.pop(place), None
         for digest, (row, _) in self._entries.items():
             if not self._readers[row]:
                 del self._entries[digest]
                 return row, digest
         return None, None
-
-    def _end_reading(self, rows: list[int]) -> None:
-        self._readers.subtract(rows)
-        for row in rows:
-            if not self._readers[row]:
-                del self._readers[row]
-                if row in self._free_when_read:
-                    self._free_when_read.remove(row)
-                    self._free.append(row)
-
-    def _free_row(self, row: int) -> None:
-        if self._readers[row]:
-            self._free_when_read.add(row)
-        else:
-            self._free.append(row)
 
     def _leading_rows(self, keys: Sequence[BlockKey]) -> list[int]:
         rows = []
