@@ -192,18 +192,15 @@ class _Store:
     index: SlotIndex
     files: SlotFiles
 
-    def read(self, slot: int) -> memoryview:
-        record = memoryview(bytearray(self.files.slot_bytes))
-        return record[: self.files.read(slot, [record])]
-
     def verdict(self, row: IndexedBlock) -> Verdict:
         """Whether a block is in its slot; one that cannot be read counts as corrupt, being as lost."""
+        slot = memoryview(bytearray(self.files.slot_bytes))
         try:
-            slot = self.read(row.slot)
+            length = self.files.read(row.slot, [slot])
         except OSError:
             return Verdict.CORRUPT
         header = bytes(slot[: self.layout.header_bytes])
-        if len(slot) < self.files.slot_bytes or not self.layout.intact(header, slot[-self.layout.body_bytes :]):
+        if length < len(slot) or not self.layout.intact(header, slot[-self.layout.body_bytes :]):
             return Verdict.CORRUPT
         return Verdict.RIGHT if self.layout.digest_of(header) == row.digest else Verdict.OTHER
 
