@@ -95,7 +95,6 @@ class BlockMoves(TreeObserver):
         self._stopped = False
         self._evicted: list[_Part] = []  # still in place
         self._wanted = WantedPrefixes()
-        self._completed: list[PrefixBlocks] = []  # wanted prefixes whose last blocks are about to be sent
 
     # -- called by the tree --------------------------------------------------------------------------------------
 
@@ -179,9 +178,11 @@ class BlockMoves(TreeObserver):
             if count:
                 parts.append(evicted.first(count))
         self._evicted.clear()
+        completed: list[PrefixBlocks] = []
         if self._wanted:
-            parts += self._take_wanted(cache, timeout, 1.0 if timeout else _SHARE_DURING_STEPS)
-        self._send(parts, cache.copy_targets)
+            taken, completed = self._take_wanted(cache, timeout, 1.0 if timeout else _SHARE_DURING_STEPS)
+            parts += taken
+        self._send(parts, completed, cache.copy_targets)
 
     @property
     def has_unsent(self) -> bool:
@@ -196,7 +197,7 @@ class BlockMoves(TreeObserver):
     def write_wanted(self, cache: PrefixCache, seconds_left: Callable[[], float]) -> None:
         """Send down all wanted prefixes, while there is time left."""
         while self._wanted and (left := seconds_left()) > 0:
-            self._send(self._take_wanted(cache, min(left, _MAX_WAIT_SECONDS), 1.0), cache.copy_targets)
+            self._send(*self._take_wanted(cache, min(left, _MAX_WAIT_SECONDS), 1.0), cache.copy_targets)
 
     def write_hot(self, cache: PrefixCache, num_blocks: int, seconds_left: Callable[[], float]) -> None:
         """Send what is in the tree down while there is time left, most recently used first.
@@ -256,15 +257,19 @@ class BlockMoves(TreeObserver):
             tokens = self._path_tokens(node, self._num_whole(node)) + behind
             self._wanted.add(WantedPrefix(node.namespace, tokens, hashes))
 
-    def _take_wanted(self, cache: PrefixCache, timeout: float, share: float) -> list[_Part]:
+    def _take_wanted(self, cache: PrefixCache, timeout: float, share: float) -> tuple[list[_Part], list[PrefixBlocks]]:
         """Some blocks of wanted prefixes that are still in the tree, with room in the writer's queue.
 
         Args:
             cache: of the blocks.
             timeout: seconds to wait for such room.
             share: of the queue that may be full.
+
+        Returns:
+            The blocks, and the prefixes that are complete with them.
         """
         taken: list[_Part] = []
+        completed: list[PrefixBlocks] = []
         room = self._writer.reserve(_BLOCKS_PER_STEP, timeout, share)
         num_looked_at = 0
         while self._wanted and room and num_looked_at < _PREFIXES_PER_STEP:
@@ -278,7 +283,7 @@ class BlockMoves(TreeObserver):
             while stop < min(len(ids), start + room) and hashes[stop] not in self._known:
                 stop += 1
             if start == stop:
-                self._completed.append(PrefixBlocks(wanted.namespace, wanted.tokens, 0, len(hashes)))
+                completed.append(PrefixBlocks(wanted.namespace, wanted.tokens, 0, len(hashes)))
                 self._wanted.remove_first()
                 continue
             blocks = PrefixBlocks(wanted.namespace, wanted.tokens[: stop * self._block_bytes], start, stop)
@@ -287,13 +292,14 @@ class BlockMoves(TreeObserver):
             room -= stop - start
             wanted.start = stop
         self._writer.give_back(room)
-        return taken
+        return taken, completed
 
-    def _send(self, parts: list[_Part], copy_targets: set[int]) -> None:
+    def _send(self, parts: list[_Part], completed: list[PrefixBlocks], copy_targets: set[int]) -> None:
         """Have the writer write blocks for which it has reserved room.
 
         Args:
             parts: the blocks.
+            completed: prefixes that are complete with them.
             copy_targets: blocks that do not hold yet what they should (`PrefixCache.copy_targets`); only the partly filled
                 last block of a sequence that ended before it computed anything can be one.
         """
@@ -315,9 +321,8 @@ class BlockMoves(TreeObserver):
         if sent:
             self._send_rows(sent, partly_filled)
         # Written in several parts, the first one first; but the last one is to make room first.
-        for prefix in self._completed:
+        for prefix in completed:
             self._writer.mark_used(prefix)
-        self._completed.clear()
 
     def _send_rows(self, parts: list[_Part], partly_filled: dict[int, int]) -> None:
         try:
