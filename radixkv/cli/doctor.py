@@ -47,40 +47,25 @@ def examine() -> list[Finding]:
     """Examine packages, devices and the default model; loads torch, but no model."""
     import torch
 
-    findings = [Finding("RadixKV", __version__), Finding("Python", platform.python_version())]
-    for package in ("torch", "transformers", "numpy", "tokenizers"):
-        findings.append(Finding(package, importlib.metadata.version(package)))
     flags = cpu_flags()
     instructions = [name for flag, name in _INSTRUCTIONS.items() if flag in flags]
     cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    findings.append(Finding("CPU", ", ".join([cores, *instructions])))
-    findings.append(Finding("memory", f"read at {_read_bandwidth() / 1e9:.0f} GB/s"))
-    findings.append(_compiled_code(flags))
     packed = torch.backends.mkldnn.is_available()
-    findings.append(
-        Finding(
-            "oneDNN",
-            "yes" if packed else "no",
-            "" if packed else "linear layers run at half speed: use a torch with it",
-        )
-    )
-    if importlib.util.find_spec("triton"):
-        import triton
-
-        findings.append(Finding("Triton", triton.__version__))  # its package may have another name
-    else:
-        findings.append(Finding("Triton", "not installed", "only needed on a GPU"))
+    one_dnn_advice = "" if packed else "linear layers run at half speed: use a torch with it"
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    findings.append(Finding("CUDA devices", ", ".join(devices) or "none", "" if devices else "running on the CPU"))
-    findings.append(_default_model())
-    folder = cache_folder()
-    # Unlike `Path.exists`, it is False where this user may not look.
-    existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
-    advice = "" if os.access(existing, os.W_OK) else "it cannot be written: set RADIXKV_CACHE to another folder"
-    findings.append(
-        Finding("model cache", f"{folder}, {shutil.disk_usage(existing).free / 2**30:.0f} GiB free", advice)
-    )
-    return findings
+    return [
+        Finding("RadixKV", __version__),
+        Finding("Python", platform.python_version()),
+        *(Finding(name, importlib.metadata.version(name)) for name in ("torch", "transformers", "numpy", "tokenizers")),
+        Finding("CPU", ", ".join([cores, *instructions])),
+        Finding("memory", f"read at {_read_bandwidth() / 1e9:.0f} GB/s"),
+        _compiled_code(flags),
+        Finding("oneDNN", "yes" if packed else "no", one_dnn_advice),
+        _triton(),
+        Finding("CUDA devices", ", ".join(devices) or "none", "" if devices else "running on the CPU"),
+        _default_model(),
+        _model_cache(),
+    ]
 
 
 def _compiled_code(flags: frozenset[str]) -> Finding:
@@ -123,6 +108,22 @@ def report(console: Console) -> None:
     for finding in examine():
         table.add_row(Text(finding.what), Text(finding.found), Text(finding.advice))
     console.print(table)
+
+
+def _triton() -> Finding:
+    if not importlib.util.find_spec("triton"):
+        return Finding("Triton", "not installed", "only needed on a GPU")
+    import triton
+
+    return Finding("Triton", triton.__version__)  # its package may have another name
+
+
+def _model_cache() -> Finding:
+    folder = cache_folder()
+    # Unlike `Path.exists`, it is False where this user may not look.
+    existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
+    advice = "" if os.access(existing, os.W_OK) else "it cannot be written: set RADIXKV_CACHE to another folder"
+    return Finding("model cache", f"{folder}, {shutil.disk_usage(existing).free / 2**30:.0f} GiB free", advice)
 
 
 def _default_model() -> Finding:
