@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def _fail(error: Exception) -> None:
-    words = str(error)
+    words = str(error) or type(error).__name__  # Python says no more of a lack of memory
     if isinstance(error, OSError) and error.filename is not None and error.filename2 is None:
         words = f"{error.filename}: {error.strerror}"
     print(f"radixkv: {words}", file=sys.stderr)

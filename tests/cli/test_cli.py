@@ -158,10 +158,18 @@ def test_a_chat_without_standard_input_says_so() -> None:
     assert result.stderr == "radixkv: standard input is closed, and turns are read from it\n"
 
 
-def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixkv.cli.main.app", Mock(side_effect=ImportError("redis is not installed")))
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(ImportError("redis is not installed"), "redis is not installed"), (MemoryError(), "MemoryError")],
+    ids=["missing package", "no memory"],
+)
+def test_an_error_is_one_line_that_says_what_it_is(
+    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lack of memory, of which Python says no more, was an empty line."""
+    monkeypatch.setattr("radixkv.cli.main.app", Mock(side_effect=error))
     result = radixkv("doctor")
-    assert (result.returncode, result.stderr) == (1, "radixkv: redis is not installed\n")
+    assert (result.returncode, result.stderr) == (1, f"radixkv: {words}\n")
 
 
 def test_only_a_module_that_is_not_there_is_called_not_installed() -> None:
