@@ -126,8 +126,8 @@ class BlockMoves(TreeObserver):
         """A sequence began with cached blocks, which are thus used for at least the second time.
 
         Args:
-            table: the sequence's, just opened.
-            behind: encoded tokens in the block behind the whole ones that it shares, as far as they are cached.
+            table: of the sequence, just opened.
+            behind: the cached tokens behind the whole blocks that it shares, encoded.
         """
         if self._policy != "write-back" and table.node is not None:
             self._want(table.node, behind if self._parts_inside(table.node, behind) else b"")
@@ -136,8 +136,8 @@ class BlockMoves(TreeObserver):
         """A sequence began, and no tier had the first block that it computes: they may have lost others, too.
 
         Args:
-            table: the sequence's, just opened.
-            block: its encoded tokens.
+            table: of the sequence, just opened.
+            block: the block's tokens, encoded.
         """
         if table.node is not None:
             before = [namespace_hash(table.namespace), *self._path_hashes(table.node)][-1]
@@ -242,12 +242,7 @@ class BlockMoves(TreeObserver):
             self._known.add(hashes[start:stop])
 
     def _want(self, node: Node, behind: bytes = b"") -> None:
-        """Send down the path to a node's last whole block, except for blocks known to be below; a few blocks in each step.
-
-        Args:
-            node: of the tree.
-            behind: encoded tokens of the block behind it, to be sent, too; it may be partly filled.
-        """
+        """Send down the path to a node's last whole block, and the perhaps partly filled block that holds ``behind``."""
         hashes = self._path_hashes(node)
         if not self._is_worth_its_room(len(behind), len(hashes)):
             behind = b""
@@ -258,15 +253,12 @@ class BlockMoves(TreeObserver):
             self._wanted.add(WantedPrefix(node.namespace, tokens, hashes))
 
     def _take_wanted(self, cache: PrefixCache, timeout: float, share: float) -> tuple[list[_Part], list[PrefixBlocks]]:
-        """Some blocks of wanted prefixes that are still in the tree, with room in the writer's queue.
+        """Some blocks of wanted prefixes, with room reserved for them, and the prefixes that are complete with them.
 
         Args:
             cache: of the blocks.
-            timeout: seconds to wait for such room.
-            share: of the queue that may be full.
-
-        Returns:
-            The blocks, and the prefixes that are complete with them.
+            timeout: see `BlockWriter.reserve`.
+            share: likewise.
         """
         taken: list[_Part] = []
         completed: list[PrefixBlocks] = []
@@ -295,13 +287,10 @@ class BlockMoves(TreeObserver):
         return taken, completed
 
     def _send(self, parts: list[_Part], completed: list[PrefixBlocks], copy_targets: set[int]) -> None:
-        """Have the writer write blocks for which it has reserved room.
+        """Have the writer write blocks for which it has reserved room, and mark the prefixes complete with them as used.
 
-        Args:
-            parts: the blocks.
-            completed: prefixes that are complete with them.
-            copy_targets: blocks that do not hold yet what they should (`PrefixCache.copy_targets`); only the partly filled
-                last block of a sequence that ended before it computed anything can be one.
+        A block among `PrefixCache.copy_targets` lacks what it should hold, and is dropped: the partly filled last block of a
+        sequence that ended before it computed anything.
         """
         sent: list[_Part] = []
         partly_filled: dict[int, int] = {}
@@ -345,21 +334,16 @@ class BlockMoves(TreeObserver):
         Args:
             data: from `PoolRows.read`.
             fence: made after that.
-            partly_filled: how many tokens the partly filled rows hold. Behind them may be keys and values of other prompts,
-                even of other tenants, which must not be stored with these.
+            partly_filled: how many tokens each partly filled row holds.
         """
         rows = self._rows.to_host(data, fence)
+        # Behind these tokens may be keys and values of other prompts, even of other tenants.
         for row, num_tokens in partly_filled.items():
             self._rows.erase_behind(rows[row], num_tokens)
         return rows
 
     def _parts_inside(self, node: Node, behind: bytes) -> bool:
-        """Whether prompts part inside the block that begins with ``behind``, which others will then share, too.
-
-        Args:
-            node: whose last whole block is before it.
-            behind: encoded tokens.
-        """
+        """Whether prompts part inside the block behind a node, after the tokens ``behind``, which others then share, too."""
         if len(behind) == self._block_bytes or node.children is None:
             return True
         if behind in node.children.by_key:
@@ -370,11 +354,8 @@ class BlockMoves(TreeObserver):
         return not any(next_hash(before, behind[:length]) in self._known for length in lengths)
 
     def _is_worth_its_room(self, num_bytes: int, num_before: int) -> bool:
-        """Whether a partly filled block with so many bytes of tokens should be sent down.
-
-        Args:
-            num_bytes: of its encoded tokens.
-            num_before: blocks before it: without any, nobody looks for it (`radixkv.tiers.prefix_search`).
+        """Whether to send down a partly filled block of ``num_bytes`` of tokens, behind so many others: `find_prefix` finds
+        none that is alone.
         """
         return num_before > 0 and self._keeps_partly_filled and is_filled_enough(num_bytes, self._block_bytes)
 

@@ -19,14 +19,13 @@ def compact(
 
     Args:
         index: of the store.
-        files: its slots.
-        rows: all blocks.
+        files: of the store.
+        rows: all its blocks.
         kept: those to keep, at most ``most``.
         most: slots that remain.
 
     Returns:
-        The blocks that are kept, in the order of ``kept``, where they are now. One that would have to move and cannot be
-        read is as lost, and not among them.
+        ``kept``, in its order, where the blocks are now; without those that had to move and could not be read.
 
     Raises:
         OSError, sqlite3.Error: the disk fails.

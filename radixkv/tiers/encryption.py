@@ -1,9 +1,6 @@
 """Encryption of blocks at rest: AES-256-GCM with the operator's key.
 
-Needs cryptography: ``pip install 'radixkv[encryption]'``.
-
-On two cores of an Intel Xeon with AES instructions, shared and loaded, encrypting blocks of 369 KB ran at 7.5 GB/s and
-decrypting at 8.1 GB/s, where copying large arrays ran at 7.0.
+Needs cryptography: ``pip install 'radixkv[encryption]'``. With AES instructions, both directions are as fast as a copy.
 """
 
 from __future__ import annotations

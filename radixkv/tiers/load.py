@@ -111,7 +111,7 @@ class Load:
         Args:
             rows: of the pool.
             chunk: one that was begun.
-            blocks: its leading blocks that were there; if there are fewer than the chunk has, the load ends with them.
+            blocks: its leading blocks that were there; if any is missing, the load ends with them.
             clock: seconds.
 
         Returns:

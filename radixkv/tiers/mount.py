@@ -10,10 +10,10 @@ _GONE = "what was mounted is gone; nothing is written until it is back, or until
 
 
 class Mount:
-    """Remembers on which device a folder was, so that an empty mount point is not taken for it.
+    """Remembers which device a folder is on, so that an empty mount point is not taken for it.
 
-    Nor is an empty disk that is mounted in its place: an automounter's placeholder looks the same, and what is still to be
-    cleared would count as cleared there, and come back with the first disk.
+    Nor is an empty disk that is mounted in its place: an automounter's placeholder looks the same, and what was cleared there
+    would come back with the first disk.
 
     Args:
         folder: made by its user if it is not there.
@@ -27,8 +27,8 @@ class Mount:
         """Note the folder's device, if it is there.
 
         Raises:
-            OSError: it is not, and would be made on another device than it was on: what was mounted is gone for now, with all
-                that is to be cleared, and would hide what is written in its place. Or the device fails.
+            OSError: the device fails, or the folder is missing and would be made on another one: what was mounted is gone for
+                now, and would later hide what is written in its place.
         """
         existing = next(path for path in (self._folder, *self._folder.parents) if path.exists())
         device = os.stat(existing).st_dev

@@ -1,8 +1,7 @@
 """Reads many blocks from slots at a time, and compares each with its key.
 
 Where compiled code is available, one call without Python's lock reads many blocks, and checksums each while it is in the
-processor's caches. Python needs several calls per block, in which two threads wait for each other's lock: 62 blocks of 369 KB
-in the page cache, read into a pool by two threads on two cores of an Intel Xeon, took 8.4 ms that way.
+processor's caches. In Python it takes several calls per block, in which threads wait for each other's lock.
 
 Memory-mapped files are copied no faster, and a failing disk kills a process that reads them.
 """

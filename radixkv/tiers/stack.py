@@ -1,7 +1,7 @@
 """Several tiers as one, the nearest first: blocks that one lacks are looked for in the next; writes go to all of them.
 
-Nothing that a tier does raises here. A tier that fails, or returns an impossible answer, counts as empty; that is logged once
-until it works again. So are counters that cannot be read; the last ones that could be are reported then.
+Nothing that a tier does raises here. A tier that fails, or returns an impossible answer, counts as empty, and one whose
+counters cannot be read keeps the last ones; each is logged once until it works again.
 """
 
 from __future__ import annotations
@@ -89,14 +89,10 @@ class TierStack:
         return spans
 
     def find_first(self, keys: Sequence[BlockKey], num_tiers: int) -> tuple[int, BlockKey] | None:
-        """The first of some keys of partly filled blocks that a tier has, as far as is known, and the tier's index.
-
-        Args:
-            keys: alternatives.
-            num_tiers: how many tiers are asked.
+        """The first of some keys of partly filled blocks that one of the nearest tiers has, as far as is known.
 
         Returns:
-            None if they have none of them.
+            The tier's index and the key; None: none of these tiers has any.
         """
         found: tuple[int, BlockKey] | None = None
         for index, tier in enumerate(self._tiers[:num_tiers]):
@@ -138,7 +134,7 @@ class TierStack:
     def write(self, keys: Sequence[BlockKey], blocks: BlockBytes, generation: int) -> None:
         """Put blocks into all tiers, unless their namespace was cleared since it had this generation.
 
-        Until `flush` has returned True the blocks must not change: tiers may write them straight from this memory.
+        The blocks must not change until `flush` has returned True: tiers may write them straight from this memory.
         """
         for index, is_behind in enumerate(self._behind):
             if is_behind:
@@ -211,12 +207,7 @@ class TierStack:
 
     @contextmanager
     def _guarded(self, index: int, instead: str = "is treated as empty") -> Iterator[None]:
-        """Treat a tier that raises, which it must not, as having done nothing.
-
-        Args:
-            index: of the tier.
-            instead: what is done then, for the log.
-        """
+        """Treat a tier that raises, which it must not, as having done nothing; ``instead`` says so in the log."""
         try:
             yield
         except Exception as error:
@@ -233,12 +224,7 @@ def _for_tier(tier: Tier, keys: Sequence[BlockKey]) -> Sequence[BlockKey]:
 
 
 def _checked_count(method: str, count: int, most: int) -> int:
-    """Check how many leading blocks a tier says that it has, or has read: rows beyond those are undefined.
-
-    Raises:
-        TypeError: the count is not a whole number.
-        ValueError: it is not between 0 and ``most``.
-    """
+    """A tier's answer as an int; an error unless it is a whole number from 0 to ``most``: rows beyond are undefined."""
     expected = f"{method}: expected a whole number from 0 to {most}, got {count!r:.80}"
     if not is_whole(count):
         raise TypeError(expected)
@@ -248,11 +234,7 @@ def _checked_count(method: str, count: int, most: int) -> int:
 
 
 def _checked_stats(stats: StoreStats) -> StoreStats:
-    """Check what a tier says that it has counted.
-
-    Raises:
-        TypeError: it is something else.
-    """
+    """A tier's counters; an error if they are something else."""
     if not isinstance(stats, StoreStats):
         raise TypeError(f"stats: expected StoreStats, got {stats!r:.80}")
     return stats

@@ -45,24 +45,13 @@ class StoreCounters:
         self._totals = asdict(StoreStats())
 
     def add(self, **amounts: float) -> None:
-        """Add to the totals.
-
-        Args:
-            amounts: by the names of `StoreStats`.
-        """
+        """Add to the totals, by the names of `StoreStats`."""
         with self._lock:
             for name, amount in amounts.items():
                 self._totals[name] += amount
 
     def add_read(self, num_hits: int, num_asked: int, block_bytes: int, seconds: float) -> None:
-        """Count a call of `Tier.get_many`.
-
-        Args:
-            num_hits: blocks that it returned.
-            num_asked: blocks that it was asked for.
-            block_bytes: of one block.
-            seconds: that it took.
-        """
+        """Count a call of `Tier.get_many`, which returned some of the blocks that it was asked for."""
         self.add(
             hit_blocks=num_hits,
             missed_blocks=num_asked - num_hits,

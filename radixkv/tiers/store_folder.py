@@ -137,9 +137,7 @@ def sync(path: Path) -> None:
 
 
 class FolderLock:
-    """Held by the one process that writes to a store; the system releases it when the process ends, however it ends.
-
-    A forked child does not hold it.
+    """Held by the one process that writes to a store until that process ends, however it ends. A forked child does not.
 
     Args:
         folder: of the store.
@@ -170,7 +168,7 @@ class FolderLock:
         self._file.flush()
 
     def _take(self) -> None:
-        """Take the lock. It is tried several times, since a process in `owner_of` also holds it, for a moment."""
+        """Take the lock, in several attempts: `owner_of` also holds it for a moment."""
         for attempt in range(_ATTEMPTS, 0, -1):
             try:
                 return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -53,13 +53,7 @@ class TierEvents:
         self._lock = threading.Lock()
 
     def note(self, namespace: str, tokens: bytes, keys: Sequence[BlockKey]) -> None:
-        """Note the names of a prefix's blocks.
-
-        Args:
-            namespace: of the prefix.
-            tokens: of the blocks, encoded.
-            keys: of all of them.
-        """
+        """Note the names of a prefix's blocks, of which ``tokens`` are the encoded tokens and ``keys`` all keys."""
         seed = namespace_hash(namespace)
         hashes = next_hashes(seed, tokens, TOKEN_BYTES * self.block_size)
         parents: list[int | None] = [None, *hashes]
@@ -71,11 +65,7 @@ class TierEvents:
                 self._noted.popitem(last=False)
 
     def of(self, medium: str) -> TierObserver:
-        """An observer for one tier.
-
-        Args:
-            medium: the tier's name in events.
-        """
+        """An observer for one tier, which events call ``medium``."""
         return _MediumEvents(self, medium)
 
     def name_of(self, digest: bytes) -> _Name | None:
