@@ -180,7 +180,7 @@ class BlockMoves(TreeObserver):
         self._evicted.clear()
         completed: list[PrefixBlocks] = []
         if self._wanted:
-            taken, completed = self._take_wanted(cache, timeout, 1.0 if timeout else _SHARE_DURING_STEPS)
+            taken, completed = self._take_wanted(cache, timeout)
             parts += taken
         self._send(parts, completed, cache.copy_targets)
 
@@ -197,7 +197,7 @@ class BlockMoves(TreeObserver):
     def write_wanted(self, cache: PrefixCache, seconds_left: Callable[[], float]) -> None:
         """Send down all wanted prefixes, while there is time left."""
         while self._wanted and (left := seconds_left()) > 0:
-            self._send(*self._take_wanted(cache, min(left, _MAX_WAIT_SECONDS), 1.0), cache.copy_targets)
+            self._send(*self._take_wanted(cache, min(left, _MAX_WAIT_SECONDS)), cache.copy_targets)
 
     def write_hot(self, cache: PrefixCache, num_blocks: int, seconds_left: Callable[[], float]) -> None:
         """Send what is in the tree down while there is time left, most recently used first.
@@ -252,17 +252,11 @@ class BlockMoves(TreeObserver):
             tokens = self._path_tokens(node, self._num_whole(node)) + behind
             self._wanted.add(WantedPrefix(node.namespace, tokens, hashes))
 
-    def _take_wanted(self, cache: PrefixCache, timeout: float, share: float) -> tuple[list[_Part], list[PrefixBlocks]]:
-        """Some blocks of wanted prefixes, with room reserved for them, and the prefixes that are complete with them.
-
-        Args:
-            cache: of the blocks.
-            timeout: see `BlockWriter.reserve`.
-            share: likewise.
-        """
+    def _take_wanted(self, cache: PrefixCache, timeout: float) -> tuple[list[_Part], list[PrefixBlocks]]:
+        """Some blocks of wanted prefixes, with room reserved for them, and the prefixes that are complete with them."""
         taken: list[_Part] = []
         completed: list[PrefixBlocks] = []
-        room = self._writer.reserve(_BLOCKS_PER_STEP, timeout, share)
+        room = self._writer.reserve(_BLOCKS_PER_STEP, timeout, 1.0 if timeout else _SHARE_DURING_STEPS)
         num_looked_at = 0
         while self._wanted and room and num_looked_at < _PREFIXES_PER_STEP:
             num_looked_at += 1
