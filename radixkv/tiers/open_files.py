@@ -5,19 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
-class OpenFile:
-    """An open file.
-
-    Attributes:
-        descriptor: the system's.
-        num_users: how many callers took it and did not give it back yet.
-    """
-
+class _OpenFile:
     descriptor: int
     num_users: int = 0
 
@@ -34,10 +28,11 @@ class OpenFiles:
         self._open_file = open_file
         self._most = most
         self._lock = threading.Lock()
-        self._files: OrderedDict[int, OpenFile] = OrderedDict()  # least recently used first
+        self._files: OrderedDict[int, _OpenFile] = OrderedDict()  # least recently used first
 
-    def take(self, index: int) -> OpenFile:
-        """A file, which stays open until it is given back.
+    @contextmanager
+    def opened(self, index: int) -> Iterator[int]:
+        """The descriptor of a file that stays open within the context.
 
         Raises:
             OSError: it cannot be opened.
@@ -46,19 +41,18 @@ class OpenFiles:
             file = self._files.get(index)
             if file is None:
                 self._close_unused(self._most - 1)
-                file = self._files[index] = OpenFile(self._open_file(index))
+                file = self._files[index] = _OpenFile(self._open_file(index))
             self._files.move_to_end(index)
             file.num_users += 1
-            return file
-
-    def give_back(self, file: OpenFile) -> None:
-        """End the use of a file that was taken."""
-        with self._lock:
-            file.num_users -= 1
-            self._close_unused(self._most)
+        try:
+            yield file.descriptor
+        finally:
+            with self._lock:
+                file.num_users -= 1
+                self._close_unused(self._most)
 
     def close(self) -> None:
-        """Keep no file open any more; those in use are closed when they are given back."""
+        """Keep no file open any more; those in use are closed after their use."""
         with self._lock:
             self._most = 0
             self._close_unused(0)

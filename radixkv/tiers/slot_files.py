@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count, pairwise
 from pathlib import Path
 
-from radixkv.tiers.open_files import OpenFile, OpenFiles
+from radixkv.tiers.open_files import OpenFiles
 from radixkv.tiers.store_folder import open_private
 
 FILE_BYTES = 256 << 20
@@ -61,7 +61,7 @@ class SlotFiles:
         index, begun = divmod(self.num_slots, self._slots_per_file)
         wanted = min(self._slots_per_file, most - index * self._slots_per_file)
         os.close(open_private(self._path(index), self._flags | os.O_CREAT))
-        with self._opened(index) as descriptor:
+        with self._files.opened(index) as descriptor:
             try:
                 os.posix_fallocate(descriptor, 0, wanted * self.slot_bytes)
             except OSError:
@@ -90,22 +90,19 @@ class SlotFiles:
 
         Yields the places of the leading slots whose files can be opened, and the error of the first that cannot.
         """
-        files: dict[int, OpenFile] = {}
+        descriptors: dict[int, int] = {}
         found: list[tuple[int, int]] = []
         refused: OSError | None = None
-        try:
+        with ExitStack() as stack:
             try:
                 for slot in slots:
                     index, within = divmod(slot, self._slots_per_file)
-                    if index not in files:
-                        files[index] = self._files.take(index)
-                    found.append((files[index].descriptor, within * self.slot_bytes))
+                    if index not in descriptors:
+                        descriptors[index] = stack.enter_context(self._files.opened(index))
+                    found.append((descriptors[index], within * self.slot_bytes))
             except OSError as error:
                 refused = error
             yield found, refused
-        finally:
-            for file in files.values():
-                self._files.give_back(file)
 
     def runs(self, slots: Sequence[int]) -> Iterator[range]:
         """The indices in ``slots`` of the runs that one call reads or writes: consecutive slots of one file."""
@@ -125,7 +122,7 @@ class SlotFiles:
             OSError: as from the system.
         """
         index, within = divmod(first, self._slots_per_file)
-        with self._opened(index) as descriptor:
+        with self._files.opened(index) as descriptor:
             return os.preadv(descriptor, buffers, within * self.slot_bytes)
 
     def write(self, first: int, buffers: list[bytes | memoryview]) -> None:
@@ -135,21 +132,13 @@ class SlotFiles:
             OSError: as from the system, or not everything was written.
         """
         index, within = divmod(first, self._slots_per_file)
-        with self._opened(index) as descriptor:
+        with self._files.opened(index) as descriptor:
             if os.pwritev(descriptor, buffers, within * self.slot_bytes) != sum(map(len, buffers)):
                 raise OSError(errno.EIO, "not everything was written", str(self._path(index)))
 
     def close(self) -> None:
         """Keep no file open: those in use, now or later, are closed after use."""
         self._files.close()
-
-    @contextmanager
-    def _opened(self, index: int) -> Iterator[int]:
-        file = self._files.take(index)
-        try:
-            yield file.descriptor
-        finally:
-            self._files.give_back(file)
 
     def _open(self, index: int) -> int:
         path = self._path(index)

@@ -82,13 +82,11 @@ def test_a_file_that_somebody_removed_is_not_made_by_reading_it(open_tier: OpenT
 
 def test_a_file_in_use_stays_open_and_is_closed_after_it(tmp_path: Path) -> None:
     files = OpenFiles(lambda index: os.open(tmp_path / str(index), os.O_CREAT), 2)
-    taken = [files.take(index) for index in range(3)]
-    again = files.take(0)
-    assert again is taken[0]
-    for file in taken:
-        files.give_back(file)
-    assert files_open_in(tmp_path) == [str(tmp_path / name) for name in "02"]
-    files.close()
-    assert files_open_in(tmp_path) == [str(tmp_path / "0")]
-    files.give_back(again)
+    with files.opened(0) as first:
+        with files.opened(1), files.opened(2), files.opened(0) as again:
+            assert again == first
+            assert files_open_in(tmp_path) == [str(tmp_path / name) for name in "012"]
+        assert files_open_in(tmp_path) == [str(tmp_path / name) for name in "01"]
+        files.close()
+        assert files_open_in(tmp_path) == [str(tmp_path / "0")]
     assert not files_open_in(tmp_path)
