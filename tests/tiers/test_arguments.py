@@ -20,6 +20,16 @@ from radixkv.tiers.shared_tier import SharedTier
     ("make", "message"),
     [
         (lambda folder: DiskTier(str(folder), FORMAT, capacity_bytes=1 << 20), "root: expected a Path, got '"),
+        (lambda folder: DiskTier(folder, FORMAT, capacity_bytes=4095), "capacity_bytes: .* at least 4096, got 4095"),
+        (
+            lambda folder: DiskTier(folder, FORMAT, capacity_bytes="1GiB"),
+            "capacity_bytes: .* at least 4096, got '1GiB'",
+        ),
+        (
+            lambda folder: DiskTier(folder, FORMAT, capacity_bytes=1, queue_bytes=1.5),
+            "queue_bytes: .* least 1, got 1.5",
+        ),
+        (lambda folder: DiskTier(folder, FORMAT, capacity_bytes=1, key=b"short"), "key: expected 32 bytes, got 5"),
         (lambda folder: FolderBlobs(str(folder), capacity_bytes=1), "root: expected a Path, got '"),
         (lambda folder: FolderBlobs(folder, capacity_bytes=0), "capacity_bytes: .* at least 1, got 0"),
         (lambda folder: FolderBlobs(folder, capacity_bytes="1GiB"), "capacity_bytes: .* at least 1, got '1GiB'"),

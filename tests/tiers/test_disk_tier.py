@@ -255,7 +255,7 @@ def test_known_blocks_of_a_prefix_do_not_make_room_for_the_rest_of_it(open_tier:
     assert tier.contains_prefix(KEYS) == 6
 
 
-def test_a_smaller_capacity_keeps_what_was_used_last(open_tier: OpenTier) -> None:
+def test_a_smaller_capacity_keeps_what_was_used_last_and_gives_space_back(open_tier: OpenTier, tmp_path: Path) -> None:
     """It kept what was in the first slots."""
     old, new = (prefix_keys(name, *range(4)) for name in ("old", "new"))
     tier = open_tier()
@@ -264,18 +264,10 @@ def test_a_smaller_capacity_keeps_what_was_used_last(open_tier: OpenTier) -> Non
     tier.close()
     for _ in range(2):
         tier = open_tier(capacity_bytes=4 * SLOT)
+        assert slot_file(tmp_path).stat().st_size == 4 * SLOT
         assert tier.contains_prefix(old) == 0
         assert np.array_equal(get(tier, new), BLOCKS[2:])
         tier.close()
-
-
-def test_a_smaller_capacity_gives_space_back(open_tier: OpenTier, tmp_path: Path) -> None:
-    tier = open_tier()
-    put(tier)
-    tier.close()
-    tier = open_tier(capacity_bytes=2 * SLOT)
-    assert slot_file(tmp_path).stat().st_size == 2 * SLOT
-    assert np.array_equal(get(tier, KEYS), BLOCKS[:2])
 
 
 def test_what_the_queue_does_not_hold_is_dropped_and_counted(open_tier: OpenTier) -> None:
@@ -299,20 +291,6 @@ def test_an_index_of_many_blocks_is_opened_whole(open_tier: OpenTier, tmp_path: 
     assert len(tier) == 20_000
     tier.clear(b"nobody")
     assert len(tier) == 20_000
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"capacity_bytes": SLOT - 1}, "capacity_bytes: expected a whole number of at least 4096, got 4095"),
-        ({"capacity_bytes": "1GiB"}, "capacity_bytes: expected a whole number of at least 4096, got '1GiB'"),
-        ({"queue_bytes": 1.5}, "queue_bytes: expected a whole number of at least 1, got 1.5"),
-        ({"key": b"short"}, "key: expected 32 bytes, got 5"),
-    ],
-)
-def test_bad_options_are_refused(open_tier: OpenTier, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        open_tier(**options)
 
 
 def test_rows_that_do_not_fit_their_keys_are_refused(open_tier: OpenTier) -> None:
