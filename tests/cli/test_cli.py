@@ -40,10 +40,13 @@ def radixkv(
         return subprocess.CompletedProcess(sys.argv, end.value.code or 0, out.read(), err.read())
 
 
-def test_help_does_not_load_torch() -> None:
-    program = (
-        "import sys\nfrom radixkv.cli.main import main\ntry: main()\nexcept SystemExit: print('torch' in sys.modules)"
-    )
+@pytest.mark.parametrize(
+    "work",
+    ["import radixkv.cache", "from radixkv.cli.main import main\ntry: main()\nexcept SystemExit: pass"],
+    ids=["the cache", "help"],
+)
+def test_torch_is_not_loaded_without_need(work: str) -> None:
+    program = f"{work}\nimport sys\nprint('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, check=True)
     assert result.stdout.endswith("False\n")
 
@@ -54,11 +57,6 @@ def test_the_help_says_all_of_every_command_on_a_narrow_terminal() -> None:
         "warm Compute prompts and store them in --disk-cache or --shared-cache, for servers that start later or" in text
     )
     assert "..." not in text.partition("Commands:")[2]
-
-
-def test_the_cache_can_be_used_without_torch() -> None:
-    program = "import sys, radixkv.cache; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_the_demo_shows_equal_answers_and_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +149,7 @@ def test_a_plot_has_a_format_that_can_be_drawn(tmp_path: Path) -> None:
 
 
 def test_a_chat_without_standard_input_says_so() -> None:
-    command = [sys.executable, "-c", "from radixkv.cli.main import main; main()", "chat", "--model", "/no/such/model"]
+    command = [sys.executable, "-c", COMMAND_LINE, "chat", "--model", "/no/such/model"]
     closed = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
     result = subprocess.run(closed, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
@@ -241,19 +239,8 @@ def test_the_end_of_a_secrets_last_line_is_no_part_of_it(monkeypatch: pytest.Mon
 
 def test_figures_are_kept_when_nobody_reads_what_is_printed(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
-    command = [
-        sys.executable,
-        "-c",
-        COMMAND_LINE,
-        "simulate",
-        "chats",
-        "--blocks",
-        "100",
-        "--policy",
-        "lru",
-        "--json",
-        str(path),
-    ]
+    arguments = ["simulate", "chats", "--blocks", "100", "--policy", "lru", "--json", str(path)]
+    command = [sys.executable, "-c", COMMAND_LINE, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         process.stdout.close()

@@ -57,18 +57,10 @@ def test_the_command_line_is_stronger_than_the_environment_than_the_file(serve: 
     assert serve(RADIXKV_CONFIG=file)[1]["block_size"] == 32
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (
-            "serve.toml",
-            'api_keys = ["a", "b"]\nadmin_key = "c"\ngrace_seconds = 5\ndtype = "bfloat16"\nnum_blocks = 9\n',
-        ),
-        ("serve.yaml", "api_keys: [a, b]\nadmin_key: c\ngrace_seconds: 5\ndtype: bfloat16\nnum_blocks: 9\n"),
-        ("serve.yml", "api_keys: [a, b]\nadmin_key: c\ngrace_seconds: 5\ndtype: bfloat16\nnum_blocks: 9\n"),
-    ],
-)
-def test_files_in_toml_and_yaml(serve: Serve, tmp_path: Path, name: str, text: str) -> None:
+@pytest.mark.parametrize("name", ["serve.toml", "serve.yaml", "serve.yml"])
+def test_files_in_toml_and_yaml(serve: Serve, tmp_path: Path, name: str) -> None:
+    toml = 'api_keys = ["a", "b"]\nadmin_key = "c"\ngrace_seconds = 5\ndtype = "bfloat16"\nnum_blocks = 9\n'
+    text = toml if name.endswith("toml") else toml.replace(" = ", ": ")
     config, options = serve("--config", write(tmp_path / name, text))
     assert (config.api_keys, config.admin_key, config.grace_seconds) == (("a", "b"), "c", 5.0)
     assert (options["dtype"], options["num_blocks"], options["block_size"]) == ("bfloat16", 9, 16)
@@ -285,7 +277,6 @@ def test_formats_of_checkpoints_are_not_quantisations(arguments: tuple[str, ...]
 
 def test_quantisations_are_taken(serve: Serve) -> None:
     assert serve("--quantization", "int4")[1]["quantization"] == "int4"
-    assert serve()[1]["quantization"] is None
 
 
 @pytest.mark.parametrize("name", ["serve.toml", "serve.yaml"])
