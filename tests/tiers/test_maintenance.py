@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.tier_model import FORMAT, FakeClock, get, prefix_keys, random_blocks
+from support.disk_tiers import BLOCKS, SLOT, put
+from support.disk_tiers import KEYS as ANN
+from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 from typer.testing import CliRunner, Result
 
 from radixkv.cli.main import app
@@ -22,9 +24,7 @@ from radixkv.tiers.slot_index import SlotIndex
 from radixkv.tiers.store_folder import store_folders
 from radixkv.tiers.stored_pins import StoredPin
 
-ANN, BOB = prefix_keys("ann", *range(6)), prefix_keys("bob", *range(3))
-BLOCKS = random_blocks(0, 6)
-SLOT = 4096
+BOB = prefix_keys("bob", *range(3))
 
 Run = Callable[..., Result]
 ReadOnlyFolder = Callable[[Path], AbstractContextManager[Path]]
@@ -38,9 +38,8 @@ def open_tier(root: Path, key: bytes | None = None) -> DiskTier:
 def root(tmp_path: Path) -> Path:
     """The folder of a store with six blocks of one namespace, and three of another that were used earlier."""
     tier = open_tier(tmp_path)
-    for keys in (BOB, ANN):
-        tier.put_many(keys, BLOCKS[: len(keys)])
-        assert tier.flush(600)
+    put(tier, BOB, BLOCKS[:3])
+    put(tier, ANN)
     tier.close()
     (folder,) = store_folders(tmp_path)
     index = SlotIndex(folder, writable=True)
@@ -67,6 +66,11 @@ def read_only_folder(tmp_path_factory: pytest.TempPathFactory) -> ReadOnlyFolder
             subprocess.run(["umount", "--lazy", place], check=True)
 
     return mounted
+
+
+def change_header(root: Path, **fields: object) -> None:
+    (header,) = root.glob("*/format.json")
+    header.write_text(json.dumps(json.loads(header.read_text()) | fields))
 
 
 @pytest.fixture
@@ -98,18 +102,15 @@ def test_info_says_what_is_there(run: Run, root: Path) -> None:
     [("float8_e4m3fn", "in fp8 (float8_e4m3fn, quantised with scales)"), ("", "in an unknown type")],
 )
 def test_info_says_how_keys_and_values_are_stored(run: Run, root: Path, dtype: str, shown: str) -> None:
-    (folder,) = store_folders(root)
-    header = folder / "format.json"
-    header.write_text(json.dumps(json.loads(header.read_text()) | {"dtype": dtype}))
+    change_header(root, dtype=dtype)
     assert f"keys and values {shown}" in run("info").output
 
 
 def test_info_says_what_is_never_hit(run: Run, root: Path) -> None:
-    (folder,) = store_folders(root)
-    header = folder / "format.json"
-    header.write_text(json.dumps(json.loads(header.read_text()) | {"version": 99}))
-    assert "never hit" in run("info").output
-    assert "version 99, which this version of RadixKV does not read" in run("info").output
+    change_header(root, version=99)
+    shown = run("info").output
+    assert "never hit: its format has version 99, which this version of RadixKV does not read" in shown
+    (header,) = root.glob("*/format.json")
     header.write_text("{}")
     assert "this is not the header of a store" in run("info").output
 
@@ -276,8 +277,7 @@ def test_what_is_wrong_with_one_store_does_not_keep_the_others_from_being_looked
     plain, sealed = sorted(store_folders(root), key=lambda folder: "-" in folder.name)
     (plain / "index.sqlite").write_bytes(b"nonsense" * 1000)
     owner = open_tier(root, key=bytes(32))
-    owner.put_many(ANN, BLOCKS)
-    assert owner.flush(600)
+    put(owner)
     result = run("verify")
     assert f"{plain}: its index cannot be read" in result.output
     assert f"{sealed}: 6 right" in result.output
@@ -305,8 +305,7 @@ def test_a_store_that_cannot_be_written_can_be_read(run: Run, root: Path, read_o
             assert shown in CliRunner().invoke(app, ["store", command, str(mounted)]).output
         writer = open_tier(root)
         other = prefix_keys("eve", 1)
-        writer.put_many(other, BLOCKS[:1])
-        assert writer.flush(600)
+        put(writer, other, BLOCKS[:1])
         clock.now += 1
         assert np.array_equal(get(tier, other), BLOCKS[:1])
         tier.close()
