@@ -6,6 +6,7 @@ import errno
 import sqlite3
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
@@ -54,6 +55,8 @@ class TierMachine(RuleBasedStateMachine):
         super().__init__()
         self.model = TierModel()
         self.clock = FakeClock()
+        self.os = FaultyOs(self.clock)
+        self.patches = self.put_in_place()
         self.folder = tempfile.TemporaryDirectory()
         self.version = 0
         self.asked = 0
@@ -62,7 +65,8 @@ class TierMachine(RuleBasedStateMachine):
     def open_tier(self):
         raise NotImplementedError
 
-    def break_medium(self, fault: str) -> None:
+    def put_in_place(self) -> ExitStack:
+        """Have the tier use ``self.os`` until the end."""
         raise NotImplementedError
 
     @initialize()
@@ -114,20 +118,20 @@ class TierMachine(RuleBasedStateMachine):
     @rule(fault=st.sampled_from(FAULTS))
     def fail(self, fault: str) -> None:
         self.healthy = False
-        self.break_medium(fault)
+        self.os.fault = fault
 
     @precondition(lambda self: not self.healthy)
     @rule()
     def come_back(self) -> None:
         """The medium works again, with whatever it has."""
-        self.break_medium("none")
+        self.os.fault = "none"
         self.clock.now += 100
 
     @precondition(lambda self: not self.healthy)
     @rule()
     def mend(self) -> None:
         """The medium is back, and what it lost or garbled meanwhile is gone for good."""
-        self.break_medium("none")
+        self.os.fault = "none"
         self.clock.now += 100
         self.tier.clear()
         self.tier.flush(600)
@@ -154,27 +158,18 @@ class TierMachine(RuleBasedStateMachine):
                 assert not stats.errors
 
     def teardown(self) -> None:
-        self.break_medium("none")
+        self.os.fault = "none"
         if hasattr(self, "tier"):
             self.tier.close()
         self.folder.cleanup()
+        self.patches.close()
 
 
 class DiskMachine(TierMachine):
     key: bytes | None = None
+    reads_records: RecordsReader | None = None
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.os = FaultyOs(self.clock)
-        self.patches = [
-            mock.patch.object(slot_files, "os", self.os),
-            mock.patch.object(slot_files, "FILE_BYTES", 5 * 4096),  # so that there are several
-            mock.patch.object(SlotIndex, "commit", self.commit()),
-        ]
-        for patch in self.patches:
-            patch.start()
-
-    def commit(self):
+    def put_in_place(self) -> ExitStack:
         real = SlotIndex.commit
 
         def commit(index: SlotIndex, *rows: object) -> None:
@@ -182,7 +177,11 @@ class DiskMachine(TierMachine):
                 raise sqlite3.OperationalError("database or disk is full")
             real(index, *rows)
 
-        return commit
+        patches = ExitStack()
+        patches.enter_context(mock.patch.object(slot_files, "os", self.os))
+        patches.enter_context(mock.patch.object(slot_files, "FILE_BYTES", 5 * 4096))  # so that there are several
+        patches.enter_context(mock.patch.object(SlotIndex, "commit", commit))
+        return patches
 
     def open_tier(self) -> DiskTier:
         return DiskTier(
@@ -191,15 +190,9 @@ class DiskMachine(TierMachine):
             capacity_bytes=self.capacity * 4096,
             queue_bytes=1 << 16,
             key=self.key,
-            read_records=self.reads_records(),
+            read_records=self.reads_records,
             clock=self.clock,
         )
-
-    def reads_records(self) -> RecordsReader | None:
-        return None
-
-    def break_medium(self, fault: str) -> None:
-        self.os.fault = fault
 
     @precondition(lambda self: self.os.fault == "none")
     @rule()
@@ -217,23 +210,17 @@ class DiskMachine(TierMachine):
         assert np.array_equal(get(self.tier, keys), blocks)
         assert sum(path.stat().st_size for path in Path(self.folder.name).rglob("blocks-*")) == self.capacity * 4096
 
-    def teardown(self) -> None:
-        super().teardown()
-        for patch in self.patches:
-            patch.stop()
-
 
 class CompiledDiskMachine(DiskMachine):
-    def reads_records(self) -> RecordsReader:
-        def read(places: Sequence[tuple[int, int]], headers: bytes, slot_bytes: int, rows: BlockBytes) -> list[int]:
-            if self.os.fault in ("read fails", "gone"):
-                return [-errno.EIO] * len(places)
-            outcomes = read_records(places, headers, slot_bytes, rows)
-            if self.os.fault in ("short read", "wrong bytes") and outcomes:
-                outcomes[-1] = 2
-            return outcomes
-
-        return read
+    def reads_records(
+        self, places: Sequence[tuple[int, int]], headers: bytes, slot_bytes: int, rows: BlockBytes
+    ) -> list[int]:
+        if self.os.fault in ("read fails", "gone"):
+            return [-errno.EIO] * len(places)
+        outcomes = read_records(places, headers, slot_bytes, rows)
+        if self.os.fault in ("short read", "wrong bytes") and outcomes:
+            outcomes[-1] = 2
+        return outcomes
 
 
 class SealedDiskMachine(DiskMachine):
@@ -241,22 +228,14 @@ class SealedDiskMachine(DiskMachine):
 
 
 class FolderMachine(TierMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.os = FaultyOs(self.clock)
-        self.patch = mock.patch.object(folder_blobs, "os", self.os)
-        self.patch.start()
+    def put_in_place(self) -> ExitStack:
+        patches = ExitStack()
+        patches.enter_context(mock.patch.object(folder_blobs, "os", self.os))
+        return patches
 
     def open_tier(self) -> SharedTier:
         store = FolderBlobs(Path(self.folder.name), capacity_bytes=self.capacity * 172)
         return SharedTier(store, FORMAT, queue_bytes=1 << 16, clock=self.clock)
-
-    def break_medium(self, fault: str) -> None:
-        self.os.fault = fault
-
-    def teardown(self) -> None:
-        super().teardown()
-        self.patch.stop()
 
 
 @pytest.mark.parametrize("machine", [DiskMachine, CompiledDiskMachine, SealedDiskMachine, FolderMachine])
