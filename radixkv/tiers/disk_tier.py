@@ -151,7 +151,7 @@ class DiskTier:
 
     def _get(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
         found = self._find(keys)
-        if found.files is None:
+        if found.files is None or not found.blocks:
             return 0
         slots = [entry.slot for _, entry in found.blocks]
         verdicts, error = self._reader.read(found.files, keys, slots, out)

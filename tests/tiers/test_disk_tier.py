@@ -307,6 +307,13 @@ def test_rows_that_do_not_fit_their_keys_are_refused(open_tier: OpenTier) -> Non
             tier.put_many([BlockKey(b"", KEYS[0].digest, bytes(length), is_whole=False)], BLOCKS[:1])
 
 
+def test_who_asks_for_no_blocks_gets_none(open_tier: OpenTier) -> None:
+    """Reading without compiled code raised a TypeError."""
+    tier = open_tier()
+    assert tier.get_many([], BLOCKS[:0].copy()) == tier.contains_prefix([]) == 0
+    assert tier.stats.missed_blocks == 0
+
+
 def test_calls_after_the_end_do_nothing(open_tier: OpenTier, tmp_path: Path) -> None:
     owner = open_tier()
     put(owner)
