@@ -61,6 +61,7 @@ class TierMachine(RuleBasedStateMachine):
         self.version = 0
         self.asked = 0
         self.healthy = True
+        self.last_put: list[BlockKey] = []
 
     def open_tier(self):
         raise NotImplementedError
@@ -79,6 +80,7 @@ class TierMachine(RuleBasedStateMachine):
         self.version += 1
         blocks = random_blocks(self.version, len(keys))
         self.model.put(keys, blocks)
+        self.last_put = keys
         if lent:
             self.tier.borrow_many(keys, blocks)
         else:
@@ -99,7 +101,9 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(namespace=NAMESPACES, prefix=PREFIXES, num_more=NUM_MORE)
     def read(self, namespace: str, prefix: list[int], num_more: int) -> None:
-        keys = keys_of(namespace, prefix, num_more)
+        self.read_keys(keys_of(namespace, prefix, num_more))
+
+    def read_keys(self, keys: list[BlockKey]) -> None:
         self.asked += len(keys)
         known = self.tier.contains_prefix(keys)
         blocks = get(self.tier, keys)
@@ -119,6 +123,7 @@ class TierMachine(RuleBasedStateMachine):
     def fail(self, fault: str) -> None:
         self.healthy = False
         self.os.fault = fault
+        self.read_keys(self.last_put)  # of all blocks, these are the likeliest to be there
 
     @precondition(lambda self: not self.healthy)
     @rule()
