@@ -25,7 +25,7 @@ class SlotTable:
         self._lock = threading.Lock()
         self._entries: OrderedDict[bytes, IndexedBlock] = OrderedDict()  # by digest, least recently used first
         self._used: dict[int, float] = {}  # when slots were read, to be written with the next batch
-        self._wrong: list[IndexedBlock] = []  # entries whose records proved wrong, until `take_changes`
+        self._wrong: list[IndexedBlock] = []  # entries whose records proved wrong, until `take_wrong`
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -120,12 +120,17 @@ class SlotTable:
             self._wrong = [entry for entry in self._wrong if namespace not in (None, entry.namespace)]
         return [entry.slot for entry in cleared + wrong]
 
-    def take_changes(self) -> tuple[list[tuple[float, int]], list[int]]:
-        """Times and slots that were read, and slots that proved wrong, since the last call."""
+    def take_used(self) -> list[tuple[float, int]]:
+        """The slots that were used since the last call, and when."""
         with self._lock:
-            used, wrong = [(when, slot) for slot, when in self._used.items()], [entry.slot for entry in self._wrong]
-            self._used, self._wrong = {}, []
-        return used, wrong
+            used, self._used = self._used, {}
+        return [(when, slot) for slot, when in used.items()]
+
+    def take_wrong(self) -> list[int]:
+        """The slots whose records proved wrong since the last call."""
+        with self._lock:
+            wrong, self._wrong = self._wrong, []
+        return [entry.slot for entry in wrong]
 
     def _notify_removed(self, entries: Sequence[IndexedBlock]) -> None:
         if self.observer is not None:

@@ -286,16 +286,16 @@ class StoreWriter:
         if self._opened is not None and not self._opened.index.is_current:
             self._give_up()
         opened = self._open() if self._opened is None else self._opened
+        wrong = self.table.take_wrong()
+        self._free += wrong
+        self._stale.update(wrong)
+        self._unwiped.update(wrong)  # a record with one wrong bit can still be turned back into text
         self._wipe(opened)
         return opened
 
     def _commit(self, opened: OpenStore, blocks: Sequence[IndexedBlock]) -> None:
         """Write blocks and what else has changed into the index, after `_clear_index`. The caller holds `_index_lock`."""
-        used, wrong = self.table.take_changes()
-        self._free += wrong
-        self._stale.update(wrong)
-        self._unwiped.update(wrong)  # a record with one wrong bit can still be turned back into text
-        opened.index.commit(blocks, used, self._stale)
+        opened.index.commit(blocks, self.table.take_used(), self._stale)
         self._stale.clear()
 
     def _write_pins_soon(self) -> None:
@@ -361,7 +361,7 @@ class StoreWriter:
         if opened is None:
             self._unwiped.update(range(0 if self._files is None else self._files.num_slots))
             return
-        self.table.take_changes()
+        self.table.take_used()
         self._free.clear()
         try:
             opened.files.shrink(0)

@@ -203,6 +203,19 @@ def test_a_block_that_is_written_while_it_is_put_again_takes_one_slot(
     assert tier.stats.dropped_blocks == 0
 
 
+def test_a_slot_whose_record_proved_wrong_is_free_for_the_next_block(open_tier: OpenTier, tmp_path: Path) -> None:
+    """Only the next batch but one could use it: a block was dropped, although there was room for it."""
+    tier = open_tier(capacity_bytes=6 * SLOT)
+    put(tier)
+    with slot_file(tmp_path).open("r+b") as file:
+        file.write(b"\0")
+    assert len(get(tier, KEYS)) == 0
+    other = prefix_keys("bob", *range(6))
+    put(tier, other)
+    assert tier.contains_prefix(other) == 6
+    assert tier.stats.dropped_blocks == 0
+
+
 def test_the_least_recently_used_make_room_and_tails_go_before_heads(open_tier: OpenTier) -> None:
     tier = open_tier(capacity_bytes=8 * SLOT)
     old, used = prefix_keys("a", 1, 2, 3, 4), prefix_keys("b", 1, 2, 3, 4)
