@@ -61,7 +61,6 @@ class TierMachine(RuleBasedStateMachine):
         self.version = 0
         self.asked = 0
         self.healthy = True
-        self.last_put: list[BlockKey] = []
 
     def open_tier(self):
         raise NotImplementedError
@@ -80,7 +79,6 @@ class TierMachine(RuleBasedStateMachine):
         self.version += 1
         blocks = random_blocks(self.version, len(keys))
         self.model.put(keys, blocks)
-        self.last_put = keys
         if lent:
             self.tier.borrow_many(keys, blocks)
         else:
@@ -119,11 +117,13 @@ class TierMachine(RuleBasedStateMachine):
         if self.healthy:
             self.model.clear(digest)
 
-    @rule(fault=st.sampled_from(FAULTS))
-    def fail(self, fault: str) -> None:
+    @rule(fault=st.sampled_from(FAULTS), namespace=NAMESPACES, prefix=PREFIXES, num_more=NUM_MORE)
+    def fail(self, fault: str, namespace: str, prefix: list[int], num_more: int) -> None:
+        """The medium fails when something was just put, so that there is something to be read wrongly."""
+        self.put(namespace, prefix, num_more, lent=False)
         self.healthy = False
         self.os.fault = fault
-        self.read_keys(self.last_put)  # of all blocks, these are the likeliest to be there
+        self.read_keys(keys_of(namespace, prefix, num_more))
 
     @precondition(lambda self: not self.healthy)
     @rule()
