@@ -172,7 +172,8 @@ class StoreWriter:
                 self._uncleared -= cleared
                 for namespace in self._uncleared:  # cleared meanwhile; pins and blocks put since then are newer
                     slots = self.table.clear(namespace)
-                    self._writer.call(self._release(namespace, slots))
+                    self._free += slots
+                    self._unwiped.update(slots)
         return opened
 
     def _give_up(self) -> None:
@@ -189,7 +190,8 @@ class StoreWriter:
         self._uncleared |= {namespace}
         slots = self.table.clear(namespace)
         self.pins.clear(namespace)
-        self._writer.cancel(namespace, self._release(namespace, slots))
+        release = self._release_all if namespace is None else partial(self._erase, self._files, slots)
+        self._writer.cancel(namespace, release)
 
     def _clear(self, done: threading.Event) -> None:
         is_replaced = False
@@ -351,10 +353,6 @@ class StoreWriter:
             self._failed(self._writes, error)
         else:
             self._unwiped.clear()
-
-    def _release(self, namespace: bytes | None, slots: list[int]) -> Callable[[], None]:
-        """What erases the slots of a namespace, or of all, in the writer's thread."""
-        return self._release_all if namespace is None else partial(self._erase, self._files, slots)
 
     def _release_all(self) -> None:
         opened = self._opened

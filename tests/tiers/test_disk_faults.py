@@ -435,3 +435,29 @@ def test_a_store_that_cannot_be_used_once_it_is_open_is_closed(open_tier: OpenTi
         tier = open_tier()
     assert not files_open_in(tmp_path)
     assert tier.stats.errors == 1
+
+
+def test_what_is_put_after_everything_was_cleared_while_a_disk_comes_back_stays(
+    open_tier: OpenTier, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slots were given back once more behind it, and then to other blocks, too."""
+    tier = open_tier()
+    put(tier)
+    tier.close()
+    with mock.patch("radixkv.tiers.open_store.FolderLock", side_effect=OSError("gone")):
+        tier = open_tier()
+
+    load, later = tier.pins.load, prefix_keys("bob", 1, 2)
+
+    def load_clear_and_put(pins: Sequence[IndexedPin]) -> None:
+        load(pins)
+        tier.clear()
+        tier.put_many(later, BLOCKS[:2])
+
+    monkeypatch.setattr(store_writer, "_CLEAR_SECONDS", 0.0)
+    clock.now += 60
+    with mock.patch.object(tier.pins, "load", load_clear_and_put):
+        put(tier, prefix_keys("eve", 1), BLOCKS[:1])
+    assert tier.flush(600)
+    assert tier.contains_prefix(KEYS) == 0
+    assert np.array_equal(get(tier, later), BLOCKS[:2])
