@@ -35,8 +35,8 @@ _CLEAR_SECONDS = 2.0
 class StoreWriter:
     """Writes and finds blocks of one store. Any thread may call. Errors of the disk are counted and logged, not raised.
 
-    After an error, the disk may be gone, and come back as another disk or in an older state. So the store is opened anew;
-    until that succeeds, whatever can still be read is read.
+    After an error, the disk may be gone, and come back as another one or in an older state. So the store is opened anew, and
+    read as far as it can be until then.
 
     Args:
         root: the folder of stores.
@@ -81,8 +81,7 @@ class StoreWriter:
         self._uncleared: frozenset[bytes | None] = frozenset()
         self._stale: set[int] = set()  # slots whose rows in the index may be out of date
         self._free: list[int] = []  # free slots; the writer's thread's own
-        # Slots that may hold what was cleared while the disk failed, a batch that was not completed, or a record that proved
-        # wrong; likewise.
+        # Slots to be overwritten: with what was cleared, a batch that failed, or a record that proved wrong; likewise.
         self._unwiped: set[int] = set()
         self._opened: OpenStore | None = None
         self._files: SlotFiles | None = None  # of the store that is open, or was until its disk failed
@@ -141,7 +140,6 @@ class StoreWriter:
                     self._clear_index(opened)
                     self._commit(opened, [])
                     self.pins.commit(opened.index)
-                self._wipe(opened)
         except (*MediumErrors, StoreInUseError) as error:
             self._failed(self._writes, error)
         if self._uncleared:
