@@ -52,20 +52,15 @@ def read_config_file(path: Path, configs: Collection[type[Config]]) -> dict[str,
 
 
 def report_mistyped_variables(options: Collection[str]) -> None:
-    """Say on standard error which environment variables are ignored, and which was probably meant.
-
-    Args:
-        options: of the running command, those that have a variable.
-    """
+    """Say on standard error which variables are ignored, and which of those that the ``options`` have was probably meant."""
     for variable, meant in mistyped_variables(os.environ, options).items():
         print(f"radixkv: {variable} is not an option, and is ignored; did you mean {meant}?", file=sys.stderr)
 
 
 def mistyped_variables(environment: Mapping[str, str], options: Collection[str]) -> dict[str, str]:
-    """Environment variables that no option has, but that resemble an option's: by name, the one that was probably meant.
+    """The environment variables that resemble one of the ``options`` and belong to none, with the one probably meant.
 
-    Others are ignored: an orchestrator may add its own, as Kubernetes does for a service named radixkv, and an ingress may
-    have its replicas' environment.
+    Others may be there: Kubernetes adds some for a service named radixkv, and an ingress may have its replicas' environment.
     """
     known = {*map(variable_of, (*options, *command_line_fields(CONFIGS))), *_OTHER_VARIABLES}
     found = {}

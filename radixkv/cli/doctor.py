@@ -69,11 +69,7 @@ def examine() -> list[Finding]:
 
 
 def _compiled_code(flags: frozenset[str]) -> Finding:
-    """What `radixkv_cpu` runs.
-
-    Args:
-        flags: what the processor offers.
-    """
+    """What `radixkv_cpu` runs on a processor with these flags."""
     compiled = library()
     if compiled is not None:
         dtype = "bfloat16" if compiled.is_fast_in_bf16 else "float32"

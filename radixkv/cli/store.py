@@ -99,13 +99,10 @@ def clear(
 
 
 def _do_for_each(folder: Path, action: Callable[[Path], tuple[str, int]]) -> int:
-    """Print what is done to each store, or why it cannot be; ends with status 1 if one could not.
+    """Print what is done to each store, or why it cannot be done, which ends the command with status 1.
 
     Args:
-        action: returns what is printed, and a count.
-
-    Returns:
-        The sum of the counts.
+        action: returns what is printed, and a count; the counts are added up.
     """
     from radixkv.errors import StoreInUseError
 

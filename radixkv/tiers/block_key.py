@@ -39,12 +39,7 @@ class BlockKey:
 
 
 def is_filled_enough(num_bytes: int, block_bytes: int) -> bool:
-    """Whether a partly filled block is kept: it takes as much room as a whole one.
-
-    Args:
-        num_bytes: of its encoded tokens.
-        block_bytes: of a whole block's.
-    """
+    """Whether a partly filled block, whose encoded tokens have so many bytes, is worth the room of a whole one."""
     return num_bytes > 0 and num_bytes >= _LEAST_FILLED * block_bytes
 
 
@@ -60,12 +55,7 @@ def namespace_digest(fingerprint: bytes, namespace: str, secret: bytes = b"") ->
 
 
 def next_digest(before: bytes, tokens: bytes) -> bytes:
-    """The digest of a block from the one before it, or from its namespace's.
-
-    Args:
-        before: that digest.
-        tokens: the block's own, int32 little-endian.
-    """
+    """The digest of a block with these tokens (int32 little-endian), from that of the block or namespace before it."""
     return blake2b(before + tokens, digest_size=DIGEST_BYTES).digest()
 
 

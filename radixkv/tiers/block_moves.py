@@ -144,12 +144,7 @@ class BlockMoves(TreeObserver):
             self._known.lost(next_hash(before, block))
 
     def want_prefix(self, tokens: bytes, namespace: str) -> None:
-        """Send down what is cached of a prefix, whatever the policy, before all prefixes that wait.
-
-        Args:
-            tokens: of whole blocks, encoded.
-            namespace: of the prefix.
-        """
+        """Send down what is cached of a prefix of whole blocks, whatever the policy, before all prefixes that wait."""
         if tokens:
             self._wanted.add_first(WantedPrefix(namespace, tokens, self._prefix_hashes(namespace, tokens)))
 
@@ -202,10 +197,7 @@ class BlockMoves(TreeObserver):
     def write_hot(self, cache: PrefixCache, num_blocks: int, seconds_left: Callable[[], float]) -> None:
         """Send what is in the tree down while there is time left, most recently used first.
 
-        Args:
-            cache: of the blocks.
-            num_blocks: how many are sent at most; more would take the place of the first ones.
-            seconds_left: the time left.
+        At most ``num_blocks`` are sent: more would take the place of the first ones.
         """
         self._wanted.clear()
         # A tier that failed for a while has dropped what was sent; tiers that have a block do not write it again.

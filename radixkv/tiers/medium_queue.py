@@ -47,9 +47,8 @@ class MediumQueue:
         name: of the thread.
         block_bytes: bytes per block.
         queue_bytes: of blocks that may wait; any beyond that are dropped.
-        write: called by the thread with some blocks. It does not raise for failures of the medium. A MemoryError drops these
-            blocks. Anything else that it raises is a bug: it is logged, and all blocks are dropped from then on; what `call`
-            and `cancel` are given is still called.
+        write: called by the thread with some blocks. It does not raise if the medium fails. A MemoryError drops these blocks;
+            any other error is a bug, which is logged, and all blocks are dropped from then on. Jobs are still called.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class MediumQueue:
         self._thread = WorkerThread(self._run, name)
         self._thread.start()
 
-    def put(self, keys: Sequence[BlockKey], blocks: BlockBytes, rows: Sequence[int], *, lent: bool = False) -> int:
+    def put(self, keys: Sequence[BlockKey], blocks: BlockBytes, rows: Sequence[int], *, lent: bool) -> int:
         """Queue the given rows of ``blocks``, except for those that wait already.
 
         Args:

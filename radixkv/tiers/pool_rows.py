@@ -38,12 +38,7 @@ class PoolRows(Protocol):
         """What `read` returned, as ``[blocks, nbytes]``; ``fence`` was made after that call. Any thread may call."""
 
     def erase_behind(self, row: BlockBytes, num_tokens: int) -> None:
-        """Overwrite with zeros what a row of `to_host` holds behind its first tokens.
-
-        Args:
-            row: of one block, ``[nbytes]``.
-            num_tokens: to keep.
-        """
+        """Overwrite with zeros what a row of `to_host`, ``[nbytes]``, holds behind its first ``num_tokens`` tokens."""
 
     def release(self, data: Any) -> None:
         """End the use of what `read` returned, and of what `to_host` made of it. Any thread may call."""

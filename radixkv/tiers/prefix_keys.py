@@ -50,12 +50,7 @@ class PrefixKeys:
         return self._digest(namespace)
 
     def of(self, namespace: str, tokens: bytes) -> list[BlockKey]:
-        """The keys of the whole blocks of a prefix.
-
-        Args:
-            namespace: as in `PrefixCache.open`.
-            tokens: encoded.
-        """
+        """The keys of the whole blocks of a prefix with these encoded tokens."""
         size = self.block_bytes
         tokens = tokens[: len(tokens) // size * size]
         name = (namespace, tokens[:size])
@@ -76,13 +71,11 @@ class PrefixKeys:
         return keys[: len(tokens) // size]
 
     def partly_filled(self, namespace: str, tokens: bytes, num_whole: int) -> list[BlockKey]:
-        """The keys of a partly filled block behind a prefix's first ``num_whole`` blocks: for each length, longest first.
-
-        Those with too few tokens to be kept are left out.
+        """The keys that a partly filled block behind a prefix's whole blocks may have: one for each length, longest first.
 
         Args:
             namespace: as in `PrefixCache.open`.
-            tokens: of the prefix, encoded; the block may hold as many as there are behind the whole ones.
+            tokens: of the whole blocks, and as many of the partly filled one as it may hold, encoded.
             num_whole: at least one.
         """
         start = num_whole * self.block_bytes

@@ -149,12 +149,7 @@ class RecordCodec(RecordLayout):
         return Verdict.RIGHT if opened else Verdict.CORRUPT
 
     def seal(self, data: bytes, bound: bytes) -> bytes:
-        """Encrypt something short that is stored beside blocks, if blocks are encrypted.
-
-        Args:
-            data: what is stored.
-            bound: bound into the tag: `unseal` needs it, too.
-        """
+        """Encrypt something short that is stored beside blocks, if blocks are; `unseal` needs the same ``bound``."""
         if self._cipher is None:
             return data
         nonce = os.urandom(NONCE_BYTES)
