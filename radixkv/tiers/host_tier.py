@@ -49,9 +49,6 @@ class HostTier:
         self._put_lock = threading.Lock()
         self._counters = StoreCounters()
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     @property
     def stats(self) -> StoreStats:
         """See `Tier.stats`."""
