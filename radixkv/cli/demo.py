@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -132,17 +132,8 @@ def _compare(llm: LLM, name: str, work: Callable[[LLM, bool], Any]) -> Row:
         computed = after.computed_tokens - before.computed_tokens
         measured.append((queried, computed, llm.engine.peak_held_blocks, seconds))
     (prompt_tokens, computed_without, blocks_without, seconds_without), (_, computed, blocks, seconds) = measured
-    return Row(
-        name,
-        prompt_tokens,
-        computed_without,
-        computed,
-        blocks_without,
-        blocks,
-        seconds_without,
-        seconds,
-        equal=results[0] == results[1],
-    )
+    equal = results[0] == results[1]
+    return Row(name, prompt_tokens, computed_without, computed, blocks_without, blocks, seconds_without, seconds, equal)
 
 
 def _ask_again(llm: LLM) -> AskedAgain:
@@ -221,10 +212,16 @@ def _beams(llm: LLM, cached: bool) -> list[list[int]]:
     return found
 
 
+def _empty_table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="left" if column == columns[0] else "right")
+    return table
+
+
 def _table(rows: list[Row]) -> Table:
-    table = Table(title="without → with the cache")
-    for column in ("workload", "prompt tokens", "computed", "blocks held", "seconds", "answers"):
-        table.add_column(column, justify="left" if column == "workload" else "right")
+    columns = ("workload", "prompt tokens", "computed", "blocks held", "seconds", "answers")
+    table = _empty_table("without → with the cache", columns)
     for row in rows:
         table.add_row(
             row.name,
@@ -260,9 +257,8 @@ def memory_example(lengths: tuple[int, ...], reserved: int) -> dict[str, Any]:
 
 
 def _memory_table(examples: list[dict[str, Any]], block_nbytes: int) -> Table:
-    table = Table(title=f"memory: contiguous reservation → blocks of {_BLOCK_SIZE} tokens")
-    for column in ("requests of", "slots", "wasted", "KV bytes in use"):
-        table.add_column(column, justify="left" if column == "requests of" else "right")
+    columns = ("requests of", "slots", "wasted", "KV bytes in use")
+    table = _empty_table(f"memory: contiguous reservation → blocks of {_BLOCK_SIZE} tokens", columns)
     for example in examples:
         table.add_row(
             f"{', '.join(f'{n:,}' for n in example['lengths'])} tokens ({example['reserved_each']:,} reserved each)",
