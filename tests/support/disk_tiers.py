@@ -13,6 +13,7 @@ from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.shared_tier import SharedTier
 from radixkv.tiers.slot_index import SlotIndex
+from radixkv.tiers.stored_pins import StoredPin
 
 KEYS = prefix_keys("ann", *range(6))
 BLOCKS = random_blocks(0, 6)
@@ -25,6 +26,11 @@ def put(tier: DiskTier | SharedTier, keys: list[BlockKey] = KEYS, blocks: Any = 
     """Put blocks and wait until they are written or dropped."""
     tier.put_many(keys, blocks)
     assert tier.flush(600)
+
+
+def pin_of(key: BlockKey) -> StoredPin:
+    """The administrator's pin of one block, without an end."""
+    return StoredPin(key.digest.hex(), key.namespace, key.namespace, key.tokens, None, False)
 
 
 def index_of(tmp_path: Path) -> SlotIndex:

@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, files_open_in, put, slot_file
+from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, files_open_in, pin_of, put, slot_file
 from support.faulty_os import FaultyOs
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
@@ -25,7 +25,7 @@ from radixkv.tiers import slot_files, store_writer
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedPin, SlotIndex
-from radixkv.tiers.stored_pins import StoredPin, StoredPins
+from radixkv.tiers.stored_pins import StoredPins
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_a_disk_that_was_gone_is_used_again_with_whatever_it_has(
     """What was open used to be kept: nothing was stored until a restart, or it was stored where nobody would find it."""
     tier, reader = open_tier(), open_tier(read_only=True)
     put(tier)
-    tier.pins.add(StoredPin("pin", KEYS[0].namespace, KEYS[0].namespace, KEYS[0].tokens, None, False))
+    tier.pins.add(pin_of(KEYS[0]))
     assert tier.flush(600)
     assert np.array_equal(get(reader, KEYS), BLOCKS)
     (tmp_path / "store").rename(tmp_path / "unmounted")
@@ -406,7 +406,7 @@ def test_what_is_cleared_while_a_disk_comes_back_is_not_found(
 ) -> None:
     tier = open_tier()
     put(tier)
-    tier.pins.add(StoredPin("pin", KEYS[0].namespace, KEYS[0].namespace, KEYS[0].tokens, None, False))
+    tier.pins.add(pin_of(KEYS[0]))
     tier.close()
     with mock.patch("radixkv.tiers.open_store.FolderLock", side_effect=OSError("gone")):
         tier = open_tier()

@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, files_open_in, index_of, put, slot_file
+from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, files_open_in, index_of, pin_of, put, slot_file
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys, random_blocks
 
 from radixkv.errors import StoreInUseError
@@ -26,7 +26,6 @@ from radixkv.tiers.open_store import OpenStore
 from radixkv.tiers.slot_index import IndexedBlock
 from radixkv.tiers.slot_table import SlotTable
 from radixkv.tiers.store_writer import StoreWriter
-from radixkv.tiers.stored_pins import StoredPin
 
 
 def test_blocks_are_there_after_a_restart(open_tier: OpenTier) -> None:
@@ -336,7 +335,7 @@ def test_calls_after_the_end_do_nothing(open_tier: OpenTier, tmp_path: Path) -> 
         tier.close()
         tier.put_many(KEYS, BLOCKS)
         tier.clear()
-        tier.pins.add(StoredPin("pin", KEYS[0].namespace, KEYS[0].namespace, KEYS[0].tokens, None, False))
+        tier.pins.add(pin_of(KEYS[0]))
         assert tier.flush(0.0)  # it used to wait for what nothing would do any more
         assert tier.contains_prefix(KEYS) == len(get(tier, KEYS)) == 0
     assert not files_open_in(tmp_path)  # a read-only store used to be opened again

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.disk_tiers import BLOCKS, SLOT, put
+from support.disk_tiers import BLOCKS, SLOT, pin_of, put
 from support.disk_tiers import KEYS as ANN
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 from typer.testing import CliRunner, Result
@@ -22,7 +22,6 @@ from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import SlotIndex
 from radixkv.tiers.store_folder import store_folders
-from radixkv.tiers.stored_pins import StoredPin
 
 BOB = prefix_keys("bob", *range(3))
 
@@ -249,9 +248,7 @@ def test_clear_forgets_what_has_lost_its_slots(run: Run, root: Path, left: int |
 @pytest.mark.parametrize("everything", [True, False])
 def test_clear_forgets_what_was_pinned_there(run: Run, root: Path, everything: bool) -> None:
     tier = open_tier(root)
-    kept, cleared = (
-        StoredPin(key.digest.hex(), key.namespace, key.namespace, key.tokens, None, False) for key in (ANN[0], BOB[0])
-    )
+    kept, cleared = pin_of(ANN[0]), pin_of(BOB[0])
     for pin in (kept, cleared):
         tier.pins.add(pin)
     tier.close()
