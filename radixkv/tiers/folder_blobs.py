@@ -167,8 +167,7 @@ class FolderBlobs:
     def _make_folder(self, path: Path) -> None:
         """Make a folder with those above it, the root included, all for this user alone."""
         if not path.exists():
-            if path != self._root.parent:
-                self._make_folder(path.parent)
+            self._make_folder(path.parent)
             path.mkdir(mode=0o700, exist_ok=True)
             if path == self._root:
                 self._mount.check()

@@ -63,6 +63,14 @@ def test_a_folder_is_its_users_alone_and_its_files_are_written_whole(tmp_path: P
     assert all(stat.S_IMODE(path.stat().st_mode) == (0o600 if path.is_file() else 0o700) for path in paths)
 
 
+def test_a_folder_is_made_with_those_above_it(tmp_path: Path) -> None:
+    """Every write failed, unless the folder held the secret of namespaces, with which it was made."""
+    store = FolderBlobs(tmp_path / "above" / "shared", capacity_bytes=1 << 20)
+    assert store.write({"prefix/block": b"bytes"}) == 1
+    assert store.read(["prefix/block"]) == [b"bytes"]
+    store.close()
+
+
 def test_what_another_machine_clears_while_it_is_written_is_no_failure(tmp_path: Path) -> None:
     """The folder used to be left alone for a second or longer, like one that fails."""
     store, other = (FolderBlobs(tmp_path, capacity_bytes=1 << 20) for _ in range(2))
