@@ -21,9 +21,9 @@ from radixkv.tiers.mount import Mount
 from radixkv.tiers.shared_tier import PartlyWrittenError
 
 NUM_THREADS = 4
-# Of a file whose time is further in the future, some machine's clock was ahead.
+# A file whose time is further in the future was used when some machine's clock was ahead.
 MAX_SECONDS_AHEAD = 3600
-# The folder's size is checked whenever the capacity divided by this has been written.
+# How often the folder's size is checked while as much as its capacity is written.
 LOOKS_PER_CAPACITY = 16
 
 
@@ -93,8 +93,8 @@ class FolderBlobs:
     def clear(self, path: str) -> None:
         self._mount.check()
         folder = self._root / path
-        # A rename clears it for all readers at once, however long removing takes. What that leaves is removed when the folder
-        # is cut down, as another process perhaps does meanwhile.
+        # A rename clears it for all readers at once, however long removing takes. Another process may help with that; what is
+        # left is removed when the folder is cut down.
         doomed = self._root / f".cleared-{uuid.uuid4().hex}"
         try:
             os.replace(folder, doomed)
@@ -135,8 +135,8 @@ class FolderBlobs:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # What processes write between two looks fills a disk that is hardly larger than the capacity; and what is here
-            # fills one that is smaller.
+            # A disk hardly larger than the capacity is filled by what is written between two looks, and a smaller one by what
+            # is here.
             most, held = self._capacity, sum(size for _, size, _ in self._files())
             if error.errno == errno.EDQUOT or 2 * held >= shutil.disk_usage(self._root).used:
                 most = min(most, held)

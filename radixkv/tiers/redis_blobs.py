@@ -69,7 +69,7 @@ class RedisBlobs:
 
     def mark_used(self, names: Sequence[str]) -> None:
         with self._errors():
-            self._client.touch(*map(_key, names))  # to the second, so without an order among them
+            self._client.touch(*map(_key, names))  # to the second: they have no order among them
 
     def delete(self, names: Sequence[str]) -> None:
         with self._errors():

@@ -33,10 +33,7 @@ def reads_records() -> None:
     """Read by Python: compiled code bypasses the module's `os`, which stands for the failing disk."""
 
 
-FAULTS_OF_WRITING = ["write fails", "full", "gone"]
-
-
-@pytest.mark.parametrize("fault", FAULTS_OF_WRITING)
+@pytest.mark.parametrize("fault", ["write fails", "full", "gone"])
 def test_a_disk_that_cannot_be_written_is_warned_of_once_and_tried_again_later(
     open_tier: OpenTier, clock: FakeClock, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
