@@ -39,6 +39,13 @@ class Tenant:
         """The namespace of the tenant's prompts with this salt."""
         return self.name if cache_salt is None else f"{self.name}/{_keyed_hash(self._secret, self.name, cache_salt)}"
 
+    @property
+    def share(self) -> TenantShare:
+        """What the scheduler is to give the tenant."""
+        if self.key is None:
+            return TenantShare()
+        return TenantShare(self.key.weight, self.key.max_num_seqs, self.key.max_cached_share)
+
     def owns(self, namespace: str) -> bool:
         return namespace == self.name or namespace.startswith(f"{self.name}/")
 
@@ -53,6 +60,9 @@ class Tenants:
         clock: seconds since 1970, for keys that expire.
         secret: of the keyed hash, where namespaces must be the same after a restart; None: a random one.
         metrics_key: must differ from all others; None: there is none.
+
+    Attributes:
+        open_to_all: whether requests need no key.
 
     Raises:
         ValueError: a key is empty or not ASCII, or one is given twice.
@@ -76,11 +86,12 @@ class Tenants:
         self._given_hashes = {hash_of(key) for key in given}
         self._secret = secrets.token_bytes(32) if secret is None else secret
         self._admin_key = admin_key
-        self._api_keys = [key.encode() for key in api_keys]
-        self._tenants = [self._tenant(key) for key in api_keys]
         self._clock = clock
+        self._from_options = {hash_of(key): self._tenant(key) for key in api_keys}
+        self.open_to_all = not api_keys and keys is None
         self._has_file = keys is not None
-        self._by_hash: dict[str, Tenant] = {}
+        # By the hash of its key; those of the file come first.
+        self._by_hash = self._from_options
         if keys is not None:
             self.replace_keys(keys)
 
@@ -93,21 +104,12 @@ class Tenants:
         for name, key in keys.items():
             if key.sha256 in self._given_hashes:
                 raise ValueError(f"keys.{name}: given as an API, admin or metrics key, too: all keys must differ")
-        self._by_hash = {key.sha256: self._named(name, key) for name, key in keys.items()}
+        self._by_hash = {key.sha256: self._named(name, key) for name, key in keys.items()} | self._from_options
 
     @property
     def shares(self) -> dict[str, TenantShare]:
         """What the scheduler is to give each tenant, by `Tenant.name`."""
-        shares = {tenant.name: TenantShare() for tenant in self._tenants}
-        for tenant in self._by_hash.values():
-            assert tenant.key is not None
-            shares[tenant.name] = TenantShare(tenant.key.weight, tenant.key.max_num_seqs, tenant.key.max_cached_share)
-        return shares or {self.anonymous_tenant().name: TenantShare()}
-
-    @property
-    def open_to_all(self) -> bool:
-        """Whether requests need no key."""
-        return not self._api_keys and not self._has_file
+        return {tenant.name: tenant.share for tenant in self._by_hash.values() or [self.anonymous_tenant()]}
 
     @property
     def has_admin_key(self) -> bool:
@@ -126,11 +128,8 @@ class Tenants:
         if self.open_to_all:
             return self.anonymous_tenant()
         found = None
-        # All keys are compared, whichever matches, so that the time taken reveals nothing.
-        for key, tenant in zip(self._api_keys, self._tenants, strict=True):
-            if hmac.compare_digest(key, sent):
-                found = tenant
         sent_hash = hashlib.sha256(sent).hexdigest()
+        # All keys are compared, whichever matches, so that the time taken reveals nothing.
         for key_hash, tenant in self._by_hash.items():
             if hmac.compare_digest(key_hash, sent_hash):
                 found = tenant
@@ -162,12 +161,11 @@ class Tenants:
         Raises:
             ApiError: 404, it is not configured.
         """
+        wanted = hash_of(api_key)
         for key_hash, tenant in self._by_hash.items():
-            if api_key == tenant.label or hmac.compare_digest(key_hash, hash_of(api_key)):
+            if hmac.compare_digest(key_hash, wanted) or (tenant.key is not None and tenant.label == api_key):
                 return tenant
-        if api_key.encode(errors="replace") not in self._api_keys:
-            raise ApiError(HTTPStatus.NOT_FOUND, "api_key: no such key is configured", param="api_key")
-        return self._tenant(api_key)
+        raise ApiError(HTTPStatus.NOT_FOUND, "api_key: no such key is configured", param="api_key")
 
     def by_key_name(self, name: str) -> Tenant:
         """The tenant whose key has this name in the file, or had it before the key was removed.
