@@ -29,80 +29,78 @@ class ResponseEvent(StreamEvent):
     response: ResponseObject
 
 
-class ItemEvent(StreamEvent):
-    """An item of the output begins, or is complete."""
+class OutputEvent(StreamEvent):
+    """Something of one item of the output."""
+
+    output_index: int
+
+
+class ItemEvent(OutputEvent):
+    """An item begins, or is complete."""
 
     type: Literal["response.output_item.added", "response.output_item.done"]
-    output_index: int
     item: OutputItem
 
 
-class PartEvent(StreamEvent):
-    """A part of an item begins, or is complete."""
+class PartEvent(OutputEvent):
+    """A part of an item begins, or is complete. Each item has one part at most."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
     item_id: str
-    output_index: int
     content_index: int = 0
     part: OutputTextPart | ReasoningTextPart
 
 
-class TextDeltaEvent(StreamEvent):
+class TextDeltaEvent(OutputEvent):
     """More text."""
 
     type: Literal["response.output_text.delta"] = "response.output_text.delta"
     item_id: str
-    output_index: int
     content_index: int = 0
     delta: str
     logprobs: list[Any] = []
 
 
-class TextDoneEvent(StreamEvent):
+class TextDoneEvent(OutputEvent):
     """The text is complete."""
 
     type: Literal["response.output_text.done"] = "response.output_text.done"
     item_id: str
-    output_index: int
     content_index: int = 0
     text: str
     logprobs: list[Any] = []
 
 
-class ReasoningDeltaEvent(StreamEvent):
+class ReasoningDeltaEvent(OutputEvent):
     """More reasoning."""
 
     type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
     item_id: str
-    output_index: int
     content_index: int = 0
     delta: str
 
 
-class ReasoningDoneEvent(StreamEvent):
+class ReasoningDoneEvent(OutputEvent):
     """The reasoning is complete."""
 
     type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
     item_id: str
-    output_index: int
     content_index: int = 0
     text: str
 
 
-class ArgumentsDeltaEvent(StreamEvent):
+class ArgumentsDeltaEvent(OutputEvent):
     """More of a call's arguments."""
 
     type: Literal["response.function_call_arguments.delta"] = "response.function_call_arguments.delta"
     item_id: str
-    output_index: int
     delta: str
 
 
-class ArgumentsDoneEvent(StreamEvent):
+class ArgumentsDoneEvent(OutputEvent):
     """A call's arguments are complete."""
 
     type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
     item_id: str
-    output_index: int
     name: str
     arguments: str

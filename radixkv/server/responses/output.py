@@ -1,16 +1,17 @@
-"""An answer's pieces, made into the items of a response's output and the events that announce them."""
+"""Turns the pieces of an answer into the items of a response's output and the events that announce them."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from radixkv.server.responses.events import (
     ArgumentsDeltaEvent,
     ArgumentsDoneEvent,
     ItemEvent,
+    OutputEvent,
     PartEvent,
     ReasoningDeltaEvent,
     ReasoningDoneEvent,
@@ -31,6 +32,7 @@ from radixkv.server.service import new_id
 from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 _I = TypeVar("_I", OutputMessage, OutputReasoning)
+_E = TypeVar("_E", bound=OutputEvent)
 
 
 class Output:
@@ -78,9 +80,7 @@ class Output:
                 call = self.items[-1]
                 assert isinstance(call, OutputFunctionCall)
                 call.arguments += text
-                yield ArgumentsDeltaEvent(
-                    sequence_number=self.next_number(), item_id=call.id, output_index=self._index, delta=text
-                )
+                yield self._event(ArgumentsDeltaEvent, item_id=call.id, delta=text)
 
     def end(self, status: Status, calls_required: bool = False) -> Iterator[StreamEvent]:
         """End the output; the open item gets this status. An answer without any piece is an empty message.
@@ -92,24 +92,16 @@ class Output:
             yield from self._add_text("")
         yield from self._end_item(status)
 
-    @property
-    def _index(self) -> int:
-        return len(self.items) - 1
-
     def _add_text(self, text: str) -> Iterator[StreamEvent]:
         message = yield from self._opened(OutputMessage, _empty_message)
         if text:
             message.content[0].text += text
-            yield TextDeltaEvent(
-                sequence_number=self.next_number(), item_id=message.id, output_index=self._index, delta=text
-            )
+            yield self._event(TextDeltaEvent, item_id=message.id, delta=text)
 
     def _add_reasoning(self, text: str) -> Iterator[StreamEvent]:
         item = yield from self._opened(OutputReasoning, _empty_reasoning)
         item.content[0].text += text
-        yield ReasoningDeltaEvent(
-            sequence_number=self.next_number(), item_id=item.id, output_index=self._index, delta=text
-        )
+        yield self._event(ReasoningDeltaEvent, item_id=item.id, delta=text)
 
     def _opened(self, kind: type[_I], make_empty: Callable[[], _I]) -> Generator[StreamEvent, None, _I]:
         """The open item if it is of this kind, else a new one; its part is announced after it."""
@@ -119,7 +111,7 @@ class Output:
         item = make_empty()
         part = item.content.pop()
         yield from self._begin(item)
-        yield self._part_event("response.content_part.added", item, part)
+        yield self._event(PartEvent, type="response.content_part.added", item_id=item.id, part=part.model_copy())
         item.content.append(part)
         return item
 
@@ -127,55 +119,29 @@ class Output:
         yield from self._end_item("completed")
         self.items.append(item)
         self._open = True
-        yield self._item_event("response.output_item.added", item)
+        yield self._item_event("response.output_item.added")
 
     def _end_item(self, status: Status) -> Iterator[StreamEvent]:
         if not self._open:
             return
         self._open = False
-        item, index = self.items[-1], self._index
+        item = self.items[-1]
         item.status = status
-        match item:
-            case OutputMessage(content=[text_part]):
-                yield TextDoneEvent(
-                    sequence_number=self.next_number(), item_id=item.id, output_index=index, text=text_part.text
-                )
-                yield self._part_event("response.content_part.done", item, text_part)
-            case OutputReasoning(content=[reasoning_part]):
-                yield ReasoningDoneEvent(
-                    sequence_number=self.next_number(), item_id=item.id, output_index=index, text=reasoning_part.text
-                )
-                yield self._part_event("response.content_part.done", item, reasoning_part)
-            case OutputFunctionCall():
-                yield ArgumentsDoneEvent(
-                    sequence_number=self.next_number(),
-                    item_id=item.id,
-                    output_index=index,
-                    name=item.name,
-                    arguments=item.arguments,
-                )
-        yield self._item_event("response.output_item.done", item)
+        if isinstance(item, OutputFunctionCall):
+            yield self._event(ArgumentsDoneEvent, item_id=item.id, name=item.name, arguments=item.arguments)
+        else:
+            (part,) = item.content
+            done = TextDoneEvent if isinstance(item, OutputMessage) else ReasoningDoneEvent
+            yield self._event(done, item_id=item.id, text=part.text)
+            yield self._event(PartEvent, type="response.content_part.done", item_id=item.id, part=part.model_copy())
+        yield self._item_event("response.output_item.done")
 
-    def _item_event(self, kind: str, item: OutputItem) -> ItemEvent:
-        return ItemEvent.model_validate(
-            {
-                "type": kind,
-                "sequence_number": self.next_number(),
-                "output_index": self._index,
-                "item": item.model_copy(deep=True),
-            }
-        )
+    def _item_event(self, kind: str) -> ItemEvent:
+        return self._event(ItemEvent, type=kind, item=self.items[-1].model_copy(deep=True))
 
-    def _part_event(self, kind: str, item: OutputItem, part: OutputTextPart | ReasoningTextPart) -> PartEvent:
-        return PartEvent.model_validate(
-            {
-                "type": kind,
-                "sequence_number": self.next_number(),
-                "item_id": item.id,
-                "output_index": self._index,
-                "part": part.model_copy(),
-            }
-        )
+    def _event(self, event: type[_E], **fields: Any) -> _E:
+        """An event of the last item."""
+        return event(sequence_number=self.next_number(), output_index=len(self.items) - 1, **fields)
 
 
 def _empty_message() -> OutputMessage:
