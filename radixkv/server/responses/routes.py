@@ -58,19 +58,11 @@ def response_routes(service: Service) -> APIRouter:
         breakpoints = conversation_breakpoints(body, earlier)
         chat = translate(as_chat_request(body, messages), FIELD_NAMES)
         response_id = new_id("resp", "_")
-        pending = store.begin(tenant.name, earlier, tenant.namespace(body.cache_salt))
+        pending = store.begin(tenant.name, earlier, tenant.namespace(body.cache_salt), messages, breakpoints)
         marked = [replace(each, messages=instructed(body, each.messages)) for each in breakpoints]
         events = await cancel_on_disconnect(request, start_chat(service, chat, tenant, response_id, marked))
-        writer = ResponsesWriter(
-            body,
-            response_id,
-            service.model_name,
-            service.llm.loaded.sampling_defaults,
-            messages,
-            breakpoints,
-            store,
-            pending,
-        )
+        defaults = service.llm.loaded.sampling_defaults
+        writer = ResponsesWriter(body, response_id, service.model_name, defaults, store, pending)
         return await respond(request, events, writer, bool(body.stream), named_events)
 
     @router.get("/{name}")

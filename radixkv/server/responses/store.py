@@ -38,12 +38,15 @@ class PendingResponse:
 
     Attributes:
         tenant: whose it is.
-        namespaces: see `StoredResponse`.
+        messages: the conversation that it answers, without instructions.
+        breakpoints, namespaces: as in `StoredResponse`.
         earlier_bytes: what the response that it continues counts for.
         cleared: whether one of the namespaces was cleared since it began, so that it must not be stored.
     """
 
     tenant: str
+    messages: Sequence[Mapping[str, Any]]
+    breakpoints: Sequence[Breakpoint]
     namespaces: frozenset[str]
     earlier_bytes: int
     cleared: bool = False
@@ -70,36 +73,37 @@ class ResponseStore:
         self._num_bytes: dict[str, int] = {}
         self._pending: WeakSet[PendingResponse] = WeakSet()
 
-    def begin(self, tenant: str, earlier: StoredResponse | None, namespace: str) -> PendingResponse:
+    def begin(
+        self,
+        tenant: str,
+        earlier: StoredResponse | None,
+        namespace: str,
+        messages: Sequence[Mapping[str, Any]] = (),
+        breakpoints: Sequence[Breakpoint] = (),
+    ) -> PendingResponse:
         """Note a response that may be finished later; the note vanishes when the caller drops it.
 
         Args:
-            tenant: whose it is.
             earlier: the response that it continues.
             namespace: in which its prompt is cached.
+            messages: see `PendingResponse`, as for the other arguments.
         """
-        if earlier is None:
-            pending = PendingResponse(tenant, frozenset({namespace}), 0)
-        else:
-            pending = PendingResponse(tenant, earlier.namespaces | {namespace}, earlier.num_bytes)
+        namespaces, earlier_bytes = frozenset[str](), 0
+        if earlier is not None:
+            namespaces, earlier_bytes = earlier.namespaces, earlier.num_bytes
+        pending = PendingResponse(tenant, messages, breakpoints, namespaces | {namespace}, earlier_bytes)
         self._pending.add(pending)
         return pending
 
     def finish(
-        self,
-        pending: PendingResponse,
-        response: ResponseObject,
-        messages: Sequence[Mapping[str, Any]],
-        breakpoints: Sequence[Breakpoint],
-        num_bytes: int,
+        self, pending: PendingResponse, response: ResponseObject, answer: Sequence[Mapping[str, Any]], num_bytes: int
     ) -> None:
         """Keep a response unless it was cleared since it began, and forget what no longer fits beside it.
 
         Args:
             pending: what `begin` returned.
             response: finished.
-            messages: see `StoredResponse`.
-            breakpoints: likewise.
+            answer: its output as messages.
             num_bytes: its own, without those of the response that it continues.
         """
         num_bytes += pending.earlier_bytes
@@ -107,7 +111,8 @@ class ResponseStore:
             return
         tenant = pending.tenant
         own = self._responses.setdefault(tenant, OrderedDict())
-        own[response.id] = StoredResponse(response, messages, breakpoints, num_bytes, pending.namespaces)
+        messages = [*pending.messages, *answer]
+        own[response.id] = StoredResponse(response, messages, pending.breakpoints, num_bytes, pending.namespaces)
         self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + num_bytes
         while len(own) > self._max_responses or self._num_bytes[tenant] > self._max_bytes:
             self._forget_oldest(tenant)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Literal
 
 from radixkv.sampling_defaults import SamplingDefaults
 from radixkv.server.chat_events import ChatEvents
 from radixkv.server.errors import as_api_error
-from radixkv.server.prompt_caching import Breakpoint
 from radixkv.server.responses.events import ResponseEvent, StreamEvent
 from radixkv.server.responses.objects import (
     IncompleteDetails,
@@ -32,8 +31,6 @@ class ResponsesWriter:
 
     Args:
         defaults: what is sampled with where the request says nothing.
-        messages: the conversation that is answered, without instructions.
-        breakpoints: in it, see `StoredResponse`.
         store: keeps the response, unless the request forbids it.
         pending: the store's note of it.
     """
@@ -44,14 +41,10 @@ class ResponsesWriter:
         response_id: str,
         model_name: str,
         defaults: SamplingDefaults,
-        messages: Sequence[Mapping[str, Any]],
-        breakpoints: Sequence[Breakpoint],
         store: ResponseStore,
         pending: PendingResponse,
     ) -> None:
         self._body = body
-        self._messages = messages
-        self._breakpoints = breakpoints
         self._store = store
         self._pending = pending
         self._response = _head(body, response_id, model_name, defaults)
@@ -121,12 +114,11 @@ class ResponsesWriter:
             total_tokens=usage.total_tokens,
         )
         if response.store:
-            messages = [*self._messages, *output_messages(output.items)]
             # Measured as Python stores strings: one character beyond Latin-1 makes all of a string two or four bytes wide.
             # Each breakpoint may hold the input's texts once more.
-            num_inputs = 1 + len(self._breakpoints)
+            num_inputs = 1 + len(self._pending.breakpoints)
             own = sys.getsizeof(response.model_dump_json()) + num_inputs * sys.getsizeof(self._body.model_dump_json())
-            self._store.finish(self._pending, response, messages, self._breakpoints, own)
+            self._store.finish(self._pending, response, output_messages(output.items), own)
 
     def _response_event(
         self,
