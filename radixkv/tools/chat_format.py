@@ -183,23 +183,15 @@ class AnswerForm:
         Raises:
             ValueError: the schema of a strict tool cannot be enforced in this format.
         """
-        calls, options = self.format.calls, self.options
-        if options is None and not content_is_constrained:
+        if self.options is None and not content_is_constrained:
+            return None
+        calls, reasoning = self.format.calls, self.format.reasoning
+        writer = GrammarWriter(self.format.added_tokens, self._shown_tokens())
+        thought = "" if reasoning is None else reasoning.grammar(writer, self.reasoning)
+        if self.options is None and not thought and not calls.frames_every_answer:
             return None
         content = "@content" if content_is_constrained else None
-        writer = GrammarWriter(self.format.added_tokens, self._shown_tokens())
-        thought = "" if self.format.reasoning is None else self.format.reasoning.grammar(writer, self.reasoning)
-        if calls.frames_every_answer:
-            answer = calls.grammar(writer, options, content, continues=self.continues)
-        elif options is None:
-            if not thought:
-                return None
-            answer = "@content"
-        elif options.mode == "none":
-            answer = content or calls.no_calls(writer, options)
-        else:
-            answer = calls.grammar(writer, options, content)
-        return writer.frame(f"{thought} ({answer})")
+        return writer.frame(f"{thought} ({calls.grammar(writer, self.options, content, continues=self.continues)})")
 
     def parser(self) -> AnswerParser:
         """A parser for one answer."""
@@ -274,9 +266,6 @@ def _takes(tokenizer: Any, roles: Sequence[str], tools: list[dict[str, Any]] | N
             tokenizer.apply_chat_template(conversation, tools=given, tokenize=False, add_generation_prompt=True)
             for conversation, given in ((others, None), (messages, tools))
         )
-    except (
-        TemplateError,
-        TypeError,
-    ):  # the template refuses such conversations, so what it does with these cannot be seen
+    except (TemplateError, TypeError):  # it refuses such conversations, so what it does with these cannot be seen
         return False
     return bool(without != with_them)

@@ -83,11 +83,15 @@ class CallFormat(ABC):
         """A grammar expression for the answer without its reasoning.
 
         Args:
-            options: which calls it may hold; None: none, only for a format that frames every answer.
+            options: which calls it may hold; None: none, and there is ``content``, unless the format frames every answer.
             content: an expression for the text of an answer without calls; None: any text.
-            continues: whether the answer goes on with a message that has begun, only for a format that frames every answer.
+            continues: whether the answer goes on with a message that has begun.
         """
+        if content is not None and (options is None or options.mode == "none"):
+            return content
         assert options is not None
+        if options.mode == "none":
+            return self._no_calls(writer, options)
         first, following = self._calls(writer, options)
         lead = f"({writer.literal(self.lead)})?" if self.lead else ""
         begin = writer.literal(self.trigger) if self.trigger else lead
@@ -101,8 +105,8 @@ class CallFormat(ABC):
             return f"PLAIN | {calls}"
         return f"{writer.text()} | {writer.text_before(self.trigger)} {first} {following}"
 
-    def no_calls(self, writer: GrammarWriter, options: ToolOptions) -> str:
-        """A grammar expression for an answer that must not hold calls; not for a format that frames every answer."""
+    def _no_calls(self, writer: GrammarWriter, options: ToolOptions) -> str:
+        """An expression for any text without a call."""
         beginning = self.beginning_of_call(options.tools) if not self.trigger else rf"(.|\n)*{_escaped(self.trigger)}"
         return writer.rule("PLAIN", rf"/(.|\n)*/ & ~/{beginning}(.|\n)*/")
 
