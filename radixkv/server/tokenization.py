@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from radixkv.model.text_interface import TextInterface
-from radixkv.prompts import Message, as_conversations, encode, render_chat
+from radixkv.prompts import as_chat_prompts, encode
 from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.chat_messages import Messages, as_messages
@@ -81,13 +81,11 @@ def tokenization_routes(service: Service) -> APIRouter:
         """Turn a text, or a conversation as the chat template writes it, into token ids."""
         service.check_model(body.model)
         with client_errors():
-            messages = as_messages(body.messages or [])
             tools = as_tool_options([tool.model_dump(exclude_none=True) for tool in body.tools or ()], None, None)
             service.check_length("prompt", body.prompt or "")
             service.check_chat_length(body.messages or (), tools, body.chat_template_kwargs)
             return await service.llm.run_tokenizer(
-                lambda loaded: JsonResponse(_tokenize(body, messages, tools, loaded, service.token_texts)),
-                tenant=tenant.name,
+                lambda loaded: JsonResponse(_tokenize(body, tools, loaded, service.token_texts)), tenant=tenant.name
             )
 
     @router.post("/detokenize")
@@ -116,9 +114,9 @@ def tokenization_routes(service: Service) -> APIRouter:
 
 
 def _tokenize(
-    body: TokenizeRequest, messages: list[Message], tools: ToolOptions | None, loaded: TextInterface, texts: TokenTexts
+    body: TokenizeRequest, tools: ToolOptions | None, loaded: TextInterface, texts: TokenTexts
 ) -> TokenizeResponse:
-    tokens = _encode(body, messages, tools, loaded)
+    tokens = _encode(body, tools, loaded)
     return TokenizeResponse(
         count=len(tokens),
         max_model_len=loaded.max_model_len,
@@ -127,23 +125,22 @@ def _tokenize(
     )
 
 
-def _encode(
-    body: TokenizeRequest, messages: list[Message], tools: ToolOptions | None, loaded: TextInterface
-) -> list[int]:
+def _encode(body: TokenizeRequest, tools: ToolOptions | None, loaded: TextInterface) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ValueError("prompt: expected either prompt or messages")
-    if body.prompt is not None:
-        return encode("prompt", body.prompt, loaded, add_special_tokens=body.add_special_tokens is not False)
-    (conversation,) = as_conversations(messages)
-    text = render_chat(
-        conversation,
+    if body.messages is None:
+        text = body.prompt or ""
+        return encode("prompt", text, loaded, add_special_tokens=body.add_special_tokens is not False)
+    (prompt,) = as_chat_prompts(
+        as_messages(body.messages),
         loaded,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=body.continue_final_message is True,
         tools=tools,
         chat_template_kwargs=body.chat_template_kwargs,
+        add_special_tokens=body.add_special_tokens is True,
     )
-    return encode("messages", text, loaded, add_special_tokens=body.add_special_tokens is True)
+    return list(prompt.token_ids)
 
 
 def _decode(body: DetokenizeRequest, loaded: TextInterface) -> str:
