@@ -112,7 +112,9 @@ def run_ingress(
         await together.set_tenants(tenants.shares)  # there is no replica yet: each learns it before it is up
         membership = Membership(together, wanted)
         try:
-            reload_keys = None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, together)
+            reload_keys = (
+                None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, together.set_tenants)
+            )
 
             def reload() -> None:
                 if reload_keys is not None:
@@ -137,7 +139,9 @@ def run_ingress(
                 tracer=tracer,
             )
             if config.keys_file is not None:
-                reload_keys = KeysReload(Path(config.keys_file), tenants, ingress.llm)  # whose queue is shared out, too
+                reload_keys = KeysReload(
+                    Path(config.keys_file), tenants, ingress.llm.set_tenants
+                )  # whose queue is shared out, too
 
             return await serve(ingress.llm, config, listener, make_app, metrics_listener, drain=drain)
         finally:

@@ -70,7 +70,7 @@ class _IngressDeployment:
         )
         self._llm = self._app.llm
         if server.keys_file is not None:
-            reload = KeysReload(Path(server.keys_file), self._tenants, self._llm)
+            reload = KeysReload(Path(server.keys_file), self._tenants, self._llm.set_tenants)
             self._tasks.append(asyncio.ensure_future(_at_changes(Path(server.keys_file), reload)))
         self._begin_serving()
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Protocol
 
 from radixkv.errors import EngineDeadError
 from radixkv.scheduling.tenant_share import TenantShare
@@ -16,12 +15,6 @@ from radixkv.server.keys import read_keys_file
 from radixkv.server.tenants import Tenants
 
 _log = logging.getLogger(__name__)
-
-
-class TakesShares(Protocol):
-    """Gets what each tenant may have."""
-
-    async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None: ...
 
 
 class ReloadSignal:
@@ -68,13 +61,15 @@ class KeysReload:
     Args:
         path: of the file.
         tenants: that it names.
-        llm: which gets what each may have.
+        set_shares: gets what each may have.
     """
 
-    def __init__(self, path: Path, tenants: Tenants, llm: TakesShares) -> None:
+    def __init__(
+        self, path: Path, tenants: Tenants, set_shares: Callable[[Mapping[str, TenantShare]], Awaitable[None]]
+    ) -> None:
         self._path = path
         self._tenants = tenants
-        self._llm = llm
+        self._set_shares = set_shares
         self._sending: set[asyncio.Future[None]] = set()
 
     def __call__(self) -> None:
@@ -93,7 +88,7 @@ class KeysReload:
 
     async def _send(self, shares: Mapping[str, TenantShare]) -> None:
         try:
-            await self._llm.set_tenants(shares)
+            await self._set_shares(shares)
         except EngineDeadError:
             pass  # it admits nobody any more, and its own end is reported elsewhere
         except Exception as error:

@@ -95,7 +95,9 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
         watch = partial(watch_engine, llm, config.step_timeout)
 
         async def main() -> int:
-            reload_signal.call(None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, llm))
+            reload_signal.call(
+                None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, llm.set_tenants)
+            )
             return await serve(llm, config, listener, make_app, metrics_listener, watch=watch)
 
         avoid_pauses(model.engine.grammars)

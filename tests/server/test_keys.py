@@ -142,12 +142,11 @@ def test_a_reload_replaces_the_keys_and_a_bad_file_changes_nothing(
     tenants = Tenants(keys=read_keys_file(path))
     told: list[Mapping[str, TenantShare]] = []
 
-    class Told:
-        async def set_tenants(self, shares: Mapping[str, TenantShare]) -> None:
-            told.append(shares)
+    async def tell(shares: Mapping[str, TenantShare]) -> None:
+        told.append(shares)
 
     async def main() -> None:
-        reload = KeysReload(path, tenants, Told())
+        reload = KeysReload(path, tenants, tell)
         before = tenants.shares
         keys_file(path, "[keys.bob]\nsha = 1")
         reload()
@@ -172,13 +171,12 @@ def test_a_reload_does_not_wait_for_an_earlier_one(tmp_path: Path) -> None:
     tenants = Tenants(keys={})
     told: list[list[float]] = []
 
-    class Hanging:
-        async def set_tenants(self, shares: Mapping[str, TenantShare]) -> None:
-            told.append([share.weight for share in shares.values()])
-            await asyncio.Event().wait()
+    async def hang(shares: Mapping[str, TenantShare]) -> None:
+        told.append([share.weight for share in shares.values()])
+        await asyncio.Event().wait()
 
     async def main() -> None:
-        reload = KeysReload(path, tenants, Hanging())
+        reload = KeysReload(path, tenants, hang)
         for weight in (2.0, 3.0):
             keys_file(path, f'[keys.bob]\nsha256 = "{hash_of("b")}"\nweight = {weight}')
             reload()
@@ -202,13 +200,12 @@ def test_shares_that_cannot_be_sent_are_one_line_of_the_log(
     path = keys_file(tmp_path / "keys.toml", f'[keys.bob]\nsha256 = "{hash_of("b")}"')
     unhandled: list[dict[str, Any]] = []
 
-    class Failing:
-        async def set_tenants(self, shares: Mapping[str, TenantShare]) -> None:
-            raise error
+    async def fail(shares: Mapping[str, TenantShare]) -> None:
+        raise error
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
-        reload = KeysReload(path, Tenants(keys={}), Failing())
+        reload = KeysReload(path, Tenants(keys={}), fail)
         reload()
         await asyncio.sleep(0)
 
