@@ -25,7 +25,6 @@ from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import Generation, extend_choice
 from radixkv.server.logprobs import TextLength
-from radixkv.server.metrics import RequestTimer
 from radixkv.server.prefix_keeper import PrefixKeeper
 from radixkv.server.prompt_caching import Breakpoint
 from radixkv.server.protocol import Usage, finish_reason
@@ -101,24 +100,21 @@ async def start_chat(
         if body.prediction is not None:
             service.check_length("prediction", body.prediction.text)
         breakpoints = body.breakpoints if breakpoints is None else breakpoints
-        timers = [RequestTimer(service.metrics, deadlines.arrival)]
-        async with deadlines.before_admission(timers):
-            prompt = await chat_prompt(service, body, tenant)
-        prompt = service.with_cache_options(prompt, body, tenant)
-        if body.prompt_cache_options is not None and not body.prompt_cache_options.allows(breakpoints):
-            prompt = replace(prompt, read_cache=False, write_cache=False)
-        defaults = service.llm.loaded.sampling_defaults
-        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        if max_tokens is None:
-            max_tokens = default_max_tokens(defaults.get("max_tokens"), body.min_tokens or 0, tenant)
-        max_model_len = service.llm.loaded.max_model_len
-        prompt = body.truncated(prompt, max_tokens, max_model_len)
-        top_logprobs = body.top_logprobs or 0 if body.logprobs else None
-        params = body.params(max_tokens, top_logprobs, body.prompt_logprobs, defaults)
-        check_response_size(body, [prompt], params, max_model_len)
-        generation = await Generation.start(
-            service, tenant, [prompt], params, body, request_id, timers, deadlines, prompt_only=prompt_only
-        )
+        async with deadlines.before_admission() as timers:
+            prompt = service.with_cache_options(await chat_prompt(service, body, tenant), body, tenant)
+            if body.prompt_cache_options is not None and not body.prompt_cache_options.allows(breakpoints):
+                prompt = replace(prompt, read_cache=False, write_cache=False)
+            defaults, max_model_len = service.llm.loaded.sampling_defaults, service.llm.loaded.max_model_len
+            max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+            if max_tokens is None:
+                max_tokens = default_max_tokens(defaults.get("max_tokens"), body.min_tokens or 0, tenant)
+            prompt = body.truncated(prompt, max_tokens, max_model_len)
+            top_logprobs = body.top_logprobs or 0 if body.logprobs else None
+            params = body.params(max_tokens, top_logprobs, body.prompt_logprobs, defaults)
+            check_response_size(body, [prompt], params, max_model_len)
+            generation = await Generation.start(
+                service, tenant, [prompt], params, body, request_id, timers, deadlines, prompt_only=prompt_only
+            )
         keeper = PrefixKeeper(service.llm, tenant.name, body, breakpoints, prompt)
         form = prompt.answer_form
         new_length = partial(
@@ -215,7 +211,7 @@ class ChatEvents:
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
         """Those of the prompt's tokens; None unless the request asked for them."""
-        return self._generation.prompt_logprobs[0]
+        return self._generation.prompt_logprobs(0)
 
     def close(self) -> None:
         """Abort what is unfinished."""

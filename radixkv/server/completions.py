@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Literal
@@ -27,7 +27,6 @@ from radixkv.server.logprobs import (
     encode_completion_logprobs,
     encoded_prompt_logprobs,
 )
-from radixkv.server.metrics import RequestTimer
 from radixkv.server.not_supported import NotSupportedInCompletions
 from radixkv.server.protocol import (
     MAX_LOGPROBS,
@@ -106,14 +105,15 @@ def completion_routes(service: Service) -> APIRouter:
     async def complete(body: CompletionRequest, request: Request, tenant: CurrentTenant) -> Response:
         """Complete prompts."""
         service.check_model(body.model)
-        generation = await cancel_on_disconnect(request, _start(service, body, tenant))
-        writer = _CompletionResponseWriter(body, generation.request_id, service, generation.prompts, tenant)
+        request_id = new_id("cmpl")
+        generation = await cancel_on_disconnect(request, _start(service, body, tenant, request_id))
+        writer = _CompletionResponseWriter(body, request_id, service, tenant)
         return await respond(request, generation, writer, bool(body.stream))
 
     return router
 
 
-async def _start(service: Service, body: CompletionRequest, tenant: Tenant) -> Generation:
+async def _start(service: Service, body: CompletionRequest, tenant: Tenant, request_id: str) -> Generation:
     """Check a request, tokenize its prompts and submit them; see `radixkv.server.chat_events.start_chat`."""
     deadlines = service.deadlines(body)
     with client_errors(body.request_field_names):
@@ -129,48 +129,35 @@ async def _start(service: Service, body: CompletionRequest, tenant: Tenant) -> G
                 service.check_num_tokens("prompt", len(prompt))
         add_special_tokens = body.add_special_tokens is not False
         prompts: list[Prompt] = []
-        timers = [RequestTimer(service.metrics, deadlines.arrival) for _ in sent]
-        async with deadlines.before_admission(timers):
+        async with deadlines.before_admission(len(sent)) as timers:
             for some in _turns(sent):
                 encode = partial(as_prompts, some, add_special_tokens=add_special_tokens)
                 # Each turn holds queue slots for all prompts, and no other request takes them between two turns.
                 prompts += await service.llm.run_tokenizer(encode, tenant=tenant.name, num_prompts=len(sent))
-        prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
-        max_model_len = service.llm.loaded.max_model_len
-        max_tokens = body.max_tokens
-        if max_tokens is None:
-            max_tokens = default_max_tokens(_DEFAULT_MAX_TOKENS, body.min_tokens or 0, tenant)
-        prompts = [body.truncated(prompt, max_tokens, max_model_len) for prompt in prompts]
-        # max_tokens=0 with echo scores the prompt.
-        prompt_only = bool(body.echo) and max_tokens == 0
-        if prompt_only and body.min_tokens:
-            raise ValueError(f"min_tokens: expected none with max_tokens=0, got {body.min_tokens}")
-        params = body.params(
-            1 if prompt_only else max_tokens,
-            body.logprobs,
-            _num_prompt_logprobs(body),
-            service.llm.loaded.sampling_defaults,
-        )
-        repeating = "echo" if body.echo else "return_token_ids" if body.return_token_ids else None
-        check_response_size(body, prompts, params, max_model_len, num_copies=body.num_choices, repeating=repeating)
-        return await Generation.start(
-            service, tenant, prompts, params, body, new_id("cmpl"), timers, deadlines, prompt_only=prompt_only
-        )
+            prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
+            defaults, max_model_len = service.llm.loaded.sampling_defaults, service.llm.loaded.max_model_len
+            max_tokens = body.max_tokens
+            if max_tokens is None:
+                max_tokens = default_max_tokens(_DEFAULT_MAX_TOKENS, body.min_tokens or 0, tenant)
+            prompts = [body.truncated(prompt, max_tokens, max_model_len) for prompt in prompts]
+            # max_tokens=0 with echo scores the prompt.
+            prompt_only = bool(body.echo) and max_tokens == 0
+            if prompt_only and body.min_tokens:
+                raise ValueError(f"min_tokens: expected none with max_tokens=0, got {body.min_tokens}")
+            max_tokens = 1 if prompt_only else max_tokens
+            params = body.params(max_tokens, body.logprobs, _num_prompt_logprobs(body), defaults)
+            repeating = "echo" if body.echo else "return_token_ids" if body.return_token_ids else None
+            check_response_size(body, prompts, params, max_model_len, num_copies=body.num_choices, repeating=repeating)
+            return await Generation.start(
+                service, tenant, prompts, params, body, request_id, timers, deadlines, prompt_only=prompt_only
+            )
 
 
 class _CompletionResponseWriter:
     """Writes one request's response."""
 
-    def __init__(
-        self,
-        body: CompletionRequest,
-        request_id: str,
-        service: Service,
-        prompts: Sequence[Prompt],
-        tenant: Tenant,
-    ) -> None:
+    def __init__(self, body: CompletionRequest, request_id: str, service: Service, tenant: Tenant) -> None:
         self._body = body
-        self._prompts = prompts
         self._texts = service.token_texts
         self._encoder = service.encoder
         self._head = ResponseHead(id=response_id(request_id, body), created=int(time.time()), model=service.model_name)
@@ -203,11 +190,11 @@ class _CompletionResponseWriter:
         is_first = delta.choice not in self._lengths
         output, text = delta.output, delta.output.text
         entries: list[tuple[int, dict[int, Logprob] | None]] = []
-        prompt = self._prompts[delta.prompt]
-        echoed = await self._prompt_text(delta.prompt) if self._body.echo and is_first else None
+        prompt, prompt_logprobs = generation.prompts[delta.prompt], generation.prompt_logprobs(delta.prompt)
+        echoed = await self._prompt_text(delta.prompt, prompt) if self._body.echo and is_first else None
         if echoed is not None:
             text = echoed + text
-            entries += zip(prompt.token_ids, generation.prompt_logprobs[delta.prompt] or [], strict=False)
+            entries += zip(prompt.token_ids, prompt_logprobs or [], strict=False)
         entries += zip(output.token_ids, output.logprobs or [], strict=False)
         if is_first:
             self._lengths[delta.choice] = TextLength(
@@ -230,14 +217,11 @@ class _CompletionResponseWriter:
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self._body.return_token_ids else None,
             prompt_token_ids=list(prompt.token_ids) if self._body.return_token_ids and is_first else None,
-            prompt_logprobs=await encoded_prompt_logprobs(
-                self._encoder, generation.prompt_logprobs[delta.prompt], self._body.prompt_logprobs
-            ),
+            prompt_logprobs=await encoded_prompt_logprobs(self._encoder, prompt_logprobs, self._body.prompt_logprobs),
         )
 
-    async def _prompt_text(self, index: int) -> str:
+    async def _prompt_text(self, index: int, prompt: Prompt) -> str:
         """A prompt's text; one that was sent as ids is decoded once, off the event loop."""
-        prompt = self._prompts[index]
         if prompt.text is not None:
             return prompt.text
         if index not in self._prompt_texts:

@@ -81,14 +81,12 @@ class Generation:
         self.request_id = request_id
         # Times of the prompt that had a token first; None before.
         self.times: RequestMetrics | None = None
-        self._num_cached_tokens = [0] * len(prompts)
+        # By prompt; None before its first.
+        self._latest: list[OutputDelta | None] = [None] * len(prompts)
         self._num_completion_tokens = 0
         self._num_tokens_left_out = 0  # of beams that were found and are not answers
         self._num_expected = [body.num_choices] * len(prompts)
-        self._metrics: list[RequestMetrics | None] = [None] * len(prompts)
         self._num_finished = 0  # choices
-        # By prompt; set when the prompt's first delta arrives.
-        self.prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
         # By prompt; None unless the request asked for them.
         self.explanations = explanations
 
@@ -108,33 +106,30 @@ class Generation:
         """Submit all prompts, or none, on behalf of the tenant.
 
         Args:
-            timers: of each prompt, since the request's arrival.
-            deadlines: of the request, since its arrival.
+            timers: of each prompt, see `Deadlines.before_admission`.
             prompt_only: leave the tokens out of the answers: the request asks for none, but the engine always generates one.
 
         Raises:
-            RequestTimeoutError: it took longer than the first time limit.
             ValueError, ApiError: the tenant's limits do not allow it, see `RateLimits`.
             Exception: what `AsyncLLM.submit` raises.
         """
-        async with deadlines.before_admission(timers):
-            lengths = [len(prompt.token_ids) for prompt in prompts]
-            reservation = service.rate_limits.admit(tenant, params, lengths, service.llm.loaded.max_model_len)
-            try:
-                cache_explanations = (
-                    await explanations(service, prompts, params, tenant.name) if body.explain_cache else None
-                )
-                streams = await service.llm.submit(
-                    prompts,
-                    params,
-                    request_id,
-                    priority=body.priority or 0,
-                    tenant=tenant.name,
-                    arrival_time=deadlines.arrival,
-                )
-            except BaseException:
-                reservation.cancel()
-                raise
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        reservation = service.rate_limits.admit(tenant, params, lengths, service.llm.loaded.max_model_len)
+        try:
+            cache_explanations = (
+                await explanations(service, prompts, params, tenant.name) if body.explain_cache else None
+            )
+            streams = await service.llm.submit(
+                prompts,
+                params,
+                request_id,
+                priority=body.priority or 0,
+                tenant=tenant.name,
+                arrival_time=deadlines.arrival,
+            )
+        except BaseException:
+            reservation.cancel()
+            raise
         for timer in timers:
             timer.expect(body.num_choices)
         deadlines.watch(streams)
@@ -161,14 +156,18 @@ class Generation:
     def usage(self) -> Usage:
         """Tokens so far."""
         num_prompt = sum(len(prompt.token_ids) for prompt in self.prompts)
-        drafts = [count for each in self._metrics if each is not None for count in list(each.drafts.values())]
+        known = [delta for delta in self._latest if delta is not None]
+        drafts = [count for delta in known for count in list(delta.metrics.drafts.values())]
         num_accepted = sum(count.accepted for count in drafts)
+        loaded: Counter[str] = Counter()
+        for delta in known:
+            loaded.update(delta.metrics.loaded_tokens)
         return Usage(
             prompt_tokens=num_prompt,
             completion_tokens=self._num_completion_tokens,
             total_tokens=num_prompt + self._num_completion_tokens,
             prompt_tokens_details=PromptTokensDetails(
-                cached_tokens=sum(self._num_cached_tokens), loaded_tokens=self._loaded_tokens()
+                cached_tokens=sum(delta.num_cached_tokens for delta in known), loaded_tokens=dict(loaded) or None
             ),
             completion_tokens_details=CompletionTokensDetails(
                 accepted_prediction_tokens=num_accepted,
@@ -176,13 +175,10 @@ class Generation:
             ),
         )
 
-    def _loaded_tokens(self) -> dict[str, int] | None:
-        """How many reused tokens came from below the pool, by medium; None: none did."""
-        total: Counter[str] = Counter()
-        for metrics in self._metrics:
-            if metrics is not None:
-                total.update(metrics.loaded_tokens)
-        return dict(total) or None
+    def prompt_logprobs(self, prompt: int) -> PromptLogprobs | None:
+        """Those of a prompt's tokens; None before its first delta, or where the request asked for none."""
+        delta = self._latest[prompt]
+        return delta.prompt_logprobs if isinstance(delta, RequestOutput) else None
 
     def close(self) -> None:
         """Abort the prompts that are unfinished."""
@@ -205,14 +201,11 @@ class Generation:
                         self._num_expected[prompt] = min(len(delta.sequences), self._num_choices)
                         self._timers[prompt].expect(self._num_expected[prompt])
                     self._timers[prompt].observe(delta)
-                    self._num_cached_tokens[prompt] = delta.num_cached_tokens
+                    self._latest[prompt] = delta
                     self.times = self.times or delta.metrics
-                    self._metrics[prompt] = delta.metrics
-                    if isinstance(delta, RequestOutput):
-                        self.prompt_logprobs[prompt] = delta.prompt_logprobs
-                    elif delta.aborted:
-                        raise DrainingError(_CUT_SHORT)
-                    else:
+                    if isinstance(delta, BeamSearchOutput):
+                        if delta.aborted:
+                            raise DrainingError(_CUT_SHORT)
                         self._num_tokens_left_out += sum(delta.num_generated_tokens[self._num_choices :])
                     for output in self._outputs(delta):
                         choice = prompt * self._num_choices + output.index

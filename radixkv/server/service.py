@@ -168,7 +168,7 @@ class Service:
         """Those of a request that arrives now."""
         config = self.config
         limits = TimeLimits(config.queue_timeout, config.first_token_timeout, config.request_timeout)
-        return Deadlines(self.llm, limits.at_most(request.timeout))
+        return Deadlines(self.llm, limits.at_most(request.timeout), self.metrics)
 
     def with_cache_options(self, prompt: Prompt, request: GenerationRequest, tenant: Tenant) -> Prompt:
         """The prompt in the tenant's namespace, with the request's cache options."""

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from radixkv.errors import EngineDeadError, RequestTimeoutError
 from radixkv.outputs import RequestMetrics
-from radixkv.server.metrics import RequestTimer
+from radixkv.server.metrics import RequestTimer, ServerMetrics
 from radixkv.server.served import ServedModel
 from radixkv.serving.request_stream import RequestStream
 
@@ -62,30 +62,33 @@ class Deadlines:
     Args:
         llm: the engine.
         limits: of this request.
+        metrics: count the request's prompts.
 
     Attributes:
         arrival: of the request, by `time.monotonic`: when its body had come, before anything was done for it.
     """
 
-    def __init__(self, llm: ServedModel, limits: TimeLimits) -> None:
+    def __init__(self, llm: ServedModel, limits: TimeLimits, metrics: ServerMetrics) -> None:
         self._llm = llm
         self._stages = limits.stages
+        self._metrics = metrics
         self.arrival = time.monotonic()
         self._watch: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def before_admission(self, timers: Sequence[RequestTimer]) -> AsyncIterator[None]:
-        """While inside, the request is about to be queued.
+    async def before_admission(self, num_prompts: int = 1) -> AsyncIterator[list[RequestTimer]]:
+        """While inside, the request is tokenized and queued.
 
-        Args:
-            timers: of its prompts, which count them as aborted if it takes too long, or is cancelled.
+        Yields:
+            A timer for each prompt; they count the prompts as aborted if this takes too long, or is cancelled.
 
         Raises:
             RequestTimeoutError: it took longer than the first limit.
         """
+        timers = [RequestTimer(self._metrics, self.arrival) for _ in range(num_prompts)]
         try:
             async with self._within(self._stages):
-                yield
+                yield timers
         except (RequestTimeoutError, asyncio.CancelledError):
             for timer in timers:
                 timer.end()

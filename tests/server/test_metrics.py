@@ -15,7 +15,7 @@ from support.server_process import ServerProcess
 
 from radixkv import LLM, AsyncLLM
 from radixkv.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestMetrics, RequestOutput
-from radixkv.server import chat_events, completions
+from radixkv.server import time_limits
 from radixkv.server.metrics import RequestTimer, ServerMetrics
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana_dashboard.json"
@@ -86,8 +86,7 @@ def test_all_times_of_a_request_count_from_its_arrival(llm: LLM, monkeypatch: py
         arrivals.append(arrival)
         return RequestTimer(metrics, arrival)
 
-    for module in (chat_events, completions):
-        monkeypatch.setattr(module, "RequestTimer", note_timer)
+    monkeypatch.setattr(time_limits, "RequestTimer", note_timer)
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine, make_client(engine) as client:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.in_process_server import make_client
@@ -180,9 +181,9 @@ def test_who_is_in_time_is_not_disturbed(llm: LLM) -> None:
 
 def test_another_s_timeout_is_not_reported_as_the_limit() -> None:
     async def main() -> None:
-        deadlines = Deadlines(cast(Any, None), TimeLimits(total=900))
+        deadlines = Deadlines(Mock(), TimeLimits(total=900), Mock())
         error = TimeoutError("the tokenizer's file system")
-        for within in (deadlines.before_admission([]), deadlines.before_first_token(), deadlines.before_end()):
+        for within in (deadlines.before_admission(), deadlines.before_first_token(), deadlines.before_end()):
             with pytest.raises(TimeoutError) as raised:
                 async with within:
                     raise error

@@ -221,7 +221,7 @@ def test_thoughts_count_with_the_tokens_whose_text_was_held_back(rest: str, at_o
     form = format_of("think_open").answer_form("<think>\n", None)
     texts = Mock(bytes_of=lambda token_id: chr(token_id).encode(), is_left_out=lambda token_id: False)
     counter = ReasoningTokens(lambda: TextLength(texts))
-    events = ChatEvents(generation, form, keeper, Deadlines(Mock(), TimeLimits()), counter)
+    events = ChatEvents(generation, form, keeper, Deadlines(Mock(), TimeLimits(), Mock()), counter)
     for choice in asyncio.run(events.collect()):
         assert (choice.answer.reasoning or "").strip() == thought
     # Whitespace is part of a thought that ends with it, and neither that before the end tag nor the tag is.
