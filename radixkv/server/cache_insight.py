@@ -49,13 +49,11 @@ async def explanations(
 ) -> list[CacheExplanation]:
     """Why no more of the prompts would be reused now; reveals nothing of other tenants or salts.
 
-    Where strangers share one tenant, tokens of the prompt that is most like one are left out: they may be another person's.
+    Where strangers share one tenant, tokens of the most similar cached prompt are left out: it may be another person's.
 
     Args:
-        service: that of the routes.
-        prompts: tokenized.
-        params: theirs.
-        tenant: on whose behalf.
+        params: of the prompts.
+        tenant: whose prompts they are.
 
     Raises:
         TypeError, ValueError: too many prompts, or one without tokens, or with tokens that the model lacks.
@@ -67,6 +65,6 @@ async def explanations(
     if wants_prompt_logprobs(params):
         prompts = [replace(prompt, read_cache=False) for prompt in prompts]  # as `Request.reuses_prefixes`
     explained = await service.llm.explain_prompts(prompts, tenant=tenant)
-    if service.tenants.open_to_all and not service.shows_prompts_without_keys:
+    if service.serves_strangers:
         explained = [replace(one, difference=None) for one in explained]
     return [CacheExplanation(text=str(one), **one.as_dict()) for one in explained]

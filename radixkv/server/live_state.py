@@ -185,63 +185,43 @@ class _Latest:
     captured_at: float = 0.0
 
 
-class LiveStateCache:
-    """Takes snapshots of the engine, and keeps each tenant's latest for half a second.
-
-    Args:
-        service: the served model.
-        llm: its engine.
-    """
-
-    def __init__(self, service: Service, llm: AsyncLLM) -> None:
-        self._service = service
-        self._llm = llm
-        # By tenant, each with its own lock: a tenant's snapshot may wait for its other tokenizing, the others' do not.
-        self._latest: defaultdict[str, _Latest] = defaultdict(_Latest)
-
-    async def get(self, tenant: Tenant) -> LiveState:
-        """The engine's state that ``tenant`` may see, at most half a second old.
-
-        Raises:
-            EngineDeadError: the engine runs no more steps.
-        """
-        latest = self._latest[tenant.name]
-        async with latest.lock:
-            if latest.state is None or time.monotonic() - latest.captured_at > _REFRESH_SECONDS:
-                latest.state = await self._refresh(tenant)
-                latest.captured_at = time.monotonic()
-            return latest.state
-
-    async def _refresh(self, tenant: Tenant) -> LiveState:
-        service, llm = self._service, self._llm
-        snapshot = await llm.call(partial(_snapshot_engine, self._visible(tenant)))
-        trees = await llm.run_tokenizer(
-            lambda loaded: [_tree(namespace, root, snapshot, loaded.tokenizer) for namespace, root in snapshot.trees],
-            tenant=tenant.name,
-            num_prompts=0,
-        )
-        return live_state(service.model_name, llm.draining, llm.stats, snapshot.block_size, snapshot.requests, trees)
-
-    def _visible(self, tenant: Tenant) -> Callable[[str], bool]:
-        """A predicate: whether a tenant may see what is in a namespace."""
-        if not self._service.tenants.open_to_all:
-            return tenant.owns
-        if not self._service.shows_prompts_without_keys:
-            return lambda namespace: False
-        return lambda namespace: namespace == tenant.namespace()
-
-
 def live_state_routes(service: Service, llm: AsyncLLM) -> APIRouter:
     """`GET /live`, which the page polls once a second."""
     router = APIRouter()
-    live_states = LiveStateCache(service, llm)
+    # By tenant, each with its own lock: a tenant's snapshot may wait for its other tokenizing, the others' do not.
+    latest_of: defaultdict[str, _Latest] = defaultdict(_Latest)
 
     @router.get("/live", tags=["observation"])
     async def live(tenant: CurrentTenant) -> LiveState:
         """The state of the engine: blocks, requests, and the radix tree of the key's own prompts."""
-        return await live_states.get(tenant)
+        latest = latest_of[tenant.name]
+        async with latest.lock:
+            if latest.state is None or time.monotonic() - latest.captured_at > _REFRESH_SECONDS:
+                latest.state = await _capture(service, llm, tenant)
+                latest.captured_at = time.monotonic()
+            return latest.state
 
     return router
+
+
+async def _capture(service: Service, llm: AsyncLLM, tenant: Tenant) -> LiveState:
+    """The engine's state as far as a tenant may see it."""
+    snapshot = await llm.call(partial(_snapshot_engine, _visible(service, tenant)))
+    trees = await llm.run_tokenizer(
+        lambda loaded: [_tree(namespace, root, snapshot, loaded.tokenizer) for namespace, root in snapshot.trees],
+        tenant=tenant.name,
+        num_prompts=0,
+    )
+    return live_state(service.model_name, llm.draining, llm.stats, snapshot.block_size, snapshot.requests, trees)
+
+
+def _visible(service: Service, tenant: Tenant) -> Callable[[str], bool]:
+    """A predicate: whether a tenant may see what is in a namespace."""
+    if service.serves_strangers:
+        return lambda namespace: False
+    if service.tenants.open_to_all:
+        return lambda namespace: namespace == tenant.namespace()
+    return tenant.owns
 
 
 def _snapshot_engine(visible: Callable[[str], bool], engine: Engine) -> _EngineSnapshot:

@@ -101,9 +101,9 @@ class Service:
         return self.model_names[0]
 
     @property
-    def shows_prompts_without_keys(self) -> bool:
-        """Whether /live and explanations show prompts where there are no API keys."""
-        return not self.config.allow_unauthenticated
+    def serves_strangers(self) -> bool:
+        """Whether clients that share one tenant may be strangers, to whom /live and explanations show no prompts."""
+        return self.tenants.open_to_all and self.config.allow_unauthenticated
 
     def check_model(self, name: str | None) -> None:
         """Refuse requests for another model.
