@@ -45,15 +45,14 @@ class TimeLimits:
 
     @property
     def stages(self) -> list[_Stage]:
-        """The limits that are set, the earliest first."""
+        """The limits that are set, the earliest first; of equal ones, that of the earlier stage."""
         stages: list[tuple[float | None, str, Callable[[RequestMetrics], bool], _StageName]] = [
             (self.queue, "waited in the queue for", lambda times: times.scheduled_time is None, "queue"),
             (self.first_token, "had no token within", lambda times: times.first_token_time is None, "first_token"),
             (self.total, "was not finished within", lambda times: True, "total"),
         ]
-        return sorted(
-            _Stage(limit, words, is_late, name) for limit, words, is_late, name in stages if limit is not None
-        )
+        given = [_Stage(limit, words, is_late, name) for limit, words, is_late, name in stages if limit is not None]
+        return sorted(given, key=lambda stage: stage.limit)
 
 
 class Deadlines:

@@ -56,6 +56,14 @@ def test_in_the_queue(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert errors(llm, ServerConfig(queue_timeout=SOON), prompt=[[7], [8]], streams=(False,)) == [expected]
 
 
+def test_of_equal_limits_that_of_the_queue_counts_first(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were in the order of their messages: who had only waited was told not to try again."""
+    monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits nobody
+    expected = f"the request waited in the queue for {SOON} seconds, which is the limit"
+    limits = ServerConfig(queue_timeout=SOON, first_token_timeout=SOON, request_timeout=SOON)
+    assert errors(llm, limits, streams=(False,)) == [expected]
+
+
 @pytest.mark.parametrize(
     ("path", "fields"),
     [("/v1/completions", BODY), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})],
