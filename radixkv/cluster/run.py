@@ -9,12 +9,11 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import uvloop
-from starlette.types import ASGIApp
 
 from radixkv.cluster.connection import check_secret
 from radixkv.cluster.ingress import create_ingress, tenant_names_key
@@ -61,12 +60,12 @@ def run_replica(model: str | None, options: LLMOptions, listen: str, secret: str
         engine = LLM(model, **options)
         llm = AsyncLLM(engine, max_queue=config.max_queue)
 
-        def make_app(drain: Callable[[], None]) -> tuple[str, ASGIApp]:
-            return f"a replica of {llm.loaded.name}", replica_app(llm, secret, drain=drain)
-
         async def main() -> int:
             reload_signal.call(None)
-            return await serve(llm, config, listener, make_app, watch=partial(watch_engine, llm, config.step_timeout))
+            drain = asyncio.Event()
+            name, app = f"a replica of {llm.loaded.name}", replica_app(llm, secret, drain=drain.set)
+            watch = partial(watch_engine, llm, config.step_timeout)
+            return await serve(llm, config, name, app, listener, drain=drain, watch=watch)
 
         avoid_pauses(engine.engine.grammars)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -125,9 +124,6 @@ def run_ingress(
             reload_signal.call(None if reload_keys is None and replicas_file is None else reload)
             await membership.wait_for_first()
 
-            def make_app(drain: Callable[[], None]) -> tuple[str, ASGIApp]:
-                return f"{ingress.service.model_name} by {len(together.wanted)} replicas", ingress
-
             drain = asyncio.Event()
             ingress = create_ingress(
                 config,
@@ -139,11 +135,11 @@ def run_ingress(
                 tracer=tracer,
             )
             if config.keys_file is not None:
-                reload_keys = KeysReload(
-                    Path(config.keys_file), tenants, ingress.llm.set_tenants
-                )  # whose queue is shared out, too
+                # Its queue is shared out, too.
+                reload_keys = KeysReload(Path(config.keys_file), tenants, ingress.llm.set_tenants)
 
-            return await serve(ingress.llm, config, listener, make_app, metrics_listener, drain=drain)
+            name = f"{ingress.service.model_name} by {len(together.wanted)} replicas"
+            return await serve(ingress.llm, config, name, ingress, listener, metrics_listener, drain=drain)
         finally:
             reload_signal.call(None)  # a replica that joins now would be left by nobody
             await membership.close()

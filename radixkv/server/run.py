@@ -88,17 +88,17 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
             max_seqs_per_request=config.max_seqs_per_request or max(1, model.engine.max_num_seqs // 2),
         )
 
-        def make_app(drain: Callable[[], None]) -> tuple[str, ASGIApp]:
-            service = Service.of(llm, config, tenants, drain, engine=llm)
-            return service.model_name, create_app(service, write_log=write_log, tracer=tracer)
-
-        watch = partial(watch_engine, llm, config.step_timeout)
-
         async def main() -> int:
+            drain = asyncio.Event()
+            service = Service.of(llm, config, tenants, drain.set, engine=llm)
+            app = create_app(service, write_log=write_log, tracer=tracer)
             reload_signal.call(
                 None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, llm.set_tenants)
             )
-            return await serve(llm, config, listener, make_app, metrics_listener, watch=watch)
+            watch = partial(watch_engine, llm, config.step_timeout)
+            return await serve(
+                llm, config, service.model_name, app, listener, metrics_listener, drain=drain, watch=watch
+            )
 
         avoid_pauses(model.engine.grammars)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -117,23 +117,25 @@ def leave_at_once(status: int) -> NoReturn:
 async def serve(
     llm: ServedModel,
     config: ServerConfig,
+    name: str,
+    app: ASGIApp,
     listener: socket.socket,
-    make_app: Callable[[Callable[[], None]], tuple[str, ASGIApp]],
     metrics_listener: socket.socket | None = None,
     *,
+    drain: asyncio.Event,
     watch: Callable[[], Coroutine[Any, Any, None]] | None = None,
-    drain: asyncio.Event | None = None,
 ) -> int:
     """Serve a model until SIGTERM or SIGINT, or until it dies.
 
     Args:
         llm: what is served.
         config: the server's.
+        name: of what is served, to be printed.
+        app: the application.
         listener: bound, and not listening yet.
-        make_app: gets the function that starts draining, and returns the name of what is served, and the application.
         metrics_listener: likewise, for the paths that `radixkv.server.ports` names; None: ``listener`` is for these, too.
+        drain: starts draining when it is set, as a signal does.
         watch: runs meanwhile.
-        drain: starts draining when it is set.
 
     Returns:
         The exit status.
@@ -141,8 +143,7 @@ async def serve(
     Raises:
         OSError: another process listens there by now.
     """
-    drain, abort = drain or asyncio.Event(), asyncio.Event()
-    name, app = make_app(drain.set)
+    abort = asyncio.Event()
     encrypted = config.ssl_certfile is not None
     server_config = uvicorn_config(
         config, app if metrics_listener is None else OnPort(app, Port.API, private=is_private(listener))

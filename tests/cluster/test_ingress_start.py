@@ -45,7 +45,7 @@ def started(monkeypatch: pytest.MonkeyPatch, config: ServerConfig, replicas_file
 
     def create(config: ServerConfig, replicas: ReplicaSet, *, tenants: Tenants, **_: Any) -> SimpleNamespace:
         found.append((replicas.available, tenants))
-        return SimpleNamespace(llm=replicas)
+        return SimpleNamespace(llm=replicas, service=SimpleNamespace(model_name="it"))
 
     async def serve(*_: Any, **__: Any) -> int:
         return 0

@@ -34,7 +34,7 @@ def test_both_ports_are_served_until_the_end(metrics_port: int | None) -> None:
         drain = asyncio.Event()
         with listener_for(config, tenants) as first, metrics_listener_for(config, tenants) as second:
             listeners = [first] if second is None else [first, second]
-            serving = asyncio.ensure_future(serve(llm, config, first, lambda _: ("it", tell_port), second, drain=drain))
+            serving = asyncio.ensure_future(serve(llm, config, "it", tell_port, first, second, drain=drain))
             async with httpx.AsyncClient() as client:
                 addresses = [address_of(listener, encrypted=False) for listener in listeners]
                 for address in addresses:
@@ -66,7 +66,7 @@ def test_of_two_servers_that_started_on_one_port_the_second_ends(
             with tcp_listener(host, port) as other:
                 other.listen()
                 with pytest.raises(OSError, match=f"cannot listen on {host}:{port}: Address already in use"):
-                    await serve(llm, config, first, lambda _: ("it", tell_port), second)
+                    await serve(llm, config, "it", tell_port, first, second, drain=asyncio.Event())
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

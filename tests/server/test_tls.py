@@ -69,7 +69,7 @@ def test_who_connects_and_does_not_encrypt_gives_way(
     async def main() -> None:
         drain = asyncio.Event()
         with listener_for(config, tenants) as listener:
-            serving = asyncio.ensure_future(serve(llm, config, listener, lambda _: ("it", echo), drain=drain))
+            serving = asyncio.ensure_future(serve(llm, config, "it", echo, listener, drain=drain))
             host, port = listener.getsockname()
 
             async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
