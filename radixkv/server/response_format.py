@@ -11,8 +11,8 @@ from radixkv.server.strict import StrictModel
 from radixkv.tools.grammar import closed_schema
 
 _MAX_STRUCTURES = 128
-# Kinds of vLLM's older fields, each named "guided_" and the kind.
-_GUIDED_KINDS = ("json", "regex", "choice", "grammar")
+# vLLM's older fields, each named after an argument of `StructuredOutputsParams`.
+_GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
 class TextFormat(StrictModel):
@@ -28,10 +28,9 @@ class JsonObjectFormat(StrictModel):
 
 
 class JsonSchema(StrictModel):
-    """A schema, and the fields that OpenAI's clients send with it; it is always enforced.
+    """A schema, which is always enforced, and the fields that OpenAI's clients send with it.
 
-    With ``strict``, objects have no properties that it does not name, unless it says so: OpenAI demands that such schemas say
-    they have none.
+    With ``strict``, objects have only the properties that the schema names, unless it explicitly allows others.
     """
 
     name: str
@@ -42,9 +41,8 @@ class JsonSchema(StrictModel):
     @property
     def enforced(self) -> dict[str, Any] | bool:
         """The schema that answers satisfy."""
-        return (
-            closed_schema(self.json_schema) if self.strict and isinstance(self.json_schema, dict) else self.json_schema
-        )
+        schema = self.json_schema
+        return closed_schema(schema) if self.strict and isinstance(schema, dict) else schema
 
 
 class JsonSchemaFormat(StrictModel):
@@ -95,13 +93,16 @@ class StructuredRequest(StrictModel):
     guided_grammar: str | None = None
 
     @property
+    def _constraints(self) -> list[str]:
+        """The names of the fields that constrain the answer."""
+        fields = [*_GUIDED_FIELDS, "response_format", "structured_outputs"]
+        given = [field for field in fields if getattr(self, field) is not None]
+        return [field for field in given if not isinstance(getattr(self, field), TextFormat)]
+
+    @property
     def structured_outputs_name(self) -> str | None:
         """The name of the field that constrains the answer; the first, where several do; None: none does."""
-        fields = [f"guided_{kind}" for kind in _GUIDED_KINDS]
-        if not isinstance(self.response_format, TextFormat):
-            fields.append("response_format")
-        fields.append("structured_outputs")
-        return next((field for field in fields if getattr(self, field) is not None), None)
+        return next(iter(self._constraints), None)
 
     def structured_outputs_params(self) -> StructuredOutputsParams | None:
         """The constraint on the answer; None: none.
@@ -109,19 +110,21 @@ class StructuredRequest(StrictModel):
         Raises:
             TypeError, ValueError: several fields are set, or one is invalid.
         """
-        specs: list[dict[str, Any]] = [
-            {kind: value} for kind in _GUIDED_KINDS if (value := getattr(self, f"guided_{kind}")) is not None
-        ]
-        if self.structured_outputs is not None:
-            specs.append(self.structured_outputs.model_dump(by_alias=True))
-        if isinstance(self.response_format, JsonObjectFormat):
-            specs.append({"json_object": True})
-        elif isinstance(self.response_format, JsonSchemaFormat):
-            specs.append({"json": self.response_format.json_schema.enforced})
-        elif isinstance(self.response_format, StructuralTagFormat):
-            specs.append({"structural_tag": self.response_format.model_dump(by_alias=True, exclude={"type"})})
-        if len(specs) > 1:
+        names = self._constraints
+        if not names:
+            return None
+        if len(names) > 1:
             raise ValueError(
-                f"structured_outputs: expected at most one field that constrains the answer, got {len(specs)}"
+                f"structured_outputs: expected at most one field that constrains the answer, got {len(names)}"
             )
-        return StructuredOutputsParams(**specs[0]) if specs else None
+        match getattr(self, names[0]):
+            case StructuredOutputs() as given:
+                return StructuredOutputsParams(**given.model_dump(by_alias=True))
+            case JsonObjectFormat():
+                return StructuredOutputsParams(json_object=True)
+            case JsonSchemaFormat(json_schema=schema):
+                return StructuredOutputsParams(json=schema.enforced)
+            case StructuralTagFormat() as tag:
+                return StructuredOutputsParams(structural_tag=tag.model_dump(by_alias=True, exclude={"type"}))
+            case guided:
+                return StructuredOutputsParams(**{names[0].removeprefix("guided_"): guided})
