@@ -1,8 +1,7 @@
-"""Requests and tokens a minute: token buckets, one of each for a key that has such limits.
+"""Requests and tokens per minute: token buckets, one of each for a key that has such limits.
 
-A bucket holds a minute's amount and is refilled steadily. What a request may take at most, its prompt and ``max_tokens`` per
-sequence, is taken when it arrives, and what it did not use is put back at its end: so no burst of requests, however they are
-timed, gets more than the limit.
+A bucket holds one minute's amount and refills steadily. When a request arrives, it takes the most that it may use, its prompt
+and ``max_tokens`` per sequence; at its end, it returns what it did not use. So no burst of requests exceeds the limit.
 """
 
 from __future__ import annotations
@@ -119,12 +118,16 @@ class RateLimits:
             ValueError: it asks for more tokens than the tenant may have in an answer.
             ApiError: 429, with the seconds to wait.
         """
-        self._limit_answer(tenant, params)
+        limit = _answer_limit(tenant)
+        for name in ("max_tokens", "min_tokens"):
+            asked = getattr(params, name, None)
+            if limit is not None and asked is not None and asked > limit:
+                raise ValueError(f"{name}: expected at most {limit}, the key's limit, got {asked}")
         most = max_model_len if params.max_tokens is None else params.max_tokens
         num_seqs = params.n if isinstance(params, SamplingParams) else params.beam_width
         # A prompt that is too long is refused elsewhere.
         num_tokens = sum(length + num_seqs * max(0, min(most, max_model_len - length)) for length in prompt_lengths)
-        requests, tokens = self._bucket(tenant, "requests"), self._bucket(tenant, "tokens")
+        requests, tokens = (self._bucket(tenant, name) for name in _LIMITED)
         if tokens is not None:
             num_tokens = min(num_tokens, tokens.per_minute)
         for bucket, name, amount in ((requests, "requests", 1), (tokens, "tokens", num_tokens)):
@@ -159,10 +162,7 @@ class RateLimits:
         There is one bucket for each name, even when its limits change: answers to requests from before the keys were reread
         still state the limits of that time, and a new bucket made for them would be full.
         """
-        per_minute = None
-        if tenant.key is not None:
-            limits = {"requests": tenant.key.requests_per_minute, "tokens": tenant.key.tokens_per_minute}
-            per_minute = limits[name]
+        per_minute: int | None = None if tenant.key is None else getattr(tenant.key, f"{name}_per_minute")
         if per_minute is None:
             return None
         bucket = self._buckets.get((tenant.name, name))
@@ -171,16 +171,6 @@ class RateLimits:
         elif bucket.per_minute != per_minute:
             bucket.change(per_minute)
         return bucket
-
-    @staticmethod
-    def _limit_answer(tenant: Tenant, params: SamplingParams | BeamSearchParams) -> None:
-        limit = _answer_limit(tenant)
-        if limit is None:
-            return
-        if params.max_tokens is not None and params.max_tokens > limit:
-            raise ValueError(f"max_tokens: expected at most {limit}, the key's limit, got {params.max_tokens}")
-        if isinstance(params, SamplingParams) and params.min_tokens > limit:
-            raise ValueError(f"min_tokens: expected at most {limit}, the key's limit, got {params.min_tokens}")
 
 
 def default_max_tokens(default: int | None, min_tokens: int, tenant: Tenant) -> int | None:
