@@ -9,11 +9,10 @@ from typing import Any
 import openai
 import pytest
 from support.cache_driver import leave
-from support.chat_templates import make_tokenizer
+from support.chat_templates import text_interface
 from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
-from radixkv.model.text_interface import TextInterface
 from radixkv.server.chat_messages import as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.marked_prefixes import marked_prefixes
@@ -21,7 +20,6 @@ from radixkv.server.responses.objects import ResponseObject
 from radixkv.server.responses.request import ResponseRequest
 from radixkv.server.responses.store import StoredResponse
 from radixkv.server.responses.translation import conversation_breakpoints
-from radixkv.tools.chat_format import ChatFormat
 
 SYSTEM = "You answer questions about the colours of things, briefly, and never speak of anything else. " * 8
 MARK = {"prompt_cache_breakpoint": {"mode": "explicit"}}
@@ -179,14 +177,13 @@ FAILS_AT_THE_END = (
 
 @pytest.mark.parametrize("template", [ENDS_WITH_USER, THINKS_AT_THE_END, FAILS_AT_THE_END])
 def test_a_mark_keeps_all_before_it_whatever_the_template_does_at_the_end(template: str) -> None:
-    tokenizer = make_tokenizer(template)
-    loaded = TextInterface(tokenizer, "model", 1000, len(tokenizer), frozenset(), ChatFormat.of(tokenizer), {})
+    loaded = text_interface(template)
     marked = [{"type": "text", "text": "Well.", **MARK}]
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": marked}]
     body = ChatCompletionRequest.model_validate({"messages": [*messages, {"role": "user", "content": "So?"}]})
     prompt = body.as_prompt(as_messages(body.messages), None, loaded).token_ids
     (prefix,) = marked_prefixes(body, body.breakpoints, prompt, loaded).values()
-    assert tokenizer.decode(prefix) == "user:Hi|assistant:Well.|user:"
+    assert loaded.require_tokenizer().decode(prefix) == "user:Hi|assistant:Well.|user:"
 
 
 @pytest.mark.parametrize("body", [chat, response])

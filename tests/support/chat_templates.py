@@ -5,8 +5,13 @@ from __future__ import annotations
 from types import MappingProxyType
 
 import transformers
+from support.model_zoo import build
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
+
+from radixkv import LLM
+from radixkv.model.text_interface import TextInterface
+from radixkv.tools.chat_format import ChatFormat
 
 _CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -100,3 +105,20 @@ def make_tokenizer(template: str, *, with_markers: bool = True) -> transformers.
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=template
     )
+
+
+def text_interface(template: str) -> TextInterface:
+    """What a server knows of a model with this template."""
+    tokenizer = make_tokenizer(template)
+    return TextInterface(tokenizer, "model", 1000, len(tokenizer), frozenset(), ChatFormat.of(tokenizer), {})
+
+
+def speaker(template: str, **options: int) -> LLM:
+    """A tiny random model that speaks like the family of this template.
+
+    Args:
+        options: of the model's configuration.
+    """
+    tokenizer = make_tokenizer(template)
+    model = build("llama", {"vocab_size": len(tokenizer), "max_position_embeddings": 1024, **options})
+    return LLM(model, tokenizer=tokenizer, num_blocks=400, block_size=16)

@@ -11,16 +11,13 @@ from typing import Any
 import httpx
 import pytest
 from support.answer_forms import parsed_answer
-from support.chat_templates import STRICT_TURNS, make_tokenizer
+from support.chat_templates import STRICT_TURNS, speaker, text_interface
 from support.in_process_server import serve
-from support.model_zoo import build
 from support.tools import ADD, WEATHER
 
 from radixkv import LLM, AsyncLLM, Chat, SamplingParams
-from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import RequestOutput
 from radixkv.prompts import render_chat
-from radixkv.tools.chat_format import ChatFormat
 from radixkv.tools.definitions import as_tool_options
 from radixkv.tools.pieces import AnswerPiece, ToolCallArguments
 
@@ -283,16 +280,9 @@ def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
         Chat(llm, tools="add")  # type: ignore[arg-type]
 
 
-def interface(template: str) -> TextInterface:
-    tokenizer = make_tokenizer(template)
-    return TextInterface(tokenizer, "model", 1000, len(tokenizer), frozenset(), ChatFormat.of(tokenizer), {})
-
-
 @pytest.mark.parametrize("name", sorted(STRICT_TURNS))
 def test_where_turns_are_insisted_on_an_answer_s_results_and_the_next_question_are_one(name: str) -> None:
-    tokenizer = make_tokenizer(STRICT_TURNS[name])
-    model = build("llama", {"vocab_size": len(tokenizer), "max_position_embeddings": 2048})
-    llm = LLM(model, tokenizer=tokenizer, num_blocks=400, block_size=16)
+    llm = speaker(STRICT_TURNS[name], max_position_embeddings=2048)
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 3, "b": 4}'}}
     chat = [
         *ask("What is 3 plus 4?"),
@@ -331,7 +321,7 @@ def test_where_turns_are_insisted_on_an_answer_s_results_and_the_next_question_a
             response = await client.post(f"/v1/{path}", json=body)
             assert response.status_code == 200, response.text
             answers[path] = response.json()
-        prompt = tokenizer.decode(answers["chat/completions"]["prompt_token_ids"])
+        prompt = llm.get_tokenizer().decode(answers["chat/completions"]["prompt_token_ids"])
         first, question, answer, results, end = prompt.split("<|im_start|>")
         assert (first, end) == ("", "model\n")
         assert question.startswith("user\n")
@@ -357,7 +347,7 @@ _ONLY_FIRST = (
 @pytest.mark.parametrize("template", [_ONLY_FIRST, STRICT_TURNS["gemma3"]], ids=["qwen3.5", "gemma3"])
 def test_a_later_system_message_is_the_user_s_where_the_template_refuses_it(template: str) -> None:
     """Claude Code sends one after the first question, and got 400 with every request."""
-    loaded = interface(template)
+    loaded = text_interface(template)
     system, later = ({"role": "system", "content": text} for text in ("Be brief.", "Be kind."))
     answer = {"role": "assistant", "content": "Hello"}
     chat = [system, *ask("Hi"), later, answer, later, *ask("Go on"), *ask("now")]
@@ -372,7 +362,7 @@ def test_a_later_system_message_stays_one_where_the_template_writes_it(llm: LLM)
 
 def test_where_there_is_no_system_message_the_first_question_describes_tools() -> None:
     tools = as_tool_options([ADD], None, None)
-    of_gemma2, of_gemma3 = (interface(STRICT_TURNS[name]) for name in ("gemma2", "gemma3"))
+    of_gemma2, of_gemma3 = (text_interface(STRICT_TURNS[name]) for name in ("gemma2", "gemma3"))
     prompt = render_chat(ask("Hi"), of_gemma2, tools=tools)
     assert prompt == render_chat(ask("Hi"), of_gemma3, tools=tools)
     assert prompt.endswith("answer in plain words.\n\nHi<|im_end|>\n<|im_start|>model\n")

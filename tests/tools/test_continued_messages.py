@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 from support.answer_forms import NOW, Grammar, functions, options, read
-from support.chat_templates import TEMPLATES, make_tokenizer
-from support.model_zoo import build
+from support.chat_templates import TEMPLATES, make_tokenizer, speaker
 
-from radixkv import LLM, SamplingParams, StructuredOutputsParams
+from radixkv import SamplingParams, StructuredOutputsParams
 from radixkv.tools.chat_format import AnswerForm, ChatFormat
 from radixkv.tools.definitions import ToolOptions
 
@@ -81,10 +80,8 @@ def test_the_text_that_is_continued_says_whether_it_is_a_thought(continued: str,
     ],
 )
 def test_the_rest_of_a_message_is_what_structured_outputs_ask_for(name: str, content: str, before: str) -> None:
-    tokenizer = make_tokenizer(TEMPLATES[name])
-    model = build("llama", {"vocab_size": len(tokenizer), "max_position_embeddings": 1024})
-    llm = LLM(model, tokenizer=tokenizer, num_blocks=200, block_size=16)
-    bias = {tokenizer.convert_tokens_to_ids(before): 100.0} if before else None
+    llm = speaker(TEMPLATES[name])
+    bias = {llm.get_tokenizer().convert_tokens_to_ids(before): 100.0} if before else None
     params = SamplingParams(
         seed=1, max_tokens=60, logit_bias=bias, structured_outputs=StructuredOutputsParams(choice=["red", "green"])
     )

@@ -8,24 +8,16 @@ from typing import Any
 
 import pytest
 from support.answer_forms import FORMS, NOW
-from support.chat_templates import TEMPLATES, make_tokenizer
-from support.model_zoo import build
+from support.chat_templates import TEMPLATES, speaker
 
-from radixkv import LLM, SamplingParams, StructuredOutputsParams
+from radixkv import SamplingParams, StructuredOutputsParams
 
 QUESTION = [{"role": "user", "content": "Hi"}]
 
 
-def llm_of(name: str) -> LLM:
-    """A tiny random model that speaks like a family."""
-    tokenizer = make_tokenizer(TEMPLATES[name])
-    model = build("llama", {"vocab_size": len(tokenizer), "max_position_embeddings": 1024})
-    return LLM(model, tokenizer=tokenizer, num_blocks=200, block_size=16)
-
-
 def test_nothing_that_ends_text_breaks_a_required_call() -> None:
     """A stop token did, and a stop string did not."""
-    llm = llm_of("hermes")
+    llm = speaker(TEMPLATES["hermes"])
     params = SamplingParams(seed=1, max_tokens=90)
     options: Any = {"use_tqdm": False, "tools": [NOW], "tool_choice": "required", "parallel_tool_calls": False}
     (expected,) = llm.chat(QUESTION, params, **options)
@@ -40,7 +32,7 @@ def test_nothing_that_ends_text_breaks_a_required_call() -> None:
 @pytest.mark.parametrize("name", FORMS)
 def test_content_matches_its_regex_whatever_ends_the_answer(name: str) -> None:
     """Where parts of answers are marked by special tokens, all of these were in the text, the one that ended it, too."""
-    llm = llm_of(name)
+    llm = speaker(TEMPLATES[name])
     tokenizer = llm.get_tokenizer()
     # Of the tokens that the grammar allows, the one that ends an answer comes first, then harmony's channel "final".
     likely = {"<|im_end|>": 100.0, "f": 80.0, "a": 50.0, "b": 50.0}

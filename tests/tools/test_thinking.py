@@ -12,9 +12,8 @@ from unittest.mock import Mock
 import httpx
 import pytest
 from support.answer_forms import parsed_answer, read
-from support.chat_templates import TEMPLATES, make_tokenizer
+from support.chat_templates import TEMPLATES, make_tokenizer, speaker
 from support.in_process_server import make_client
-from support.model_zoo import build
 
 from radixkv import LLM, AsyncLLM, Chat, SamplingParams, StructuredOutputsParams
 from radixkv.outputs import CompletionOutput
@@ -71,10 +70,7 @@ def test_a_template_without_tags_has_no_thoughts() -> None:
 
 @pytest.fixture(scope="module", params=["think_open", "harmony"])
 def thinker(request: pytest.FixtureRequest) -> LLM:
-    """A tiny random model that speaks like a family."""
-    tokenizer = make_tokenizer(TEMPLATES[request.param])
-    options = {"vocab_size": len(tokenizer), "max_position_embeddings": 1024}
-    return LLM(build("llama", options), tokenizer=tokenizer, num_blocks=400, block_size=16)
+    return speaker(TEMPLATES[request.param])
 
 
 def towards_the_end_of_thinking(llm: LLM) -> dict[int, float]:

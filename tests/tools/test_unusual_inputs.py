@@ -7,11 +7,9 @@ import re
 from typing import Any
 
 import pytest
-from support.chat_templates import make_tokenizer
+from support.chat_templates import text_interface
 
-from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import as_template_message, render_chat
-from radixkv.tools.chat_format import ChatFormat
 from radixkv.tools.definitions import as_tool_options
 
 # In the manner of Qwen3-Coder's.
@@ -22,11 +20,6 @@ WRITES_EACH_ARGUMENT = (
     "</function></tool_call>{% endfor %}|{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% if effort %}{{ 'Effort: ' + effort }}{% endif %}"
 )
-
-
-def interface(template: str) -> TextInterface:
-    tokenizer = make_tokenizer(template)
-    return TextInterface(tokenizer, "model", 1000, len(tokenizer), frozenset(), ChatFormat.of(tokenizer), {})
 
 
 @pytest.mark.parametrize(
@@ -44,7 +37,7 @@ def test_arguments_that_are_no_object_are_written_as_one(arguments: str, written
         {"role": "user", "content": "Go."},
         as_template_message({"role": "assistant", "content": None, "tool_calls": [call]}),
     ]
-    text = render_chat(messages, interface(WRITES_EACH_ARGUMENT))
+    text = render_chat(messages, text_interface(WRITES_EACH_ARGUMENT))
     assert f"<function=f>{written}</function>" in text
 
 
@@ -56,7 +49,9 @@ def test_a_message_that_ends_in_calls_is_not_continued() -> None:
         as_template_message({"role": "assistant", "content": "I look.", "tool_calls": [call]}),
     ]
     with pytest.raises(ValueError, match="continue_final_message: the last message ends in tool calls, not in text"):
-        render_chat(messages, interface(WRITES_EACH_ARGUMENT), add_generation_prompt=False, continue_final_message=True)
+        render_chat(
+            messages, text_interface(WRITES_EACH_ARGUMENT), add_generation_prompt=False, continue_final_message=True
+        )
 
 
 def test_what_a_template_cannot_compute_with_is_named() -> None:
@@ -64,7 +59,9 @@ def test_what_a_template_cannot_compute_with_is_named() -> None:
     expected = "messages, tools, chat_template_kwargs: the chat template refuses them: can only concatenate str"
     with pytest.raises(ValueError, match=expected):
         render_chat(
-            [{"role": "user", "content": "Go."}], interface(WRITES_EACH_ARGUMENT), chat_template_kwargs={"effort": 3}
+            [{"role": "user", "content": "Go."}],
+            text_interface(WRITES_EACH_ARGUMENT),
+            chat_template_kwargs={"effort": 3},
         )
 
 
