@@ -9,9 +9,10 @@ import httpx
 import pytest
 from pydantic import BaseModel, ValidationError
 from starlette.types import Message, Receive, Scope, Send
-from support.in_process_server import make_client
+from support.in_process_server import serve
+from support.tenant_keys import bearer
 
-from radixkv import LLM, AsyncLLM
+from radixkv import LLM
 from radixkv.server.admin import ClearRequest
 from radixkv.server.authentication import Authentication
 from radixkv.server.chat_completions import ChatCompletionRequest
@@ -56,17 +57,13 @@ def answer(
     async def send(message: Message) -> None:
         sent.append(message)
 
-    encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
     scope = {"type": "http", "method": "POST", "path": path, "headers": encoded}
     app = OnPort(Authentication(endpoint, tenants, metrics_key, local_only), port, private=private)
     asyncio.run(app(scope, receive, send))
     status: int = sent[0]["status"]
     assert (status == 200) == bool(endpoint.tenants)
     return status, endpoint.tenants[0] if endpoint.tenants else None
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 @pytest.mark.parametrize(
@@ -236,28 +233,21 @@ def test_validation_stops_at_the_first_errors(model: type[BaseModel], body: dict
 
 
 def test_the_server_asks_for_keys_before_it_parses(llm: LLM) -> None:
-    async def main() -> None:
-        async with (
-            AsyncLLM(llm) as engine,
-            make_client(engine, tenants=Tenants([ANN], ADMIN), config=ServerConfig(metrics_key=METRICS)) as client,
-        ):
+    async def scenario(client: httpx.AsyncClient) -> None:
+        async def post(path: str, **headers: str) -> httpx.Response:
+            response = await client.post(path, content=b"{", headers={"content-type": "application/json", **headers})
+            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+            return response
 
-            async def post(path: str, **headers: str) -> httpx.Response:
-                response = await client.post(
-                    path, content=b"{", headers={"content-type": "application/json", **headers}
-                )
-                assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-                return response
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/admin/clear_cache"):
+            refused = await post(path)
+            assert refused.status_code == 401
+            assert refused.headers["www-authenticate"] == "Bearer"
+            key = ADMIN if path.startswith("/admin") else ANN
+            assert (await post(path, **bearer(key))).status_code == 400
+        assert (await client.get("/metrics", headers=bearer(METRICS))).status_code == 200
+        described = (await client.get("/openapi.json")).json()["paths"]
+        assert described["/v1/completions"]["post"]["security"] == [{"HTTPBearer": []}]
+        assert described["/admin/check"]["post"]["security"] == [{"HTTPBearer": []}]
 
-            for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/admin/clear_cache"):
-                refused = await post(path)
-                assert refused.status_code == 401
-                assert refused.headers["www-authenticate"] == "Bearer"
-                key = ADMIN if path.startswith("/admin") else ANN
-                assert (await post(path, **bearer(key))).status_code == 400
-            assert (await client.get("/metrics", headers=bearer(METRICS))).status_code == 200
-            described = (await client.get("/openapi.json")).json()["paths"]
-            assert described["/v1/completions"]["post"]["security"] == [{"HTTPBearer": []}]
-            assert described["/admin/check"]["post"]["security"] == [{"HTTPBearer": []}]
-
-    asyncio.run(main())
+    serve(llm, scenario, tenants=Tenants([ANN], ADMIN), config=ServerConfig(metrics_key=METRICS))

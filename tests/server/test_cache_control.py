@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 from support.cache_driver import leave
-from support.in_process_server import make_client
+from support.in_process_server import make_client, serve
 
 from radixkv import LLM, AsyncLLM
 from radixkv.cache import PrefixCache
@@ -293,13 +294,12 @@ def test_a_request_in_the_queue_is_not_refused_while_its_prefixes_are_found(
     ],
 )
 def test_impossible_marks_are_refused(llm: LLM, marks: list[dict[str, Any]], message: str) -> None:
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as client:
-            blocks = [{"type": "text", "text": "Hello.", "cache_control": mark} for mark in marks]
-            messages = [{"role": "user", "content": blocks}]
-            response = await client.post("/v1/messages", json={"model": "model", "max_tokens": 1, "messages": messages})
-            assert response.status_code == 400
-            assert response.json()["error"]["type"] == "invalid_request_error"
-            assert message in response.json()["error"]["message"]
+    async def scenario(client: httpx.AsyncClient) -> None:
+        blocks = [{"type": "text", "text": "Hello.", "cache_control": mark} for mark in marks]
+        messages = [{"role": "user", "content": blocks}]
+        response = await client.post("/v1/messages", json={"model": "model", "max_tokens": 1, "messages": messages})
+        assert response.status_code == 400
+        assert response.json()["error"]["type"] == "invalid_request_error"
+        assert message in response.json()["error"]["message"]
 
-    asyncio.run(main())
+    serve(llm, scenario)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
 import pytest
-from support.in_process_server import make_client
+from support.in_process_server import serve
 from support.server_process import ADMIN_KEY, TENANT_A, TENANT_B, ServerProcess
 
-from radixkv import LLM, AsyncLLM
+from radixkv import LLM
 from radixkv.server.config import ServerConfig
 
 PROMPT = "You are the assistant of a small public library. Answer in one sentence. " * 4
@@ -47,36 +46,34 @@ def test_a_response_explains_why_no_more_was_reused(server: ServerProcess) -> No
 def test_token_ids_that_cannot_be_explained_are_refused_by_the_name_of_their_field(llm: LLM) -> None:
     """The cache's own error named an argument of the cache."""
 
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as client:
-            for token_id in (10**6, 2**31, 10**25):
-                sent = {"prompt": [5, token_id], "explain_cache": True, **ONE_TOKEN}
-                answer = await client.post("/v1/completions", json=sent)
-                assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
-                assert f"prompt: {token_id} is outside the vocabulary" in answer.json()["error"]["message"]
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for token_id in (10**6, 2**31, 10**25):
+            sent = {"prompt": [5, token_id], "explain_cache": True, **ONE_TOKEN}
+            answer = await client.post("/v1/completions", json=sent)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+            assert f"prompt: {token_id} is outside the vocabulary" in answer.json()["error"]["message"]
 
-    asyncio.run(main())
+    serve(llm, scenario)
 
 
 def test_where_log_probabilities_of_the_prompt_are_wanted_nothing_is_explained_as_reused(llm: LLM) -> None:
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as client:
-            completion = {"prompt": PROMPT}
-            chat = {"messages": [{"role": "user", "content": PROMPT}]}
-            for path, body in (
-                ("completions", completion | {"prompt_logprobs": 1}),
-                ("completions", completion | {"echo": True, "logprobs": 0}),
-                ("chat/completions", chat | {"prompt_logprobs": 1}),
-            ):
-                for _ in range(2):  # the second time, all of it is cached
-                    sent = {**body, "explain_cache": True, **ONE_TOKEN}
-                    answer = (await client.post(f"/v1/{path}", json=sent)).json()
-                explanation = answer.get("cache_explanation") or answer["cache_explanations"][0]
-                reused = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-                assert explanation["num_reused_tokens"] == reused == 0
-                assert "log-probabilities of the prompt are wanted" in explanation["text"]
+    async def scenario(client: httpx.AsyncClient) -> None:
+        completion = {"prompt": PROMPT}
+        chat = {"messages": [{"role": "user", "content": PROMPT}]}
+        for path, body in (
+            ("completions", completion | {"prompt_logprobs": 1}),
+            ("completions", completion | {"echo": True, "logprobs": 0}),
+            ("chat/completions", chat | {"prompt_logprobs": 1}),
+        ):
+            for _ in range(2):  # the second time, all of it is cached
+                sent = {**body, "explain_cache": True, **ONE_TOKEN}
+                answer = (await client.post(f"/v1/{path}", json=sent)).json()
+            explanation = answer.get("cache_explanation") or answer["cache_explanations"][0]
+            reused = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert explanation["num_reused_tokens"] == reused == 0
+            assert "log-probabilities of the prompt are wanted" in explanation["text"]
 
-    asyncio.run(main())
+    serve(llm, scenario)
 
 
 def test_an_explanation_does_not_reveal_another_tenants_prompt(server: ServerProcess) -> None:
@@ -91,24 +88,20 @@ def test_an_explanation_does_not_reveal_another_tenants_prompt(server: ServerPro
 def test_an_explanation_does_not_show_strangers_each_others_prompts(llm: LLM, shows: bool) -> None:
     """Where all clients share one tenant, sixteen tokens at a time of what another had sent could be read from it."""
 
-    async def main() -> None:
-        async with (
-            AsyncLLM(llm) as engine,
-            make_client(engine, config=ServerConfig(allow_unauthenticated=not shows)) as client,
-        ):
-            body = {"prompt": PROMPT, **ONE_TOKEN}
-            assert (await client.post("/v1/completions", json=body)).status_code == 200
-            probe = {
-                "prompt": "You are zzz",
-                "explain_cache": True,
-                "cache": {"read": False, "write": False},
-                **ONE_TOKEN,
-            }
-            (explanation,) = (await client.post("/v1/completions", json=probe)).json()["cache_explanations"]
-            assert (explanation["difference"] is not None) == shows
-            assert ("library" in explanation["text"]) == shows
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body = {"prompt": PROMPT, **ONE_TOKEN}
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        probe = {
+            "prompt": "You are zzz",
+            "explain_cache": True,
+            "cache": {"read": False, "write": False},
+            **ONE_TOKEN,
+        }
+        (explanation,) = (await client.post("/v1/completions", json=probe)).json()["cache_explanations"]
+        assert (explanation["difference"] is not None) == shows
+        assert ("library" in explanation["text"]) == shows
 
-    asyncio.run(main())
+    serve(llm, scenario, config=ServerConfig(allow_unauthenticated=not shows))
 
 
 def test_a_pinned_prompt_is_kept_until_it_is_released(server: ServerProcess) -> None:

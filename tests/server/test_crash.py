@@ -9,8 +9,9 @@ import threading
 from typing import Any
 from unittest.mock import Mock
 
+import httpx
 import pytest
-from support.in_process_server import make_client
+from support.in_process_server import make_client, serve
 
 from radixkv import LLM, AsyncLLM
 from radixkv.engine.engine import Engine
@@ -36,22 +37,21 @@ def test_a_crashed_step_is_a_500_and_the_engine_goes_on(llm: LLM, monkeypatch: p
 
     monkeypatch.setattr(llm.engine._runner, "run", crash_twice)
 
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as client:
-            full = await client.post("/v1/completions", json=BODY)
-            assert full.status_code == 500
-            # The cause is logged, not sent to the client.
-            assert "planted" not in full.text
-            assert full.json()["error"]["type"] == "server_error"
-            streamed = await client.post("/v1/completions", json={**BODY, "stream": True})
-            assert streamed.status_code == 200
-            failure, done = [line for line in streamed.text.splitlines() if line]
-            assert '"type":"server_error"' in failure
-            assert done == "data: [DONE]"
-            assert (await client.post("/v1/completions", json=BODY)).json()["choices"][0]["finish_reason"] == "length"
-            assert (await client.get("/health")).status_code == 200
+    async def scenario(client: httpx.AsyncClient) -> None:
+        full = await client.post("/v1/completions", json=BODY)
+        assert full.status_code == 500
+        # The cause is logged, not sent to the client.
+        assert "planted" not in full.text
+        assert full.json()["error"]["type"] == "server_error"
+        streamed = await client.post("/v1/completions", json={**BODY, "stream": True})
+        assert streamed.status_code == 200
+        failure, done = [line for line in streamed.text.splitlines() if line]
+        assert '"type":"server_error"' in failure
+        assert done == "data: [DONE]"
+        assert (await client.post("/v1/completions", json=BODY)).json()["choices"][0]["finish_reason"] == "length"
+        assert (await client.get("/health")).status_code == 200
 
-    asyncio.run(main())
+    serve(llm, scenario)
 
 
 def test_after_the_engine_s_death_everything_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,12 +89,11 @@ def test_a_panic_in_a_step_is_a_crash_like_any_other(llm: LLM, monkeypatch: pyte
 
     monkeypatch.setattr(llm.engine._runner, "run", panic_once)
 
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as client:
-            assert (await client.post("/v1/completions", json=BODY)).status_code == 500
-            assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+    async def scenario(client: httpx.AsyncClient) -> None:
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 500
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
 
-    asyncio.run(main())
+    serve(llm, scenario)
 
 
 def test_a_panic_between_steps_is_the_engine_s_death(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,16 +120,15 @@ def test_a_panic_in_the_tokenizer_fails_its_request_only(llm: LLM, monkeypatch: 
     def panic(*arguments: Any, **options: Any) -> Any:
         raise Panic("planted")
 
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as client:
-            with monkeypatch.context() as broken:
-                broken.setattr("radixkv.server.completions.as_prompts", panic)
-                refused = await client.post("/v1/completions", json=BODY)
-            assert refused.status_code == 500
-            assert refused.json()["error"]["type"] == "server_error"
-            assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+    async def scenario(client: httpx.AsyncClient) -> None:
+        with monkeypatch.context() as broken:
+            broken.setattr("radixkv.server.completions.as_prompts", panic)
+            refused = await client.post("/v1/completions", json=BODY)
+        assert refused.status_code == 500
+        assert refused.json()["error"]["type"] == "server_error"
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
 
-    asyncio.run(main())
+    serve(llm, scenario)
 
 
 def test_a_stuck_step_is_seen_and_fails_every_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

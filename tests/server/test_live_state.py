@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 from support.in_process_server import make_client
 from support.server_process import TENANT_A, TENANT_B, ServerProcess
+from support.tenant_keys import bearer
 
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.prompts import Prompt
@@ -149,7 +150,7 @@ def test_nobody_waits_for_what_another_has_the_tokenizer_do(llm: LLM) -> None:
                 return await run_tokenizer(function, tenant=tenant, num_prompts=num_prompts)
 
             def get(key: str) -> asyncio.Future[httpx.Response]:
-                return asyncio.ensure_future(client.get("/live", headers={"Authorization": f"Bearer {key}"}))
+                return asyncio.ensure_future(client.get("/live", headers=bearer(key)))
 
             waiting = asyncio.Event()
             engine.run_tokenizer = held_up  # type: ignore[method-assign]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import itertools
 import json
@@ -14,9 +13,9 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from support.in_process_server import make_client, serve
+from support.in_process_server import serve
 
-from radixkv import LLM, AsyncLLM
+from radixkv import LLM
 from radixkv.outputs import Logprob
 from radixkv.server import chat_completions, completions
 from radixkv.server.chat_completions import AssistantMessage, ChatChoice
@@ -161,18 +160,17 @@ def test_many_log_probabilities_are_not_written_in_the_event_loop(
     monkeypatch.setattr(chat_completions, "encode_chat_logprobs", noting(encode_chat_logprobs))
     monkeypatch.setattr(completions, "encode_completion_logprobs", noting(encode_completion_logprobs))
 
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as client:
-            body = {"max_tokens": 20, "ignore_eos": True, "n": 2, "seed": 1}
-            chat = {**body, "messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 20}
-            for answer in (await client.post("/v1/chat/completions", json=chat)).json()["choices"]:
-                assert [len(token["top_logprobs"]) for token in answer["logprobs"]["content"]] == [20] * 20
-            assert len(writers) == 2
-            prompt = "one two three " * 6
-            text = {**body, "prompt": prompt, "echo": True, "logprobs": 20, "stream": stream}
-            response = await client.post("/v1/completions", json=text)
-            assert response.status_code == 200
-            assert len(writers) > 2
-            assert stream or threading.get_ident() not in writers  # single tokens need not go to the thread
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body = {"max_tokens": 20, "ignore_eos": True, "n": 2, "seed": 1}
+        chat = {**body, "messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 20}
+        for answer in (await client.post("/v1/chat/completions", json=chat)).json()["choices"]:
+            assert [len(token["top_logprobs"]) for token in answer["logprobs"]["content"]] == [20] * 20
+        assert len(writers) == 2
+        prompt = "one two three " * 6
+        text = {**body, "prompt": prompt, "echo": True, "logprobs": 20, "stream": stream}
+        response = await client.post("/v1/completions", json=text)
+        assert response.status_code == 200
+        assert len(writers) > 2
+        assert stream or threading.get_ident() not in writers  # single tokens need not go to the thread
 
-    asyncio.run(main())
+    serve(llm, scenario)

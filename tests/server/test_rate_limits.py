@@ -11,8 +11,8 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from support.in_process_server import client_of, make_client
-from support.tenant_keys import bearer, entry
+from support.in_process_server import make_client, serve
+from support.tenant_keys import bearer, entry, tokens_left
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from radixkv.prompts import Prompt
@@ -105,15 +105,15 @@ def test_a_beam_search_that_is_ended_early_is_charged_what_it_might_have_taken(l
 def test_a_search_that_does_not_say_how_long_it_may_be_stays_within_a_keys_limit(llm: LLM) -> None:
     """It was refused: it counted as asking for all that the model has room for."""
 
-    async def main() -> None:
-        tenants = Tenants(keys={"ann": entry("a", max_tokens=8)})
-        async with client_of(llm, tenants) as client:
-            messages = [{"role": "user", "content": "Count."}]
-            body = {"messages": messages, "ignore_eos": True, "use_beam_search": True, "n": 2}
-            answer = await client.post("/v1/chat/completions", json=body, headers=bearer("a"))
-            assert answer.json()["usage"]["completion_tokens"] == 2 * 8, answer.text
+    tenants = Tenants(keys={"ann": entry("a", max_tokens=8)})
 
-    asyncio.run(main())
+    async def scenario(client: httpx.AsyncClient) -> None:
+        messages = [{"role": "user", "content": "Count."}]
+        body = {"messages": messages, "ignore_eos": True, "use_beam_search": True, "n": 2}
+        answer = await client.post("/v1/chat/completions", json=body, headers=bearer("a"))
+        assert answer.json()["usage"]["completion_tokens"] == 2 * 8, answer.text
+
+    serve(llm, scenario, tenants=tenants)
 
 
 @pytest.mark.parametrize("fields", [{}, {"use_beam_search": True, "n": 2}])
@@ -123,16 +123,15 @@ def test_what_ends_in_the_queue_is_charged_nothing(
     """It was charged its prompt, and a beam search all that it might have taken, though nothing was computed."""
     monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits nobody
 
-    async def main() -> None:
-        tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
-        limits = RateLimits(lambda: 0.0)
-        async with client_of(llm, tenants, rate_limits=limits, config=ServerConfig(queue_timeout=0.05)) as client:
-            answer = await client.post("/v1/completions", json=BODY | fields, headers=bearer("a"))
-            assert answer.status_code == 504, answer.text
-            after = await client.get("/v1/models", headers=bearer("a"))
-            assert after.headers["x-ratelimit-remaining-tokens"] == "5000"
+    tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
+    limits = RateLimits(lambda: 0.0)
 
-    asyncio.run(main())
+    async def scenario(client: httpx.AsyncClient) -> None:
+        answer = await client.post("/v1/completions", json=BODY | fields, headers=bearer("a"))
+        assert answer.status_code == 504, answer.text
+        assert await tokens_left(client, "a") == 5000
+
+    serve(llm, scenario, tenants=tenants, rate_limits=limits, config=ServerConfig(queue_timeout=0.05))
 
 
 def test_a_beam_search_that_finds_fewer_than_were_asked_for_is_complete(llm: LLM) -> None:
@@ -140,55 +139,51 @@ def test_a_beam_search_that_finds_fewer_than_were_asked_for_is_complete(llm: LLM
     lines: list[str] = []
     search = {"use_beam_search": True, "n": 4, "max_tokens": 50, "structured_outputs": {"choice": ["a", "b"]}}
 
-    async def main() -> None:
-        tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
-        async with client_of(llm, tenants, rate_limits=RateLimits(lambda: 0.0), write_log=lines.append) as client:
-            body = {"prompt": ["The sky is", "One"], "echo": True, **search}
-            answer = (await client.post("/v1/completions", json=body, headers=bearer("a"))).json()
-            assert [(choice["index"], choice["text"][:-1]) for choice in answer["choices"]] == [
-                *((0, "The sky is"), (1, "The sky is"), (4, "One"), (5, "One"))
-            ]
-            after = await client.get("/v1/models", headers=bearer("a"))
-            left = int(after.headers["x-ratelimit-remaining-tokens"])
-            assert left == 5000 - answer["usage"]["total_tokens"]
+    tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
 
-    asyncio.run(main())
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body = {"prompt": ["The sky is", "One"], "echo": True, **search}
+        answer = (await client.post("/v1/completions", json=body, headers=bearer("a"))).json()
+        assert [(choice["index"], choice["text"][:-1]) for choice in answer["choices"]] == [
+            *((0, "The sky is"), (1, "The sky is"), (4, "One"), (5, "One"))
+        ]
+        assert await tokens_left(client, "a") == 5000 - answer["usage"]["total_tokens"]
+
+    serve(llm, scenario, tenants=tenants, rate_limits=RateLimits(lambda: 0.0), write_log=lines.append)
     assert json.loads(lines[0])["complete"] is True
 
 
 def test_a_beam_search_is_charged_for_the_beams_that_it_does_not_return_too(llm: LLM) -> None:
     """With n=1, a wide search used to be charged no more than one answer."""
 
-    async def main() -> None:
-        tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
-        limits = RateLimits(lambda: 0.0)
-        async with client_of(llm, tenants, rate_limits=limits) as client:
-            body = {"prompt": ["One,", "Two,"], "use_beam_search": True, "beam_width": 6, "max_tokens": 8}
-            answer = await client.post("/v1/completions", json=body | {"ignore_eos": True}, headers=bearer("a"))
-            usage = answer.json()["usage"]
-            assert usage["completion_tokens"] == 2 * 8
-            after = await client.get("/v1/models", headers=bearer("a"))
-            left = int(after.headers["x-ratelimit-remaining-tokens"])
-            assert left == 5000 - usage["prompt_tokens"] - 2 * 6 * 8
+    tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
+    limits = RateLimits(lambda: 0.0)
 
-    asyncio.run(main())
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body = {"prompt": ["One,", "Two,"], "use_beam_search": True, "beam_width": 6, "max_tokens": 8}
+        answer = await client.post("/v1/completions", json=body | {"ignore_eos": True}, headers=bearer("a"))
+        usage = answer.json()["usage"]
+        assert usage["completion_tokens"] == 2 * 8
+        assert await tokens_left(client, "a") == 5000 - usage["prompt_tokens"] - 2 * 6 * 8
+
+    serve(llm, scenario, tenants=tenants, rate_limits=limits)
 
 
 def test_a_page_of_an_allowed_origin_can_read_what_is_left(llm: LLM) -> None:
     tenants = Tenants(keys={"ann": entry("a", requests_per_minute=1, tokens_per_minute=600)})
     headers = {**bearer("a"), "Origin": "https://app.example"}
 
-    async def main() -> None:
-        config = ServerConfig(cors_origins=["https://app.example"])
-        async with client_of(llm, tenants, config=config) as client:
-            for status in (200, 429):
-                answer = await client.post("/v1/completions", json=BODY, headers=headers)
-                assert answer.status_code == status
-                sent = {name for name in answer.headers if name.startswith("x-ratelimit")}
-                assert len(sent) == 6
-                assert sent <= set(answer.headers["access-control-expose-headers"].split(", "))
+    config = ServerConfig(cors_origins=["https://app.example"])
 
-    asyncio.run(main())
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for status in (200, 429):
+            answer = await client.post("/v1/completions", json=BODY, headers=headers)
+            assert answer.status_code == status
+            sent = {name for name in answer.headers if name.startswith("x-ratelimit")}
+            assert len(sent) == 6
+            assert sent <= set(answer.headers["access-control-expose-headers"].split(", "))
+
+    serve(llm, scenario, tenants=tenants, config=config)
 
 
 def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
@@ -201,41 +196,41 @@ def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
     async def ask(client: httpx.AsyncClient, key: str, **fields: Any) -> httpx.Response:
         return await client.post("/v1/completions", json=BODY | fields, headers=bearer(key))
 
-    async def main() -> None:
-        tenants = Tenants(keys=keys)
-        async with client_of(llm, tenants, rate_limits=RateLimits(lambda: now[0])) as client:
-            for fields, param in (
-                ({"max_tokens": 11}, "max_tokens"),
-                ({"n": 3, "temperature": 1}, "n"),
-            ):
-                refused = await ask(client, "a", **fields)
-                assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
-            answer = await ask(client, "a")
-            assert answer.status_code == 200
-            used = answer.json()["usage"]["total_tokens"]
-            assert answer.headers["x-ratelimit-limit-requests"] == "3"
-            assert answer.headers["x-ratelimit-remaining-requests"] == "2"
-            assert answer.headers["x-ratelimit-reset-requests"] == "20s"
-            assert answer.headers["x-ratelimit-limit-tokens"] == "600"
-            assert (await ask(client, "a")).headers["x-ratelimit-remaining-tokens"] == f"{600 - 2 * used}"
-            assert (await ask(client, "a", stream=True)).status_code == 200
-            refused = await ask(client, "a")
-            assert refused.status_code == 429
-            assert refused.headers["retry-after"] == "20"
-            assert refused.headers["x-ratelimit-remaining-requests"] == "0"
-            assert refused.json()["error"]["type"] == "rate_limit_error"
-            assert "3 requests a minute" in refused.json()["error"]["message"]
-            # A key without limits is unaffected, and has no such headers.
-            other = await ask(client, "b")
-            assert other.status_code == 200
-            assert not [name for name in other.headers if name.startswith("x-ratelimit")]
-            now[0] += 20
-            # A request that does not say how much it wants gets what it may have.
-            chat = {"messages": [{"role": "user", "content": "Count."}], "ignore_eos": True}
-            answer = await client.post("/v1/chat/completions", json=chat, headers=bearer("a"))
-            assert answer.json()["usage"]["completion_tokens"] == 10
+    tenants = Tenants(keys=keys)
 
-    asyncio.run(main())
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for fields, param in (
+            ({"max_tokens": 11}, "max_tokens"),
+            ({"n": 3, "temperature": 1}, "n"),
+        ):
+            refused = await ask(client, "a", **fields)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+        answer = await ask(client, "a")
+        assert answer.status_code == 200
+        used = answer.json()["usage"]["total_tokens"]
+        assert answer.headers["x-ratelimit-limit-requests"] == "3"
+        assert answer.headers["x-ratelimit-remaining-requests"] == "2"
+        assert answer.headers["x-ratelimit-reset-requests"] == "20s"
+        assert answer.headers["x-ratelimit-limit-tokens"] == "600"
+        assert (await ask(client, "a")).headers["x-ratelimit-remaining-tokens"] == f"{600 - 2 * used}"
+        assert (await ask(client, "a", stream=True)).status_code == 200
+        refused = await ask(client, "a")
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "20"
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert "3 requests a minute" in refused.json()["error"]["message"]
+        # A key without limits is unaffected, and has no such headers.
+        other = await ask(client, "b")
+        assert other.status_code == 200
+        assert not [name for name in other.headers if name.startswith("x-ratelimit")]
+        now[0] += 20
+        # A request that does not say how much it wants gets what it may have.
+        chat = {"messages": [{"role": "user", "content": "Count."}], "ignore_eos": True}
+        answer = await client.post("/v1/chat/completions", json=chat, headers=bearer("a"))
+        assert answer.json()["usage"]["completion_tokens"] == 10
+
+    serve(llm, scenario, tenants=tenants, rate_limits=RateLimits(lambda: now[0]))
 
 
 def test_a_default_number_of_tokens_stays_within_a_keys_limit(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,19 +238,19 @@ def test_a_default_number_of_tokens_stays_within_a_keys_limit(llm: LLM, monkeypa
     loaded = replace(llm.engine.loaded, sampling_defaults={**llm.engine.loaded.sampling_defaults, "max_tokens": 64})
     monkeypatch.setattr(llm.engine, "loaded", loaded)
 
-    async def main() -> None:
-        tenants = Tenants(keys={"ann": entry("a", max_tokens=8), "bob": entry("b")})
-        async with client_of(llm, tenants) as client:
-            chat = {"messages": [{"role": "user", "content": "Count."}], "ignore_eos": True}
-            for path, body in (("completions", {"prompt": "x", "ignore_eos": True}), ("chat/completions", chat)):
-                answer = await client.post(f"/v1/{path}", json=body, headers=bearer("a"))
-                assert answer.json()["usage"]["completion_tokens"] == 8, answer.text
-            answer = await client.post("/v1/chat/completions", json=chat | {"min_tokens": 70}, headers=bearer("b"))
-            assert answer.json()["usage"]["completion_tokens"] == 70, answer.text
-            refused = await client.post("/v1/chat/completions", json=chat | {"min_tokens": 9}, headers=bearer("a"))
-            assert refused.json()["error"]["param"] == "min_tokens"
+    tenants = Tenants(keys={"ann": entry("a", max_tokens=8), "bob": entry("b")})
 
-    asyncio.run(main())
+    async def scenario(client: httpx.AsyncClient) -> None:
+        chat = {"messages": [{"role": "user", "content": "Count."}], "ignore_eos": True}
+        for path, body in (("completions", {"prompt": "x", "ignore_eos": True}), ("chat/completions", chat)):
+            answer = await client.post(f"/v1/{path}", json=body, headers=bearer("a"))
+            assert answer.json()["usage"]["completion_tokens"] == 8, answer.text
+        answer = await client.post("/v1/chat/completions", json=chat | {"min_tokens": 70}, headers=bearer("b"))
+        assert answer.json()["usage"]["completion_tokens"] == 70, answer.text
+        refused = await client.post("/v1/chat/completions", json=chat | {"min_tokens": 9}, headers=bearer("a"))
+        assert refused.json()["error"]["param"] == "min_tokens"
+
+    serve(llm, scenario, tenants=tenants)
 
 
 def test_explanations_are_bounded_and_cost_nobody_who_is_refused_a_step(
@@ -271,19 +266,19 @@ def test_explanations_are_bounded_and_cost_nobody_who_is_refused_a_step(
 
     monkeypatch.setattr(llm.engine.cache, "explain", noting)
 
-    async def main() -> None:
-        tenants = Tenants(keys={"ann": entry("a", requests_per_minute=1)})
-        limits = RateLimits(lambda: 0.0)
-        async with client_of(llm, tenants, rate_limits=limits) as client:
-            for prompts, status in ((17, 400), (2, 200), (1, 429)):
-                body = BODY | {"prompt": [[5, 6, 7]] * prompts, "explain_cache": True}
-                answer = await client.post("/v1/completions", json=body, headers=bearer("a"))
-                assert answer.status_code == status, answer.text
-                if status == 400:
-                    assert answer.json()["error"]["param"] == "explain_cache"
-                assert len(looked_up) == (0 if status == 400 else 2)
+    tenants = Tenants(keys={"ann": entry("a", requests_per_minute=1)})
+    limits = RateLimits(lambda: 0.0)
 
-    asyncio.run(main())
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for prompts, status in ((17, 400), (2, 200), (1, 429)):
+            body = BODY | {"prompt": [[5, 6, 7]] * prompts, "explain_cache": True}
+            answer = await client.post("/v1/completions", json=body, headers=bearer("a"))
+            assert answer.status_code == status, answer.text
+            if status == 400:
+                assert answer.json()["error"]["param"] == "explain_cache"
+            assert len(looked_up) == (0 if status == 400 else 2)
+
+    serve(llm, scenario, tenants=tenants, rate_limits=limits)
 
 
 def test_a_key_that_is_removed_while_its_request_is_prepared_keeps_its_limits(llm: LLM) -> None:

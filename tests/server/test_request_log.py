@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
-from support.in_process_server import make_client
+from support.in_process_server import serve
 
-from radixkv import LLM, AsyncLLM
+from radixkv import LLM
 from radixkv.server.config import ServerConfig
 from radixkv.server.rate_limits import RATE_LIMIT_HEADERS
 from radixkv.server.request_log import RequestLog, _AccessLogFile, open_access_log
@@ -26,68 +26,65 @@ TEXT = {"prompt": "The quick brown fox " * 8, "max_tokens": 3, "temperature": 0,
 def test_lines_of_the_access_log(llm: LLM) -> None:
     lines: list[str] = []
 
-    async def main() -> None:
-        config = ServerConfig(cors_origins=["https://app.example"])
-        async with (
-            AsyncLLM(llm) as engine,
-            make_client(engine, tenants=Tenants(["key"]), config=config, write_log=lines.append) as client,
-        ):
-            client.headers["Authorization"] = "Bearer key"
+    config = ServerConfig(cors_origins=["https://app.example"])
 
-            async def log_of(method: str, path: str, **request: Any) -> tuple[httpx.Response, dict[str, Any]]:
-                lines.clear()
-                response = await client.request(method, path, **request)
-                (line,) = lines
-                fields: dict[str, Any] = json.loads(line)
-                assert fields["request_id"] == response.headers["x-request-id"] == response.headers["request-id"]
-                assert (fields["method"], fields["path"], fields["status"]) == (method, path, response.status_code)
-                assert fields["seconds"] >= 0
-                return response, fields
+    async def scenario(client: httpx.AsyncClient) -> None:
+        client.headers["Authorization"] = "Bearer key"
 
-            full, first = await log_of("POST", "/v1/completions", json=TEXT, headers={"x-request-id": "my-own.name:7"})
-            assert first["request_id"] == "my-own.name:7"
-            assert first["id"] == full.json()["id"]
-            assert first["prompt_tokens"] == full.json()["usage"]["prompt_tokens"]
-            assert (first["cached_tokens"], first["completion_tokens"], first["complete"]) == (0, 3, True)
-            assert 0 <= first["queue_seconds"] < first["first_token_seconds"] <= first["seconds"]
-            assert re.fullmatch("[0-9a-f]{8}", first["tenant"])
-            assert "quick brown" not in str(first)
-            assert "key" not in first["tenant"]
-
-            _, second = await log_of("POST", "/v1/completions", json={**TEXT, "stream": True})
-            assert re.fullmatch("[0-9a-f]{32}", second["request_id"])
-            assert second["cached_tokens"] == first["prompt_tokens"] - 1
-            assert (second["completion_tokens"], second["tenant"]) == (3, first["tenant"])
-
-            _, refused = await log_of("POST", "/v1/completions", json=TEXT, headers={"Authorization": "Bearer wrong"})
-            assert refused["tenant"] is None
-            assert "prompt_tokens" not in refused
-            # A client without a key may not fill the disk with the path that it asks for, nor write a line of its own.
+        async def log_of(method: str, path: str, **request: Any) -> tuple[httpx.Response, dict[str, Any]]:
             lines.clear()
-            await client.get("/%0A" + "x" * 60_000, headers={"Authorization": ""})
+            response = await client.request(method, path, **request)
             (line,) = lines
-            assert json.loads(line)["path"].startswith("/\nxxx")
-            assert len(line) < 1000
-            assert "\n" not in line
-            for name in ('"quoted"', "two words", "x" * 129, "caf\xe9", ""):
-                response, _ = await log_of("GET", "/health", headers={b"x-request-id": name.encode("latin-1")})
-                assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
+            fields: dict[str, Any] = json.loads(line)
+            assert fields["request_id"] == response.headers["x-request-id"] == response.headers["request-id"]
+            assert (fields["method"], fields["path"], fields["status"]) == (method, path, response.status_code)
+            assert fields["seconds"] >= 0
+            return response, fields
 
-            # A page of this origin may call the server with a key; its browser asks first, without one.
-            asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
-            asked["Access-Control-Request-Headers"] = "authorization"
-            preflight, _ = await log_of("OPTIONS", "/v1/completions", headers=asked | {"Authorization": ""})
-            assert preflight.status_code == 200
-            assert preflight.headers["access-control-allow-origin"] == "https://app.example"
-            failed, _ = await log_of("POST", "/v1/completions", json={}, headers={"Origin": "https://app.example"})
-            assert failed.status_code == 400
-            assert failed.headers["access-control-allow-origin"] == "https://app.example"
-            exposed = failed.headers["access-control-expose-headers"].lower().split(", ")
-            assert exposed == ["x-request-id", "request-id", *RATE_LIMIT_HEADERS, "retry-after", "x-should-retry"]
-            other, _ = await log_of("POST", "/v1/completions", json={}, headers={"Origin": "https://other.example"})
-            assert "access-control-allow-origin" not in other.headers
+        full, first = await log_of("POST", "/v1/completions", json=TEXT, headers={"x-request-id": "my-own.name:7"})
+        assert first["request_id"] == "my-own.name:7"
+        assert first["id"] == full.json()["id"]
+        assert first["prompt_tokens"] == full.json()["usage"]["prompt_tokens"]
+        assert (first["cached_tokens"], first["completion_tokens"], first["complete"]) == (0, 3, True)
+        assert 0 <= first["queue_seconds"] < first["first_token_seconds"] <= first["seconds"]
+        assert re.fullmatch("[0-9a-f]{8}", first["tenant"])
+        assert "quick brown" not in str(first)
+        assert "key" not in first["tenant"]
 
-    asyncio.run(main())
+        _, second = await log_of("POST", "/v1/completions", json={**TEXT, "stream": True})
+        assert re.fullmatch("[0-9a-f]{32}", second["request_id"])
+        assert second["cached_tokens"] == first["prompt_tokens"] - 1
+        assert (second["completion_tokens"], second["tenant"]) == (3, first["tenant"])
+
+        _, refused = await log_of("POST", "/v1/completions", json=TEXT, headers={"Authorization": "Bearer wrong"})
+        assert refused["tenant"] is None
+        assert "prompt_tokens" not in refused
+        # A client without a key may not fill the disk with the path that it asks for, nor write a line of its own.
+        lines.clear()
+        await client.get("/%0A" + "x" * 60_000, headers={"Authorization": ""})
+        (line,) = lines
+        assert json.loads(line)["path"].startswith("/\nxxx")
+        assert len(line) < 1000
+        assert "\n" not in line
+        for name in ('"quoted"', "two words", "x" * 129, "caf\xe9", ""):
+            response, _ = await log_of("GET", "/health", headers={b"x-request-id": name.encode("latin-1")})
+            assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
+
+        # A page of this origin may call the server with a key; its browser asks first, without one.
+        asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+        asked["Access-Control-Request-Headers"] = "authorization"
+        preflight, _ = await log_of("OPTIONS", "/v1/completions", headers=asked | {"Authorization": ""})
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == "https://app.example"
+        failed, _ = await log_of("POST", "/v1/completions", json={}, headers={"Origin": "https://app.example"})
+        assert failed.status_code == 400
+        assert failed.headers["access-control-allow-origin"] == "https://app.example"
+        exposed = failed.headers["access-control-expose-headers"].lower().split(", ")
+        assert exposed == ["x-request-id", "request-id", *RATE_LIMIT_HEADERS, "retry-after", "x-should-retry"]
+        other, _ = await log_of("POST", "/v1/completions", json={}, headers={"Origin": "https://other.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+    serve(llm, scenario, tenants=Tenants(["key"]), config=config, write_log=lines.append)
 
 
 def test_who_disconnects_before_an_answer_has_no_status_in_the_log() -> None:
@@ -111,17 +108,16 @@ def test_who_disconnects_before_an_answer_has_no_status_in_the_log() -> None:
 
 
 def test_without_an_option_no_origin_is_allowed(llm: LLM) -> None:
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as client:
-            response = await client.get("/version", headers={"Origin": "https://app.example"})
-            assert "access-control-allow-origin" not in response.headers
-            assert "x-request-id" in response.headers
-            # What browsers send for any page without asking first is not read as JSON: visitors cannot be used as clients.
-            for headers in ({"content-type": "text/plain"}, {}):
-                refused = await client.post("/v1/completions", content=json.dumps(TEXT), headers=headers)
-                assert (refused.status_code, "application/json" in refused.text) == (400, True), refused.text
+    async def scenario(client: httpx.AsyncClient) -> None:
+        response = await client.get("/version", headers={"Origin": "https://app.example"})
+        assert "access-control-allow-origin" not in response.headers
+        assert "x-request-id" in response.headers
+        # What browsers send for any page without asking first is not read as JSON: visitors cannot be used as clients.
+        for headers in ({"content-type": "text/plain"}, {}):
+            refused = await client.post("/v1/completions", content=json.dumps(TEXT), headers=headers)
+            assert (refused.status_code, "application/json" in refused.text) == (400, True), refused.text
 
-    asyncio.run(main())
+    serve(llm, scenario)
 
 
 def test_a_log_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:

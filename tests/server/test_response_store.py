@@ -8,6 +8,7 @@ import httpx
 import pytest
 from support.in_process_server import serve
 from support.response_requests import BODY, create
+from support.tenant_keys import bearer
 
 from radixkv import LLM
 from radixkv.server.responses import routes
@@ -18,7 +19,7 @@ from radixkv.server.tenants import Tenants
 
 def test_stored_responses_are_their_tenant_s_until_deleted(llm: LLM) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
-        ann, bob = {"Authorization": "Bearer ann"}, {"Authorization": "Bearer bob"}
+        ann, bob = bearer("ann"), bearer("bob")
 
         async def status(method: str, response_id: str, headers: dict[str, str]) -> int:
             return (await client.request(method, f"/v1/responses/{response_id}", headers=headers)).status_code
@@ -45,15 +46,14 @@ def test_stored_responses_are_forgotten_when_an_administrator_clears_what_is_cac
     async def scenario(client: httpx.AsyncClient) -> None:
         async def stored(key: str, **options: Any) -> tuple[str, str]:
             body = BODY | {"max_output_tokens": 1} | options
-            return key, (await client.post("/v1/responses", json=body, headers=headers[key])).json()["id"]
+            return key, (await client.post("/v1/responses", json=body, headers=bearer(key))).json()["id"]
 
         async def left(**selection: Any) -> list[int]:
-            cleared = await client.post("/admin/clear_cache", json=selection, headers=headers["admin"])
+            cleared = await client.post("/admin/clear_cache", json=selection, headers=bearer("admin"))
             assert cleared.status_code == 200, cleared.text
-            answers = [await client.get(f"/v1/responses/{name}", headers=headers[key]) for key, name in responses]
+            answers = [await client.get(f"/v1/responses/{name}", headers=bearer(key)) for key, name in responses]
             return [number for number, answer in enumerate(answers) if answer.status_code == 200]
 
-        headers = {key: {"Authorization": f"Bearer {key}"} for key in ("ann", "bob", "admin")}
         responses = [await stored("ann"), await stored("ann", cache_salt="x"), await stored("bob")]
         assert await left(api_key="ann", cache_salt="x") == [0, 2]
         assert await left(api_key="ann") == [2]
@@ -66,7 +66,7 @@ def test_what_continues_a_response_under_another_salt_is_forgotten_with_it(llm: 
     """It holds the earlier texts, which could be read and continued after their salt had been cleared."""
 
     async def scenario(client: httpx.AsyncClient) -> None:
-        client.headers["Authorization"] = "Bearer ann"
+        client.headers.update(bearer("ann"))
         names: list[str] = []
         for salt in ("a", "b", "c"):
             earlier = {"previous_response_id": names[-1]} if names else {}
@@ -75,7 +75,7 @@ def test_what_continues_a_response_under_another_salt_is_forgotten_with_it(llm: 
 
         async def left(salt: str) -> list[int]:
             selection = {"api_key": "ann", "cache_salt": salt}
-            cleared = await client.post("/admin/clear_cache", json=selection, headers={"Authorization": "Bearer admin"})
+            cleared = await client.post("/admin/clear_cache", json=selection, headers=bearer("admin"))
             assert cleared.status_code == 200, cleared.text
             answers = [await client.get(f"/v1/responses/{name}") for name in names]
             return [number for number, answer in enumerate(answers) if answer.status_code == 200]
@@ -93,15 +93,14 @@ def test_a_response_that_runs_while_its_key_is_cleared_is_not_stored(llm: LLM, m
         async def status_after_clearing(key: str) -> int:
             async def start_and_clear(*arguments: Any) -> Any:
                 events = await start_chat(*arguments)
-                cleared = await client.post("/admin/clear_cache", json={"api_key": key}, headers=headers["admin"])
+                cleared = await client.post("/admin/clear_cache", json={"api_key": key}, headers=bearer("admin"))
                 assert cleared.status_code == 200, cleared.text
                 return events
 
             monkeypatch.setattr(routes, "start_chat", start_and_clear)
-            name = (await client.post("/v1/responses", json=BODY, headers=headers["ann"])).json()["id"]
-            return (await client.get(f"/v1/responses/{name}", headers=headers["ann"])).status_code
+            name = (await client.post("/v1/responses", json=BODY, headers=bearer("ann"))).json()["id"]
+            return (await client.get(f"/v1/responses/{name}", headers=bearer("ann"))).status_code
 
-        headers = {key: {"Authorization": f"Bearer {key}"} for key in ("ann", "admin")}
         assert await status_after_clearing("ann") == 404
         assert await status_after_clearing("bob") == 200
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import httpx
 import pytest
-from support.in_process_server import client_of, serve
+from support.in_process_server import serve
 from support.replica_servers import tiny_llm
-from support.tenant_keys import bearer, entry
+from support.tenant_keys import bearer, entry, tokens_left
 
 from radixkv import LLM
 from radixkv.server.rate_limits import RateLimits
@@ -26,25 +25,27 @@ def test_a_request_for_no_token_has_none_in_the_log_and_is_charged_for_none(llm:
     tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
     message = {"model": "model", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 0}
 
-    async def main() -> None:
-        async with client_of(
-            llm, tenants, rate_limits=RateLimits(lambda: 0.0), write_log=lambda line: logged.append(json.loads(line))
-        ) as client:
-            left = 5000
-            for path, body in (
-                ("completions", SCORED),
-                ("completions", SCORED | {"prompt": [TEXT, "Five"], "logprobs": 1, "stream": True}),
-                ("messages", message),
-                ("messages", message | {"stream": True}),
-            ):
-                answer = await client.post(f"/v1/{path}", json=body, headers=bearer("a"))
-                assert answer.status_code == 200, answer.text
-                assert (logged[-1]["completion_tokens"], logged[-1]["complete"]) == (0, True)
-                left -= logged[-1]["prompt_tokens"]
-                after = await client.get("/v1/models", headers=bearer("a"))
-                assert int(after.headers["x-ratelimit-remaining-tokens"]) == left
+    async def scenario(client: httpx.AsyncClient) -> None:
+        left = 5000
+        for path, body in (
+            ("completions", SCORED),
+            ("completions", SCORED | {"prompt": [TEXT, "Five"], "logprobs": 1, "stream": True}),
+            ("messages", message),
+            ("messages", message | {"stream": True}),
+        ):
+            answer = await client.post(f"/v1/{path}", json=body, headers=bearer("a"))
+            assert answer.status_code == 200, answer.text
+            assert (logged[-1]["completion_tokens"], logged[-1]["complete"]) == (0, True)
+            left -= logged[-1]["prompt_tokens"]
+            assert await tokens_left(client, "a") == left
 
-    asyncio.run(main())
+    serve(
+        llm,
+        scenario,
+        tenants=tenants,
+        rate_limits=RateLimits(lambda: 0.0),
+        write_log=lambda line: logged.append(json.loads(line)),
+    )
 
 
 def test_the_token_behind_a_scored_prompt_is_not_returned(llm: LLM) -> None:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from support.in_process_server import make_client
 from support.model_zoo import build
+from support.tenant_keys import bearer
 from typer.testing import CliRunner
 
 from radixkv import LLM, AsyncLLM
@@ -29,7 +30,7 @@ from radixkv.server.tenants import Tenants
 pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
 
 PROMPT = "The patient's name is John Smith, and the diagnosis, which is strictly confidential, reads as follows: "
-ADMIN = {"Authorization": "Bearer admin"}
+ADMIN = bearer("admin")
 Ask = Callable[..., Awaitable[tuple[int, dict[str, int] | None]]]
 
 
@@ -50,7 +51,7 @@ def serve(folder: Path, scenario: Callable[[httpx.AsyncClient, Ask], Awaitable[N
 
             async def ask(key: str, **fields: str) -> tuple[int, dict[str, int] | None]:
                 body = {"prompt": PROMPT, "max_tokens": 1, "temperature": 0, **fields}
-                answer = await client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+                answer = await client.post("/v1/completions", json=body, headers=bearer(key))
                 assert answer.status_code == 200, answer.text
                 details = answer.json()["usage"]["prompt_tokens_details"]
                 return details["cached_tokens"], details.get("loaded_tokens")
@@ -75,7 +76,7 @@ def test_tenants_find_their_own_after_a_restart_until_they_are_cleared(tmp_path:
         cached, loaded = await ask("a")
         assert loaded == {"disk": cached}
         assert cached > 16
-        text = (await client.get("/metrics", headers={"Authorization": "Bearer m"})).text
+        text = (await client.get("/metrics", headers=bearer("m"))).text
         # Of the last block, whose last token is computed all the same, too.
         assert f'radixkv:tier_hit_blocks_total{{medium="disk"}} {cached // 4 + 1}.0' in text
         assert "radixkv:tier_loads_total 1.0" in text

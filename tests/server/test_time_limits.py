@@ -8,8 +8,9 @@ import threading
 from typing import Any
 from unittest.mock import Mock
 
+import httpx
 import pytest
-from support.in_process_server import make_client
+from support.in_process_server import make_client, serve
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server import prefix_keeper
@@ -117,17 +118,16 @@ def test_while_the_prefixes_that_are_to_stay_cached_are_found(
     go = threading.Event()
     monkeypatch.setattr(prefix_keeper, "marked_prefixes", lambda *arguments: go.wait() and {})
 
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine, config=limits) as client:
-            body = {"model": "model", "max_tokens": 1, "messages": [{"role": "user", **message}], "stream": stream}
-            try:
-                response = await asyncio.wait_for(client.post(path, json=body), 60)
-            finally:
-                go.set()
-            assert f"the request {expected} {SOON} seconds, which is the limit" in response.text
-            assert response.status_code in ((200, 504) if stream else (504,))
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body = {"model": "model", "max_tokens": 1, "messages": [{"role": "user", **message}], "stream": stream}
+        try:
+            response = await asyncio.wait_for(client.post(path, json=body), 60)
+        finally:
+            go.set()
+        assert f"the request {expected} {SOON} seconds, which is the limit" in response.text
+        assert response.status_code in ((200, 504) if stream else (504,))
 
-    asyncio.run(main())
+    serve(llm, scenario, config=limits)
 
 
 def test_until_the_first_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

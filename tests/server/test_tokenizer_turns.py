@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from support.in_process_server import make_client
+from support.tenant_keys import bearer
 
 from radixkv import LLM, AsyncLLM
 from radixkv.prompts import Prompt
@@ -45,8 +46,7 @@ def test_after_each_long_text_of_one_request_others_have_their_turn(llm: LLM, mo
             engine.run_tokenizer = note_and_run  # type: ignore[method-assign]
 
             async def post(key: str, prompt: list[str]) -> None:
-                body, headers = {"prompt": prompt, "max_tokens": 1}, {"authorization": f"Bearer {key}"}
-                await client.post("/v1/completions", json=body, headers=headers)
+                await client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1}, headers=bearer(key))
 
             go = threading.Event()
             busy = asyncio.create_task(run_tokenizer(lambda _: go.wait(), tenant=None))

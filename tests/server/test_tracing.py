@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import sys
 
+import httpx
 import pytest
-from support.in_process_server import make_client
+from support.in_process_server import serve
 
-from radixkv import LLM, AsyncLLM
+from radixkv import LLM
 from radixkv.errors import MissingPackageError
 from radixkv.server.config import ServerConfig
 from radixkv.server.run import make_observers
@@ -29,32 +29,32 @@ def test_spans_of_requests(llm: LLM) -> None:
     trace_id, span_id = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
     headers = {"traceparent": f"00-{trace_id:032x}-{span_id:016x}-01", "x-request-id": "mine"}
 
-    async def main() -> None:
-        tracer = provider.get_tracer("test")
-        async with AsyncLLM(llm) as engine, make_client(engine, tracer=tracer) as client:
-            for stream in (False, True):
-                exporter.clear()
-                response = await client.post("/v1/completions", json={**TEXT, "stream": stream}, headers=headers)
-                assert response.status_code == 200
-                *stages, request = exporter.get_finished_spans()
-                assert request.name == "POST /v1/completions"
-                assert (request.context.trace_id, request.parent.span_id) == (trace_id, span_id)
-                assert request.attributes["radixkv.request_id"] == "mine"
-                assert request.attributes["gen_ai.usage.output_tokens"] == 3
-                assert request.attributes["http.response.status_code"] == 200
-                assert [stage.name for stage in stages] == ["queue", "prefill", "decode"]
-                assert {stage.parent.span_id for stage in stages} == {request.context.span_id}
-                for stage, following in itertools.pairwise(stages):
-                    assert stage.start_time <= stage.end_time == following.start_time
-                assert "quick brown" not in str([span.attributes for span in (*stages, request)])
+    tracer = provider.get_tracer("test")
 
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for stream in (False, True):
             exporter.clear()
-            assert (await client.get("/v1/models/unknown")).status_code == 404
-            (refused,) = exporter.get_finished_spans()
-            assert refused.name == "GET /v1/models/{name:path}"
-            assert refused.parent is None
+            response = await client.post("/v1/completions", json={**TEXT, "stream": stream}, headers=headers)
+            assert response.status_code == 200
+            *stages, request = exporter.get_finished_spans()
+            assert request.name == "POST /v1/completions"
+            assert (request.context.trace_id, request.parent.span_id) == (trace_id, span_id)
+            assert request.attributes["radixkv.request_id"] == "mine"
+            assert request.attributes["gen_ai.usage.output_tokens"] == 3
+            assert request.attributes["http.response.status_code"] == 200
+            assert [stage.name for stage in stages] == ["queue", "prefill", "decode"]
+            assert {stage.parent.span_id for stage in stages} == {request.context.span_id}
+            for stage, following in itertools.pairwise(stages):
+                assert stage.start_time <= stage.end_time == following.start_time
+            assert "quick brown" not in str([span.attributes for span in (*stages, request)])
 
-    asyncio.run(main())
+        exporter.clear()
+        assert (await client.get("/v1/models/unknown")).status_code == 404
+        (refused,) = exporter.get_finished_spans()
+        assert refused.name == "GET /v1/models/{name:path}"
+        assert refused.parent is None
+
+    serve(llm, scenario, tracer=tracer)
 
 
 @pytest.mark.parametrize("package", ["opentelemetry", "opentelemetry.exporter"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -43,21 +42,21 @@ def make_client(
     return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
-@asynccontextmanager
-async def client_of(llm: LLM, tenants: Tenants, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a server over this engine, which these tenants share; ``options`` are as for `make_client`."""
-    async with (
-        AsyncLLM(llm, tenants=tenants.shares) as engine,
-        make_client(engine, tenants=tenants, **options) as client,
-    ):
-        yield client
-
-
-def serve(llm: LLM, scenario: Callable[[httpx.AsyncClient], Awaitable[None]], **options: Any) -> None:
-    """Run a scenario against a server over this engine; ``options`` are as for `make_client`."""
+def serve(
+    llm: LLM,
+    scenario: Callable[[httpx.AsyncClient], Awaitable[None]],
+    *,
+    tenants: Tenants | None = None,
+    **options: Any,
+) -> None:
+    """Run a scenario against a server over this engine, which the tenants share; ``options`` are as for `make_client`."""
+    tenants = tenants or Tenants()
 
     async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine, **options) as client:
+        async with (
+            AsyncLLM(llm, tenants=tenants.shares) as engine,
+            make_client(engine, tenants=tenants, **options) as client,
+        ):
             await scenario(client)
 
     asyncio.run(main())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
+
 from radixkv.server.keys import Key, hash_of
 
 
@@ -13,3 +15,9 @@ def entry(key: str, **fields: Any) -> Key:
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
+
+
+async def tokens_left(client: httpx.AsyncClient, key: str) -> int:
+    """How many tokens of its rate limit a key has left."""
+    answer = await client.get("/v1/models", headers=bearer(key))
+    return int(answer.headers["x-ratelimit-remaining-tokens"])
