@@ -101,15 +101,6 @@ def test_a_conversation_has_one_prompt_in_a_program_and_over_http(llm: LLM, temp
     assert "No." in text
 
 
-def test_endpoints_of_other_models_say_so(llm: LLM) -> None:
-    async def test(client: httpx.AsyncClient) -> None:
-        error = (await post(client, "/v1/embeddings", {"input": "Hi"}, 404))["error"]
-        assert error["message"] == "there is no POST /v1/embeddings; /openapi.json describes what there is"
-        assert error["type"] == "invalid_request_error"
-
-    serve(llm, test)
-
-
 def test_guidellm_and_vllm_bench_serve(llm: LLM) -> None:
     """guidellm 0.8.1, `backends/openai/request_handlers.py`; vLLM, `benchmarks/lib/endpoint_request_func.py`."""
     usage = {"include_usage": True, "continuous_usage_stats": True}

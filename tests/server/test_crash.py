@@ -14,25 +14,27 @@ import pytest
 from support.in_process_server import make_client, serve
 
 from radixkv import LLM, AsyncLLM
-from radixkv.engine.engine import Engine
 from radixkv.server.config import ServerConfig
 from radixkv.server.watchdog import watch_engine
 
 BODY = {"prompt": "One, two,", "max_tokens": 5, "temperature": 0}
 
 
-def abort_all(engine: Engine) -> None:
-    for group in [*engine.scheduler.running, *engine.scheduler.waiting]:
-        engine.abort(group.request.request_id)
+class Panic(BaseException):
+    """Like a panic in Rust code: no `Exception`."""
 
 
-def test_a_crashed_step_is_a_500_and_the_engine_goes_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError, Panic])
+def test_a_crashed_step_is_a_500_and_the_engine_goes_on(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """A panic used to end the engine's thread unnoticed: requests hung, and /health stayed 200."""
     run = llm.engine._runner.run
     crashes = iter([True, True])
 
     def crash_twice(*arguments: Any) -> Any:
         if next(crashes, False):
-            raise ZeroDivisionError("planted")
+            raise error("planted")
         return run(*arguments)
 
     monkeypatch.setattr(llm.engine._runner, "run", crash_twice)
@@ -54,66 +56,28 @@ def test_a_crashed_step_is_a_500_and_the_engine_goes_on(llm: LLM, monkeypatch: p
     serve(llm, scenario)
 
 
-def test_after_the_engine_s_death_everything_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError, Panic])
+def test_after_the_engine_s_death_everything_is_refused(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
     def broken() -> Any:
-        raise ZeroDivisionError("planted")
+        raise error("planted")
 
     monkeypatch.setattr(llm.engine.scheduler, "schedule", broken)
 
     async def main() -> None:
         engine = AsyncLLM(llm)
         async with make_client(engine) as client:
-            assert (await client.post("/v1/completions", json=BODY)).status_code == 500
-            await engine.wait_for_death()
-            assert (await client.post("/v1/completions", json=BODY)).status_code == 500
-            assert (await client.get("/health")).status_code == 503
-
-    asyncio.run(main())
-    monkeypatch.undo()
-    abort_all(llm.engine)
-
-
-class Panic(BaseException):
-    """Like a panic in Rust code: no `Exception`."""
-
-
-def test_a_panic_in_a_step_is_a_crash_like_any_other(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It used to end the engine's thread unnoticed: requests hung, and /health stayed 200."""
-    run = llm.engine._runner.run
-    panics = iter([True])
-
-    def panic_once(*arguments: Any) -> Any:
-        if next(panics, False):
-            raise Panic("planted")
-        return run(*arguments)
-
-    monkeypatch.setattr(llm.engine._runner, "run", panic_once)
-
-    async def scenario(client: httpx.AsyncClient) -> None:
-        assert (await client.post("/v1/completions", json=BODY)).status_code == 500
-        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
-
-    serve(llm, scenario)
-
-
-def test_a_panic_between_steps_is_the_engine_s_death(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def panic() -> Any:
-        raise Panic("planted")
-
-    monkeypatch.setattr(llm.engine.scheduler, "schedule", panic)
-
-    async def main() -> None:
-        engine = AsyncLLM(llm)
-        async with make_client(engine) as client:
             for _ in range(2):
                 assert (await client.post("/v1/completions", json=BODY)).status_code == 500
-            assert isinstance((await engine.wait_for_death()).__cause__, Panic)
+            assert isinstance((await engine.wait_for_death()).__cause__, error)
             for path in ("/health", "/ready"):
                 assert (await client.get(path)).status_code == 503
 
     asyncio.run(main())
     monkeypatch.undo()
-    abort_all(llm.engine)
+    for group in [*llm.engine.scheduler.running, *llm.engine.scheduler.waiting]:
+        llm.engine.abort(group.request.request_id)
 
 
 def test_a_panic_in_the_tokenizer_fails_its_request_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,10 @@ def test_invalid_values_are_named(http: httpx.Client, change: dict[str, Any], pa
             "tools.0.function.name: expected a text like ^[a-zA-Z0-9_.:-]{1,128}$, got 'a b'",
         ),
         ({"messages": [{"content": "x"}]}, "messages.0.role: required"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "Look:"}, {"type": "image_url"}]}]},
+            "messages.0.content.1: parts of type 'image_url' are not supported, only text, refusal",
+        ),
         ({"Stop": "x"}, "Stop: unknown or not supported; did you mean stop?"),
         ({"max_token": 5}, "max_token: unknown or not supported; did you mean max_tokens?"),
         ({"functions_of_mine": []}, "functions_of_mine: unknown or not supported"),
@@ -137,6 +141,11 @@ def test_messages_have_the_field_what_it_takes_and_the_value(
         ),
         ("responses", {"input": None}, "input: expected a valid string or a valid list, got None"),
         ("responses", {"input": [5]}, "input.0: expected an object, got 5"),
+        (
+            "responses",
+            {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+            "input.0.content.0.text: required",
+        ),
         ("messages", {"system": 5}, "system: expected a valid string or a valid list, got 5"),
         (
             "messages",
@@ -160,7 +169,7 @@ def test_a_value_of_no_accepted_type_is_told_all_of_them_once(
     [
         ("POST", "/chat/completions", 404, "there is no POST /chat/completions; did you mean /v1/chat/completions?"),
         ("POST", "/v1/v1/messages", 404, "there is no POST /v1/v1/messages; did you mean /v1/messages?"),
-        ("GET", "/v1/files", 404, "there is no GET /v1/files; /openapi.json describes what there is"),
+        ("POST", "/v1/embeddings", 404, "there is no POST /v1/embeddings; /openapi.json describes what there is"),
         ("GET", "/v1/chat/completions", 405, "/v1/chat/completions: expected POST, got GET"),
         (
             "POST",
@@ -306,11 +315,6 @@ def test_only_what_is_alike_and_supported_is_taken_for_what_was_meant(http: http
         assert_error(response, 400, message=f"{name}: unknown or not supported{hint}", param=name)
 
 
-def test_the_parts_of_an_input_are_named_as_they_were_sent(http: httpx.Client) -> None:
-    parts = [{"role": "user", "content": [{"type": "input_text"}]}]
-    assert_error(http.post("/v1/responses", json={"input": parts}), 400, message="input.0.content.0.text: required")
-
-
 def test_the_largest_stop_strings_are_accepted(http: httpx.Client) -> None:
     for stop in (["x" * 1000] * 32, "x" * 1000):
         assert http.post("/v1/completions", json={**TEXT, "stop": stop}).status_code == 200
@@ -328,10 +332,6 @@ def test_the_largest_stop_strings_are_accepted(http: httpx.Client) -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}),
         ("/v1/chat/completions", {"messages": [{"role": "narrator", "content": "x"}]}),
         ("/v1/chat/completions", {**CHAT, "top_logprobs": 2}),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
-        ),
         ("/tokenize", {}),
         ("/tokenize", {"prompt": "x", "messages": CHAT["messages"]}),
         ("/tokenize", {"messages": []}),
@@ -403,6 +403,7 @@ def test_unknown_models_paths_and_methods(http: httpx.Client, client: openai.Ope
     assert_error(http.post("/v1/completions", json={**TEXT, "model": "x"}), 404, code="model_not_found", param="model")
     with pytest.raises(openai.NotFoundError, match="'x' is not served here"):
         client.chat.completions.create(model="x", messages=CHAT["messages"])  # type: ignore[arg-type]
+    assert len(http.post("/v1/completions", json={**TEXT, "model": "m" * 500_000}).content) < 400
     assert_error(http.get("/nothing"), 404)
     assert_error(http.get("/v1/completions"), 405)
 
@@ -410,15 +411,7 @@ def test_unknown_models_paths_and_methods(http: httpx.Client, client: openai.Ope
 def test_keys_are_checked(server: ServerProcess) -> None:
     for key in (None, "wrong", ADMIN_KEY):
         with server.client(key) as client:
-            for path, body in (
-                ("/v1/completions", TEXT),
-                ("/v1/chat/completions", CHAT),
-                ("/tokenize", {"prompt": "x"}),
-            ):
-                response = client.post(path, json=body)
-                assert_error(response, 401, code="invalid_api_key")
-                assert response.headers["www-authenticate"] == "Bearer"
-            assert_error(client.get("/v1/models"), 401)
+            assert_error(client.post("/v1/completions", json=TEXT), 401, code="invalid_api_key")
     with pytest.raises(openai.AuthenticationError):
         server.openai("wrong").models.list()
     with server.client("wrong") as client:

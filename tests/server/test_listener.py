@@ -105,6 +105,12 @@ def test_without_keys_only_this_machine_can_connect(host: str) -> None:
         ({"ssl_certfile": "/no/such/file"}, "ssl_certfile: /no/such/file .* No such file"),
         ({"ssl_certfile": __file__}, "ssl_certfile: .* cannot be used"),
         ({"metrics_key": ""}, "metrics key must be of printable ASCII"),
+        ({"api_keys": ("",)}, "must be of printable ASCII"),
+        ({"api_keys": ("x", "x")}, "given twice"),
+        ({"api_keys": ("x",), "admin_key": "x"}, "given twice"),
+        ({"api_keys": ("x",), "metrics_key": "x"}, "given twice"),
+        ({"admin_key": "x", "metrics_key": "x"}, "given twice"),
+        ({"host": "256.0.0.1"}, "cannot listen on 256.0.0.1:0"),
         (
             {"access_log": "/no/such/folder/log"},
             "access_log: cannot write /no/such/folder/log: No such file or directory",
