@@ -3,28 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
-from pydantic import BeforeValidator, Discriminator, Tag
+from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
-
-
-def _text_or_list(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "text"
-    return "list" if isinstance(value, list) else None
-
-
-_T = TypeVar("_T")
-# A string or a list; errors are then about one of the two only.
-TextOr = Annotated[
-    Annotated[str, Tag("text")] | Annotated[_T, Tag("list")],
-    Discriminator(
-        _text_or_list,
-        custom_error_type="text_or_list",
-        custom_error_message="Input should be a valid string or a valid list",
-    ),
-]
 
 
 def one_of_types(what: str, types: Collection[str], default: str | None = None) -> BeforeValidator:

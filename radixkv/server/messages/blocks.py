@@ -8,7 +8,7 @@ from pydantic import Field
 
 from radixkv.server.not_supported import Only
 from radixkv.server.strict import StrictModel
-from radixkv.server.unions import TextOr, one_of_types
+from radixkv.server.unions import one_of_types
 
 MAX_BLOCKS = 4096
 
@@ -68,7 +68,7 @@ class ToolResultBlock(StrictModel):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextOr[Annotated[list[ResultPart], Field(max_length=MAX_BLOCKS)]] | None = None
+    content: str | Annotated[list[ResultPart], Field(max_length=MAX_BLOCKS)] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
     toolset_name: Only[None] = None

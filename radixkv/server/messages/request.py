@@ -11,14 +11,14 @@ from radixkv.server.not_supported import Only
 from radixkv.server.protocol import MAX_STOP_STRINGS, StopString
 from radixkv.server.strict import StrictModel
 from radixkv.server.tool_protocol import MAX_TOOLS, FunctionName
-from radixkv.server.unions import TextOr, one_of_types
+from radixkv.server.unions import one_of_types
 
 
 class MessageParam(StrictModel):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
-    content: TextOr[Annotated[list[Block], Field(max_length=MAX_BLOCKS)]]
+    content: str | Annotated[list[Block], Field(max_length=MAX_BLOCKS)]
 
 
 class CustomTool(StrictModel):
@@ -102,7 +102,7 @@ class CountTokensRequest(StrictModel):
 
     model: str
     messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_BLOCKS)]
-    system: TextOr[Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS)]] | None = None
+    system: str | Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None

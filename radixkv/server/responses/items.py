@@ -11,7 +11,7 @@ from radixkv.server.chat_messages import RefusalPart
 from radixkv.server.not_supported import Only
 from radixkv.server.prompt_caching import PromptCacheBreakpoint
 from radixkv.server.strict import StrictModel
-from radixkv.server.unions import TextOr, one_of_types
+from radixkv.server.unions import one_of_types
 
 MAX_ITEMS = 4096
 
@@ -86,7 +86,7 @@ class MessageItem(StrictModel):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: TextOr[Annotated[list[Part], Field(max_length=MAX_ITEMS)]]
+    content: str | Annotated[list[Part], Field(max_length=MAX_ITEMS)]
     id: str | None = None
     status: _Status | None = None
     phase: str | None = None
@@ -118,7 +118,7 @@ class FunctionCallOutputItem(StrictModel):
 
     type: Literal["function_call_output"]
     call_id: str | None = None
-    output: TextOr[Annotated[list[ResultPart], Field(max_length=MAX_ITEMS)]]
+    output: str | Annotated[list[ResultPart], Field(max_length=MAX_ITEMS)]
     id: str | None = None
     name: str | None = None
     status: _Status | None = None

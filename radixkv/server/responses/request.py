@@ -14,7 +14,7 @@ from radixkv.server.response_format import JsonObjectFormat, TextFormat
 from radixkv.server.responses.items import MAX_ITEMS, InputItem
 from radixkv.server.strict import StrictModel, refuse_half_pairs
 from radixkv.server.tool_protocol import MAX_TOOLS, FunctionName
-from radixkv.server.unions import TextOr, one_of_types
+from radixkv.server.unions import one_of_types
 
 
 class FunctionTool(StrictModel):
@@ -101,7 +101,7 @@ class ResponseRequest(StrictModel):
 
     _refuse_half_pairs = model_validator(mode="before")(refuse_half_pairs)
 
-    input: TextOr[Annotated[list[InputItem], Field(max_length=MAX_ITEMS)]]
+    input: str | Annotated[list[InputItem], Field(max_length=MAX_ITEMS)]
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
