@@ -1,4 +1,4 @@
-"""Who sent a request is known before a byte of its body is read: without a valid key, the server does no more work for it.
+"""Identifies who sent a request before a byte of its body is read. Without a valid key, the server does no more work for it.
 
 Which key a path needs::
 
@@ -39,9 +39,9 @@ class Authentication:
     Args:
         tenants: who may use the model, and who may administer.
         metrics_key: for /metrics, and for /live where there are no API keys.
-        local_only: while there are no API keys, answer only requests that name this machine in their header ``Host``. A web
-            site whose name is pointed at this machine (DNS rebinding) could otherwise be a client, in the browser of whoever
-            visits it. On a metrics port that other machines cannot reach, this holds whenever there is no metrics key.
+        local_only: while there are no API keys, answer only requests whose ``Host`` header names this machine. Otherwise, a
+            web site could point its name here (DNS rebinding), and use the server from its visitors' browsers. On a metrics
+            port that only this machine can reach, this holds whenever there is no metrics key.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ def _sent_key(headers: Headers) -> bytes:
 _Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 
 
-# The functions below fail, rather than let anyone in, if a route is served without the middleware. They are coroutines,
-# because others would be called in a thread per request.
+# If a route is served without the middleware, these dependencies fail rather than let anyone in. They are coroutines, because
+# FastAPI would call plain functions in a thread for each request.
 
 
 async def administrator(request: Request, described: _Credentials) -> None:

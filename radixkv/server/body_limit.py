@@ -10,11 +10,11 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# Strings, lists and objects of one body. This many keep the event loop for 0.2 s; the millions that fit into 8 MB, for 4.5 s.
+# Strings, lists and objects in one body. So many block the event loop for 0.2 s; the millions that fit into 8 MB, for 4.5 s.
 _MAX_PARTS = 100_000
-# Values of any kind: numbers are read ten times as fast, but each one is looked at again by what checks a body.
+# Values of any kind: numbers are parsed ten times as fast, but validation looks at each of them again.
 _MAX_VALUES = 1_000_000
-# Depth of lists and objects within each other. Python reads several hundred, and what handles them afterwards then fails.
+# Nesting depth. Python's parser reads several hundred levels, on which later steps fail.
 _MAX_DEPTH = 128
 # Length of all of a tenant's bodies at a time, as a multiple of the longest one allowed.
 _MAX_BODIES = 16
@@ -25,7 +25,7 @@ _PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{\]}]', re.DOTALL)
 class BodyLimit:
     """ASGI middleware, inside of authentication. (FastAPI's own limit answers in plain text, not in OpenAI's error format.)
 
-    All bodies of one tenant's unfinished requests together may have sixteen times the length allowed for one. More are
+    The bodies of one tenant's unfinished requests may have sixteen times the length allowed for one. Further ones are
     answered 429, so that no client fills the memory with bodies that it never ends.
 
     Args:

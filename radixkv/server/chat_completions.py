@@ -28,9 +28,9 @@ from radixkv.tools.pieces import ReasoningPiece, TextPiece, ToolCallArguments, T
 
 
 class AssistantMessage(BaseModel):
-    """The answer; ``content`` is null where there are only tool calls, or nothing of the calls that had to be.
+    """The answer; ``content`` is null, rather than empty, where there are tool calls, or should have been.
 
-    What was thought has two names: ``reasoning`` is vLLM's today, ``reasoning_content`` was vLLM's before and is DeepSeek's.
+    Reasoning has two names: ``reasoning`` is vLLM's, ``reasoning_content`` DeepSeek's and formerly vLLM's.
     """
 
     role: Literal["assistant"] = "assistant"

@@ -1,4 +1,4 @@
-"""The answers to one chat request as events: the seam between the engine and the forms in which clients read answers.
+"""The answers to one chat request as events, between the engine and the forms in which clients read answers.
 
 ::
 

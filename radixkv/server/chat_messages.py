@@ -17,10 +17,7 @@ _MAX_MESSAGES = 4096
 
 
 class IgnoredCacheControl(StrictModel):
-    """Clients for several services mark with it what to cache; here all is cached.
-
-    Only `prompt_cache_breakpoint` keeps it cached, too.
-    """
+    """Marks what to cache, for other services. Here everything is cached; `prompt_cache_breakpoint` also keeps it cached."""
 
     type: Literal["ephemeral"]
     ttl: str | None = None
@@ -36,7 +33,7 @@ class TextPart(StrictModel):
 
 
 class RefusalPart(StrictModel):
-    """What an assistant said instead of an answer, from a history that another server wrote."""
+    """An assistant's refusal, from a history that another server wrote."""
 
     type: Literal["refusal"]
     refusal: str

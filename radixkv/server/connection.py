@@ -39,9 +39,9 @@ class ConnectionLimits:
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with time limits and a limit of the headers' length.
 
-    A closed connection means a disconnected client: what it had requested is aborted, and its blocks are released. To notice
-    that, reading goes on during an answer, so a request that comes before its end (HTTP pipelining) cannot be kept: it is
-    dropped, and the connection closed after the answer, as RFC 9112 (9.3.2) allows.
+    When a client disconnects, its request is aborted. To notice that, reading goes on during an answer. So a request that
+    comes before the answer's end (HTTP pipelining) is dropped, and the connection is closed after the answer, as RFC 9112
+    (9.3.2) allows.
 
     Args:
         limits: of every connection.

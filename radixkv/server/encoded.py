@@ -1,8 +1,6 @@
-"""Responses as JSON, of which the log-probabilities are written piece by piece, off the event loop.
+"""Responses as JSON. Large parts, which are log-probabilities, are written as text by a thread, off the event loop.
 
-64 answers of 512 tokens, each with the 20 likeliest, are 50 MB of JSON: 13 s as pydantic models, during which no other
-request advanced. So they are written as text straight away, from parts that are the same wherever a token occurs, by one
-thread for all requests, which Python interrupts every few milliseconds.
+64 answers of 512 tokens with the 20 likeliest each are 50 MB of JSON, and blocked the event loop for 13 s as pydantic models.
 """
 
 from __future__ import annotations

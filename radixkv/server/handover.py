@@ -1,7 +1,7 @@
-"""A server leaves its port to a successor, which listens there already, without resetting a connection.
+"""Hands a port over to a successor, which listens there already, without resetting a connection.
 
-A socket that stops listening resets what the kernel has connected to it and the server has not accepted; and a server that
-closes an idle connection may do so while a request is on its way. So::
+A socket that stops listening resets connections that the server has not accepted yet, and an idle connection may be closed
+while a request is on its way. So::
 
     answers say "connection: close"     clients connect anew, to either server
     nothing is left to accept           no connection reaches this one from now on

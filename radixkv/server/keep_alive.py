@@ -1,4 +1,4 @@
-"""Signs of life in a stream of events: many clients give up one that was silent for five minutes."""
+"""Signs of life in a stream of events: many clients give up after five minutes of silence."""
 
 from __future__ import annotations
 

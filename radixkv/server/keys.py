@@ -1,6 +1,6 @@
 """API keys in a file: who may use the server, how much, and until when.
 
-The file holds no key, only SHA-256 hashes. (A key is long and random, so that nothing slower is needed.)
+The file holds only SHA-256 hashes. (Keys are long and random, so no slower hash is needed.)
 
 ::
 

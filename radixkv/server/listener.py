@@ -25,9 +25,9 @@ _MAX_UNIX_PATH = 107
 
 
 def notice_loss(connection: socket.socket) -> None:
-    """Have the system end a TCP connection whose other end is gone, or that a device on the way has forgotten.
+    """Have the system end a TCP connection whose other end is gone; a reader would otherwise wait for ever.
 
-    Without it, a reader that only waits would wait for ever. Connections inherit it from the socket that accepted them.
+    Accepted connections inherit it from the listening socket.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _PROBES:
@@ -63,8 +63,8 @@ def tcp_listener(host: str, port: int, *, shared: bool = False) -> Iterator[sock
 def unix_listener(path: Path) -> Iterator[socket.socket]:
     """A socket bound to a path, which is removed at the end. Who may connect follows from the process's umask.
 
-    Meanwhile a file beside it, ``PATH.lock``, is locked, and it stays: a socket that does not listen yet looks like one that
-    a killed process left.
+    Meanwhile ``PATH.lock`` is locked, because a socket that does not listen yet looks like one that a killed process left.
+    The file stays.
 
     Raises:
         OSError: the path cannot be used, or another process has it.

@@ -1,11 +1,10 @@
 """`GET /live`, what the page at `/` shows: the state of the engine, limited to what one tenant may see.
 
-A snapshot is taken on the engine's thread, between two steps, in bounded time whatever the size of tree and queues, and at
-most twice a second per tenant however many pages are open. Token ids are decoded on the tokenizer's thread.
+A snapshot is taken on the engine's thread between two steps, in bounded time, and at most twice a second per tenant. Token
+ids are decoded on the tokenizer's thread.
 
-A tenant sees the texts and the tree of its own namespaces; of others, only how many blocks and requests there are in all.
-Without API keys, all clients are one tenant, and strangers to each other: then what was sent with a cache salt is not shown,
-and where clients may be on other machines, no part of any prompt is.
+A tenant sees the texts and trees of its own namespaces, and the total numbers of blocks and requests. Without API keys, all
+clients share one tenant: then prompts with a cache salt are hidden, and all prompts where clients may be on other machines.
 """
 
 from __future__ import annotations

@@ -166,8 +166,8 @@ def encode_completion_logprobs(
             likeliest.append("null")
         else:
             chosen.append(_number(logprobs[token_id].logprob))
-            # Several tokens can have the same text: the chosen one counts, which is always among them, as with OpenAI, else
-            # the likeliest.
+            # Of several tokens with the same text the chosen one counts, else the likeliest. As with OpenAI, the chosen one
+            # is always among them.
             top: dict[str, str] = {}
             for top_id, entry in _likeliest(logprobs, num_top):
                 top.setdefault(texts.quoted(top_id), _number(entry.logprob))

@@ -21,9 +21,8 @@ def marked_prefixes(
 ) -> dict[float, Sequence[int]]:
     """The part of a prompt before the last breakpoint of each time to live; empty where the chat template cannot tell.
 
-    The conversation up to the breakpoint is written by itself and, unless that is already a prefix of the prompt, with an
-    empty message after it. The longest beginning that either shares with the prompt is the result: so whatever the template
-    does, it is a prefix of the prompt.
+    The template writes the conversation up to the breakpoint by itself and, unless that is already a prefix of the prompt,
+    with an empty message after it. The result is the longest prefix that either shares with the prompt.
 
     Args:
         chat: the request.

@@ -26,7 +26,7 @@ _BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 
 
 
 class ServerMetrics:
-    """All metrics of one server, in a registry of their own, so that a process may have several servers."""
+    """All metrics of one server, in a registry of their own: a process may have several servers."""
 
     def __init__(self, llm: ServedModel) -> None:
         self.registry = CollectorRegistry()

@@ -1,5 +1,4 @@
-"""OpenAI's and vLLM's fields for unsupported features: accepted with values that ask for nothing, because clients send the
-defaults."""
+"""OpenAI's and vLLM's fields for unsupported features, accepted with their defaults, which clients send."""
 
 from __future__ import annotations
 

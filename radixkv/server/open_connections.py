@@ -1,4 +1,4 @@
-"""What all connections together may take: file descriptors, and memory for answers that are not read."""
+"""Bounds what all connections together take: file descriptors, and memory for answers that nobody reads."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Connection(Protocol):
 
 
 class OpenConnections:
-    """Gives up connections where there are too many, or too much of their answers waits to be read.
+    """Gives up the connections that have waited longest where there are too many, or too much is unread.
 
     Args:
-        max_connections: beyond it, the connection that has been without a complete request for the longest is given up.
-        max_unsent_bytes: beyond it, the connection that has not read its answer for the longest is given up.
+        max_connections: beyond it, a connection without a complete request is given up.
+        max_unsent_bytes: beyond it, a connection that does not read its answer is given up.
     """
 
     def __init__(self, max_connections: int = _MAX_CONNECTIONS, max_unsent_bytes: int = _MAX_UNSENT_BYTES) -> None:

@@ -1,4 +1,4 @@
-"""Does in advance what would otherwise stop all threads of a process while it serves."""
+"""Does in advance what would pause all threads of a serving process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which paths are served where, if the server's state has a port of its own (`metrics_port`)::
+"""Which paths are served where, if `metrics_port` is set::
 
 /, /live, /metrics                   on that port only
 /health, /ready, /version            on both

@@ -50,7 +50,7 @@ class PrefixKeeper:
             self._keeping = asyncio.ensure_future(self._keep())
 
     def prompt_is_computed(self) -> None:
-        """What is to be pinned is cached; again: do nothing."""
+        """What is to be pinned is cached. Further calls do nothing."""
         self._is_computed.set()
 
     async def kept(self) -> Mapping[float, int]:

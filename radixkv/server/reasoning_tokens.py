@@ -32,8 +32,8 @@ class _Answer:
 class ReasoningTokens:
     """Counts the tokens of reasoning in the answers to one request, as they arrive.
 
-    Tokens may arrive several at a time, or before their text, which is held back while it could be part of a stop string. So
-    they are laid along the text, and those count that begin within a piece of reasoning, or in the tag before it::
+    Several tokens may arrive at once, or before their text, which is held back while it could be part of a stop string. So
+    each token is located in the text, and counts if it begins within a piece of reasoning or in the tag before it::
 
         text      <think>Thoughts.</think>Yes.
         tokens    |       |      ||        |  |

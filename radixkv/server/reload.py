@@ -1,4 +1,4 @@
-"""SIGHUP: files that can be reread are reread, and the process goes on with whatever it is doing."""
+"""SIGHUP: files are reread while the process goes on."""
 
 from __future__ import annotations
 
@@ -80,8 +80,7 @@ class KeysReload:
             _log.error("keys are kept as they were: %s", error)
             return
         _log.info("%d keys read from %s", len(keys), self._path)
-        # No reload waits for an earlier one, which may wait for a replica that hangs: they begin in order, and their receiver
-        # keeps that order.
+        # Not awaited: an earlier reload may wait for a replica that hangs. They begin in order, which their receiver keeps.
         sending = asyncio.ensure_future(self._send(self._tenants.shares))
         self._sending.add(sending)
         sending.add_done_callback(self._sending.discard)

@@ -113,7 +113,7 @@ def _seconds_between(first: float, second: float | None) -> float | None:
 
 
 class _AccessLogFile(WatchedFileHandler):
-    """A file whose lines are lost while it cannot be written; the server's own log says once when that begins and ends."""
+    """A file whose lines are lost while it cannot be written; the server's own log says when that begins and ends."""
 
     _is_lost = False
 

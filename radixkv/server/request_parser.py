@@ -10,11 +10,10 @@ from httptools import HttpParserUpgrade, HttpRequestParser
 
 
 class OneProtocolParser(HttpRequestParser):
-    """httptools' parser, except that it goes on behind the headers of a request that asks for another protocol.
+    """httptools' parser, but it also reads the body of a request that asks for another protocol.
 
-    There, httptools takes the request for ended, because what follows is of that protocol. But a server that does not know it
-    ignores an `Upgrade` (RFC 9110, 7.8), and the request has its body nevertheless: Java's client asks for HTTP/2 with every
-    request that it does not send over TLS.
+    httptools ends such a request at its headers. But a server that does not know the protocol ignores the `Upgrade` (RFC
+    9110, 7.8), and the body follows as usual: Java's client asks for HTTP/2 with every request that it sends without TLS.
 
     Args:
         protocol: what httptools calls.

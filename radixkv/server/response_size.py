@@ -1,7 +1,7 @@
-"""How large a response may get that is not streamed: all of it is in memory at once, in several forms.
+"""Bounds responses that are not streamed, and are in memory as a whole, in several forms.
 
-A request of a few megabytes could ask for gigabytes: hundreds of cached prompts, each repeated in a hundred choices, or the
-likeliest tokens at every position of all of them.
+A request of a few megabytes could ask for gigabytes: hundreds of cached prompts, each repeated in a hundred choices, or with
+the likeliest tokens at every position.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from radixkv.cache.arguments import is_unicode
 
-# More fields than any request has. Each unknown one is an error with its own text, and a megabyte holds 100,000 of them.
+# More than any request has. Each unknown field is an error with its own text, and a megabyte holds 100,000 of them.
 _MAX_FIELDS = 256
 # Depth of lists of numbers: prompts are lists of token ids.
 _MAX_LIST_DEPTH = 2
@@ -69,12 +69,12 @@ def _find_half_pair(value: Any) -> InitErrorDetails | None:
 
 
 class StrictModel(BaseModel):
-    """Refuses unknown fields and values of another type: a misspelt option should not be ignored silently.
+    """Refuses unknown fields and values of another type, so that no misspelt option is silently ignored.
 
-    A whole number may be written with a fraction of zero, 5.0, as JSON makes no difference and some languages write no other.
+    Whole numbers may be written as 5.0, because some languages always do.
 
-    What is wrong with a request is found in a time that does not grow with the number of its faults: a list is validated up
-    to its first wrong element, and an object with hundreds of fields is refused unread.
+    The time to refuse a request does not grow with the number of its faults: a list is validated up to its first wrong
+    element, and an object with hundreds of fields is refused unread.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)

@@ -1,8 +1,7 @@
 """Tenants: their keys, what each may have, and the cache namespaces of each.
 
-Each API key is a tenant. The cache's namespace of a prompt is derived from the tenant's key and the request's cache salt by a
-keyed hash: no client can name, or guess, another's namespace. Its key is drawn at random when the server starts, or, where
-blocks survive a restart, kept beside them.
+Each API key is a tenant. A prompt's cache namespace is a keyed hash of the tenant's key and the request's cache salt, so that
+no client can name or guess another's. The hash's own key is random, or kept beside the blocks where these survive a restart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""TLS connections. The event loop can encrypt by itself, but then connections are not counted before their handshake.
+"""TLS connections, counted from before their handshake.
 
-A client that connects and says nothing holds a file descriptor until the handshake's time is over. So these count as
-connections without a request, which are the first to be given up where there are too many.
+The event loop's own TLS would count them only afterwards, but a client that never begins to encrypt holds a file descriptor
+until the handshake times out. So it counts as a connection without a request, the first kind to be given up.
 """
 
 from __future__ import annotations

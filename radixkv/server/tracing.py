@@ -7,7 +7,7 @@
       prefill                         |-------|
       decode                                  |-------------------------|
 
-The client's own trace goes on, if it sends the header ``traceparent`` of W3C's Trace Context. No span has text of a prompt.
+A client's own trace goes on if it sends the header ``traceparent`` (W3C Trace Context). No span holds text of a prompt.
 """
 
 from __future__ import annotations

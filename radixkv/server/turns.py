@@ -10,11 +10,11 @@ class Turns:
     """Messages in the form of chat completions, as they grow.
 
     Successive texts of one role are one message, because many chat templates insist on turns, or on one system message.
-    Within one message of the assistant, templates write reasoning, text and calls in this order: so reasoning always begins
-    a message, and so does text after a call.
+    Templates write reasoning, text and calls of a message in this order: so reasoning, or text after a call, begins a new
+    message.
 
     Args:
-        messages: those to go on from, which stay as they are: other conversations may begin with them, too.
+        messages: those to go on from. They are not changed: other conversations may begin with them, too.
     """
 
     def __init__(self, messages: Sequence[Mapping[str, Any]] = ()) -> None:

@@ -93,9 +93,9 @@ def _inner_path(value: Any, path: _Path) -> _Path | None:
 
 
 def _is_of_another_member(path: _Path, error: Any, all_errors: Sequence[tuple[_Path, Any]]) -> bool:
-    """Whether an error is of a member of a union that a value fits less well than another, which says what is wrong.
+    """Whether another member of a union fits the value better, so that its error says what is wrong.
 
-    Either it only says that the value is not of the member's type, or the other member accepts more entries of a list.
+    Either this error only says that the value has another type, or the other member accepts more entries of a list.
     """
     return any(
         _is_further(other, path)

@@ -1,4 +1,4 @@
-"""Ends an engine that is stuck, and makes sure that the process ends even if nothing else in it runs."""
+"""Ends an engine that is stuck, and the process even if no other code in it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 1.0
-# Seconds more for code that holds the GIL for ever, so that no Python runs: longer, because this ends the process abruptly.
+# Further seconds before the process is ended abruptly, for code that holds the GIL for ever.
 _MORE_SECONDS = 60.0
 
 

@@ -1,7 +1,7 @@
 """Grammars that let an answer hold only valid calls, in llguidance's dialect of Lark.
 
-An answer may be free text until a call begins: the marker that begins one ends a lazy lexeme, after which only a call may
-follow. (The scheme of llguidance's and XGrammar's structural tags.)
+An answer is free text until a call begins: a lazy lexeme ends with the marker of a call, after which only a call may follow.
+(The scheme of llguidance's and XGrammar's structural tags.)
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from radixkv.tools.definitions import Tool
 
 # Between the elements of JSON, in all grammars. Where unlimited whitespace is allowed, small models generate nothing else.
 JSON_WHITESPACE = " ?"
-# With these keywords, what a schema forbids depends on more than the part that is looked at.
+# With these keywords, what a schema forbids depends on other parts, too.
 _COMBINING = frozenset(
     "$ref allOf anyOf oneOf not if patternProperties dependentSchemas propertyNames unevaluatedProperties".split()
 )
-# With these beside them, a reference or alternatives are still all that a schema says.
+# These say nothing about values: a reference or alternatives beside them still stand alone.
 _ANNOTATIONS = frozenset("title description default examples deprecated $comment $defs definitions".split())
 
 
@@ -105,11 +105,11 @@ class GrammarWriter:
 
 
 def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema, closed to properties that it does not name, unless it says that there may be others.
+    """The schema, closed to properties that it does not name, unless it explicitly allows others.
 
-    Whatever the result allows, the original allows, too. Functions do not take unknown arguments, and small models write them
-    without end. Open stay objects that need properties beyond those (``required``, ``minProperties``); parts that combine
-    schemas; and, where any part does, those under ``$defs``. References and ``anyOf`` that stand alone do not combine.
+    Functions take no unknown arguments, and small models write them without end. The result allows only what the original
+    allows. These stay open: objects that need further properties (``required``, ``minProperties``); parts that combine
+    schemas; and, where any part does, definitions. A reference or an ``anyOf`` that stands alone does not combine.
     """
     part = _closed_part(schema)
     closed = dict(_closed_object(schema) if part is schema else part)

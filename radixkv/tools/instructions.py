@@ -1,6 +1,6 @@
 """Describes tools in words for models whose chat template does not support them.
 
-Many of these templates insist that the user and the assistant take turns, so what belongs to one turn is one message.
+Many of these templates insist on alternating turns, so each turn is one message.
 """
 
 from __future__ import annotations

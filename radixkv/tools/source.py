@@ -6,8 +6,7 @@ A parser is a generator. It yields the pieces of the answer, and None where it c
         while (yield from text_until(source, ("<tool_call>",))):
             yield from json_call(source)
 
-So that the result does not depend on how the text was cut, a parser looks at what is left only as far as no later text can
-change its meaning.
+The result must not depend on how the text is cut: a parser decides only what no later text can change.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ def new_call_id() -> str:
 class AnswerSource:
     """Text that was generated and is not parsed yet.
 
-    Its length and its characters are those of the text. An answer may arrive whole, with thousands of calls: what is left is
-    not copied when a part of it is taken.
+    Its length and characters are those of the text. Taking a part does not copy the rest, for an answer may arrive whole,
+    with thousands of calls.
 
     Args:
         tools: those that may be called, by name.
@@ -73,10 +72,7 @@ class AnswerSource:
 
     @property
     def cut_in_calls(self) -> bool:
-        """Whether the answer has ended where only calls could follow: text still held back is then part of their syntax.
-
-        Malformed text is found as soon as it is there; only text that more could have completed is held back.
-        """
+        """Whether the answer has ended where only calls could follow; text still held back is then part of their syntax."""
         return self.ended and (self.calls_required or self.num_calls > 0)
 
     def __len__(self) -> int:

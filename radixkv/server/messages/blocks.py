@@ -75,7 +75,7 @@ class ToolResultBlock(StrictModel):
 
 
 class ThinkingBlock(StrictModel):
-    """What the assistant thought before it answered. The signature is not checked: anybody may write a history."""
+    """What the assistant thought before it answered. The signature is not checked: clients may write a history."""
 
     type: Literal["thinking"]
     thinking: str

@@ -33,7 +33,7 @@ class MessagesErrorDetail(BaseModel):
 
 
 class ThreadRefusal(BaseModel):
-    """By this Anthropic's clients know that they are to send the request again without a ``thread``, and go on so."""
+    """Tells Anthropic's clients to send this request and later ones without a ``thread``."""
 
     error_code: Literal["thread_unsupported_request"] = "thread_unsupported_request"
     unsupported: list[str] = ["thread"]

@@ -53,10 +53,9 @@ class PendingResponse:
 
 
 class ResponseStore:
-    """The responses of all tenants, each within bounds of its own, so that no tenant can displace another's.
+    """The responses of all tenants. Each tenant is bounded by itself, so that none can displace another's.
 
-    All tenants together are bounded, too: beyond that, the tenant with the most loses its oldest, so that no tenant loses
-    responses to one that has more.
+    Beyond the bound of all together, the tenant with the most loses its oldest.
 
     Args:
         max_responses: responses kept for a tenant at most.

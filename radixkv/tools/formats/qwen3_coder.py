@@ -20,7 +20,7 @@ _END, _FUNCTION, _FUNCTION_END = "</tool_call>", "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "\n</parameter>"
 # Of a required argument that a schema does not describe; it is read as text.
 _ANY_STRING = MappingProxyType({"type": "string"})
-# What constrains a string beyond its type, and cannot be enforced on its text; its length only where its values are named.
+# Constraints of strings that cannot be enforced on their plain text; lengths can where the values are named.
 _STRING_CONSTRAINTS = frozenset("pattern format minLength maxLength allOf anyOf oneOf not if".split())
 _LENGTHS = frozenset({"minLength", "maxLength"})
 
