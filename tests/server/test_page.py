@@ -168,6 +168,38 @@ def test_a_refused_question_shows_the_reason(page: Page) -> None:
     assert "tokens" in failed[0].text
 
 
+def test_a_new_chat_gives_up_the_answer_of_the_old_one(page: Page) -> None:
+    """The rest of the answer became the first message of the new chat, and was sent with its first question."""
+    page.log_in(TENANT_A)
+    page.browser.execute_script(
+        "const plain = window.fetch, encoder = new TextEncoder();"
+        "window.fetch = async (path, options) => {"
+        "  if (!path.endsWith('completions')) return plain(path, options);"
+        "  window.sent = JSON.parse(options.body).messages;"
+        "  return new Response(new ReadableStream({ start(controller) {"
+        "    const send = (event) => controller.enqueue(encoder.encode(`data: ${JSON.stringify(event)}\\n\\n`));"
+        "    window.end = () => {"
+        "      send({ choices: [], usage: { prompt_tokens: 1, completion_tokens: 1 } });"
+        "      controller.close();"
+        "    };"
+        "    options.signal?.addEventListener('abort', () => {"
+        "      window.end = () => {};"
+        "      controller.error(options.signal.reason);"
+        "    });"
+        "    send({ choices: [{ delta: { content: 'Well' } }] });"
+        "  } }));"
+        "}"
+    )
+    for question in ("The first?", "The second?"):
+        page.one("#question").send_keys(question, Keys.ENTER)
+        page.wait(lambda: page.texts(".message.assistant") == ["Well"])
+        assert page.script("window.sent") == [{"role": "user", "content": question}]
+        page.one("#new-chat").click()
+        page.script("window.end()")
+        page.wait(lambda: page.one("#send").is_enabled())
+        assert page.find(".message, .reuse") == []
+
+
 @pytest.mark.parametrize(("content", "shown", "kind"), [("42", "42", "message assistant"), ("", "Hm, six", "thoughts")])
 def test_what_a_model_thinks_is_shown_until_its_answer_begins(page: Page, content: str, shown: str, kind: str) -> None:
     """An answer that was all thoughts used to stay an empty box."""

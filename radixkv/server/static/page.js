@@ -249,6 +249,7 @@ for (const name of ["mouseover", "focusin"]) {
 // -- chat ---------------------------------------------------------------------------------------------------------
 
 let messages = [];
+let asking = new AbortController();
 
 function addMessage(kind, text) {
   const box = document.createElement("div");
@@ -279,7 +280,9 @@ async function* events(response) {
 }
 
 async function ask(question) {
-  messages.push({ role: "user", content: question });
+  const chat = messages;
+  chat.push({ role: "user", content: question });
+  asking = new AbortController();
   addMessage("user", question);
   const box = addMessage("assistant", "");
   const startTime = performance.now();
@@ -291,8 +294,9 @@ async function ask(question) {
     const response = await fetch("v1/chat/completions", {
       method: "POST",
       headers: { "Content-Type": "application/json", ...headers() },
+      signal: asking.signal,
       body: JSON.stringify({
-        messages,
+        messages: chat,
         max_tokens: 200,
         temperature: 0,
         stream: true,
@@ -311,10 +315,10 @@ async function ask(question) {
       usage = event.usage ?? usage;
       showNewest();
     }
-    messages.push({ role: "assistant", content: answer });
+    chat.push({ role: "assistant", content: answer });
     if (usage !== null) showReuse(usage, (firstText ?? performance.now()) - startTime);
   } catch (error) {
-    messages.pop();
+    chat.pop();
     box.className = "message failed";
     box.textContent = error.message;
   }
@@ -357,6 +361,7 @@ $("question").addEventListener("keydown", (event) => {
 });
 
 $("new-chat").addEventListener("click", () => {
+  asking.abort();
   messages = [];
   $("messages").replaceChildren();
   $("question").focus();
