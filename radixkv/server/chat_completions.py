@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from functools import partial
 from typing import Literal
@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from radixkv.outputs import CompletionOutput
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.cache_insight import CacheExplanation
-from radixkv.server.chat_events import ChatAnswer, ChatEvent, ChatEvents, ChatFinishReason, start_chat
+from radixkv.server.chat_events import ChatEvent, ChatEvents, ChatFinishReason, start_chat
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.logprobs import ChatLogprobs, EncodedPromptLogprobs, encode_chat_logprobs, encoded_prompt_logprobs
 from radixkv.server.protocol import ResponseHead, Usage
@@ -24,7 +24,7 @@ from radixkv.server.respond import cancel_on_disconnect, respond
 from radixkv.server.service import Service, new_id, response_id
 from radixkv.server.tool_protocol import AssistantToolCall, FunctionCall, FunctionCallDelta, ToolCallDelta
 from radixkv.tools.definitions import ParsedAnswer
-from radixkv.tools.pieces import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
+from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 
 class AssistantMessage(BaseModel):
@@ -40,12 +40,13 @@ class AssistantMessage(BaseModel):
     tool_calls: list[AssistantToolCall] | None = None
 
     @classmethod
-    def of(cls, answer: ParsedAnswer, calls_required: bool) -> AssistantMessage:
-        """The message in OpenAI's form.
+    def of(cls, pieces: Iterable[AnswerPiece], calls_required: bool) -> AssistantMessage:
+        """The message that consists of these pieces.
 
         Args:
             calls_required: whether it had to be calls.
         """
+        answer = ParsedAnswer.of(pieces)
         calls = [
             AssistantToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
             for call in answer.tool_calls
@@ -139,7 +140,7 @@ class _ChatResponseWriter:
         self._head = ResponseHead(id=response_id(request_id, body), created=int(time.time()), model=service.model_name)
 
     async def full_response(self, events: ChatEvents) -> ChatCompletion:
-        choices = [await self._choice(answer, events.calls_required) for answer in await events.collect()]
+        choices = [await self._choice(whole, events.calls_required) for whole in await events.collect()]
         return ChatCompletion(
             **self._head,
             choices=choices,
@@ -182,14 +183,14 @@ class _ChatResponseWriter:
         if self._body.includes_usage:
             yield ChatCompletionChunk(**self._head, choices=[], usage=events.usage)
 
-    async def _choice(self, answer: ChatAnswer, calls_required: bool) -> ChatChoice:
+    async def _choice(self, whole: ChatEvent, calls_required: bool) -> ChatChoice:
         return ChatChoice(
-            index=answer.choice,
-            message=AssistantMessage.of(answer.answer, calls_required),
-            logprobs=await self._logprobs(answer.output),
-            finish_reason=answer.finish_reason,
-            stop_reason=answer.output.stop_reason,
-            token_ids=answer.output.token_ids if self._body.return_token_ids else None,
+            index=whole.choice,
+            message=AssistantMessage.of(whole.pieces, calls_required),
+            logprobs=await self._logprobs(whole.output),
+            finish_reason=whole.finish_reason,
+            stop_reason=whole.output.stop_reason,
+            token_ids=whole.output.token_ids if self._body.return_token_ids else None,
         )
 
     def _chunk(

@@ -36,7 +36,6 @@ from radixkv.server.tenants import Tenant
 from radixkv.server.time_limits import Deadlines
 from radixkv.serving.answer_reader import PieceReader
 from radixkv.tools.chat_format import AnswerForm
-from radixkv.tools.definitions import AnswerBuilder, ParsedAnswer
 from radixkv.tools.pieces import AnswerPiece, ToolCallArguments, ToolCallBegin
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
@@ -44,7 +43,7 @@ ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class ChatEvent:
-    """What is new in one choice.
+    """What is new in one choice, or all of it.
 
     Attributes:
         choice: index of the choice.
@@ -55,16 +54,6 @@ class ChatEvent:
 
     choice: int
     pieces: list[AnswerPiece]
-    output: CompletionOutput
-    finish_reason: ChatFinishReason | None
-
-
-@dataclass(frozen=True, slots=True)
-class ChatAnswer:
-    """One whole choice; the attributes are those of `ChatEvent`."""
-
-    choice: int
-    answer: ParsedAnswer
     output: CompletionOutput
     finish_reason: ChatFinishReason | None
 
@@ -249,21 +238,17 @@ class ChatEvents:
         async with self._deadlines.before_end():
             self._kept = await self._keeper.kept()
 
-    async def collect(self) -> list[ChatAnswer]:
-        """All choices, complete."""
+    async def collect(self) -> list[ChatEvent]:
+        """All choices, complete: one event for each."""
         outputs: dict[int, CompletionOutput] = {}
-        builders: defaultdict[int, AnswerBuilder] = defaultdict(AnswerBuilder)
-        reasons: dict[int, ChatFinishReason | None] = {}
+        pieces: defaultdict[int, list[AnswerPiece]] = defaultdict(list)
+        last: dict[int, ChatEvent] = {}
         async with aclosing(aiter(self)) as events:
             async for event in events:
                 extend_choice(outputs, event.choice, event.output)
-                for piece in event.pieces:
-                    builders[event.choice].add(piece)
-                reasons[event.choice] = event.finish_reason
-        return [
-            ChatAnswer(choice, builders[choice].answer, output, reasons[choice])
-            for choice, output in sorted(outputs.items())
-        ]
+                pieces[event.choice] += event.pieces
+                last[event.choice] = event
+        return [replace(last[choice], pieces=pieces[choice], output=outputs[choice]) for choice in sorted(last)]
 
 
 def _finish_reason(output: CompletionOutput, arguments: Sequence[str]) -> ChatFinishReason | None:

@@ -8,7 +8,7 @@ from radixkv.outputs import RequestOutput
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import SamplingParams
 from radixkv.tools.chat_format import AnswerForm, AnswerParser
-from radixkv.tools.definitions import AnswerBuilder
+from radixkv.tools.definitions import ParsedAnswer
 from radixkv.tools.pieces import AnswerPiece, TextPiece
 
 
@@ -50,7 +50,8 @@ class AnswerReader:
     def __init__(self, prompt: Prompt, params: SamplingParams) -> None:
         self._has_text = params.detokenize
         self._reader = PieceReader(prompt.answer_form)
-        self._builders: defaultdict[int, AnswerBuilder] = defaultdict(AnswerBuilder)
+        # All those of each answer so far.
+        self._pieces: defaultdict[int, list[AnswerPiece]] = defaultdict(list)
 
     def read(self, output: RequestOutput) -> None:
         """Set the ``pieces`` of each answer that has something new, and the ``answer`` of those that have ended."""
@@ -58,8 +59,6 @@ class AnswerReader:
             return
         for part in output.outputs:
             part.pieces = self._reader.read(part.index, part.text, part.finished())
-            builder = self._builders[part.index]
-            for piece in part.pieces:
-                builder.add(piece)
+            self._pieces[part.index] += part.pieces
             if part.finished():
-                part.answer = builder.answer
+                part.answer = ParsedAnswer.of(self._pieces.pop(part.index))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -181,6 +181,28 @@ class ParsedAnswer:
     reasoning: str | None = None
     tool_calls: list[ToolCall] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, pieces: Iterable[AnswerPiece]) -> ParsedAnswer:
+        """The answer that consists of these pieces."""
+        texts: list[str] = []
+        thoughts: list[str] = []
+        calls: list[tuple[ToolCallBegin, list[str]]] = []
+        for piece in pieces:
+            match piece:
+                case TextPiece(text):
+                    texts.append(text)
+                case ReasoningPiece(text):
+                    thoughts.append(text)
+                case ToolCallBegin():
+                    calls.append((piece, []))
+                case ToolCallArguments(index, text):
+                    calls[index][1].append(text)
+        return cls(
+            text="".join(texts),
+            reasoning="".join(thoughts) if thoughts else None,
+            tool_calls=[ToolCall(call.id, call.name, "".join(arguments)) for call, arguments in calls],
+        )
+
     def as_message(self) -> dict[str, Any]:
         """The answer as a message of a conversation, in OpenAI's form."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
@@ -193,33 +215,3 @@ class ParsedAnswer:
                 for call in self.tool_calls
             ]
         return message
-
-
-class AnswerBuilder:
-    """Puts the pieces of one answer together."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._thoughts: list[str] = []
-        self._calls: list[tuple[ToolCallBegin, list[str]]] = []
-
-    def add(self, piece: AnswerPiece) -> None:
-        """Add the piece that follows those before."""
-        match piece:
-            case TextPiece(text):
-                self._texts.append(text)
-            case ReasoningPiece(text):
-                self._thoughts.append(text)
-            case ToolCallBegin():
-                self._calls.append((piece, []))
-            case ToolCallArguments(index, text):
-                self._calls[index][1].append(text)
-
-    @property
-    def answer(self) -> ParsedAnswer:
-        """The answer that consists of the pieces so far."""
-        return ParsedAnswer(
-            text="".join(self._texts),
-            reasoning="".join(self._thoughts) if self._thoughts else None,
-            tool_calls=[ToolCall(call.id, call.name, "".join(texts)) for call, texts in self._calls],
-        )

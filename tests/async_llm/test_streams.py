@@ -24,7 +24,8 @@ from radixkv import (
     SamplingParams,
 )
 from radixkv.prompts import as_prompts
-from radixkv.tools.definitions import AnswerBuilder, ParsedAnswer
+from radixkv.tools.definitions import ParsedAnswer
+from radixkv.tools.pieces import AnswerPiece
 
 
 def test_64_streams_get_the_tokens_that_they_get_offline() -> None:
@@ -139,14 +140,13 @@ def test_each_sample_ends_once(default_tokenizer: Any) -> None:
 
 def test_the_answer_to_each_sample_of_a_chat_is_read_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    answer_of = AnswerBuilder.answer.fget
-    assert answer_of is not None
+    answer_of = ParsedAnswer.of
 
-    def counted(builder: AnswerBuilder) -> ParsedAnswer:
-        made.append(answer_of(builder))
+    def counted(pieces: Iterable[AnswerPiece]) -> ParsedAnswer:
+        made.append(answer_of(pieces))
         return made[-1]
 
-    monkeypatch.setattr(AnswerBuilder, "answer", property(counted))
+    monkeypatch.setattr(ParsedAnswer, "of", counted)
     params = SamplingParams(n=3, seed=1, max_tokens=12, stop=["e"])
     outputs = list(llm.stream([{"role": "user", "content": "Who are you?"}], params))
     assert made == [part.answer for output in outputs for part in output.outputs if part.answer is not None]

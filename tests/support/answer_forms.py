@@ -13,8 +13,7 @@ from support.chat_templates import TEMPLATES, make_tokenizer
 
 from radixkv.sampling.answer_frames import frame_text, framed
 from radixkv.tools.chat_format import CALL_FORMATS, AnswerForm, ChatFormat
-from radixkv.tools.definitions import AnswerBuilder, ParsedAnswer, ToolOptions, as_tool_options
-from radixkv.tools.pieces import AnswerPiece
+from radixkv.tools.definitions import ParsedAnswer, ToolOptions, as_tool_options
 
 WEATHER = {
     "type": "function",
@@ -51,16 +50,9 @@ def form_of(
     return form
 
 
-def parsed_answer(pieces: Iterable[AnswerPiece]) -> ParsedAnswer:
-    builder = AnswerBuilder()
-    for piece in pieces:
-        builder.add(piece)
-    return builder.answer
-
-
 def read(form: AnswerForm, pieces: Iterable[str]) -> ParsedAnswer:
     parser = form.parser()
-    return parsed_answer([*itertools.chain.from_iterable(parser.feed(piece) for piece in pieces), *parser.finish()])
+    return ParsedAnswer.of([*itertools.chain.from_iterable(parser.feed(piece) for piece in pieces), *parser.finish()])
 
 
 def functions(answer: ParsedAnswer) -> list[tuple[str, Any]]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from support.answer_forms import parsed_answer
 from support.chat_templates import STRICT_TURNS, speaker, text_interface
 from support.in_process_server import serve
 from support.tools import ADD, WEATHER
@@ -18,7 +17,7 @@ from support.tools import ADD, WEATHER
 from radixkv import LLM, AsyncLLM, Chat, SamplingParams
 from radixkv.outputs import RequestOutput
 from radixkv.prompts import render_chat
-from radixkv.tools.definitions import as_tool_options
+from radixkv.tools.definitions import ParsedAnswer, as_tool_options
 from radixkv.tools.pieces import AnswerPiece, ToolCallArguments
 
 QUESTIONS = [f"What is the weather in {city}?" for city in ("Paris", "Rome", "Oslo", "Lima", "Cairo")]
@@ -221,7 +220,7 @@ def test_a_streamed_answer_comes_in_its_parts(llm: LLM) -> None:
                 answers[part.index] = part.answer
     for index in (0, 1):
         assert answers[index].tool_calls
-        assert parsed_answer(pieces[index]) == answers[index]
+        assert ParsedAnswer.of(pieces[index]) == answers[index]
         assert sum(isinstance(piece, ToolCallArguments) for piece in pieces[index]) > 2
     (whole,) = llm.chat(ask("What is 3 plus 4?"), params, False, **options)
     # Ids are made anew for each answer.

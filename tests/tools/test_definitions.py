@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from support.answer_forms import parsed_answer
-
 from radixkv.tools.definitions import ParsedAnswer, ToolCall
 from radixkv.tools.pieces import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
@@ -30,5 +28,5 @@ def test_the_pieces_of_an_answer_are_joined_at_once() -> None:
         ToolCallArguments(0, Joinable("{")),
         ToolCallArguments(0, Joinable("}")),
     ]
-    assert parsed_answer(pieces) == ParsedAnswer("It is.", "I think.", [ToolCall("a", "now", "{}")])
-    assert parsed_answer([]) == ParsedAnswer("", None, [])
+    assert ParsedAnswer.of(pieces) == ParsedAnswer("It is.", "I think.", [ToolCall("a", "now", "{}")])
+    assert ParsedAnswer.of([]) == ParsedAnswer("", None, [])

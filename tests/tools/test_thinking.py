@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from support.answer_forms import parsed_answer, read
+from support.answer_forms import read
 from support.chat_templates import TEMPLATES, make_tokenizer, speaker
 from support.in_process_server import make_client
 
@@ -219,7 +219,7 @@ def test_thoughts_count_with_the_tokens_whose_text_was_held_back(rest: str, at_o
     counter = ReasoningTokens(lambda: TextLength(texts))
     events = ChatEvents(generation, form, keeper, Deadlines(Mock(), TimeLimits(), Mock()), counter)
     for choice in asyncio.run(events.collect()):
-        assert (choice.answer.reasoning or "").strip() == thought
+        assert (ParsedAnswer.of(choice.pieces).reasoning or "").strip() == thought
     # Whitespace is part of a thought that ends with it, and neither that before the end tag nor the tag is.
     assert events.usage.completion_tokens_details.reasoning_tokens == 2 * len(thought + re.split("\n|</", rest)[0])
 
@@ -263,7 +263,7 @@ def test_streams_and_chats_have_thoughts_apart(thinker: LLM) -> None:
         pieces += part.pieces or []
         answer = part.answer
     assert answer is not None
-    assert answer == parsed_answer(pieces)
+    assert answer == ParsedAnswer.of(pieces)
     assert answer.text in ("yes", "no")
     assert written != answer.text  # without the marks of thinking
     chat = Chat(thinker, sampling_params=params)
@@ -274,7 +274,7 @@ def test_streams_and_chats_have_thoughts_apart(thinker: LLM) -> None:
 
     async def stream() -> ParsedAnswer:
         async with AsyncLLM(thinker) as engine:
-            return parsed_answer(
+            return ParsedAnswer.of(
                 [piece async for part in engine.chat(QUESTION, params) for piece in part.outputs[0].pieces or []]
             )
 
