@@ -96,7 +96,7 @@ def create_ingress(
         tenants=tenants.shares,
     )
     prepare_grammars(llm.grammars)
-    service = Service.of(llm, config, tenants, drain or llm.start_draining, obstacle=replicas.obstacle)
+    service = Service(llm, config, tenants, drain or llm.start_draining, obstacle=replicas.obstacle)
     service.metrics.registry.register(ReplicaCollector(replicas))
     routes = [cluster_routes(service, llm), pin_routes(service, ReplicaPins(replicas))]
     app = create_app(service, write_log=write_log, tracer=tracer, engine_routes=routes)

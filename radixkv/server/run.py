@@ -90,7 +90,7 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
 
         async def main() -> int:
             drain = asyncio.Event()
-            service = Service.of(llm, config, tenants, drain.set, engine=llm)
+            service = Service(llm, config, tenants, drain.set, engine=llm)
             app = create_app(service, write_log=write_log, tracer=tracer)
             reload_signal.call(
                 None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, llm.set_tenants)

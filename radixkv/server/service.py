@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from radixkv.async_llm import AsyncLLM
 
 
-@dataclass(frozen=True)
+@dataclass
 class Service:
     """One served model.
 
@@ -40,55 +40,35 @@ class Service:
         drain: starts what SIGTERM starts: refuse new requests, finish the unfinished ones, exit.
         obstacle: why no request can be answered now, for /ready; None: they can.
         engine: `llm`, where it is an engine of this process; None: several engines elsewhere answer.
-        max_token_characters: of the longest token: texts that could not fit into the model are refused untokenized.
         started: start time, in seconds since 1970.
         encoder: writes the large parts of responses.
         rate_limits: of tenants that have such limits.
         responses: that may be continued.
+        max_token_characters: of the longest token: texts that could not fit into the model are refused untokenized.
+
+    Raises:
+        ValueError: the model has no tokenizer.
     """
 
     llm: ServedModel
     config: ServerConfig
     tenants: Tenants
     drain: Callable[[], None]
-    obstacle: Callable[[], str | None]
-    engine: AsyncLLM | None
-    metrics: ServerMetrics
-    token_texts: TokenTexts
-    max_token_characters: int
-    started: int
+    obstacle: Callable[[], str | None] = lambda: None
+    engine: AsyncLLM | None = None
+    started: int = field(default_factory=lambda: int(time.time()))
     encoder: EncoderThread = field(default_factory=EncoderThread)
     rate_limits: RateLimits = field(default_factory=RateLimits)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    metrics: ServerMetrics = field(init=False)
+    token_texts: TokenTexts = field(init=False)
+    max_token_characters: int = field(init=False)
 
-    @classmethod
-    def of(
-        cls,
-        llm: ServedModel,
-        config: ServerConfig,
-        tenants: Tenants,
-        drain: Callable[[], None],
-        *,
-        obstacle: Callable[[], str | None] = lambda: None,
-        engine: AsyncLLM | None = None,
-    ) -> Service:
-        """The service that starts now; the arguments are the attributes of the same names.
-
-        Raises:
-            ValueError: the model has no tokenizer.
-        """
-        return cls(
-            llm,
-            config,
-            tenants,
-            drain,
-            obstacle,
-            engine,
-            metrics=ServerMetrics(llm),
-            token_texts=TokenTexts(llm.loaded.tokenizer),
-            max_token_characters=max(map(len, llm.loaded.require_tokenizer().get_vocab())),
-            started=int(time.time()),
-        )
+    def __post_init__(self) -> None:
+        tokenizer = self.llm.loaded.require_tokenizer()
+        self.metrics = ServerMetrics(self.llm)
+        self.token_texts = TokenTexts(tokenizer)
+        self.max_token_characters = max(map(len, tokenizer.get_vocab()))
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -26,7 +25,7 @@ def make_service(
     """
     config = config or ServerConfig()
     config = config.model_copy(update={"served_model_name": config.served_model_name or ("model",)})
-    return replace(Service.of(llm, config, tenants or Tenants(), llm.start_draining, engine=llm), **changes)
+    return Service(llm, config, tenants or Tenants(), llm.start_draining, engine=llm, **changes)
 
 
 def make_client(
