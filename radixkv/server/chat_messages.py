@@ -45,7 +45,7 @@ class RefusalPart(StrictModel):
 
 
 ContentPart = Annotated[
-    Annotated[TextPart | RefusalPart, Field(discriminator="type")], one_of_types("parts", ("text", "refusal"))
+    Annotated[TextPart | RefusalPart, Field(discriminator="type")], one_of_types("parts", TextPart, RefusalPart)
 ]
 
 

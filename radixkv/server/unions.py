@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator
 from pydantic_core import PydanticCustomError
 
 
-def one_of_types(what: str, types: Collection[str], default: str | None = None) -> BeforeValidator:
+def one_of_types(what: str, *models: type[BaseModel], default: str | None = None) -> BeforeValidator:
     """Refuses an object whose ``type`` is not supported, by that type's name.
 
     Args:
         what: the plural of what it is, for the error.
-        types: those that are supported.
-        default: of an object whose ``type`` is missing or null; None: it must have one.
+        models: those that are supported.
+        default: the ``type`` of an object in which it is missing or null; None: it must have one.
     """
+    types = [kind for model in models for kind in get_args(model.model_fields["type"].annotation)]
 
     def check(value: Any) -> Any:
         if not isinstance(value, dict):

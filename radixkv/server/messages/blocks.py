@@ -59,7 +59,7 @@ class MediaBlock(StrictModel):
 
 ResultPart = Annotated[
     Annotated[TextBlock | MediaBlock, Field(discriminator="type")],
-    one_of_types("content blocks", ("text", "image", "document")),
+    one_of_types("content blocks", TextBlock, MediaBlock),
 ]
 
 
@@ -97,6 +97,6 @@ Block = Annotated[
         Field(discriminator="type"),
     ],
     one_of_types(
-        "content blocks", ("text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document")
+        "content blocks", TextBlock, MediaBlock, ToolUseBlock, ToolResultBlock, ThinkingBlock, RedactedThinkingBlock
     ),
 ]

@@ -36,7 +36,7 @@ class CustomTool(StrictModel):
     input_examples: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
 
 
-Tool = Annotated[CustomTool, one_of_types("tools", ("custom",), default="custom")]
+Tool = Annotated[CustomTool, one_of_types("tools", CustomTool, default="custom")]
 
 
 class ToolChoice(StrictModel):

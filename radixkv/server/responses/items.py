@@ -67,11 +67,11 @@ class SummaryText(StrictModel):
 
 Part = Annotated[
     Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type")],
-    one_of_types("parts", ("input_text", "text", "output_text", "refusal")),
+    one_of_types("parts", InputText, OutputText, RefusalPart),
 ]
 ResultPart = Annotated[
     Annotated[InputText | InputImage, Field(discriminator="type")],
-    one_of_types("parts", ("input_text", "text", "input_image")),
+    one_of_types("parts", InputText, InputImage),
 ]
 
 _Part = TypeVar("_Part")
@@ -144,5 +144,5 @@ class ReasoningItem(StrictModel):
 
 InputItem = Annotated[
     Annotated[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, Field(discriminator="type")],
-    one_of_types("items", ("message", "function_call", "function_call_output", "reasoning"), default="message"),
+    one_of_types("items", MessageItem, FunctionCallItem, FunctionCallOutputItem, ReasoningItem, default="message"),
 ]

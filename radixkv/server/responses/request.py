@@ -37,7 +37,7 @@ class NamespaceTool(StrictModel):
     type: Literal["namespace"]
     name: FunctionName
     tools: Annotated[
-        list[Annotated[FunctionTool, one_of_types("tools in a namespace", ("function",))]], Field(max_length=MAX_TOOLS)
+        list[Annotated[FunctionTool, one_of_types("tools in a namespace", FunctionTool)]], Field(max_length=MAX_TOOLS)
     ]
     description: str | None = None  # not part of the prompt
 
@@ -92,7 +92,7 @@ class ResponseStreamOptions(StrictModel):
 
 Tool = Annotated[
     Annotated[FunctionTool | NamespaceTool, Field(discriminator="type")],
-    one_of_types("tools", ("function", "namespace")),
+    one_of_types("tools", FunctionTool, NamespaceTool),
 ]
 
 
