@@ -23,13 +23,15 @@ class TranslatedChatRequest(ChatCompletionRequest):
         return {**self._field_names, **{name: self._field_names.get(field, field) for name, field in own.items()}}
 
 
-def same_fields(body: StrictModel, names: Mapping[str, str]) -> dict[str, Any]:
+def same_fields(body: StrictModel, *names: str, **renamed: str) -> dict[str, Any]:
     """Fields of a chat request that another protocol's request has, too; those that are null there are left out.
 
     Args:
-        names: chat field to the field with the same meaning.
+        names: of fields that have the same name.
+        renamed: chat field to the other name that it has.
     """
-    return {field: value for field, name in names.items() if (value := getattr(body, name)) is not None}
+    fields = {**{name: name for name in names}, **renamed}
+    return {field: value for field, name in fields.items() if (value := getattr(body, name)) is not None}
 
 
 def translate(chat: Mapping[str, Any], field_names: Mapping[str, str]) -> TranslatedChatRequest:

@@ -29,19 +29,6 @@ MAX_BREAKPOINTS = 4
 # stands before all that they share.
 _BILLING_HEADER = "x-anthropic-billing-header:"
 
-# Request fields with the same meaning in chat completions, by the name that they have there.
-_SAME_MEANING = MappingProxyType(
-    {
-        "model": "model",
-        "stop": "stop_sequences",
-        "stream": "stream",
-        "temperature": "temperature",
-        "top_p": "top_p",
-        "top_k": "top_k",
-        "cache_salt": "cache_salt",
-    }
-)
-
 # The field of a request that a field of chat completions was made from, for errors that name it.
 FIELD_NAMES = MappingProxyType(
     {
@@ -66,7 +53,8 @@ def as_chat_request(body: CountTokensRequest) -> tuple[dict[str, Any], list[Brea
     messages, breakpoints = _as_messages(body)
     chat: dict[str, Any] = {"messages": messages}
     if isinstance(body, MessagesRequest):
-        chat |= same_fields(body, _SAME_MEANING)
+        names = ("model", "stream", "temperature", "top_p", "top_k", "cache_salt")
+        chat |= same_fields(body, *names, stop="stop_sequences")
         # With 0, the prompt is cached only: the engine always generates a token, which is left out of the answer.
         chat["max_completion_tokens"] = max(1, body.max_tokens)
     if messages[-1]["role"] == "assistant":

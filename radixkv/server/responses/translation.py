@@ -28,22 +28,6 @@ from radixkv.server.tool_protocol import function_tool, named_tool
 from radixkv.server.translated_chat import same_fields
 from radixkv.server.turns import Turns
 
-# Request fields with the same meaning in chat completions, by the name that they have there.
-_SAME_MEANING = MappingProxyType(
-    {
-        "model": "model",
-        "temperature": "temperature",
-        "top_p": "top_p",
-        "top_k": "top_k",
-        "seed": "seed",
-        "stream": "stream",
-        "cache_salt": "cache_salt",
-        "parallel_tool_calls": "parallel_tool_calls",
-        "prompt_cache_options": "prompt_cache_options",
-        "max_completion_tokens": "max_output_tokens",
-    }
-)
-
 # The field of a request that a field of chat completions was made from, for errors that name it.
 FIELD_NAMES = MappingProxyType(
     {
@@ -65,7 +49,9 @@ def as_chat_request(body: ResponseRequest, messages: Sequence[Mapping[str, Any]]
     Args:
         messages: the conversation without ``instructions``.
     """
-    chat = {"messages": instructed(body, messages), **same_fields(body, _SAME_MEANING)}
+    names = ("model", "temperature", "top_p", "top_k", "seed", "stream", "cache_salt", "parallel_tool_calls")
+    chat = same_fields(body, *names, "prompt_cache_options", max_completion_tokens="max_output_tokens")
+    chat["messages"] = instructed(body, messages)
     if body.tools:
         chat["tools"] = [
             function_tool(
