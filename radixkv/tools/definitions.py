@@ -78,55 +78,52 @@ def as_tool_options(
         if tool.name in tools:
             raise ValueError(f"tools: expected different names, got {tool.name!r} twice")
         tools[tool.name] = tool
-    some = _some(choice)
-    if some is None and choice not in (None, "none", "auto", "required"):
+    chosen = _as_choice(choice)
+    if not tools:
+        if chosen.names is not None or chosen.mode == "required":
+            raise ValueError(f"tool_choice: {choice!r:.80} needs tools, and there are none")
+        return None
+    names = list(tools) if chosen.names is None else chosen.names
+    for name in names:
+        if name not in tools:
+            raise ValueError(f"tool_choice: there is no tool {name!r:.80}, only {', '.join(tools)}")
+    callable_tools = {name: tools[name] for name in names}
+    return ToolOptions(definitions or (), callable_tools, chosen.mode, parallel is not False and chosen.may_be_parallel)
+
+
+class _Choice(NamedTuple):
+    mode: ToolMode
+    names: list[str] | None = None  # None: all
+    may_be_parallel: bool = True
+
+
+def _as_choice(choice: str | Mapping[str, Any] | None) -> _Choice:
+    match choice:
+        case None:
+            return _Choice("auto")
+        case "none" | "auto" | "required":
+            return _Choice(choice)
+        case {"type": "allowed_tools", "allowed_tools": Mapping() as allowed}:
+            match allowed:
+                case {"mode": "auto" | "required" as mode, "tools": [_, *_] as given} if all(map(_named, given)):
+                    return _Choice(mode, [name for name in map(_named, given) if name])
+            raise ValueError(
+                f"tool_choice: expected a mode, auto or required, and functions by name, got {allowed!r:.200}"
+            )
+    name = _named(choice)
+    if name is None:
         raise ValueError(
             f"tool_choice: expected none, auto, required, a function by its name or allowed_tools, got {choice!r:.80}"
         )
-    if not tools:
-        if some is not None or choice == "required":
-            raise ValueError(f"tool_choice: {choice!r:.80} needs tools, and there are none")
-        return None
-    if some is None:
-        mode: ToolMode = "none" if choice == "none" else "required" if choice == "required" else "auto"
-        return ToolOptions(definitions or (), tools, mode, parallel is not False)
-    for name in some.names:
-        if name not in tools:
-            raise ValueError(f"tool_choice: there is no tool {name!r:.80}, only {', '.join(tools)}")
-    chosen = {name: tools[name] for name in some.names}
-    return ToolOptions(definitions or (), chosen, some.mode, parallel is not False and some.may_be_parallel)
+    return _Choice("required", [name], may_be_parallel=False)
 
 
-def _named(choice: str | Mapping[str, Any] | None) -> str | None:
-    if not isinstance(choice, Mapping):
-        return None
-    function = choice.get("function")
-    name = function.get("name") if isinstance(function, Mapping) else None
-    return name if choice.get("type") == "function" and isinstance(name, str) else None
-
-
-class _SomeTools(NamedTuple):
-    mode: ToolMode
-    names: list[str]
-    may_be_parallel: bool
-
-
-def _some(choice: str | Mapping[str, Any] | None) -> _SomeTools | None:
-    """A choice of one tool by its name, or among some of them; None: it is some other choice."""
-    named = _named(choice)
-    if named is not None:
-        return _SomeTools("required", [named], may_be_parallel=False)
-    allowed = (
-        choice.get("allowed_tools") if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools" else None
-    )
-    if not isinstance(allowed, Mapping):
-        return None
-    mode, given = allowed.get("mode"), allowed.get("tools")
-    names = [_named(each) for each in given] if isinstance(given, Sequence) else []
-    known = [name for name in names if name is not None]
-    if mode not in ("auto", "required") or not known or len(known) < len(names):
-        raise ValueError(f"tool_choice: expected a mode, auto or required, and functions by name, got {allowed!r:.200}")
-    return _SomeTools(mode, known, may_be_parallel=True)
+def _named(choice: Any) -> str | None:
+    """The name in a choice of one function; None: it is some other choice."""
+    match choice:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+    return None
 
 
 def _as_tool(definition: Any) -> Tool:
