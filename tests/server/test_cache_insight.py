@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,10 +19,10 @@ PROMPT = "You are the assistant of a small public library. Answer in one sentenc
 ONE_TOKEN = {"max_tokens": 1, "temperature": 0}
 
 
-def complete(client: httpx.Client, prompt: str, **options: object) -> dict[str, object]:
+def complete(client: httpx.Client, prompt: str, **options: Any) -> dict[str, Any]:
     response = client.post("/v1/completions", json={"prompt": prompt, **ONE_TOKEN, **options})
     assert response.status_code == 200, response.text
-    answer: dict[str, object] = response.json()
+    answer: dict[str, Any] = response.json()
     return answer
 
 
@@ -29,8 +30,8 @@ def test_a_response_explains_why_no_more_was_reused(server: ServerProcess) -> No
     with server.client(TENANT_A) as a:
         complete(a, PROMPT + "Today is 2026-11-20.")
         answer = complete(a, PROMPT + "Today is 2026-11-21.", explain_cache=True)
-        (explanation,) = answer["cache_explanations"]  # type: ignore[misc]
-        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]  # type: ignore[index]
+        (explanation,) = answer["cache_explanations"]
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert explanation["num_reused_tokens"] == cached > 50
         assert cached + sum(part["num_tokens"] for part in explanation["computed"]) == explanation["num_prompt_tokens"]
         assert "differs at token" in explanation["text"]
@@ -111,7 +112,7 @@ def test_a_pinned_prompt_is_kept_until_it_is_released(server: ServerProcess) -> 
         assert pin["active"]
         assert 0 < pin["expires_in"] <= 3600
         assert [listed["id"] for listed in admin.get("/admin/pins").json()["pins"]] == [pin["id"]]
-        assert complete(a, PROMPT)["usage"]["prompt_tokens_details"]["cached_tokens"] >= pin["tokens"]  # type: ignore[index]
+        assert complete(a, PROMPT)["usage"]["prompt_tokens_details"]["cached_tokens"] >= pin["tokens"]
         assert admin.delete(f"/admin/pins/{pin['id']}").json() == {"pins": []}
         assert admin.delete(f"/admin/pins/{pin['id']}").status_code == 404
         assert admin.post("/admin/pins", json={"prompt": PROMPT}).json()["error"]["param"] == "api_key"

@@ -99,15 +99,15 @@ def _tool_choice(body: CountTokensRequest) -> dict[str, Any]:
 
 def _as_messages(body: CountTokensRequest) -> tuple[list[Mapping[str, Any]], list[Breakpoint]]:
     """The messages, and the breakpoints in the order of the prompt: tools, system, messages."""
-    marks = _Breakpoints()
+    breakpoints: list[Breakpoint] = []
     turns = Turns()
     for tool in body.tools or []:
-        marks.add(tool.cache_control, turns)
+        _add_mark(breakpoints, tool.cache_control, turns)
     system = [TextBlock(type="text", text=body.system)] if isinstance(body.system, str) else body.system or []
     for text_block in system:
         if not text_block.text.startswith(_BILLING_HEADER):
             turns.add_text("system", text_block.text)
-        marks.add(text_block.cache_control, turns)
+        _add_mark(breakpoints, text_block.cache_control, turns)
     last_mark: CacheControl | None = None
     for index, message in enumerate(body.messages):
         for number, block in enumerate(_blocks(message)):
@@ -117,15 +117,15 @@ def _as_messages(body: CountTokensRequest) -> tuple[list[Mapping[str, Any]], lis
                     f"messages.{index}.content.{number}.{block.type}: expected text, which is all that this model reads"
                 )
             _add_block(turns, message.role, block)
-            marks.add(block.cache_control, turns)
+            _add_mark(breakpoints, block.cache_control, turns)
             last_mark = block.cache_control
     if last_mark is None:
-        marks.add(body.cache_control, turns)
+        _add_mark(breakpoints, body.cache_control, turns)
     messages = turns.messages()
-    _drop_empty_answer(messages, marks.breakpoints)
+    _drop_empty_answer(messages, breakpoints)
     if not any(message["role"] != "system" for message in messages):
         raise ValueError("messages: expected at least one with content")
-    return messages, marks.breakpoints
+    return messages, breakpoints
 
 
 def _drop_empty_answer(messages: list[Mapping[str, Any]], breakpoints: list[Breakpoint]) -> None:
@@ -164,23 +164,17 @@ def _add_block(turns: Turns, role: str, block: Block) -> None:
             turns.add_result(block.tool_use_id, content)
 
 
-class _Breakpoints:
-    """The marks of one request, in the order of the prompt."""
+def _add_mark(breakpoints: list[Breakpoint], mark: CacheControl | None, turns: Turns) -> None:
+    """Note a mark, if there is one, behind what was translated so far.
 
-    def __init__(self) -> None:
-        self.breakpoints: list[Breakpoint] = []
-
-    def add(self, mark: CacheControl | None, turns: Turns) -> None:
-        """Note a mark after what was translated so far.
-
-        Raises:
-            ValueError: there are too many, or a longer-lived one follows a shorter-lived one.
-        """
-        if mark is None:
-            return
-        ttl = SECONDS[mark.ttl or "5m"]
-        if len(self.breakpoints) == MAX_BREAKPOINTS:
-            raise ValueError(f"cache_control: expected at most {MAX_BREAKPOINTS} of them")
-        if self.breakpoints and ttl > self.breakpoints[-1].ttl:
-            raise ValueError("cache_control: one with ttl '1h' must not follow one with ttl '5m'")
-        self.breakpoints.append(Breakpoint(turns.messages(), ttl))
+    Raises:
+        ValueError: there are too many, or a longer-lived one follows a shorter-lived one.
+    """
+    if mark is None:
+        return
+    ttl = SECONDS[mark.ttl or "5m"]
+    if len(breakpoints) == MAX_BREAKPOINTS:
+        raise ValueError(f"cache_control: expected at most {MAX_BREAKPOINTS} of them")
+    if breakpoints and ttl > breakpoints[-1].ttl:
+        raise ValueError("cache_control: one with ttl '1h' must not follow one with ttl '5m'")
+    breakpoints.append(Breakpoint(turns.messages(), ttl))
