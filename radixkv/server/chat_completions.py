@@ -141,14 +141,15 @@ class _ChatResponseWriter:
 
     async def full_response(self, events: ChatEvents) -> ChatCompletion:
         choices = [await self._choice(whole, events.calls_required) for whole in await events.collect()]
+        generation = events.generation
         return ChatCompletion(
             **self._head,
             choices=choices,
             usage=events.usage,
-            cache_explanation=events.cache_explanation,
-            prompt_token_ids=events.prompt_token_ids if self._body.return_token_ids else None,
+            cache_explanation=generation.explanations[0] if generation.explanations else None,
+            prompt_token_ids=self._prompt_token_ids(events),
             prompt_logprobs=await encoded_prompt_logprobs(
-                self._encoder, events.prompt_logprobs, self._body.prompt_logprobs
+                self._encoder, generation.prompt_logprobs(0), self._body.prompt_logprobs
             ),
         )
 
@@ -159,8 +160,8 @@ class _ChatResponseWriter:
                 if event.choice not in started:
                     started.add(event.choice)
                     first = ChatDelta(role="assistant", content="")
-                    prompt_token_ids = events.prompt_token_ids if self._body.return_token_ids else None
-                    yield self._chunk(ChatChunkChoice(index=event.choice, delta=first), events, prompt_token_ids)
+                    choice = ChatChunkChoice(index=event.choice, delta=first)
+                    yield self._chunk(choice, events, self._prompt_token_ids(events))
                 logprobs = await self._logprobs(event.output)
                 deltas = _deltas(event)
                 token_ids = event.output.token_ids if self._body.return_token_ids else None
@@ -192,6 +193,10 @@ class _ChatResponseWriter:
             stop_reason=whole.output.stop_reason,
             token_ids=whole.output.token_ids if self._body.return_token_ids else None,
         )
+
+    def _prompt_token_ids(self, events: ChatEvents) -> list[int] | None:
+        """The prompt as the chat template wrote it; None: the request did not ask for it."""
+        return list(events.generation.prompts[0].token_ids) if self._body.return_token_ids else None
 
     def _chunk(
         self, choice: ChatChunkChoice, events: ChatEvents, prompt_token_ids: list[int] | None = None

@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from radixkv.outputs import CompletionOutput, PromptLogprobs, RequestMetrics
+from radixkv.outputs import CompletionOutput, RequestMetrics
 from radixkv.prompts import Prompt
-from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.chat_messages import as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.errors import client_errors
@@ -130,7 +129,11 @@ async def chat_prompt(service: Service, body: ChatCompletionRequest, tenant: Ten
 
 
 class ChatEvents:
-    """The answers to one chat request. Iterate it once, to the end, or `collect` it, or call `close`."""
+    """The answers to one chat request. Iterate it once, to the end, or `collect` it, or call `close`.
+
+    Attributes:
+        generation: of the request's one prompt.
+    """
 
     def __init__(
         self,
@@ -140,7 +143,7 @@ class ChatEvents:
         deadlines: Deadlines,
         reasoning_tokens: ReasoningTokens,
     ) -> None:
-        self._generation = generation
+        self.generation = generation
         self._form = form
         self._keeper = keeper
         self._deadlines = deadlines
@@ -155,7 +158,7 @@ class ChatEvents:
     @property
     def usage(self) -> Usage:
         """Tokens so far."""
-        usage = self._generation.usage
+        usage = self.generation.usage
         usage.completion_tokens_details.reasoning_tokens = self._reasoning_tokens.count
         if self._keeper.is_needed:
             usage.prompt_tokens_details.cache_write_tokens = sum(self.num_written.values())
@@ -164,7 +167,7 @@ class ChatEvents:
     @property
     def num_written(self) -> dict[float, int]:
         """Tokens that were computed now and are kept, by time to live; each token counts for the longest."""
-        before = self._generation.usage.prompt_tokens_details.cached_tokens
+        before = self.generation.usage.prompt_tokens_details.cached_tokens
         written = {}
         for ttl in sorted(self._kept, reverse=True):
             written[ttl] = max(0, self._kept[ttl] - before)
@@ -174,38 +177,22 @@ class ChatEvents:
     @property
     def request_id(self) -> str:
         """The id of the request."""
-        return self._generation.request_id
+        return self.generation.request_id
 
     @property
     def times(self) -> RequestMetrics | None:
         """When the prompt was admitted and had its first token; None before."""
-        return self._generation.times
+        return self.generation.times
 
     @property
     def complete(self) -> bool:
         """Whether all choices have ended by themselves."""
-        return self._generation.complete
-
-    @property
-    def cache_explanation(self) -> CacheExplanation | None:
-        """Why not more of the prompt was reused; None unless the request asked for it."""
-        explanations = self._generation.explanations
-        return None if explanations is None else explanations[0]
-
-    @property
-    def prompt_token_ids(self) -> list[int]:
-        """The prompt as the chat template wrote it."""
-        return list(self._generation.prompts[0].token_ids)
-
-    @property
-    def prompt_logprobs(self) -> PromptLogprobs | None:
-        """Those of the prompt's tokens; None unless the request asked for them."""
-        return self._generation.prompt_logprobs(0)
+        return self.generation.complete
 
     def close(self) -> None:
         """Abort what is unfinished."""
         self._keeper.close()
-        self._generation.close()
+        self.generation.close()
 
     async def wait_until_kept(self) -> None:
         """Wait until what the request marked is kept, after the first event and before the client sees it.
@@ -222,7 +209,7 @@ class ChatEvents:
         reader = PieceReader(self._form)
         # By choice: the arguments of its last call so far.
         arguments: dict[int, list[str]] = {}
-        async with aclosing(aiter(self._generation)) as deltas:
+        async with aclosing(aiter(self.generation)) as deltas:
             async for delta in deltas:
                 output = delta.output
                 pieces = reader.read(delta.choice, output.text, output.finish_reason is not None)

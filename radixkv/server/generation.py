@@ -50,45 +50,37 @@ class ChoiceDelta:
     output: CompletionOutput
 
 
+@dataclass(eq=False)
 class Generation:
-    """The answers to the prompts of one HTTP request. Iterate it once, to the end, or call `close`."""
+    """The answers to the prompts of one HTTP request. Iterate it once, to the end, or call `close`.
 
-    def __init__(
-        self,
-        loaded: TextInterface,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | BeamSearchParams,
-        body: GenerationRequest,
-        streams: list[RequestStream],
-        timers: list[RequestTimer],
-        deadlines: Deadlines,
-        reservation: Reservation,
-        request_id: str,
-        explanations: list[CacheExplanation] | None,
-        *,
-        prompt_only: bool,
-    ) -> None:
-        self._loaded = loaded
-        self.prompts = prompts
-        self._params = params
-        self._num_choices = body.num_choices
-        self._field_names = body.request_field_names
-        self._streams = streams
-        self._deadlines = deadlines
-        self._reservation = reservation
-        self._timers = timers
-        self._prompt_only = prompt_only
-        self.request_id = request_id
-        # Times of the prompt that had a token first; None before.
-        self.times: RequestMetrics | None = None
+    Attributes:
+        explanations: by prompt; None unless the request asked for them.
+        prompt_only: see `start`.
+        times: of the prompt that had a token first; None before.
+    """
+
+    loaded: TextInterface
+    prompts: Sequence[Prompt]
+    params: SamplingParams | BeamSearchParams
+    body: GenerationRequest
+    streams: list[RequestStream]
+    timers: list[RequestTimer]
+    deadlines: Deadlines
+    reservation: Reservation
+    request_id: str
+    explanations: list[CacheExplanation] | None
+    prompt_only: bool
+    times: RequestMetrics | None = None
+
+    def __post_init__(self) -> None:
         # By prompt; None before its first.
-        self._latest: list[OutputDelta | None] = [None] * len(prompts)
+        self._latest: list[OutputDelta | None] = [None] * len(self.prompts)
+        self._num_choices = self.body.num_choices
+        self._num_expected = [self._num_choices] * len(self.prompts)
+        self._num_finished = 0  # choices
         self._num_completion_tokens = 0
         self._num_tokens_left_out = 0  # of beams that were found and are not answers
-        self._num_expected = [body.num_choices] * len(prompts)
-        self._num_finished = 0  # choices
-        # By prompt; None unless the request asked for them.
-        self.explanations = explanations
 
     @staticmethod
     async def start(
@@ -144,7 +136,7 @@ class Generation:
             reservation,
             request_id,
             cache_explanations,
-            prompt_only=prompt_only,
+            prompt_only,
         )
 
     @property
@@ -182,25 +174,25 @@ class Generation:
 
     def close(self) -> None:
         """Abort the prompts that are unfinished."""
-        self._deadlines.close()
+        self.deadlines.close()
         # What has waited in the queue all the time has cost nothing.
-        lengths = [len(p.token_ids) for p, s in zip(self.prompts, self._streams, strict=True) if s.admitted]
-        if self.complete or not lengths or isinstance(self._params, SamplingParams):
-            self._reservation.settle(sum(lengths) + self._num_completion_tokens + self._num_tokens_left_out)
+        lengths = [len(p.token_ids) for p, s in zip(self.prompts, self.streams, strict=True) if s.admitted]
+        if self.complete or not lengths or isinstance(self.params, SamplingParams):
+            self.reservation.settle(sum(lengths) + self._num_completion_tokens + self._num_tokens_left_out)
         # Otherwise all that was taken stays taken: a beam search has no tokens before its end, however long it ran.
-        for stream, timer in zip(self._streams, self._timers, strict=True):
+        for stream, timer in zip(self.streams, self.timers, strict=True):
             stream.close()
             timer.end()
 
     async def __aiter__(self) -> AsyncGenerator[ChoiceDelta, None]:
         try:
-            async with aclosing(_merge_streams(self._streams)) as deltas:
+            async with aclosing(_merge_streams(self.streams)) as deltas:
                 async for prompt, delta in deltas:
                     if isinstance(delta, BeamSearchOutput) and delta.sequences and not delta.aborted:
                         # It may have found fewer than were asked for.
                         self._num_expected[prompt] = min(len(delta.sequences), self._num_choices)
-                        self._timers[prompt].expect(self._num_expected[prompt])
-                    self._timers[prompt].observe(delta)
+                        self.timers[prompt].expect(self._num_expected[prompt])
+                    self.timers[prompt].observe(delta)
                     self._latest[prompt] = delta
                     self.times = self.times or delta.metrics
                     if isinstance(delta, BeamSearchOutput):
@@ -212,11 +204,11 @@ class Generation:
                         if output.finish_reason == "abort":
                             raise DrainingError(_CUT_SHORT)
                         self._num_finished += output.finished()
-                        answer = _without_tokens(output) if self._prompt_only else output
+                        answer = _without_tokens(output) if self.prompt_only else output
                         self._num_completion_tokens += len(answer.token_ids)
                         yield ChoiceDelta(choice, prompt, answer)
         except StructuredOutputError as error:
-            raise client_error(error, self._field_names) from error
+            raise client_error(error, self.body.request_field_names) from error
         finally:
             self.close()
 
@@ -238,8 +230,8 @@ class Generation:
         prompt_token_ids, token_ids = beam.tokens[:num_prompt_tokens], beam.tokens[num_prompt_tokens:]
         stopped = beam.finish_reason == "stop" and beam.stop_reason is None
         # A token that ends an answer is one of its tokens, and not part of its text.
-        num_read = len(token_ids) - (stopped and token_ids[-1] in self._loaded.eos_token_ids)
-        text = answer_text(self._loaded.require_tokenizer(), prompt_token_ids, token_ids[:num_read])
+        num_read = len(token_ids) - (stopped and token_ids[-1] in self.loaded.eos_token_ids)
+        text = answer_text(self.loaded.require_tokenizer(), prompt_token_ids, token_ids[:num_read])
         if isinstance(beam.stop_reason, str):
             text = text[: text.find(beam.stop_reason)]
         return CompletionOutput(
@@ -247,7 +239,7 @@ class Generation:
             text=text,
             token_ids=token_ids,
             cumulative_logprob=beam.cum_logprob,
-            logprobs=None if self._params.logprobs is None else beam.logprobs,
+            logprobs=None if self.params.logprobs is None else beam.logprobs,
             finish_reason=beam.finish_reason,
             stop_reason=beam.stop_reason,
         )
