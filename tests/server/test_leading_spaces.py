@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.client_payloads import post
 from support.in_process_server import serve
 from support.model_zoo import build
 from support.sentencepiece_tokenizer import sentencepiece_tokenizer
@@ -36,13 +37,6 @@ def spaced_llm(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
     llm.engine.cache.check()
 
 
-async def post(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str, Any]:
-    response = await client.post(path, json={"model": "model", **body})
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
-
-
 def generation(tokenizer: Any) -> dict[str, Any]:
     """Fields of a request for an answer of `WORDS`, with special tokens in it."""
     bias = {f"{token_id}": 100 for token_id in tokenizer.convert_tokens_to_ids(WORDS)}
@@ -62,7 +56,7 @@ def test_offsets_of_tokens_are_where_their_texts_are(
     async def scenario(client: httpx.AsyncClient) -> None:
         sent = prompt if isinstance(prompt, str) else tokenizer.convert_tokens_to_ids(prompt)
         fields = {"prompt": sent, "echo": echo, "skip_special_tokens": skip_special_tokens, "logprobs": 2}
-        answer = await post(client, "/v1/completions", **fields, **generation(tokenizer))
+        answer = await post(client, "/v1/completions", fields | generation(tokenizer))
         (choice,) = answer["choices"]
         text, logprobs = choice["text"], choice["logprobs"]
         assert " world" in logprobs["tokens"]
@@ -91,8 +85,8 @@ def test_bytes_of_chat_log_probabilities_are_the_content(spaced_llm: LLM, tokeni
     del fields["logit_bias"][f"{tokenizer.convert_tokens_to_ids('</s>')}"]
 
     async def scenario(client: httpx.AsyncClient) -> None:
-        messages = [{"role": "user", "content": "Hello"}]
-        answer = await post(client, "/v1/chat/completions", messages=messages, logprobs=True, **fields)
+        body = {"messages": [{"role": "user", "content": "Hello"}], "logprobs": True, **fields}
+        answer = await post(client, "/v1/chat/completions", body)
         (choice,) = answer["choices"]
         content = choice["message"]["content"]
         assert content.startswith((" world", " Hello"))
@@ -114,7 +108,7 @@ def test_words_with_and_without_a_space_are_apart_in_top_logprobs(tokenizer: Any
 
 def test_token_strs_have_their_spaces(spaced_llm: LLM) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
-        answer = await post(client, "/tokenize", prompt="Hello world  é!", return_token_strs=True)
+        answer = await post(client, "/tokenize", {"prompt": "Hello world  é!", "return_token_strs": True})
         strings = ["<s>", " Hello", " world", " ", " ", "bytes:\\xc3", "bytes:\\xa9", "!"]
         assert answer["token_strs"] == strings
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
 import uvloop
+from support.in_process_server import idle_model
 
 from radixkv.server.config import ServerConfig
 from radixkv.server.cors import Cors
@@ -26,9 +26,7 @@ async def tell_port(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.mark.parametrize("metrics_port", [None, 0])
 def test_both_ports_are_served_until_the_end(metrics_port: int | None) -> None:
-    llm = Mock(death=None, num_unfinished=0, shutdown=AsyncMock(return_value=True))
-    llm.wait_for_death = asyncio.Event().wait
-    config, tenants = ServerConfig(port=0, metrics_port=metrics_port), Tenants()
+    llm, config, tenants = idle_model(), ServerConfig(port=0, metrics_port=metrics_port), Tenants()
 
     async def main() -> tuple[list[str], int]:
         drain = asyncio.Event()
@@ -56,9 +54,7 @@ def test_of_two_servers_that_started_on_one_port_the_second_ends(
     metrics_port: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both used to bind it while they loaded their models, and both said that they served."""
-    llm = Mock(death=None, num_unfinished=0, shutdown=AsyncMock(return_value=True))
-    llm.wait_for_death = asyncio.Event().wait
-    config, tenants = ServerConfig(port=0, metrics_port=metrics_port), Tenants()
+    llm, config, tenants = idle_model(), ServerConfig(port=0, metrics_port=metrics_port), Tenants()
 
     async def main() -> None:
         with listener_for(config, tenants) as first, metrics_listener_for(config, tenants) as second:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
@@ -18,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.types import Receive, Scope, Send
+from support.in_process_server import idle_model
 
 from radixkv.server.config import ServerConfig
 from radixkv.server.listener import address_of, listener_for
@@ -62,8 +62,7 @@ def test_who_connects_and_does_not_encrypt_gives_way(
 ) -> None:
     """They used to count nowhere: each held a file descriptor for a minute, until there was none for anybody else."""
     monkeypatch.setattr("radixkv.server.run.possible_connections", lambda: 3)
-    llm: Any = Mock(death=None, num_unfinished=0, shutdown=AsyncMock(return_value=True))
-    llm.wait_for_death = asyncio.Event().wait
+    llm = idle_model()
     config, tenants = ServerConfig(port=0, ssl_certfile=certificate, ssl_keyfile_password=PASSWORD), Tenants()
 
     async def main() -> None:

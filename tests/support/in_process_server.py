@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 
@@ -13,6 +14,13 @@ from radixkv.server.app import create_app
 from radixkv.server.config import ServerConfig
 from radixkv.server.service import Service
 from radixkv.server.tenants import Tenants
+
+
+def idle_model() -> Any:
+    """Stands in for a model that is served, and gets no request."""
+    llm = Mock(death=None, num_unfinished=0, shutdown=AsyncMock(return_value=True))
+    llm.wait_for_death = asyncio.Event().wait
+    return llm
 
 
 def make_service(
