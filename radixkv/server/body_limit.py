@@ -54,11 +54,7 @@ class _Body:
     """One request's body, which is passed on when it is complete.
 
     Args:
-        receive: where it comes from.
-        headers: of the request.
-        max_bytes: its length at most.
         held: by tenant, the bytes of all bodies that are in memory.
-        tenant: whose request it is.
     """
 
     def __init__(self, receive: Receive, headers: Headers, max_bytes: int, held: Counter[str], tenant: str) -> None:

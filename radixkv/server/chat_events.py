@@ -45,7 +45,6 @@ class ChatEvent:
     """What is new in one choice, or all of it.
 
     Attributes:
-        choice: index of the choice.
         pieces: new text, reasoning and parts of tool calls, in order; may be empty.
         output: the new tokens and their log-probabilities; its text is what the model wrote, markers included.
         finish_reason: why the choice ended; None while it has not. The output's own knows nothing of tool calls.

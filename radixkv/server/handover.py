@@ -25,11 +25,7 @@ _SECONDS_BETWEEN_LOOKS = 0.02
 
 
 class Handover:
-    """The application of a server that can be succeeded.
-
-    Args:
-        app: the application.
-    """
+    """The application of a server that can be succeeded."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -96,8 +96,6 @@ def listener_for(config: ServerConfig, tenants: Tenants, *, shared: bool = False
     """A socket bound to the configured address.
 
     Args:
-        config: the server's.
-        tenants: who may use it.
         shared: see `tcp_listener`.
 
     Raises:
@@ -118,10 +116,6 @@ def listener_for(config: ServerConfig, tenants: Tenants, *, shared: bool = False
 @contextmanager
 def metrics_listener_for(config: ServerConfig, tenants: Tenants) -> Iterator[socket.socket | None]:
     """A socket bound to the address that is configured for the metrics; None: they have no address of their own.
-
-    Args:
-        config: the server's.
-        tenants: who may use it.
 
     Raises:
         OSError: the address cannot be used.
@@ -164,7 +158,6 @@ def listen(listener: socket.socket, backlog: int) -> None:
     """Have a bound socket take connections.
 
     Args:
-        listener: the socket.
         backlog: connections that may wait to be accepted.
 
     Raises:

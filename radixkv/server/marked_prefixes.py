@@ -25,7 +25,6 @@ def marked_prefixes(
     with an empty message after it. The result is the longest prefix that either shares with the prompt.
 
     Args:
-        chat: the request.
         breakpoints: in the order of the prompt.
         prompt: the tokens of all of it.
     """

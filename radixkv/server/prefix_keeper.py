@@ -14,14 +14,7 @@ from radixkv.server.served import ServedModel
 
 
 class PrefixKeeper:
-    """Keeps the marked prefixes of one request's prompt.
-
-    Args:
-        tenant: whose request it is.
-        chat: the request.
-        breakpoints: the marks.
-        prompt: what was submitted.
-    """
+    """Keeps the marked prefixes of one request's prompt."""
 
     def __init__(
         self,

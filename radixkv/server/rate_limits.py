@@ -31,9 +31,6 @@ class TokenBucket:
     Args:
         per_minute: the amount.
         clock: seconds, monotonic.
-
-    Attributes:
-        per_minute: the amount.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
@@ -109,8 +106,6 @@ class RateLimits:
         """Count a request, or refuse it and count nothing.
 
         Args:
-            tenant: whose request it is.
-            params: of each prompt.
             prompt_lengths: tokens of each prompt.
             max_model_len: tokens of prompt and answer together, at most.
 

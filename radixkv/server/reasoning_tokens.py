@@ -54,7 +54,6 @@ class ReasoningTokens:
         """Count what is new in an answer.
 
         Args:
-            choice: the answer's index.
             output: the new tokens and their text, markers included.
             pieces: that were read from it, and from text before it.
         """

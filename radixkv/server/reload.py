@@ -59,7 +59,6 @@ class KeysReload:
     """Rereads the file of keys; a bad file changes nothing and logs one error.
 
     Args:
-        path: of the file.
         tenants: that it names.
         set_shares: gets what each may have.
     """

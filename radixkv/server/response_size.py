@@ -30,9 +30,6 @@ def check_response_size(
     """Refuse what would make a response too large.
 
     Args:
-        body: the request.
-        prompts: of it.
-        params: of each prompt.
         max_model_len: tokens of a prompt and its answer at most.
         num_copies: of each prompt, and of its log-probabilities, where the response has them.
         repeating: the field that has the response repeat the prompts; None: it does not.

@@ -128,10 +128,7 @@ async def serve(
     """Serve a model until SIGTERM or SIGINT, or until it dies.
 
     Args:
-        llm: what is served.
-        config: the server's.
         name: of what is served, to be printed.
-        app: the application.
         listener: bound, and not listening yet.
         metrics_listener: likewise, for the paths that `radixkv.server.ports` names; None: ``listener`` is for these, too.
         drain: starts draining when it is set, as a signal does.
@@ -192,8 +189,6 @@ def uvicorn_config(config: ServerConfig, app: ASGIApp, seconds_to_end: float = S
     """How the application is served.
 
     Args:
-        config: the server's.
-        app: the application.
         seconds_to_end: for answers that are being sent when the server stops.
     """
     open_connections = OpenConnections(possible_connections())
@@ -272,7 +267,6 @@ def make_tenants(config: ServerConfig, secret: bytes | None) -> Tenants:
     """Who may use the server.
 
     Args:
-        config: the server's.
         secret: of the names of their namespaces; None: a random one.
 
     Raises:

@@ -121,7 +121,6 @@ class Service:
         """Refuse a conversation that cannot fit into the model, before the chat template writes it.
 
         Args:
-            messages: all of them.
             tools: that the template describes.
             variables: that it may write.
 

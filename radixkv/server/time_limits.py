@@ -59,8 +59,6 @@ class Deadlines:
     """Ends the prompts of one HTTP request when it takes too long: its blocks are released before the next step.
 
     Args:
-        llm: the engine.
-        limits: of this request.
         metrics: count the request's prompts.
 
     Attributes:

@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 
 
 class Tracing:
-    """ASGI middleware: records the spans of each request.
-
-    Args:
-        tracer: what records them.
-    """
+    """ASGI middleware: records the spans of each request."""
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self._app = app

@@ -36,7 +36,6 @@ def in_words(error: RequestValidationError, request: Request) -> tuple[str, str 
 
     Args:
         error: holds all of pydantic's errors; a union has one per member.
-        request: that is wrong.
     """
     located = []
     for each in error.errors()[:_MAX_ERRORS]:
