@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.committed_figures import GPU, ROOT, gpu_rows, table
+from support.committed_figures import MEASURED_GPU, ROOT, gpu_rows, table
 
 GPUS = ("h200", "h100")
 # Rows that multiply; what they read is nothing beside it.
@@ -99,7 +99,7 @@ def gpu_drafts() -> str:
 
 @pytest.mark.parametrize(
     ("path", "expected"),
-    [(GPU, gpu_layer), (GPU, gpu_prompts), (GPU, gpu_drafts), (GPU, gpu_steps)],
+    [(MEASURED_GPU, each) for each in (gpu_layer, gpu_prompts, gpu_drafts, gpu_steps)],
     ids=lambda value: value.name if isinstance(value, Path) else value.__name__,
 )
 def test_a_table_is_what_was_measured(path: Path, expected: Callable[[], str]) -> None:
