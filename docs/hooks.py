@@ -20,6 +20,7 @@ PUBLIC_MODULES = {
     "radixkv.ray": "reference/ray.md",
     "radixkv.routing": "reference/routing.md",
     "radixkv.testing": "reference/testing.md",
+    "radixkv_cpu": "reference/cpu.md",
     "radixkv_kernels": "reference/kernels.md",
 }
 

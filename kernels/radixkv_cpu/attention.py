@@ -30,8 +30,8 @@ _UNSIGNED: Mapping[np.dtype[Any], np.dtype[Any]] = MappingProxyType(
 )
 
 
-# Most rows of a decoding range, `kMostDrafted` of ``src/attention.cpp``.
 MAX_DECODING_ROWS = 32
+"""Most rows of a decoding range, `kMostDrafted` of ``src/attention.cpp``."""
 
 
 class RowKind(IntEnum):

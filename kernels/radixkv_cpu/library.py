@@ -16,7 +16,6 @@ import torch
 from radixkv_cpu.source_digest import source_digest
 
 FOLDER = Path(__file__).parent
-# The best first, with what /proc/cpuinfo must list for each.
 VARIANTS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "amx": frozenset({"amx_bf16", "amx_tile", "avx512_bf16", "avx512_fp16", "avx512vbmi"}),
@@ -25,6 +24,7 @@ VARIANTS: Mapping[str, frozenset[str]] = MappingProxyType(
         "avx2": frozenset({"avx2", "fma", "f16c", "bmi2"}),
     }
 )
+"""Variants of the compiled code, the best first, with what /proc/cpuinfo must list for each."""
 
 
 class Library:

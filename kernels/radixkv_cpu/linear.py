@@ -13,8 +13,9 @@ from radixkv_cpu.checks import check_tensor
 from radixkv_cpu.library import require_library
 
 PANEL = 32
-# Activations of the gate of a gated layer, by the library's numbers for them.
 ACTIVATIONS = MappingProxyType({"silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4})
+"""Activations of the gate of a gated layer, by the library's numbers for them."""
+
 # AMX reads so many inputs at a time, and the pairs of bfloat16 are not padded.
 _BF16_INPUTS = 32
 # The number of decoding rows where it is not known.
