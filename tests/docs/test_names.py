@@ -98,7 +98,7 @@ def test_every_link_of_the_readme_leads_somewhere() -> None:
 
 
 def test_every_extra_is_explained_where_one_installs() -> None:
-    """``bench`` was named only by the message of the command that lacked it."""
+    """A reader learns of an extra before a command asks for it."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
     for_contributors = {"docs", "mutation", "test"}
     page = (ROOT / "docs" / "get-started.md").read_text()
