@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from operator import index
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from radixkv.drafting.lengths import choose_lengths
 from radixkv.drafting.sequence_drafts import SequenceDrafts
 from radixkv.drafting.step_times import StepTimes
 from radixkv.outputs import DraftCounts
-from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.batch import AskedSequence, Batch
 from radixkv.scheduling.request import TokenSequence
 from radixkv.scheduling.sequence_blocks import SequenceBlocks
 
@@ -42,22 +41,13 @@ _MOST_SKIPPED = 4
 _WORTH_WAITING = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Candidate(NamedTuple):
     """A sequence's best draft. As many of its tokens are verified as are worth their time."""
 
     sequence: TokenSequence
     source: str
     token_ids: Sequence[int]
     rate: float
-
-
-class _Pending(NamedTuple):
-    """A sequence that drafters were asked about, its length before the step, and what they proposed, by source."""
-
-    sequence: TokenSequence
-    num_tokens: int
-    proposed: Mapping[str, Draft]
 
 
 class Speculator:
@@ -97,9 +87,6 @@ class Speculator:
         self._rates = AcceptanceRates()
         self._times = StepTimes()
         self._warned: set[str] = set()
-        self._pending: list[_Pending] = []
-        self._pending_in_flight: list[_Pending] = []  # of the batch before, if it is in flight
-        self._sources: dict[TokenSequence, str] = {}  # of the drafts that are verified
         self._started = 0.0
         self._landed: float | None = None
         self._num_unasked = 0
@@ -133,8 +120,6 @@ class Speculator:
     def draft(self, batch: Batch) -> None:
         """Give the batch the drafts that are worth verifying, with writable slots for them."""
         self._num_steps += 1
-        self._pending_in_flight, self._pending = self._pending, []
-        self._sources = {}
         candidates: list[_Candidate] = []
         asks_all = len(batch.chunks) < _MANY_SEQUENCES or self._num_unasked >= _ASKED_EVERY
         for group, sequence, _, completes in batch.chunks:
@@ -153,12 +138,12 @@ class Speculator:
             most = min(self._max_tokens, request.max_new_tokens - len(state.output_token_ids) - 1)
             drafts = self._drafts_of(sequence)
             drafts.proposed = {}
-            if most > 0:
-                candidate = self._best(sequence, drafts, most)
-                if candidate is not None:
-                    candidates.append(candidate)
-            self._pending.append(_Pending(sequence, len(sequence.token_ids), drafts.proposed))
-        if self._pending and not any(chunk.sequence.num_placeholders for chunk in batch.chunks):
+            best = self._best(sequence, drafts, most) if most > 0 else None
+            if best is not None:
+                candidates.append(best)
+            source = None if best is None else best.source
+            batch.asked.append(AskedSequence(sequence, len(sequence.token_ids), drafts.proposed, source))
+        if batch.asked and not any(chunk.sequence.num_placeholders for chunk in batch.chunks):
             self._num_unasked = 0  # not when prompts alone were asked about, behind which others' tokens are in flight
         if candidates:
             self._choose(batch, candidates)
@@ -166,10 +151,9 @@ class Speculator:
 
     def learn(self, batch: Batch) -> None:
         """Learn from the batch that `draft` was called with, now that it is processed."""
-        self._compare(self._pending, batch)
+        self._compare(batch)
         if batch.chunks and not batch.beam_steps and all(chunk.num_tokens == 1 for chunk in batch.chunks):
             self._times.observe(batch.num_tokens, self._clock() - self._started, drafting=bool(batch.drafts))
-        self._pending = []
 
     def landed(self, batch: Batch | None, following: Batch) -> None:
         """Learn from a batch that was launched ahead and is processed now; it took the time since the one before it was.
@@ -182,18 +166,14 @@ class Speculator:
         if batch is None:
             self._landed = None
             return
-        if following.chunks:
-            self._compare(self._pending_in_flight, batch)
-        else:
-            self._compare(self._pending, batch)
-            self._pending = []
+        self._compare(batch)
         if self._landed is not None and all(chunk.num_tokens == 1 for chunk in batch.chunks):
             self._times.observe(batch.num_tokens, now - self._landed, drafting=False)
         self._landed = now if following.chunks else None
 
-    def _compare(self, pending: Sequence[_Pending], batch: Batch) -> None:
+    def _compare(self, batch: Batch) -> None:
         """Learn from the tokens of a processed batch how good the drafts for it were, verified or not."""
-        for sequence, num_tokens, proposed in pending:
+        for sequence, num_tokens, proposed, source_of_best in batch.asked:
             drafts = sequence.drafts
             if drafts is None:
                 continue
@@ -204,8 +184,8 @@ class Speculator:
             wrong = max(drafts.num_wrong - 2, 0) if right else drafts.num_wrong + 1
             drafts.num_wrong = min(wrong, _MAX_WRONG + _MOST_SKIPPED)
             verified = batch.drafts.get(sequence)
-            if verified is not None:
-                self._count(sequence, self._sources[sequence], len(verified), matching(verified, tokens))
+            if verified is not None and source_of_best is not None:
+                self._count(sequence, source_of_best, len(verified), matching(verified, tokens))
 
     def _best(self, sequence: TokenSequence, drafts: SequenceDrafts, most: int) -> _Candidate | None:
         """Ask every drafter, and return the draft with the most tokens that can be expected to be right."""
@@ -222,7 +202,7 @@ class Speculator:
         if best is None:
             return None
         token_ids = self._useful(sequence, best.token_ids)
-        return _Candidate(sequence, best.source, token_ids, best.rate) if token_ids else None
+        return best._replace(token_ids=token_ids) if token_ids else None
 
     def _ask(self, drafter: Drafter, context: DraftContext, most: int) -> Draft:
         try:
@@ -292,7 +272,6 @@ class Speculator:
             length = self._blocks.reserve_free(sequence, sequence.num_pending + length) - sequence.num_pending
             if length > 0:
                 batch.drafts[sequence] = candidate.token_ids[:length]
-                self._sources[sequence] = candidate.source
         self._declined_rows = math.inf if batch.drafts else num_rows
 
     def _count(self, sequence: TokenSequence, source: str, num_drafted: int, num_accepted: int) -> None:

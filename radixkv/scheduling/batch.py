@@ -19,12 +19,13 @@ and the next owner of those slots writes them later in the device's order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
+from radixkv.drafting import Draft
 from radixkv.memory.upload import to_device
 from radixkv.sampling.sampler import InFlightTokens, SamplingState
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
@@ -58,12 +59,28 @@ class BeamStep(NamedTuple):
     logits_rows: list[int]
 
 
+class AskedSequence(NamedTuple):
+    """A sequence that drafters were asked about before a step.
+
+    Attributes:
+        num_tokens: its length then.
+        proposed: what each source drafted.
+        source: of the best draft, whose tokens may be verified; None: there is none.
+    """
+
+    sequence: TokenSequence
+    num_tokens: int
+    proposed: Mapping[str, Draft]
+    source: str | None
+
+
 @dataclass(slots=True)
 class Batch:
     """One forward pass over packed chunks.
 
     Attributes:
         chunks: what is computed; from the scheduler.
+        asked: the sequences that drafters were asked about.
         drafts: tokens that may come next, computed after the chunk, of sequences whose chunks complete them. The executor
             sets the attributes below.
         logits: float32 ``[rows, vocabulary]``.
@@ -73,6 +90,7 @@ class Batch:
     """
 
     chunks: list[ScheduledChunk]
+    asked: list[AskedSequence] = field(default_factory=list)
     drafts: dict[TokenSequence, Sequence[int]] = field(default_factory=dict)
     logits: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     sampled: list[SampledRow] = field(default_factory=list)
