@@ -149,7 +149,7 @@ class Scheduler:
             chunks = self._last_tokens_within(decoding, budget)
         else:
             chunks = self._last_tokens_with_preemption(decoding, budget)
-        self._schedule_prompts(chunks, prompts, budget - len(chunks))
+        chunks += self._schedule_prompts(prompts, budget - len(chunks))
         generated = Counter([chunk.group.request.tenant for chunk in chunks if chunk.completes])
         for group, _, _, completes in chunks:
             # The prompt of n samples or beams completes once, and each of them gets its first token.
@@ -267,8 +267,8 @@ class Scheduler:
 
     # -- prompts and admission -----------------------------------------------------------------------------------
 
-    def _schedule_prompts(self, chunks: list[ScheduledChunk], prompts: list[SequenceGroup], budget: int) -> None:
-        """Fill what decoding leaves of the step: with prompts in progress, in turn, then with waiting groups.
+    def _schedule_prompts(self, prompts: list[SequenceGroup], budget: int) -> list[ScheduledChunk]:
+        """What fills the rest of the step: prompts in progress, in turn, then waiting groups.
 
         The first prompt that is too long for what is left reserves half of it, shorter ones behind it use the other half,
         and what they leave is the long one's again::
@@ -280,7 +280,7 @@ class Scheduler:
         (`prompt_shares`).
         """
         self.admission.begin_step()
-        num_decoding = len(chunks)
+        chunks: list[ScheduledChunk] = []
         long, reserved = None, 0
         # Without those that were preempted for a decoding group: they may be admitted again below, with a chunk.
         prompts = [group for group in prompts if group in self.running]
@@ -298,13 +298,12 @@ class Scheduler:
         budget -= self._admit_waiting(chunks, budget, long is not None)
         if long is not None:
             self._schedule_chunks(chunks, long, budget + reserved)
-        prompt_chunks = chunks[num_decoding:]
-        if len({chunk.group.request.tenant for chunk in prompt_chunks}) > 1:
+        if len({chunk.group.request.tenant for chunk in chunks}) > 1:
             wanting_more = self.admission.tenants_wanting_more()
-            min_tokens = self._max_num_batched_tokens // 16
-            chunks[num_decoding:] = bound_prompts(prompt_chunks, wanting_more, self.shares, min_tokens)
+            chunks = bound_prompts(chunks, wanting_more, self.shares, self._max_num_batched_tokens // 16)
         if self._max_prompt_logit_rows is not None:
-            chunks[num_decoding:] = bound_logit_rows(chunks[num_decoding:], self._max_prompt_logit_rows)
+            chunks = bound_logit_rows(chunks, self._max_prompt_logit_rows)
+        return chunks
 
     def _schedule_chunks(self, chunks: list[ScheduledChunk], group: SequenceGroup, budget: int) -> int:
         """Schedule as much of a prompt as the budget allows; returns the number of tokens."""

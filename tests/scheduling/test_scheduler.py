@@ -7,7 +7,6 @@ import random
 import pytest
 from support.scheduler_driver import STEMS, SchedulerDriver, tail, warm
 
-from radixkv.scheduling.batch import ScheduledChunk
 from radixkv.scheduling.fair_shares import COMPUTED_TOKEN_COST
 
 
@@ -236,8 +235,7 @@ def test_a_prompt_that_is_preempted_and_admitted_again_in_one_step_gets_one_chun
     scheduler._preempt(second)  # as for a decoding group that needs its blocks
     # So that its prompt comes after the other's, which lets it in before itself.
     scheduler.shares.charge_cost("b", 1000)
-    chunks: list[ScheduledChunk] = []
-    scheduler._schedule_prompts(chunks, prompts, 128)
+    chunks = scheduler._schedule_prompts(prompts, 128)
     assert {chunk.group for chunk in chunks} == {first, second}
     assert len(chunks) == 2
 
