@@ -155,7 +155,7 @@ class Admission:
 
     def tenants_wanting_more(self) -> set[str]:
         """Those whose running and waiting sequences together exceed an equal share, by weight, of all."""
-        return self._count_usage().tenants_wanting_more()
+        return self._current_usage().tenants_wanting_more()
 
     def next_group(self, max_tokens: int | None, before: Request | None) -> SequenceGroup | None:
         """Take the next group that fits out of the queue, tenants in turn, and open its tables; None: there is none.
@@ -237,16 +237,12 @@ class Admission:
 
     def _count_usage(self) -> TenantUsage:
         """The usage now, before a step admits anything or after."""
-        cache = self._cache
         return TenantUsage(
             self._shares,
             self._running,
             self._waiting,
+            self._cache,
             self._max_num_seqs,
-            cache.num_blocks,
-            cache.block_size,
-            # What was used last is evicted last, so it stays if half of all blocks are available.
-            cached_stays=2 * cache.num_available_blocks >= cache.num_blocks,
             burst=self._max_num_batched_tokens,
         )
 

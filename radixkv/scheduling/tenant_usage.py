@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 
+from radixkv.cache import PrefixCache
 from radixkv.scheduling.fair_shares import FairShares
 from radixkv.scheduling.request import Request, SequenceGroup
 from radixkv.scheduling.waiting_queue import WaitingQueue
@@ -19,10 +20,8 @@ class TenantUsage:
         shares: the tenants' weights and counters.
         running: in order of rank.
         waiting: the queue.
+        cache: whose blocks they share.
         max_num_seqs: concurrent sequences of all tenants.
-        num_blocks: blocks of all tenants.
-        block_size: tokens per block.
-        cached_stays: whether what a preempted group computed stays cached for a while.
         burst: service by which a tenant's counter may be ahead of others' without losing the claim to its share.
     """
 
@@ -31,19 +30,19 @@ class TenantUsage:
         shares: FairShares,
         running: Collection[SequenceGroup],
         waiting: WaitingQueue,
+        cache: PrefixCache,
         max_num_seqs: int,
-        num_blocks: int,
-        block_size: int,
-        cached_stays: bool,
         burst: int,
     ) -> None:
         self._shares = shares
         self._waiting = waiting
         self._running = dict.fromkeys(running)
         self._max_num_seqs = max_num_seqs
-        self._num_blocks = num_blocks
-        self._block_size = block_size
-        self._min_progress = 1 if cached_stays else block_size
+        self._num_blocks = cache.num_blocks
+        self._block_size = cache.block_size
+        # What was used last is evicted last, so what a preempted group computed stays if half of all blocks are available.
+        cached_stays = 2 * cache.num_available_blocks >= cache.num_blocks
+        self._min_progress = 1 if cached_stays else cache.block_size
         self._burst = burst
         # The smallest counter of the tenants that wait, and how small it may become before added groups lose their claims.
         self._floor = shares.floor
