@@ -183,11 +183,7 @@ class Engine:
         """
         self._requests.check_id(request)
         groups = begin_request(request, self.loaded.tokenizer)  # may raise: only what has begun is accepted
-        self._requests.add(request)
-        if groups:
-            self.scheduler.add(*groups)
-        else:
-            self._requests.add_ended_elsewhere(request)
+        self._requests.add(request, groups)
 
     def check_pin(self, prompt: Prompt, ttl: float | None) -> None:
         """Raise, before its uncached part is computed, what pinning a prompt would raise.

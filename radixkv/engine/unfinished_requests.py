@@ -9,7 +9,7 @@ from radixkv.cache import PrefixCache
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.errors import NoBlocksLeftError
-from radixkv.scheduling.request import Request, TokenSequence
+from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
 
 
@@ -45,13 +45,13 @@ class UnfinishedRequests:
         if request.request_id in self._by_id:
             raise ValueError(f"request_id {request.request_id!r} belongs to an unfinished request")
 
-    def add(self, request: Request) -> None:
-        """Accept a request after `check_id`; its sequences are scheduled by the caller."""
+    def add(self, request: Request, groups: list[SequenceGroup]) -> None:
+        """Accept a request after `check_id`, and schedule its groups; without any, `finish_ended_elsewhere` ends it."""
         self._by_id[request.request_id] = request
-
-    def add_ended_elsewhere(self, request: Request) -> None:
-        """Note that an added request has nothing left to generate: `finish_ended_elsewhere` ends it."""
-        self._ended_elsewhere.append(request)
+        if groups:
+            self._scheduler.add(*groups)
+        else:
+            self._ended_elsewhere.append(request)
 
     def finish_ended_elsewhere(self) -> list[Request]:
         """End the requests that have nothing left to generate; returns them."""
