@@ -86,7 +86,6 @@ class Engine:
     """
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
-        clock = time.perf_counter
         must_compile = config.enable_torch_compile is True
         config = config.for_device(loaded.device.type)
         element_type = resolve_kv_cache_dtype(config.kv_cache_dtype, loaded)
@@ -101,14 +100,14 @@ class Engine:
         # does not keep the process alive.
         weakref.finalize(self, run_outside_workers, partial(self._open_cache.close, _QUEUE_SECONDS))
         try:
-            self._set_up(loaded, config, clock)
+            self._set_up(loaded, config)
         except BaseException:  # its handler may keep the engine alive, and with it everything that is open
             self._open_cache.close(_QUEUE_SECONDS)
             raise
 
-    def _set_up(self, loaded: LoadedModel, config: ResolvedEngineConfig, clock: Callable[[], float]) -> None:
+    def _set_up(self, loaded: LoadedModel, config: ResolvedEngineConfig) -> None:
         """Set up everything that works on the open cache."""
-        block_size = config.block_size
+        block_size, clock = config.block_size, time.perf_counter
         self.cache, self.tiers = self._open_cache.cache, self._open_cache.tiers
         self._compute_timer = ComputeTimer(self.prefill_rate.observe_step, clock, bool(config.async_scheduling))
         self.pins = NamedPins(self.cache, self.tiers)
@@ -249,13 +248,16 @@ class Engine:
             stays_in_flight = self._execute(batch, in_flight)
         self._in_flight = batch if stays_in_flight else None
         with self._failing_only(in_flight, None if stays_in_flight else batch):
-            touched += self._process_in_flight(in_flight, following=batch)
+            if in_flight is not None:  # while the new batch is computed
+                touched += self._process(in_flight)
+            if self._speculator is not None:
+                self._speculator.landed(in_flight, following=batch)
         if not stays_in_flight:
             with self._failing_only(batch):
                 touched += self._process(batch)
                 if self._speculator is not None:
                     self._speculator.learn(batch)
-        if not batch.chunks and in_flight is None and not self._wait_for_loads():
+        if not batch.chunks and in_flight is None and (self.tiers is None or not self.tiers.wait()):
             touched += self._requests.fail_first_without_room()
 
     def _schedule(self, in_flight: Batch | None) -> Batch:
@@ -263,17 +265,16 @@ class Engine:
         self._output_processor.begin_step()
         if self.tiers is not None:
             self.tiers.loads.publish_done()
-        if in_flight is not None and (self._drafts_may_follow(in_flight) or not self.scheduler.reserve_decoding()):
-            # Preemption needs every token on the host, and so do drafts: the batch in flight is processed first.
-            return Batch([])
+        if in_flight is not None:
+            # Drafts and preemption need every token on the host: the batch in flight is then processed first.
+            drafts_may_follow = self._speculator is not None and self._speculator.wants_tokens(in_flight)
+            if drafts_may_follow or not self.scheduler.reserve_decoding():
+                return Batch([])
         batch = Batch(self.scheduler.schedule())
         if batch.chunks:
             self.peak_held_blocks = max(self.peak_held_blocks, self.cache.num_held_blocks)
             self.num_steps += 1
         return batch
-
-    def _drafts_may_follow(self, in_flight: Batch) -> bool:
-        return self._speculator is not None and self._speculator.wants_tokens(in_flight)
 
     def _execute(self, batch: Batch, in_flight: Batch | None) -> bool:
         """Compute a batch; True: its tokens stay on the device until the next batch is executed."""
@@ -290,13 +291,6 @@ class Engine:
             batch.append_placeholders()
         return stays_in_flight
 
-    def _process_in_flight(self, in_flight: Batch | None, following: Batch) -> list[Request]:
-        """Process the previous batch, if it is in flight, while ``following`` is computed."""
-        touched = [] if in_flight is None else self._process(in_flight)
-        if self._speculator is not None:
-            self._speculator.landed(in_flight, following)
-        return touched
-
     def _process(self, batch: Batch) -> list[Request]:
         """Append a batch's tokens, and remove the requests that it ended."""
         touched, changed = self._output_processor.process(batch)
@@ -308,10 +302,6 @@ class Engine:
                 self._requests.finish(request)
                 self.pins.restore(request, self.tenant_pins.keep)
         return touched
-
-    def _wait_for_loads(self) -> bool:
-        """Wait a moment for the tiers' loads; False: nothing is being loaded."""
-        return self.tiers is not None and self.tiers.wait()
 
     @contextmanager
     def _failing_only(self, *batches: Batch | None) -> Iterator[None]:
