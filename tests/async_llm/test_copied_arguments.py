@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from support.async_streams import GREEDY, prompts, run, tiny
+from support.async_streams import GREEDY, prompts, run
 from support.chat_templates import TEMPLATES, make_tokenizer
 from support.replica_servers import tiny_model
+from support.tiny_engine import tiny
 
 from radixkv import (
     LLM,

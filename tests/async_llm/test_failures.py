@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tiny, tokens_of
+from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tokens_of
 from support.dict_tier import DictTier
 from support.held_steps import HeldSteps
+from support.tiny_engine import raising_at, tiny
 
 from radixkv import AsyncLLM, SamplingParams, StructuredOutputsParams, TenantShare
 from radixkv.engine import engine as engine_module
@@ -21,18 +20,6 @@ from radixkv.engine import executor, output_processor
 from radixkv.errors import DrainingError, EngineDeadError, StepFailedError
 from radixkv.prompts import Prompt
 from radixkv.tiers.stats import StoreStats
-
-
-def raising_at(call: int, error: Exception, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that raises when it is called for the ``call``-th time."""
-    calls = itertools.count(1)
-
-    def function(*arguments: Any) -> Any:
-        if next(calls) == call:
-            raise error
-        return original(*arguments)
-
-    return function
 
 
 @pytest.mark.parametrize("where", ["model", "sampling"])

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, GREEDY, prompts, run, tiny, tokens_of
+from support.async_streams import ENDLESS, GREEDY, prompts, run, tokens_of
 from support.event_replay import replay_events
+from support.tiny_engine import tiny
 
 from radixkv import AsyncLLM, SamplingParams
 from radixkv.cache import PinQuotaExceeded

@@ -7,15 +7,15 @@ import threading
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, GREEDY, HANGING, prompts, run, tiny, tokens_of
+from support.async_streams import ENDLESS, GREEDY, HANGING, prompts, run, tokens_of
 from support.held_steps import HeldSteps
 from support.model_zoo import VOCAB_SIZE, build_supported
+from support.tiny_engine import add, finish, tiny
 
 from radixkv import AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, TenantShare
 from radixkv.errors import QueueFullError, RequestTooLargeError
 from radixkv.prompts import Prompt
 from radixkv.scheduling.queue_slots import QueueSlots
-from radixkv.scheduling.request import Request
 from radixkv.serving.request_stream import RequestStream
 
 
@@ -167,16 +167,11 @@ def test_a_long_stream_and_many_samples_do_not_stop_admission(tenant: str) -> No
     engine = tiny(max_num_seqs=8).engine
     tokens = [7, 8, 9, 10, 11]
 
-    def add(name: str, params: SamplingParams, tenant: str) -> Request:
-        request = engine.request_factory.make(name, Prompt(tokens), params, tenant=tenant)
-        engine.add(request)
-        return request
-
-    stream = add("stream", ENDLESS, "")
+    stream = add(engine, "stream", tokens, ENDLESS)
     engine.step()
-    many = add("many", SamplingParams(n=8, max_tokens=4, ignore_eos=True), "")
+    many = add(engine, "many", tokens, SamplingParams(n=8, max_tokens=4, ignore_eos=True))
     for number in range(5):
-        short = add(f"short-{number}", SamplingParams(max_tokens=1), tenant)
+        short = add(engine, f"short-{number}", tokens, SamplingParams(max_tokens=1), tenant=tenant)
         steps = engine.num_steps
         while not short.finished:
             engine.step()
@@ -210,12 +205,8 @@ def test_who_gives_way_to_another_tenant_goes_on_as_if_nothing_had_been(async_sc
             for _ in range(7):
                 engine.step()
         tenant = "greedy" if number < 8 else "modest"
-        requests.append(
-            engine.request_factory.make(f"{number}", Prompt(prompt["prompt_token_ids"]), GREEDY, tenant=tenant)
-        )
-        engine.add(requests[-1])
-    while engine.has_unfinished_requests:
-        engine.step()
+        requests.append(add(engine, f"{number}", prompt["prompt_token_ids"], GREEDY, tenant=tenant))
+    finish(engine)
     assert engine.scheduler.num_preemptions >= 2
     assert [request.sequences[0].output_token_ids for request in requests] == expected
     engine.cache.check()

@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tiny, tokens_of
+from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tokens_of
 from support.held_steps import HeldSteps
 from support.model_zoo import VOCAB_SIZE
 from support.replica_servers import tiny_model
+from support.tiny_engine import tiny
 
 from radixkv import (
     LLM,

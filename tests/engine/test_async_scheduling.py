@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.model_zoo import VOCAB_SIZE, build_supported
+from support.tiny_engine import add, finish
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.engine import output_processor
-from radixkv.prompts import Prompt
 from radixkv.sampling import sampler
 
 
@@ -103,13 +103,12 @@ def test_abort_between_launch_and_take(engines: tuple[LLM, LLM]) -> None:
     for steps in range(1, 8):
         llm.reset_prefix_cache()
         for name in ("kept", "aborted"):
-            engine.add(engine.request_factory.make(name, Prompt([5, 6, 7, 8, 9]), params))
+            add(engine, name, [5, 6, 7, 8, 9], params)
         for _ in range(steps):
             engine.step()
         assert engine.abort("aborted")
         engine.cache.check()
-        while engine.has_unfinished_requests:
-            engine.step()
+        finish(engine)
         engine.cache.check()
         assert llm.reset_prefix_cache()
 
@@ -122,8 +121,7 @@ def test_a_batch_in_flight_is_not_lost_when_scheduling_fails(
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     expected = engines[0].generate(prompt, params)[0].outputs[0].token_ids
     engine = engines[1].engine
-    request = engine.request_factory.make("one", Prompt(prompt["prompt_token_ids"]), params)
-    engine.add(request)
+    request = add(engine, "one", prompt["prompt_token_ids"], params)
     for _ in range(3):
         engine.step()
 
@@ -134,8 +132,7 @@ def test_a_batch_in_flight_is_not_lost_when_scheduling_fails(
         patch.setattr(engine.scheduler, "schedule", fail)
         with pytest.raises(MemoryError):
             engine.step()
-    while engine.has_unfinished_requests:
-        engine.step()
+    finish(engine)
     assert request.failure is None
     assert request.sequences[0].output_token_ids == expected
     engine.cache.check()
@@ -156,15 +153,13 @@ def test_a_crash_fails_the_requests_of_one_batch_and_not_those_of_the_other(
     llm = engines[1]
     llm.reset_prefix_cache()
     engine = llm.engine
-    requests = {name: engine.request_factory.make(name, Prompt(prompts[name]), params[name]) for name in prompts}
 
     def planted(*_: object) -> None:
         raise ZeroDivisionError("planted")
 
-    engine.add(requests["before"])
-    engine.add(requests["both"])
+    requests = {name: add(engine, name, prompts[name], params[name]) for name in ("before", "both")}
     engine.step()
-    engine.add(requests["after"])
+    requests["after"] = add(engine, "after", prompts["after"], params["after"])
     with monkeypatch.context() as patch:
         if fails == "launch":
             patch.setattr(engine._runner, "run", planted)
@@ -172,8 +167,7 @@ def test_a_crash_fails_the_requests_of_one_batch_and_not_those_of_the_other(
             patch.setattr(output_processor, "append_token", planted)
         engine.step()
     engine.cache.check()
-    while engine.has_unfinished_requests:
-        engine.step()
+    finish(engine)
     survives = "before" if fails == "launch" else "after"
     for name, request in requests.items():
         if name == survives:
@@ -190,16 +184,11 @@ def test_beams_and_samples_side_by_side(engines: tuple[LLM, LLM]) -> None:
         llm.reset_prefix_cache()
         engine = llm.engine
         sampled = SamplingParams(temperature=1.0, seed=3, max_tokens=9, ignore_eos=True)
-        requests = [
-            engine.request_factory.make("beams", Prompt([5, 6, 7, 8]), BeamSearchParams(3, 6, ignore_eos=True)),
-            engine.request_factory.make("sampled", Prompt([5, 6, 7, 9]), sampled),
-        ]
-        for request in requests:
-            engine.add(request)
-        while engine.has_unfinished_requests:
-            engine.step()
-        assert requests[0].beam_search is not None
-        results.append(([b.token_ids for b in requests[0].beam_search.results()], requests[1].sequences[0].token_ids))
+        beams = add(engine, "beams", [5, 6, 7, 8], BeamSearchParams(3, 6, ignore_eos=True))
+        sample = add(engine, "sampled", [5, 6, 7, 9], sampled)
+        finish(engine)
+        assert beams.beam_search is not None
+        results.append(([beam.token_ids for beam in beams.beam_search.results()], sample.sequences[0].token_ids))
         engine.cache.check()
     assert results[0] == results[1]
 
@@ -208,18 +197,15 @@ def test_a_block_is_published_when_its_last_token_becomes_known(engines: tuple[L
     """Behind a step in flight, one whose tokens are drawn on the host used to leave a block to the next block's end."""
     llm = engines[1]
     llm.reset_prefix_cache()
-    engine, make = llm.engine, llm.engine.request_factory.make
-    size = engine.cache.block_size
-    long = make("long", Prompt([5, 6, 7]), SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
-    engine.add(long)
+    engine, size = llm.engine, llm.engine.cache.block_size
+    long = add(engine, "long", [5, 6, 7], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
     for number in range(30):
         if number % 3 == 1:
             params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=1)
-            engine.add(make(f"short-{number}", Prompt([8 + number, 9]), params))
+            add(engine, f"short-{number}", [8 + number, 9], params)
         engine.step()
         (sequence,) = long.sequences
         if sequence.table is not None:
             whole = min(sequence.num_computed, sequence.num_known_tokens) // size * size
             assert sequence.table.num_tokens >= whole
-    while engine.has_unfinished_requests:
-        engine.step()
+    finish(engine)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
-from support.tiny_engine import tiny
+from support.tiny_engine import assert_empty, tiny
 
 from radixkv import LLM, RequestOutput
 from radixkv.cache.block_table import BlockTable
@@ -27,13 +27,6 @@ def begun(llm: LLM) -> Iterator[RequestOutput]:
     stream = llm.stream(shared_prefix_prompts(1, 1)[0], GREEDY)
     next(stream)
     return stream
-
-
-def assert_empty(llm: LLM) -> None:
-    cache = llm.engine.cache
-    cache.check()
-    assert not llm.engine.has_unfinished_requests
-    assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
 
 
 def disk_of(tiers: KVTiers) -> StoreWriter:
@@ -170,4 +163,6 @@ def test_ctrl_c_while_a_stream_ends_leaves_the_engine_free(monkeypatch: pytest.M
         stream.close()  # type: ignore[attr-defined]
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(lock.acquire, blocking=False).result()
+        pool.submit(lock.release)
+    monkeypatch.undo()
     assert_empty(llm)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.model_zoo import VOCAB_SIZE, build_supported
 from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
-from support.tiny_engine import assert_empty, tiny
+from support.tiny_engine import add, assert_empty, finish, tiny
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.prompts import Prompt
@@ -69,18 +69,14 @@ def test_what_was_cleared_is_not_cached_again_when_its_sequence_resumes(queue: s
     llm = tiny(num_blocks=20)
     engine = llm.engine
     params = SamplingParams(temperature=0.0, max_tokens=45, ignore_eos=True)
-    first, secret = (
-        engine.request_factory.make(name, Prompt(list(range(start, start + 10)), namespace=name), params)
-        for name, start in (("first", 5), ("secret", 50))
-    )
-    engine.add(first)
+    add(engine, "first", range(5, 15), params)
+    secret = engine.request_factory.make("secret", Prompt(list(range(50, 60)), namespace="secret"), params)
     engine.add(secret)
     engine.step()
     while not any(group.request is secret for group in getattr(engine.scheduler, queue)):
         engine.step()
     llm.reset_prefix_cache()
-    while engine.has_unfinished_requests:
-        engine.step()
+    finish(engine)
     assert engine.scheduler.num_preemptions > 0
     assert engine.cache.match(secret.sequences[0].token_ids, "secret") == 0
     tokens_of(llm, [{"prompt_token_ids": secret.prompt_token_list, "cache_salt": "secret"}])
@@ -98,10 +94,9 @@ def test_beams_that_gave_way_find_room_again_when_their_prompt_is_no_longer_cach
     for llm_engine in (alone, engine):
         if llm_engine is engine:
             older = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
-            engine.add(engine.request_factory.make("older", Prompt(list(range(3, 43))), older))
+            add(engine, "older", range(3, 43), older)
             engine.step()
-        request = llm_engine.request_factory.make("beams", Prompt(prompt["prompt_token_ids"]), params)
-        llm_engine.add(request)
+        request = add(llm_engine, "beams", prompt["prompt_token_ids"], params)
         while llm_engine.has_unfinished_requests:
             llm_engine.step()
             llm_engine.cache.check()

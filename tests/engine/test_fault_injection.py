@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from support.failing_store import FailingOnce
 from support.model_zoo import VOCAB_SIZE, build_supported
+from support.tiny_engine import add, finish, raising_at
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.engine import executor
 from radixkv.errors import NoBlocksLeftError
-from radixkv.prompts import Prompt
-from radixkv.scheduling.request import TokenSequence
 
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True),
@@ -28,9 +23,7 @@ def answers(llm: LLM) -> dict[str, list[list[int]] | None]:
     """What each request generated; None where it failed for want of blocks. Runs step by step, as a server would."""
     requests = []
     for number, params in enumerate(PARAMS):
-        request = llm.engine.request_factory.make(f"{number}", Prompt([*STEM, 3 + number, 4]), params)
-        llm.engine.add(request)
-        requests.append(request)
+        requests.append(add(llm.engine, f"{number}", [*STEM, 3 + number, 4], params))
     while llm.engine.has_unfinished_requests:
         llm.engine.step()
         llm.engine.cache.check()
@@ -64,15 +57,8 @@ def test_a_refusal_changes_no_token_and_loses_nothing(monkeypatch: pytest.Monkey
 def test_samples_that_cannot_begin_leave_no_table_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those behind the one that failed kept their blocks for ever."""
     llm = LLM(build_supported("llama"), block_size=4, num_blocks=40)
-    prepare, calls = executor.prepare_sampling, []
-
-    def fail_third(sequence: TokenSequence, tokenizer: object) -> None:
-        calls.append(sequence)
-        if len(calls) == 2:
-            raise MemoryError("no memory for a sampler")
-        prepare(sequence, tokenizer)
-
-    monkeypatch.setattr(executor, "prepare_sampling", fail_third)
+    fails_at_third = raising_at(2, MemoryError("no memory for a sampler"), executor.prepare_sampling)
+    monkeypatch.setattr(executor, "prepare_sampling", fails_at_third)
     params = SamplingParams(n=4, max_tokens=3, seed=1)
     with pytest.raises(MemoryError, match="no memory for a sampler"):
         llm.generate({"prompt_token_ids": STEM}, params, use_tqdm=False)
@@ -89,28 +75,16 @@ def test_a_request_that_cannot_be_admitted_leaves_no_table_open(
     llm = LLM(build_supported("llama"), block_size=4, num_blocks=40)
     engine, cache = llm.engine, llm.engine.cache
     answers(llm)  # its tables hold cached blocks from the start
-    engine.add(engine.request_factory.make("request", Prompt(STEM), params))
+    add(engine, "request", STEM, params)
     for method in ("open", "reserve", "require"):
         with monkeypatch.context() as patch:
-            patch.setattr(cache, method, failing_at(1, getattr(cache, method)))
-            with pytest.raises(MemoryError, match="at call 1"):
+            patch.setattr(cache, method, raising_at(1, MemoryError("planted"), getattr(cache, method)))
+            with pytest.raises(MemoryError, match="planted"):
                 engine.step()
         assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
-    while engine.has_unfinished_requests:
-        engine.step()
+    finish(engine)
     cache.check()
     assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
-
-
-def failing_at(call: int, original: Callable[..., Any]) -> Callable[..., Any]:
-    calls = itertools.count(1)
-
-    def function(*arguments: Any, **options: Any) -> Any:
-        if next(calls) == call:
-            raise MemoryError(f"at call {call}")
-        return original(*arguments, **options)
-
-    return function
 
 
 def test_beams_that_cannot_all_fork_leave_no_table_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +93,7 @@ def test_beams_that_cannot_all_fork_leave_no_table_open(monkeypatch: pytest.Monk
     params, beams = BeamSearchParams(6, 8, ignore_eos=True), None
     cache, fork, num_forks = llm.engine.cache, llm.engine.cache.fork, 0
     while beams is None:
-        monkeypatch.setattr(cache, "fork", failing_at(num_forks + 1, fork))
+        monkeypatch.setattr(cache, "fork", raising_at(num_forks + 1, MemoryError(), fork))
         try:
             beams = llm.beam_search({"prompt_token_ids": STEM}, params)
         except MemoryError:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
 from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
-from support.tiny_engine import assert_empty, tiny
+from support.tiny_engine import add, assert_empty, raising_at, tiny
 
 from radixkv import BeamSearchParams, SamplingParams
-from radixkv.prompts import Prompt
 
 
 @pytest.mark.parametrize(
@@ -21,8 +17,7 @@ def test_aborting_at_any_step_leaks_nothing(params: SamplingParams | BeamSearchP
     prompts = shared_prefix_prompts(2, 4)
     for steps in range(14):
         for number, prompt in enumerate(prompts):
-            request = llm.engine.request_factory.make(f"{number}", Prompt(prompt["prompt_token_ids"]), params)
-            llm.engine.add(request)
+            add(llm.engine, f"{number}", prompt["prompt_token_ids"], params)
         for _ in range(steps):
             llm.engine.step()
         for number in range(4):
@@ -40,16 +35,7 @@ def test_a_model_that_raises_at_any_step_leaks_nothing(
     llm = tiny(max_num_batched_tokens=16)
     run = llm.engine._runner.run
     for failing_step in range(8):
-        calls = 0
-
-        def failing(*arguments: Any, failing_step: int = failing_step) -> torch.Tensor:
-            nonlocal calls
-            calls += 1
-            if calls == failing_step + 1:
-                raise error
-            return run(*arguments)
-
-        monkeypatch.setattr(llm.engine._runner, "run", failing)
+        monkeypatch.setattr(llm.engine._runner, "run", raising_at(failing_step + 1, error, run))
         with pytest.raises(type(error)):
             if isinstance(params, BeamSearchParams):
                 llm.beam_search(shared_prefix_prompts(2, 3), params)
@@ -63,7 +49,7 @@ def test_a_model_that_raises_at_any_step_leaks_nothing(
 def test_other_requests_go_on_after_a_failed_step(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny(max_num_seqs=1)
     for number, prompt in enumerate(shared_prefix_prompts(2, 2)):
-        llm.engine.add(llm.engine.request_factory.make(f"{number}", Prompt(prompt["prompt_token_ids"]), GREEDY))
+        add(llm.engine, f"{number}", prompt["prompt_token_ids"], GREEDY)
     with monkeypatch.context() as patch:
         patch.setattr(llm.engine._runner, "run", lambda *arguments: 1 / 0)
         (failed,) = llm.engine.step()
@@ -80,12 +66,7 @@ def test_a_failed_step_of_another_request_fails_neither_generate_nor_a_stream(mo
     llm = tiny(max_num_seqs=1)
     prompts = shared_prefix_prompts(3, 2)
     expected = [tokens_of(llm, [prompt])[0] for prompt in prompts]
-    run = llm.engine._runner.run
-
-    def failing_once(*arguments: Any) -> Any:
-        monkeypatch.setattr(llm.engine._runner, "run", run)
-        raise ZeroDivisionError
-
+    failing_once = raising_at(1, ZeroDivisionError(), llm.engine._runner.run)
     running, queued = (llm.stream(prompt, GREEDY) for prompt in prompts[:2])
     next(running)
     monkeypatch.setattr(llm.engine._runner, "run", failing_once)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 from support.prompt_sets import shared_prefix_prompts
-from support.tiny_engine import tiny
+from support.tiny_engine import add, tiny
 
 from radixkv import SamplingParams
 from radixkv.engine.stats import engine_stats
-from radixkv.prompts import Prompt
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
 
@@ -17,7 +16,7 @@ def test_requests_that_wait_are_counted_without_going_through_them(monkeypatch: 
     engine = tiny(max_num_seqs=3).engine
     for number, prompt in enumerate(shared_prefix_prompts(1, 6)):
         params = SamplingParams(n=2 if number == 0 else 1, temperature=1.0, max_tokens=8, ignore_eos=True)
-        engine.add(engine.request_factory.make(f"{number}", Prompt(prompt["prompt_token_ids"]), params))
+        add(engine, f"{number}", prompt["prompt_token_ids"], params)
     monkeypatch.delattr(WaitingQueue, "__iter__")
 
     def counts() -> tuple[int, int]:

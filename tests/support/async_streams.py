@@ -7,7 +7,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from support.model_zoo import VOCAB_SIZE, build_supported
+from support.model_zoo import VOCAB_SIZE
+from support.tiny_engine import tiny
 
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.engine.engine import Engine
@@ -22,10 +23,6 @@ def prompts(count: int, length: int = 30) -> list[dict[str, Any]]:
     rng = random.Random(length)
     stem = [rng.randrange(3, VOCAB_SIZE) for _ in range(length)]
     return [{"prompt_token_ids": [*stem[: rng.randint(1, length)], 3 + number % 100]} for number in range(count)]
-
-
-def tiny(**options: Any) -> LLM:
-    return LLM(build_supported("llama"), **{"block_size": 4, "num_blocks": 600, **options})
 
 
 def run(test: Callable[[AsyncLLM], Awaitable[None]], offline: LLM | None = None, **options: Any) -> None:
