@@ -33,7 +33,7 @@ def plain() -> LLM:
     return plain_llm()
 
 
-@pytest.mark.parametrize("guesses", ["raises", "too many", "outside", "no ids", *NO_LISTS])
+@pytest.mark.parametrize("guesses", ["raises", "too many", "outside", *NO_LISTS])
 def test_a_bad_drafter_is_ignored_and_named_once(plain: LLM, guesses: str, caplog: pytest.LogCaptureFixture) -> None:
     class Bad(Drafter):
         source = "bad"
@@ -41,8 +41,6 @@ def test_a_bad_drafter_is_ignored_and_named_once(plain: LLM, guesses: str, caplo
         def draft(self, context: Any, max_tokens: int) -> Any:
             if guesses == "raises":
                 raise RuntimeError("no idea")
-            if guesses == "no ids":
-                return 5
             if guesses in NO_LISTS:
                 return Draft(NO_LISTS[guesses])
             return Draft([3] * (max_tokens + 1) if guesses == "too many" else [VOCAB_SIZE])

@@ -17,9 +17,9 @@ from hypothesis.stateful import (
 from support.drafters import Guesser, Oracle
 from support.drafting_engines import KINDS, drafting, plain_llm
 from support.model_zoo import VOCAB_SIZE
+from support.tiny_engine import add, finish
 
 from radixkv import LLM, SamplingParams
-from radixkv.prompts import Prompt
 from radixkv.scheduling.request import Request
 
 
@@ -47,12 +47,10 @@ class DraftMachine(RuleBasedStateMachine):
         prompt = [*range(10, 10 + stem), number]
         params = SamplingParams(max_tokens=length, seed=number, **kind)
         self.count += 1
-        request = self.llm.engine.request_factory.make(f"r{self.count}", Prompt(prompt), params)
         if known:
             (expected,) = self.plain.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
             self.oracle.sequences += [[*prompt, *sample.token_ids] for sample in expected.outputs]
-        self.llm.engine.add(request)
-        self.requests.append(request)
+        self.requests.append(add(self.llm.engine, f"r{self.count}", prompt, params))
 
     @precondition(lambda self: self.requests)
     @rule(count=st.integers(1, 8))
@@ -78,14 +76,13 @@ class DraftMachine(RuleBasedStateMachine):
             for sequence in group.sequences:
                 assert sequence.table is not None
                 if not engine.async_scheduling and sequence.num_pending == 1:
-                    most = max(sequence.num_computed, request_prompt(sequence))
+                    most = max(sequence.num_computed, sequence.request.num_prompt_tokens)
                     assert sequence.table.num_blocks <= -(-most // engine.cache.block_size)
 
     def teardown(self) -> None:
         if not hasattr(self, "requests"):
             return
-        while self.llm.engine.has_unfinished_requests:
-            self.llm.engine.step()
+        finish(self.llm.engine)
         for request in self.requests:
             (expected,) = self.plain.generate(
                 {"prompt_token_ids": request.prompt_token_ids.tolist()}, request.params, use_tqdm=False
@@ -95,10 +92,6 @@ class DraftMachine(RuleBasedStateMachine):
                 assert got == sample.token_ids[: len(got)]
                 assert sequence.finish_reason in ("abort", sample.finish_reason)
         self.oracle.sequences.clear()
-
-
-def request_prompt(sequence: Any) -> int:
-    return int(sequence.request.num_prompt_tokens)
 
 
 def test_any_interleaving() -> None:

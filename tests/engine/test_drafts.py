@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chat_templates import make_tokenizer
-from support.drafters import Guesser, Oracle, speculator, use_ticks
+from support.drafters import Guesser, Oracle, draft_from, speculator, speculator_of, use_ticks
 from support.drafting_engines import KINDS, SMALL, Work, answers, drafting, plain_llm, rounded
 from support.model_zoo import VOCAB_SIZE, build, build_supported
+from support.tiny_engine import add
 
 from radixkv import LLM, SamplingParams, StructuredOutputsParams
 from radixkv.cache import EventLog
@@ -20,7 +21,6 @@ from radixkv.cache.event_recorder import EventRecorder
 from radixkv.drafting import Draft, DraftContext, Drafter
 from radixkv.drafting.followers import NamespaceFollowers
 from radixkv.drafting.sources import AnswerDrafter, GrammarDrafter, PrefixDrafter, SuffixDrafter
-from radixkv.prompts import Prompt
 from radixkv.sampling.grammar_budget import GrammarBudget
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import Request
@@ -63,9 +63,7 @@ def test_tokens_are_those_without_drafts(plain: LLM, drafter: tuple[LLM, Oracle]
     """Also with so few blocks that sequences are preempted, and with drafts of every kind of error."""
     llm, oracle = drafter
     expected = answers(plain, requests)
-    oracle.sequences = [
-        [*prompt, *tokens] for (prompt, _), samples in zip(requests, expected, strict=True) for tokens, *_ in samples
-    ]
+    oracle.learn(requests, expected)
     assert answers(llm, requests) == expected
 
 
@@ -73,7 +71,7 @@ def test_drafts_were_accepted_and_rejected(drafter: tuple[LLM, Oracle], plain: L
     """The property above is not vacuous: drafts of all kinds went through the model, and saved steps."""
     llm, oracle = drafter
     requests: Work = [([5, 6, 7, 8], SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True))]
-    oracle.sequences = [[5, 6, 7, 8, *answers(plain, requests)[0][0][0]]]
+    oracle.learn(requests, answers(plain, requests))
     before, steps = num_drafts(llm), llm.engine.num_steps
     assert answers(llm, requests)[0][0][0] == oracle.sequences[0][4:]
     drafted, accepted = num_drafts(llm)
@@ -88,7 +86,7 @@ def test_the_size_of_a_batch_includes_its_drafts(
     llm, oracle = drafter
     prompt = [5, 6, 7, 8]
     requests: Work = [(prompt, SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True))]
-    oracle.sequences = [[*prompt, *answers(plain, requests)[0][0][0]]]
+    oracle.learn(requests, answers(plain, requests))
     step = llm.engine.step
     sizes: dict[int, int] = {}
 
@@ -138,9 +136,10 @@ def test_log_probabilities_of_prompts_are_those_without_drafts(drafter: tuple[LL
     for length in (3, 8, 30):
         prompt = list(range(5, 5 + length))
         params = SamplingParams(temperature=0.0, max_tokens=12, prompt_logprobs=2, logprobs=1, ignore_eos=True)
-        expected = answers(plain, [(prompt, params)] * 2)
-        oracle.sequences = [[*prompt, *expected[0][0][0]]]
-        assert answers(llm, [(prompt, params)] * 2) == expected
+        requests: Work = [(prompt, params)] * 2
+        expected = answers(plain, requests)
+        oracle.learn(requests, expected)
+        assert answers(llm, requests) == expected
 
 
 def test_tokens_are_those_without_drafts_in_fp8() -> None:
@@ -153,7 +152,7 @@ def test_tokens_are_those_without_drafts_in_fp8() -> None:
         for number, t in enumerate((0.0, 0.8, 1.0))
     ]
     expected = [answers(fp8, [request])[0] for request in requests]
-    oracle.sequences = [[*p, *samples[0][0]] for (p, _), samples in zip(requests, expected, strict=True)]
+    oracle.learn(requests, expected)
     assert [answers(llm, [request])[0] for request in requests] == expected
     drafted, accepted = num_drafts(llm)
     assert 0 < accepted < drafted
@@ -167,10 +166,9 @@ def test_drafts_take_no_more_rows_than_a_batch_may_have(plain: LLM) -> None:
         ([5, 6, number], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)) for number in range(5)
     ]
     expected = [answers(plain, [request])[0] for request in requests]
-    oracle.sequences = [[*p, *samples[0][0]] for (p, _), samples in zip(requests, expected, strict=True)]
+    oracle.learn(requests, expected)
     sizes: list[int] = []
-    drafts = llm.engine._speculator
-    assert drafts is not None
+    drafts = speculator_of(llm)
     draft = drafts.draft
 
     def noting(batch: Batch) -> None:
@@ -184,8 +182,7 @@ def test_drafts_take_no_more_rows_than_a_batch_may_have(plain: LLM) -> None:
 
 def test_steps_of_prompts_alone_do_not_keep_others_from_being_launched_ahead() -> None:
     """After some of them, each used to wait for the one before, though nothing is drafted behind a prompt."""
-    drafts = drafting([Oracle()]).engine._speculator
-    assert drafts is not None
+    drafts = speculator_of(drafting([Oracle()]))
     assert not any(drafts.wants_tokens(Batch([])) for _ in range(100))
 
 
@@ -201,7 +198,7 @@ def test_other_architectures(architecture: str) -> None:
     drafts, llm.engine._speculator = llm.engine._speculator, None
     expected = answers(llm, requests)
     llm.engine._speculator = drafts
-    oracle.sequences = [[*p, *samples[0][0]] for (p, _), samples in zip(requests, expected, strict=True)]
+    oracle.learn(requests, expected)
     assert answers(llm, requests) == expected
     assert num_drafts(llm)[1] > 20
 
@@ -212,11 +209,10 @@ def test_what_a_step_takes_is_learned_from_steps_without_drafts_too(
 ) -> None:
     """When steps were launched ahead, only those with drafts used to be observed, so what drafts add was unknown."""
     llm = drafting(async_scheduling=ahead)
-    assert llm.engine._speculator is not None
-    llm.engine._speculator._drafters = []
+    draft_from(llm)
     learned: list[tuple[int, float]] = []
     monkeypatch.setattr(
-        llm.engine._speculator._times, "observe", lambda rows, seconds, drafting: learned.append((rows, seconds))
+        speculator_of(llm)._times, "observe", lambda rows, seconds, drafting: learned.append((rows, seconds))
     )
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=40, ignore_eos=True)
     llm.generate([{"prompt_token_ids": [7, 8, number]} for number in range(3)], params, use_tqdm=False)
@@ -282,8 +278,7 @@ def test_a_cleared_answer_is_drafted_from_no_more(drafted: list[int]) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
     engine = llm.engine
-    request = engine.request_factory.make("again", Prompt(prompt), params)
-    engine.add(request)
+    request = add(engine, "again", prompt, params)
     while not drafted:
         engine.step()
     llm.reset_prefix_cache()
@@ -317,8 +312,7 @@ def test_drafters_learn_whether_a_request_reads_and_writes_the_cache(switches: t
             return Draft([3])
 
     llm = drafting()
-    assert llm.engine._speculator is not None
-    llm.engine._speculator._drafters = [Noting()]
+    draft_from(llm, Noting())
     cache = dict(zip(("read", "write"), switches, strict=True))
     (output,) = llm.generate({"prompt_token_ids": [4, 5, 6], "cache": cache}, use_tqdm=False)
     assert "noting" in output.metrics.drafts
@@ -337,8 +331,7 @@ def test_a_rejected_draft_leaves_no_trace() -> None:
         history = {}
         for number in range(4):
             params = SamplingParams(temperature=1.0, seed=number, max_tokens=30, ignore_eos=True)
-            request = engine.request_factory.make(f"r{number}", Prompt([7, 7, number, 9]), params)
-            engine.add(request)
+            request = add(engine, f"r{number}", [7, 7, number, 9], params)
             while engine.has_unfinished_requests:
                 engine.step()
                 tokens = tuple(request.sequences[0].token_ids)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.drafters import draft_from, speculator_of
 from support.drafting_engines import drafting
+from support.tiny_engine import add
 
 from radixkv import LLM, SamplingParams
 from radixkv.drafting import Draft, DraftContext, Drafter
-from radixkv.prompts import Prompt
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
 
@@ -37,8 +38,7 @@ class Known(Drafter):
 
 def engine(known: Known, ahead: bool = True) -> LLM:
     llm = drafting(async_scheduling=ahead, max_num_seqs=16, max_num_batched_tokens=64, num_blocks=600)
-    assert llm.engine._speculator is not None
-    llm.engine._speculator._drafters = [known]
+    draft_from(llm, known)
     return llm
 
 
@@ -48,8 +48,7 @@ def let_drafts_cost(llm: LLM, monkeypatch: pytest.MonkeyPatch, of_row: float, of
     def predict(rows: NDArray[np.int64]) -> NDArray[np.float64]:
         return 1.0 + of_row * (rows - rows[0]) + of_any * (rows > rows[0])
 
-    assert llm.engine._speculator is not None
-    monkeypatch.setattr(llm.engine._speculator._times, "predict", predict)
+    monkeypatch.setattr(speculator_of(llm)._times, "predict", predict)
 
 
 def answers(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
@@ -117,10 +116,9 @@ def test_drafters_are_asked_about_a_sequence_however_many_others_begin_beside_it
     """Each prompt that was computed used to begin the count of steps anew after which drafters are asked about all."""
     known = Known()
     llm = engine(known)
-    make = llm.engine.request_factory.make
-    llm.engine.add(make("long", Prompt([5, 6, 7]), GREEDY))
+    add(llm.engine, "long", [5, 6, 7], GREEDY)
     for number in range(20):
-        llm.engine.add(make(f"short-{number}", Prompt([8, number]), SamplingParams(max_tokens=2, ignore_eos=True)))
+        add(llm.engine, f"short-{number}", [8, number], SamplingParams(max_tokens=2, ignore_eos=True))
         for _ in range(4):
             llm.engine.step()
     assert known.num_asked[5, 6, 7] >= 4

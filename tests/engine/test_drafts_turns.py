@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from support.drafters import use_ticks
+from support.drafters import draft_from, use_ticks
 from support.model_zoo import VOCAB_SIZE, build_supported
+from support.tiny_engine import add
 
 from radixkv import LLM, SamplingParams
 from radixkv.drafting import Draft, DraftContext, Drafter
-from radixkv.prompts import Prompt
 
 NUM_WRONG = 64
 NUM_RIGHT = 60
@@ -43,9 +43,8 @@ def asked(num_sequences: int) -> list[list[int]]:
     expected = LLM(build_supported("llama"), **options).generate(prompts, params, use_tqdm=False)
     llm = LLM(build_supported("llama"), **options, speculative_config={"method": "tree", "num_speculative_tokens": 4})
     use_ticks(llm)
-    assert llm.engine._speculator is not None
     late = Late([[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in expected])
-    llm.engine._speculator._drafters = [late]
+    draft_from(llm, late)
     outputs = llm.generate(prompts, params, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == [output.outputs[0].token_ids for output in expected]
     return [[position for prompt, position in late.asked if prompt == first] for first in late.answers]
@@ -66,13 +65,12 @@ def test_one_that_is_not_asked_about_has_no_draft_of_an_earlier_turn() -> None:
         speculative_config={"method": "tree", "num_speculative_tokens": 4},
     )  # fmt: skip
     use_ticks(llm)
-    speculator, engine = llm.engine._speculator, llm.engine
-    assert speculator is not None
+    engine = llm.engine
     late = Late([[5 + number, *[0] * NUM_WRONG] for number in range(6)])  # hardly ever right
-    speculator._drafters = [late]
+    draft_from(llm, late)
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=NUM_WRONG, ignore_eos=True)
     for number in range(6):
-        engine.add(engine.request_factory.make(str(number), Prompt([5 + number]), params))
+        add(engine, str(number), [5 + number], params)
     skipped = 0
     while engine.scheduler.waiting or engine.scheduler.running:
         late.asked.clear()

@@ -28,6 +28,17 @@ class Oracle(Drafter):
         self._vocab_size = vocab_size
         self.sequences: list[Sequence[int]] = []
 
+    def learn(self, requests: Sequence[tuple[list[int], Any]], answers: Sequence[Sequence[Any]]) -> None:
+        """Know these answers from now on, and no others.
+
+        Args:
+            requests: each begins with its prompt.
+            answers: samples to each request, which begin with their tokens.
+        """
+        self.sequences = [
+            [*prompt, *tokens] for (prompt, _), samples in zip(requests, answers, strict=True) for tokens, *_ in samples
+        ]
+
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
         known = len(context.token_ids)
         fitting = [each for each in self.sequences if list(each[:known]) == context.token_ids]
@@ -86,8 +97,17 @@ def speculator(llm: LLM, drafters: Sequence[Drafter]) -> Speculator:
     )
 
 
+def speculator_of(llm: LLM) -> Speculator:
+    assert llm.engine._speculator is not None
+    return llm.engine._speculator
+
+
+def draft_from(llm: LLM, *drafters: Drafter) -> None:
+    """From now on, ask these drafters alone."""
+    speculator_of(llm)._drafters = drafters
+
+
 def use_ticks(llm: LLM) -> None:
     """Make every step take the same time by the clock that teaches what rows are worth, so that drafts are verified."""
     ticks = iter(range(10**9))
-    assert llm.engine._speculator is not None
-    llm.engine._speculator._clock = lambda: float(next(ticks))
+    speculator_of(llm)._clock = lambda: float(next(ticks))
