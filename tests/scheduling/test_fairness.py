@@ -348,22 +348,18 @@ def test_what_a_tenant_has_cached_beyond_its_share_is_evicted_first() -> None:
     assert driver.cache.match(stem) == 0
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan"), True, "1"])
-def test_an_impossible_share_of_what_is_cached_is_refused(share: Any) -> None:
-    with pytest.raises(ValueError, match="max_cached_share: expected a number from 0 to 1"):
-        TenantShare(max_cached_share=share)
-
-
-@pytest.mark.parametrize("weight", [0, -1, float("inf"), float("nan"), True, "1"])
-def test_an_impossible_weight_is_refused(weight: Any) -> None:
-    with pytest.raises(ValueError, match="weight: expected a number above 0"):
-        TenantShare(weight)
-
-
-@pytest.mark.parametrize("count", [0, 1.5, True, "1"])
-def test_an_impossible_number_of_sequences_is_refused(count: Any) -> None:
-    with pytest.raises(ValueError, match="max_num_seqs: expected a whole number of at least 1"):
-        TenantShare(max_num_seqs=count)
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("weight", [0, -1, float("inf"), float("nan"), True, "1"], "a number above 0"),
+        ("max_num_seqs", [0, 1.5, True, "1"], "a whole number of at least 1"),
+        ("max_cached_share", [-0.1, 1.5, float("nan"), True, "1"], "a number from 0 to 1"),
+    ],
+)
+def test_an_impossible_share_is_refused(name: str, values: list[Any], expected: str) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=f"^{name}: expected {expected}"):
+            TenantShare(**{name: value})
 
 
 @pytest.mark.parametrize("waiting", [{"a": 1, "b": 1, "new": 1}, {"new": 1, "b": 1, "a": 1}])

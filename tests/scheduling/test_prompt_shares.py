@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 
-from support.scheduler_driver import SchedulerDriver
+from support.scheduler_driver import SchedulerDriver, prompt
 
 from radixkv.scheduling.batch import ScheduledChunk
 from radixkv.scheduling.fair_shares import FairShares
 from radixkv.scheduling.prompt_shares import bound_prompts
 from radixkv.scheduling.tenant_share import TenantShare
-
-
-def prompt(rng: random.Random, length: int) -> list[int]:
-    return [rng.randrange(1 << 30) for _ in range(length)]
 
 
 def prompt_tokens(chunks: list[ScheduledChunk]) -> Counter[str]:
@@ -28,13 +23,12 @@ def prompt_tokens(chunks: list[ScheduledChunk]) -> Counter[str]:
 
 def test_who_wants_more_than_its_part_hardly_lengthens_the_steps_of_others() -> None:
     """A first token used to take as long as a step that the greedy tenant's prompts fill to the budget."""
-    rng = random.Random(0)
     shares = {"heavy": TenantShare(weight=3.0)}
     driver = SchedulerDriver(max_num_seqs=8, budget=128, shares=shares)
     for tenant in ("greedy", "heavy"):
         for _ in range(12):
-            driver.add(prompt(rng, 20), tenant=tenant, max_new=2)
-    modest = [driver.add(prompt(rng, 16), tenant=f"modest {number}", max_new=1) for number in range(2)]
+            driver.add(prompt(20), tenant=tenant, max_new=2)
+    modest = [driver.add(prompt(16), tenant=f"modest {number}", max_new=1) for number in range(2)]
     # The others compute 32 tokens. Of as many, heavy may have half; greedy's sixth is raised to a sixteenth of the budget.
     assert prompt_tokens(driver.step()) == {"modest 0": 16, "modest 1": 16, "greedy": 8, "heavy": 16}
     assert all(request.sequences[0].output_token_ids for request in modest)
