@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from support.async_streams import HANGING
-from support.dict_tier import DictTier
+from support.dict_tier import DictTier, SlowlyWritten
 from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, evict_all, make
 
 from radixkv import LLM
 from radixkv.cache.tokens import encode
 from radixkv.tiers import block_moves, wanted_prefixes
-from radixkv.tiers.block_key import BlockKey
-from radixkv.tiers.tier import BlockBytes
 
 pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
 
@@ -33,18 +29,6 @@ def test_more_than_the_queue_holds_goes_down_as_far_as_it_does() -> None:
     answers(llm, PROMPTS[:1])  # what was dropped is not taken for written
     evict_all(llm)
     assert len(tier.blocks) == 10
-
-
-class SlowlyWritten(DictTier):
-    """Writes nothing until it may."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_put = threading.Event()
-
-    def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
-        assert self.may_put.wait(600)
-        super().put_many(keys, blocks)
 
 
 def make_with_short_queue(tier: SlowlyWritten, policy: str) -> LLM:

@@ -12,14 +12,14 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from support.dict_tier import FAULTS, DictTier, Fault
+from support.dict_tier import FAULTS, DictTier, Fault, SlowlyRead
 from support.model_zoo import build_shallow
 from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, evict_all, free_blocks, make
+from support.tiny_engine import add, finish
 
 from radixkv import LLM
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.errors import StoreInUseError
-from radixkv.prompts import Prompt
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.rates import Rates
@@ -184,28 +184,20 @@ def test_a_tier_that_fails_changes_no_token_and_loses_no_block(fault: Fault) -> 
 
 
 def test_nothing_waits_for_a_slow_tier_and_abort_clear_and_shutdown_leak_nothing() -> None:
-    may_read, reads = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        reads.set()
-        assert may_read.wait(600)
-
-    tier = DictTier(wait)
+    tier = SlowlyRead()
     llm = make(tiers=[tier])
     expected = answers(llm)
     evict_all(llm)
     engine = llm.engine
     engine.tiers.loads._clock = lambda: 0.0  # loads are not given up
     for end in ("abort", "clear", "shutdown"):
-        may_read.clear()
-        reads.clear()
-        waiting = engine.request_factory.make("waiting", Prompt(PROMPTS[0]["prompt_token_ids"]), GREEDY)
-        engine.add(waiting)
-        while not reads.is_set():
+        tier.may_read.clear()
+        tier.reads.clear()
+        waiting = add(engine, "waiting", PROMPTS[0]["prompt_token_ids"], GREEDY)
+        while not tier.reads.is_set():
             engine.step()
         assert free_blocks(llm) < 80  # those in flight are counted
-        other = engine.request_factory.make("other", Prompt([8, 9, 10]), GREEDY)
-        engine.add(other)
+        other = add(engine, "other", [8, 9, 10], GREEDY)
         while not other.finished:
             engine.step()
         assert not waiting.sequences[0].output_token_ids
@@ -214,41 +206,33 @@ def test_nothing_waits_for_a_slow_tier_and_abort_clear_and_shutdown_leak_nothing
             assert free_blocks(llm) == 80
         elif end == "clear":
             engine.reset_prefix_cache()
-            may_read.set()
-            while engine.has_unfinished_requests:
-                engine.step()
+            tier.may_read.set()
+            finish(engine)
             assert waiting.num_cached_tokens == 0
             assert waiting.sequences[0].output_token_ids == expected[0]
             assert not tier.blocks
         else:
-            may_read.set()
+            tier.may_read.set()
             llm.shutdown()
             assert tier.closed
-            while engine.has_unfinished_requests:
-                engine.step()
+            finish(engine)
             assert waiting.sequences[0].output_token_ids == expected[0]
-        may_read.set()
+        tier.may_read.set()
         assert free_blocks(llm) == 80
         answers(llm)
         evict_all(llm)
 
 
 def test_a_load_that_takes_longer_than_it_is_worth_is_given_up() -> None:
-    may_read, reads = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        reads.set()
-        assert may_read.wait(600)
-
-    llm = make(tiers=[DictTier(wait)])
+    tier = SlowlyRead()
+    llm = make(tiers=[tier])
     expected = answers(llm)
     evict_all(llm)
     engine = llm.engine
     now = 0.0
     engine.tiers.loads._clock = lambda: now
-    request = engine.request_factory.make("waiting", Prompt(PROMPTS[0]["prompt_token_ids"]), GREEDY)
-    engine.add(request)
-    while not reads.is_set():
+    request = add(engine, "waiting", PROMPTS[0]["prompt_token_ids"], GREEDY)
+    while not tier.reads.is_set():
         engine.step()
     for _ in range(3):
         engine.step()
@@ -259,7 +243,7 @@ def test_a_load_that_takes_longer_than_it_is_worth_is_given_up() -> None:
     assert request.sequences[0].output_token_ids == expected[0]
     assert request.num_cached_tokens == 0
     assert engine.tiers.totals.loads_given_up == 1
-    may_read.set()
+    tier.may_read.set()
     assert free_blocks(llm) == 80
 
 

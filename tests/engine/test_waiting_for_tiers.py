@@ -13,14 +13,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from support.async_streams import HANGING
-from support.dict_tier import DictTier
+from support.dict_tier import DictTier, SlowlyWritten
 from support.tiered_llm import GREEDY, answers, evict_all, make
+from support.tiny_engine import add
 
 from radixkv import SamplingParams
-from radixkv.engine import engine
+from radixkv.engine import engine as engine_module
 from radixkv.engine.compute_timer import ComputeTimer
+from radixkv.engine.engine import Engine
 from radixkv.errors import NoBlocksLeftError
-from radixkv.prompts import Prompt
 from radixkv.serving.engine_thread import EngineThread
 from radixkv.serving.heartbeat import Heartbeat
 from radixkv.threads import Worker
@@ -47,19 +48,6 @@ def test_what_is_loaded_for_a_waiting_request_is_not_evicted_for_another(num_blo
     outputs = llm.generate(UNLIKE, GREEDY, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected
     assert [output.num_cached_tokens for output in outputs] == [40] * 8
-
-
-class SlowlyWritten(DictTier):
-    """Stores blocks only when it is allowed to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.puts, self.may_put = threading.Event(), threading.Event()
-
-    def put_many(self, keys: Any, blocks: BlockBytes) -> None:
-        self.puts.set()
-        assert self.may_put.wait(600)
-        super().put_many(keys, blocks)
 
 
 class Borrowing(DictTier):
@@ -202,7 +190,7 @@ class Hanging(SlowlyWritten):
 def test_a_medium_that_hangs_does_not_keep_an_engine_from_its_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine, "_QUEUE_SECONDS", 0.01)
+    monkeypatch.setattr(engine_module, "_QUEUE_SECONDS", 0.01)
     tier = Hanging()
     llm = make(tiers=[tier], cache_write_policy="write-through")
     answers(llm, UNLIKE[:1])
@@ -216,7 +204,7 @@ def test_a_medium_that_hangs_does_not_keep_an_engine_from_its_end(
 
 def test_an_engine_that_is_dropped_leaves_a_medium_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `shutdown`, the end of the process used to wait for the medium for ever."""
-    monkeypatch.setattr(engine, "_QUEUE_SECONDS", 0.01)
+    monkeypatch.setattr(engine_module, "_QUEUE_SECONDS", 0.01)
     tier = Hanging()
     llm = make(tiers=[tier], cache_write_policy="write-through")
     answers(llm, UNLIKE[:1])
@@ -285,57 +273,57 @@ def test_writing_at_the_end_is_no_step_that_is_stuck(monkeypatch: pytest.MonkeyP
     assert seconds == [0.0]
 
 
+class Timed:
+    """An engine that takes a second for each batch by its own clock, and what it learns of them.
+
+    Attributes:
+        observed: prompt tokens, all tokens and seconds.
+    """
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.observed: list[tuple[int, int, float]] = []
+        engine._compute_timer = ComputeTimer(
+            lambda *counts: self.observed.append(counts), lambda: self.now, bool(engine.async_scheduling)
+        )
+        self._run = engine._runner.run
+        monkeypatch.setattr(engine._runner, "run", self._run_slowly)
+
+    def _run_slowly(self, *args: Any) -> Any:
+        self.now += 1.0
+        return self._run(*args)
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_what_computing_costs_is_learned_when_batches_land(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With batches in flight nothing used to be learned, so a tier slower than computing was believed to be faster."""
-    now = [0.0]
     engine = make(tiers=[DictTier()], async_scheduling=ahead).engine
-    observed: list[tuple[int, int, float]] = []
-    engine._compute_timer = ComputeTimer(lambda *counts: observed.append(counts), lambda: now[0], ahead)
-    run = engine._runner.run
-
-    def slow(*args: Any) -> Any:
-        now[0] += 1.0
-        return run(*args)
-
-    monkeypatch.setattr(engine._runner, "run", slow)
+    timed = Timed(engine, monkeypatch)
     for first in (50, 60):
-        now[0] += 1000.0  # nothing is computed
-        request = engine.request_factory.make(f"{first}", Prompt([first, *range(3, 42)]), GREEDY)
-        engine.add(request)
+        timed.now += 1000.0  # nothing is computed
+        request = add(engine, f"{first}", [first, *range(3, 42)], GREEDY)
         while not request.finished:
             engine.step()
-    prompts = [counts for counts in observed if counts[0]]
+    prompts = [counts for counts in timed.observed if counts[0]]
     # Three batches together; on this device, the one launched before they land adds its time at once.
     assert prompts == ([(40, 40, 4.0)] if ahead else [(16, 16, 1.0), (16, 16, 1.0), (8, 8, 1.0)]) * 2
 
 
 def test_the_time_after_the_last_request_was_aborted_is_not_that_of_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its batch stayed in flight until the next request came, and all the time in between counted as computing."""
-    now = [0.0]
     engine = make(async_scheduling=True).engine
-    observed: list[tuple[int, int, float]] = []
-    engine._compute_timer = ComputeTimer(lambda *counts: observed.append(counts), lambda: now[0], ahead=True)
-    run = engine._runner.run
-
-    def slow(*args: Any) -> Any:
-        now[0] += 1.0
-        return run(*args)
-
-    monkeypatch.setattr(engine._runner, "run", slow)
+    timed = Timed(engine, monkeypatch)
     for num_steps in range(1, 5):
-        aborted = engine.request_factory.make("aborted", Prompt([10 * num_steps, *range(3, 42)]), GREEDY)
-        engine.add(aborted)
+        add(engine, "aborted", [10 * num_steps, *range(3, 42)], GREEDY)
         for _ in range(num_steps):
             engine.step()
         engine.abort("aborted")
-        now[0] += 1000.0
-    request = engine.request_factory.make("next", Prompt([50, *range(3, 42)]), GREEDY)
-    engine.add(request)
+        timed.now += 1000.0
+    request = add(engine, "next", [50, *range(3, 42)], GREEDY)
     while not request.finished:
         engine.step()
-    assert max(seconds for _, _, seconds in observed) <= 4.0
-    assert (40, 40, 4.0) in observed
+    assert max(seconds for _, _, seconds in timed.observed) <= 4.0
+    assert (40, 40, 4.0) in timed.observed
 
 
 class HangingLookUps(DictTier):
@@ -360,12 +348,10 @@ def test_a_look_up_that_hangs_behind_a_request_without_room_does_not_stop_the_en
     tier.may_answer.set()
     llm.pin({"prompt_token_ids": list(range(10, 50))})
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-    without_room = engine.request_factory.make("without room", Prompt([5, 6, 7]), params)
-    engine.add(without_room)
+    without_room = add(engine, "without room", [5, 6, 7], params)
     engine.step()
     tier.may_answer.clear()
-    behind = engine.request_factory.make("behind", Prompt(list(range(100, 120))), GREEDY)
-    engine.add(behind)
+    behind = add(engine, "behind", range(100, 120), GREEDY)
     while engine.scheduler.running:
         engine.step()
     assert without_room.failure is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
@@ -79,6 +80,31 @@ class DictTier:
     def _fail_if_gone(self) -> None:
         if self.fault == "is gone":
             raise ConnectionError("the store is gone")
+
+
+class SlowlyRead(DictTier):
+    """Reads nothing until it may."""
+
+    def __init__(self) -> None:
+        super().__init__(self._wait)
+        self.reads, self.may_read = threading.Event(), threading.Event()
+
+    def _wait(self) -> None:
+        self.reads.set()
+        assert self.may_read.wait(600)
+
+
+class SlowlyWritten(DictTier):
+    """Writes nothing until it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.puts, self.may_put = threading.Event(), threading.Event()
+
+    def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
+        self.puts.set()
+        assert self.may_put.wait(600)
+        super().put_many(keys, blocks)
 
 
 class PartlyFilledDictTier(DictTier):
