@@ -6,7 +6,7 @@ draws; then streams that advance in turns, are cut off and resumed, while beams 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -98,10 +98,7 @@ class Answer:
         """Take the next piece; returns False if there is none."""
         piece = next(self.stream, None)
         for new in () if piece is None else piece.outputs:
-            old = self.samples.get(new.index, replace(new, text="", token_ids=[], logprobs=[]))
-            logprobs = (old.logprobs or []) + (new.logprobs or [])
-            text, token_ids = old.text + new.text, old.token_ids + new.token_ids
-            self.samples[new.index] = replace(new, text=text, token_ids=token_ids, logprobs=logprobs)
+            self.samples.setdefault(new.index, CompletionOutput(new.index, "", [], logprobs=[])).extend(new)
         return piece is not None
 
     def resume(self) -> None:
