@@ -13,7 +13,7 @@ import httpx
 import pytest
 from support.in_process_server import make_client
 from support.model_zoo import build_shallow
-from support.replica_servers import local_replicas, tiny_llm, tiny_model
+from support.replica_servers import local_replicas, tiny_llm
 
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cluster import create_ingress
@@ -310,8 +310,7 @@ def test_an_ingress_answers_as_its_replicas_would(default_tokenizer: Any, tmp_pa
 
 def test_replicas_that_sample_otherwise_are_of_another_generation(default_tokenizer: Any) -> None:
     async def described(**options: Any) -> Any:
-        model = tiny_model(len(default_tokenizer))
-        async with AsyncLLM(LLM(model, tokenizer=default_tokenizer, num_blocks=8, **options)) as engine:
+        async with AsyncLLM(tiny_llm(default_tokenizer, num_blocks=8, **options)) as engine:
             return await describe(engine, 0.0)
 
     async def main() -> None:

@@ -27,7 +27,7 @@ def tiny() -> LLM:
 
 @pytest.fixture(scope="module")
 def worded(default_tokenizer: Any) -> LLM:
-    return LLM(tiny_model(len(default_tokenizer)), tokenizer=default_tokenizer, num_blocks=64)
+    return tiny_llm(default_tokenizer)
 
 
 def tokens(llm: LLM, prompts: Any, params: SamplingParams = GREEDY) -> list[list[int]]:
@@ -312,7 +312,7 @@ def test_a_template_needs_a_tokenizer(tiny: LLM) -> None:
 
 
 def test_streams_of_conversations_take_a_template_too(default_tokenizer: Any) -> None:
-    llm = LLM(tiny_model(len(default_tokenizer)), tokenizer=default_tokenizer, num_blocks=64)
+    llm = tiny_llm(default_tokenizer)
 
     async def prompts() -> set[str | None]:
         async with AsyncLLM(llm) as engine:
@@ -327,19 +327,14 @@ def test_a_broken_template_is_refused_when_the_model_is_loaded(default_tokenizer
     (tmp_path / "broken.jinja").write_text(broken)
     for template, where in ((broken, ""), (tmp_path / "broken.jinja", r" .*broken\.jinja,")):
         with pytest.raises(ValueError, match=rf"^chat_template:{where} line 2: expected a Jinja template: "):
-            LLM(tiny_model(len(default_tokenizer)), tokenizer=default_tokenizer, chat_template=template, num_blocks=64)
+            tiny_llm(default_tokenizer, chat_template=template)
 
 
 def test_conversations_are_written_by_the_template_that_is_given(default_tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "roles.jinja").write_text(ROLES)
     before = default_tokenizer.chat_template
     for template in (ROLES, tmp_path / "roles.jinja", str(tmp_path / "roles.jinja")):
-        llm = LLM(
-            tiny_model(len(default_tokenizer)),
-            tokenizer=default_tokenizer,
-            chat_template=template,
-            num_blocks=64,
-        )
+        llm = tiny_llm(default_tokenizer, chat_template=template)
         (output,) = llm.chat([{"role": "user", "content": "Hi"}], GREEDY, use_tqdm=False)
         assert output.prompt == "user> Hi\nbot>"
     assert default_tokenizer.chat_template == before
@@ -379,11 +374,8 @@ def test_a_tokenizer_is_found_by_its_folder(default_tokenizer: Any, tmp_path: Pa
 
 def test_no_priority_is_the_default_one_in_every_call(default_tokenizer: Any) -> None:
     """Streams of an `AsyncLLM` refused it."""
-    llm, messages, params = (
-        tiny_llm(default_tokenizer),
-        [{"role": "user", "content": "Hello"}],
-        SamplingParams(max_tokens=1),
-    )
+    llm, params = tiny_llm(default_tokenizer), SamplingParams(max_tokens=1)
+    messages = [{"role": "user", "content": "Hello"}]
     assert llm.generate(["a", "b"], params, use_tqdm=False, priority=None)[1].finished
     assert llm.chat(messages, params, use_tqdm=False, priority=None)[0].finished
     assert [output.finished for output in llm.stream("a", params, priority=None)] == [True]

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from support.async_streams import ENDLESS, HANGING, prompts, run, tokens_of
 from support.held_steps import HeldSteps
-from support.replica_servers import tiny_model
+from support.replica_servers import tiny_llm
 from support.tiny_engine import tiny
 
 from radixkv import (
-    LLM,
     AsyncLLM,
     BeamSearchParams,
     CompletionOutput,
@@ -51,7 +50,7 @@ def test_a_request_that_is_aborted_before_the_engine_has_it_ends(
     prepared: str, default_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing was found under its id then, and it ran to its end."""
-    offline = LLM(tiny_model(len(default_tokenizer)), tokenizer=default_tokenizer, block_size=4, num_blocks=200)
+    offline = tiny_llm(default_tokenizer, block_size=4)
     begun, may_go_on = threading.Event(), threading.Event()
 
     def held(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,7 +109,7 @@ def test_several_requests_are_aborted_in_one_call(kind: Any) -> None:
 
 def test_an_aborted_stream_has_the_text_of_all_its_tokens(default_tokenizer: Any) -> None:
     """Text held back because it could have become a stop string used to be lost."""
-    offline = LLM(tiny_model(len(default_tokenizer)), tokenizer=default_tokenizer, block_size=4, num_blocks=200)
+    offline = tiny_llm(default_tokenizer, block_size=4)
     params = SamplingParams(n=2, seed=1, max_tokens=50, ignore_eos=True, stop=["never" * 5])
 
     async def test(llm: AsyncLLM) -> None:

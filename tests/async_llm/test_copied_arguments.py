@@ -8,11 +8,10 @@ from typing import Any
 
 from support.async_streams import GREEDY, prompts, run
 from support.chat_templates import TEMPLATES, make_tokenizer
-from support.replica_servers import tiny_model
+from support.replica_servers import tiny_llm
 from support.tiny_engine import tiny
 
 from radixkv import (
-    LLM,
     AsyncLLM,
     BeamSearchParams,
     CompletionOutput,
@@ -65,7 +64,7 @@ def test_answers_begun_elsewhere_are_copied_by_the_call() -> None:
 
 def test_what_belongs_to_a_conversation_is_copied_by_the_call() -> None:
     tokenizer = make_tokenizer(TEMPLATES["think_switch"])
-    offline = LLM(tiny_model(len(tokenizer)), tokenizer=tokenizer, num_blocks=200)
+    offline = tiny_llm(tokenizer)
 
     async def test(llm: AsyncLLM) -> None:
         given: dict[str, Any] = {

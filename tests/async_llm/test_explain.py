@@ -11,20 +11,16 @@ from typing import Any
 
 import pytest
 from support.async_streams import ENDLESS, HANGING, run
-from support.replica_servers import tiny_model
+from support.replica_servers import tiny_llm
 
-from radixkv import LLM, AsyncLLM
+from radixkv import AsyncLLM
 
 MESSAGES = [{"role": "user", "content": "What is a radix tree, and what is it good for? Answer in two sentences."}]
 PROMPT = "The library opens at nine. Today is the 20th of November. Who are you?"
 
 
-def worded(tokenizer: Any, **options: Any) -> LLM:
-    return LLM(tiny_model(len(tokenizer)), tokenizer=tokenizer, **{"block_size": 4, "num_blocks": 200, **options})
-
-
 def test_a_prompt_is_explained_while_others_stream_as_it_is_offline(default_tokenizer: Any) -> None:
-    offline = worded(default_tokenizer)
+    offline = tiny_llm(default_tokenizer, block_size=4)
 
     async def test(llm: AsyncLLM) -> None:
         unknown = await llm.explain(PROMPT)
@@ -78,11 +74,11 @@ def test_what_is_changed_while_the_tokenizer_is_busy_is_neither_explained_nor_pi
         assert pin.num_tokens == expected // 4 * 4
         await llm.unpin(pin)
 
-    run(test, worded(default_tokenizer))
+    run(test, tiny_llm(default_tokenizer, block_size=4))
 
 
 def test_an_explanation_says_what_lies_on_the_disk(default_tokenizer: Any, tmp_path: Path) -> None:
-    with worded(default_tokenizer, disk_cache=tmp_path) as before:
+    with tiny_llm(default_tokenizer, block_size=4, disk_cache=tmp_path) as before:
         before.generate(PROMPT, ENDLESS, use_tqdm=False)
 
     async def look(llm: AsyncLLM) -> None:
@@ -90,4 +86,4 @@ def test_an_explanation_says_what_lies_on_the_disk(default_tokenizer: Any, tmp_p
         assert [below.medium for below in explanation.below] == ["disk"]
         assert "in the tier 'disk'" in str(explanation)
 
-    run(look, worded(default_tokenizer, disk_cache=tmp_path))
+    run(look, tiny_llm(default_tokenizer, block_size=4, disk_cache=tmp_path))

@@ -13,7 +13,7 @@ import pytest
 from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tokens_of
 from support.held_steps import HeldSteps
 from support.model_zoo import VOCAB_SIZE
-from support.replica_servers import tiny_model
+from support.replica_servers import tiny_llm
 from support.tiny_engine import tiny
 
 from radixkv import (
@@ -64,7 +64,7 @@ def test_beams_have_the_text_of_their_tokens_and_decode_their_prompt_once(defaul
         return str(default_tokenizer.decode(token_ids, **options))
 
     tokenizer.decode = decode
-    offline = LLM(tiny_model(len(tokenizer)), tokenizer=tokenizer, num_blocks=200)
+    offline = tiny_llm(tokenizer)
     prompt = {"prompt_token_ids": list(range(500, 900))}
     params = BeamSearchParams(8, 4, ignore_eos=True)
     (found,) = offline.beam_search(prompt, params)
@@ -116,7 +116,7 @@ def ends(outputs: Iterable[RequestOutput]) -> list[int]:
 
 def test_each_sample_ends_once(default_tokenizer: Any) -> None:
     """Its end was in all later outputs, too, and the whole answer to a chat was read again for each of them."""
-    offline = LLM(tiny_model(len(default_tokenizer)), tokenizer=default_tokenizer, block_size=4, num_blocks=200)
+    offline = tiny_llm(default_tokenizer, block_size=4)
     params = SamplingParams(n=3, seed=1, max_tokens=40, stop=["e"])
     whole = offline.generate("Who are you?", params, use_tqdm=False)[0].outputs
     shortest, *others = sorted(whole, key=lambda part: len(part.token_ids))
