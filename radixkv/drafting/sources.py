@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from radixkv.cache import PrefixCache
 from radixkv.cache.continuation import following
 from radixkv.drafting.document import Document
@@ -44,11 +46,7 @@ class GrammarDrafter(Drafter):
 
 
 class PrefixDrafter(Drafter):
-    """The continuation in the radix tree of exactly this sequence: asked again, regenerated, another sample.
-
-    Args:
-        cache: whose tree it is.
-    """
+    """The continuation in the radix tree of exactly this sequence: asked again, regenerated, another sample."""
 
     source = "prefix"
 
@@ -62,16 +60,30 @@ class PrefixDrafter(Drafter):
         return Draft(self._cache.continuation(table, context.token_ids, max_tokens))
 
 
-class AnswerDrafter(Drafter):
+class _DocumentDrafter(Drafter):
+    """Where the last tokens occur in one text for the whole sequence."""
+
+    def draft(self, context: DraftContext, max_tokens: int) -> Draft:
+        document: Document | None = context.notes.get(self)
+        if document is None:
+            document = self._open(context)
+            if document is None:
+                return NO_DRAFT
+            context.notes[self] = document
+        return document.draft(context.token_ids, max_tokens)
+
+    @abstractmethod
+    def _open(self, context: DraftContext) -> Document | None:
+        """The text; None: there is none yet."""
+
+
+class AnswerDrafter(_DocumentDrafter):
     """Where the last tokens occur in another answer to the same prompt: regenerated with another seed, another sample.
 
     `PrefixDrafter` follows that answer up to the first token that differs; after it, the same words recur elsewhere.
 
     The other answer is looked up behind the prompt, so only while nothing of this one is published. A sequence that is first
     asked about with more than one token, as each of several samples is where steps are launched ahead, gets no drafts.
-
-    Args:
-        cache: whose tree it is.
     """
 
     source = "answer"
@@ -79,19 +91,14 @@ class AnswerDrafter(Drafter):
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
 
-    def draft(self, context: DraftContext, max_tokens: int) -> Draft:
-        answered: Document | None = context.notes.get(self)
-        if answered is None:
-            num_generated = len(context.token_ids) - context.num_prompt_tokens
-            # Several samples fork with their first tokens.
-            if context.table is None or not context.read_cache or num_generated > 1:
-                return NO_DRAFT
-            prompt = context.token_ids[: context.num_prompt_tokens]
-            answer = self._cache.continuation(context.table, prompt, _MAX_ANSWER)
-            if not answer:
-                return NO_DRAFT
-            answered = context.notes[self] = Document(answer, begins=num_generated == 0)
-        return answered.draft(context.token_ids, max_tokens)
+    def _open(self, context: DraftContext) -> Document | None:
+        num_generated = len(context.token_ids) - context.num_prompt_tokens
+        # Several samples fork with their first tokens.
+        if context.table is None or not context.read_cache or num_generated > 1:
+            return None
+        prompt = context.token_ids[: context.num_prompt_tokens]
+        answer = self._cache.continuation(context.table, prompt, _MAX_ANSWER)
+        return Document(answer, begins=num_generated == 0) if answer else None
 
 
 class TreeDrafter(Drafter):
@@ -109,39 +116,26 @@ class TreeDrafter(Drafter):
         return Draft(following(found.node, found.offset, max_tokens), found.length)
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(_DocumentDrafter):
     """What followed the last tokens earlier in the request's own prompt or answer."""
 
     source = "suffix"
 
-    def draft(self, context: DraftContext, max_tokens: int) -> Draft:
-        own: Document | None = context.notes.get(self)
-        if own is None:
-            own = context.notes[self] = Document(context.token_ids)
-        return own.draft(context.token_ids, max_tokens)
+    def _open(self, context: DraftContext) -> Document:
+        return Document(context.token_ids)
 
 
-class PredictionDrafter(Drafter):
+class PredictionDrafter(_DocumentDrafter):
     """The client's prediction, from the position in it that the answer has reached (OpenAI's predicted outputs)."""
 
     source = "prediction"
 
-    def draft(self, context: DraftContext, max_tokens: int) -> Draft:
-        if not context.prediction:
-            return NO_DRAFT
-        predicted: Document | None = context.notes.get(self)
-        if predicted is None:
-            predicted = context.notes[self] = Document(list(context.prediction), begins=True)
-        return predicted.draft(context.token_ids, max_tokens)
+    def _open(self, context: DraftContext) -> Document | None:
+        return Document(list(context.prediction), begins=True) if context.prediction else None
 
 
 def drafters(cache: PrefixCache, index: TreeIndex) -> list[Drafter]:
-    """One of each.
-
-    Args:
-        cache: whose tree they draft from; from now on it has an observer of theirs.
-        index: one of its observers.
-    """
+    """One of each, over a cache that they observe from now on, and an index that observes it."""
     followers = NamespaceFollowers()
     cache.add_observer(followers)
     return [
