@@ -156,20 +156,16 @@ class SamplingParams:
         self.presence_penalty = _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self.frequency_penalty = _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, _MIN_FACTOR, _MAX_FACTOR)
-        if self.seed is not None:
-            seed = _whole("seed", self.seed, -1)
-            self.seed = None if seed == -1 else seed
+        seed = _whole_or_none("seed", self.seed, -1)
+        self.seed = None if seed == -1 else seed
         self.min_tokens = _whole("min_tokens", self.min_tokens, 0)
-        if self.max_tokens is not None:
-            self.max_tokens = _whole("max_tokens", self.max_tokens, 1)
-            if self.min_tokens > self.max_tokens:
-                raise ValueError(
-                    f"min_tokens: expected at most {self.max_tokens}, the limit of the answer's tokens, got {self.min_tokens}"
-                )
-        if self.logprobs is not None:
-            self.logprobs = _whole("logprobs", self.logprobs, -1)
-        if self.prompt_logprobs is not None:
-            self.prompt_logprobs = _whole("prompt_logprobs", self.prompt_logprobs, -1)
+        self.max_tokens = _whole_or_none("max_tokens", self.max_tokens, 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens: expected at most {self.max_tokens}, the limit of the answer's tokens, got {self.min_tokens}"
+            )
+        self.logprobs = _whole_or_none("logprobs", self.logprobs, -1)
+        self.prompt_logprobs = _whole_or_none("prompt_logprobs", self.prompt_logprobs, -1)
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
             _check_switch(name, getattr(self, name))
         self.shown_special_tokens = _token_ids("shown_special_tokens", self.shown_special_tokens)
@@ -261,13 +257,11 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         self.beam_width = _whole("beam_width", self.beam_width, 1)
-        if self.max_tokens is not None:
-            self.max_tokens = _whole("max_tokens", self.max_tokens, 1)
+        self.max_tokens = _whole_or_none("max_tokens", self.max_tokens, 1)
         self.temperature = _number("temperature", self.temperature, 0.0, _MAX_FACTOR)
         # Lengths raised to a larger power leave the range of floats.
         self.length_penalty = _number("length_penalty", self.length_penalty, -10.0, 10.0)
-        if self.logprobs is not None:
-            self.logprobs = _whole("logprobs", self.logprobs, 0)
+        self.logprobs = _whole_or_none("logprobs", self.logprobs, 0)
         _check_switch("ignore_eos", self.ignore_eos)
         _check_structured_outputs(self.structured_outputs)
         self.stop_strings = _stop_strings(self.stop)
@@ -309,6 +303,10 @@ def _whole(name: str, value: Any, low: int) -> int:
     if value < low:
         raise ValueError(f"{name}: expected at least {low}, got {value}")
     return int(value)
+
+
+def _whole_or_none(name: str, value: Any, low: int) -> int | None:
+    return None if value is None else _whole(name, value, low)
 
 
 def _number(name: str, value: Any, low: float, high: float, above: bool = False) -> float:
