@@ -6,11 +6,12 @@ import re
 import types
 from collections.abc import Mapping
 
+# In lower case.
 _UNITS: Mapping[str, int] = types.MappingProxyType(
     {
-        **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
-        **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)},
-        "B": 1,
+        **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
+        **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
+        "b": 1,
         "": 1,
     }
 )
@@ -28,8 +29,7 @@ def parse_size(name: str, size: str | int) -> int:
     """
     is_given = isinstance(size, str | int) and not isinstance(size, bool)
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size) if is_given else "")
-    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
-    factor = units.get(match[2].lower()) if match else None
+    factor = _UNITS.get(match[2].lower()) if match else None
     num_bytes = int(float(match[1]) * factor) if match and factor else 0
     if not 1 <= num_bytes < 1 << 63:
         raise ValueError(
