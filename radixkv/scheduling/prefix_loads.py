@@ -200,7 +200,6 @@ class PrefixLoads:
         """End all loads, and begin no more."""
         self._stopped = True
         self._prefixes.clear()
-        self._look_ups.clear()
         for active in self._active:
             self._end(active)
 

@@ -58,7 +58,3 @@ class PrefixLookUps:
                     "tiers: looking up a prefix takes longer than computing it; until this is done, no other is looked up"
                 )
             self._unanswered = look_up
-
-    def clear(self) -> None:
-        """Send none of those that were added."""
-        self._not_sent.clear()
