@@ -165,16 +165,10 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Complete one prompt, or answer one conversation, piece by piece.
 
+        Options that are not described here are those of `chat`, and only for conversations.
+
         Args:
-            prompt: a prompt, or a conversation, as for `generate` and `chat`.
-            sampling_params: how to choose tokens.
-            add_generation_prompt: for a conversation, as for `chat`.
-            continue_final_message: likewise.
-            chat_template: likewise.
-            tools: likewise.
-            tool_choice: likewise.
-            parallel_tool_calls: likewise.
-            chat_template_kwargs: likewise.
+            prompt: as for `generate`, or a conversation as for `chat`.
             cache_salt: only prompts with the same one share blocks; a prompt may also bring its own.
             cache: whether to read the cache, and whether to write into it; likewise.
             priority: as for `generate`.
