@@ -38,7 +38,7 @@ class ActiveLoad:
 
     @property
     def seconds_left(self) -> float:
-        """What is left of `seconds` for the blocks that are not loaded yet."""
+        """The part of `seconds` for the blocks that are not loaded yet."""
         return 0.0 if self.is_ending else self.seconds * (1 - self.load.num_loaded / len(self.load.block_ids))
 
     def try_cancel(self) -> bool:
@@ -75,13 +75,7 @@ class ActiveLoad:
 
 
 class ActiveLoads:
-    """The active loads of one engine, in the order in which they are read; for its thread.
-
-    Args:
-        loader: loads in the background.
-        rates: of loading and computing; updated with each load that ends.
-        clock: seconds.
-    """
+    """The active loads of one engine, in the order in which they are read; for its thread."""
 
     def __init__(self, loader: BlockLoader, rates: Rates, clock: Callable[[], float]) -> None:
         self._loader = loader
@@ -105,7 +99,7 @@ class ActiveLoads:
 
     @property
     def seconds_left(self) -> float:
-        """That they are expected to take."""
+        """Until the last of them is done, as expected."""
         return sum(active.seconds_left for active in self._active)
 
     def add(self, active: ActiveLoad) -> None:
@@ -138,13 +132,7 @@ class ActiveLoads:
         return any(now > ended.gives_up_at and ended.load.in_vain(now) is not None for ended in self._ended)
 
     def shared(self, namespace: str, tokens: bytes, num_cached: int) -> tuple[ActiveLoad, int] | None:
-        """A load that brings more of a prefix than is cached, sooner than computing would; and its blocks in common.
-
-        Args:
-            namespace: of the prefix.
-            tokens: of the prefix, encoded.
-            num_cached: blocks of it in the pool.
-        """
+        """A load that brings more blocks of a prefix than the pool has, sooner than computing them would; and how many."""
         seconds = 0.0
         for active in self._active:
             seconds += active.seconds_left

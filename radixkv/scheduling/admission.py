@@ -34,13 +34,7 @@ class Admission:
     """Takes groups out of the waiting queue and opens their block tables; `Scheduler` starts them.
 
     Args:
-        cache: whose blocks the sequences use.
-        max_num_batched_tokens: tokens per step at most.
-        max_num_seqs: concurrent sequences at most.
         running: the scheduler's running groups, in order of rank; only read here.
-        waiting: the queue.
-        shares: of the tenants.
-        blocks: of all sequences.
         loads: from tiers below the pool; None: there are none.
 
     Attributes:
@@ -77,7 +71,7 @@ class Admission:
         self._known_occupancy: tuple[int, int] | None = None
 
     def num_blocks_awaited(self, group: SequenceGroup) -> int:
-        """How many blocks must be available for a group that did not fit."""
+        """Blocks that must be available before a group that did not fit is tried again."""
         return self._retry_when[group].num_blocks
 
     def begin_step(self) -> None:
@@ -88,7 +82,7 @@ class Admission:
         self._growth = self._usage = None
 
     def note_stalled(self, group: SequenceGroup) -> None:
-        """A prompt in progress gets no tokens in this step, so shorter ones that begin like it do not wait for it."""
+        """A prompt in progress gets no tokens in this step: no other group waits for its prefix."""
         self._in_flight_prefixes.note_stalled(group)
 
     def forget(self, group: SequenceGroup) -> None:
@@ -132,7 +126,7 @@ class Admission:
                     break
                 if self._loads is not None and self._loads.is_waiting(group):
                     break
-                # Its tenant's prompt in progress is first: till it ends, a victim would be readmitted in this group's place.
+                # Its tenant's prompt in progress comes first: until that ends, a victim would be readmitted in its place.
                 if tenant in computing:
                     break
                 if not self._may_fit_now(group):
@@ -158,9 +152,9 @@ class Admission:
         return self._current_usage().tenants_wanting_more()
 
     def next_group(self, max_tokens: int | None, before: Request | None) -> SequenceGroup | None:
-        """Take the next group that fits out of the queue, tenants in turn, and open its tables; None: there is none.
+        """Take the next group that fits out of the queue, and open its tables; None: there is none.
 
-        The caller starts it before it asks again.
+        The caller starts the group before it asks again.
 
         Args:
             max_tokens: of its prompt; None: any number.
@@ -197,7 +191,7 @@ class Admission:
     def _admit_first_of(
         self, tenant: str, max_tokens: int | None, before: Request | None, usage: TenantUsage
     ) -> tuple[SequenceGroup | None, list[SequenceGroup]]:
-        """Admit the first of a tenant's candidates that fits; returns it, if any, and those before it that did not."""
+        """Admit a tenant's first candidate that fits; returns it, if there is one, and those before it that did not fit."""
         did_not_fit: list[SequenceGroup] = []
         candidates = self._waiting.candidates(tenant, look_up=tenant not in self._looked_up)
         self._looked_up.add(tenant)
@@ -224,13 +218,13 @@ class Admission:
         return max_tokens is None or self._waiting.num_uncached(group) <= max_tokens
 
     def _waits_for_prefix(self, group: SequenceGroup) -> bool:
-        """Whether it waits for another group to compute more of its prompt, or for a look-up or load, which this advances."""
+        """Whether it waits for a prefix that another group computes, or for a look-up or a load, which this advances."""
         if self._in_flight_prefixes.should_wait(group, self._running):
             return True
         return self._loads is not None and self._loads.find_or_load(group, self._num_spare_blocks)
 
     def _current_usage(self) -> TenantUsage:
-        """That of the running groups, counted once per step that admits, like `_decode_growth`."""
+        """The usage of the running groups, counted once per step, and updated with each admitted group."""
         if self._usage is None:
             self._usage = self._count_usage()
         return self._usage
@@ -247,7 +241,7 @@ class Admission:
         )
 
     def _decode_growth(self) -> DecodeGrowth:
-        """That of the running groups, computed once per step that admits, not once per admitted group."""
+        """The growth of the running groups, computed once per step, and updated with each admitted group."""
         if self._growth is None:
             self._growth = DecodeGrowth(self._running, self._cache.block_size, self._max_num_batched_tokens)
         return self._growth
@@ -307,7 +301,7 @@ class Admission:
         return self._cache.num_available_blocks - needed
 
     def _open_tables(self, group: SequenceGroup) -> None:
-        """Open a table for each sequence and reserve its slots, or only the first's if the group must prefill what is common.
+        """Open a table for each sequence and reserve its slots; only for the first if it must prefill a common prefix.
 
         Raises:
             OutOfBlocks: some tables may be open then.

@@ -26,9 +26,6 @@ class InFlightPrefixes:
     """Which group waits for which running group's prefix.
 
     The prompts of two groups are compared once; after that, a wait costs one comparison of two numbers per step.
-
-    Args:
-        cache: where the prefixes will be published.
     """
 
     def __init__(self, cache: PrefixCache) -> None:

@@ -41,11 +41,8 @@ class PrefixLoads:
     """The loads of one engine; for its thread.
 
     Args:
-        cache: into which prefixes are loaded.
-        loader: looks up and loads in the background.
-        rates: of loading and computing; updated with each load.
+        rates: updated with each load.
         media: the name of each tier.
-        clock: seconds.
         moves: the transfers of evicted blocks to the tiers.
     """
 

@@ -15,11 +15,7 @@ _LOOK_UP_SECONDS = 0.002
 
 
 class PrefixLookUps:
-    """The look-ups of one engine; for its thread.
-
-    Args:
-        loader: looks up in the background.
-    """
+    """The look-ups of one engine; for its thread."""
 
     def __init__(self, loader: BlockLoader) -> None:
         self._loader = loader

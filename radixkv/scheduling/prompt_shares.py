@@ -29,9 +29,8 @@ def bound_prompts(
     """The prompt chunks of a step, without what would lengthen it too much.
 
     Args:
-        chunks: of prompts, in the order in which they were scheduled.
+        chunks: in the order in which they were scheduled.
         wanting_more: tenants that want more sequences than their share.
-        shares: the tenants' weights.
         min_tokens: that each of them may compute in any case.
     """
     num_tokens: Counter[str] = Counter()

@@ -43,8 +43,6 @@ def validate_prompt(
     """The prompt as int32.
 
     Args:
-        token_ids: of the prompt.
-        vocab_size: ids that the model has.
         max_model_len, model_length: as `LoadedModel` has them.
 
     Raises:
@@ -65,10 +63,6 @@ def validate_prompt(
 
 def validate_token_ids(token_ids: Sequence[int] | NDArray[np.int32], vocab_size: int) -> NDArray[np.int32]:
     """A prompt of any length as int32.
-
-    Args:
-        token_ids: of the prompt.
-        vocab_size: ids that the model has.
 
     Raises:
         TypeError: ids are not whole numbers.

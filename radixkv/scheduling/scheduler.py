@@ -41,10 +41,7 @@ class Scheduler:
     """Owns the waiting and running groups, and through `blocks` their block tables; `admission` starts those that wait.
 
     Args:
-        cache: whose blocks the sequences use.
-        max_num_batched_tokens: tokens per step at most.
-        max_num_seqs: concurrent sequences at most.
-        waiting: the queue to use; by default one with the usual bounds.
+        waiting: by default a queue with the usual bounds.
         loads: from tiers below the pool; None: there are none.
         max_prompt_logit_rows: rows of logits per step for the log-probabilities of prompts; None: any number.
     """
@@ -69,14 +66,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._loads = loads
         self.admission = Admission(
-            cache,
-            max_num_batched_tokens,
-            max_num_seqs,
-            self.running,
-            self.waiting,
-            self.shares,
-            self.blocks,
-            loads,
+            cache, max_num_batched_tokens, max_num_seqs, self.running, self.waiting, self.shares, self.blocks, loads
         )
         self._arrivals = itertools.count()
 

@@ -14,11 +14,7 @@ from radixkv.scheduling.request import SequenceGroup, TokenSequence
 
 
 class SequenceBlocks:
-    """Owns every open block table.
-
-    Args:
-        cache: whose blocks the sequences use.
-    """
+    """Owns every open block table."""
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache

@@ -17,11 +17,7 @@ class TenantUsage:
     """Sequences and blocks in use by tenant, at one moment.
 
     Args:
-        shares: the tenants' weights and counters.
         running: in order of rank.
-        waiting: the queue.
-        cache: whose blocks they share.
-        max_num_seqs: concurrent sequences of all tenants.
         burst: service by which a tenant's counter may be ahead of others' without losing the claim to its share.
     """
 
@@ -58,7 +54,7 @@ class TenantUsage:
         self._wanted.update(self.num_seqs)
 
     def add(self, group: SequenceGroup, uncharged: float = 0.0) -> None:
-        """Count a group that runs from now on: neither it nor any group whose waiting would void its claim is then preempted.
+        """Count a group that runs from now on. No group is then preempted whose waiting would void this one's claim.
 
         Args:
             uncharged: the service that its tenant will be charged when the group starts; 0 if it has been charged.

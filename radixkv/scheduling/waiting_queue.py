@@ -51,7 +51,6 @@ class WaitingQueue:
     since. Thirty-two look-ups of prompts of 4k tokens take about 0.1 ms.
 
     Args:
-        cache: where prompts are looked up.
         window: how many groups of a tenant are candidates for admission.
         max_overtaken: how often a group can be overtaken.
 
