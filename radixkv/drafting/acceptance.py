@@ -56,14 +56,7 @@ class AcceptanceRates:
         return min(max(rate, 1e-3), 0.999)
 
     def learn(self, source: str, draft: Draft, tokens: Sequence[int], request: RequestRates) -> None:
-        """Compare a draft with the tokens that came.
-
-        Args:
-            source: the drafter's.
-            draft: what it had guessed, verified or not.
-            tokens: what came, the first of them at the draft's first position.
-            request: of the sequence.
-        """
+        """Compare a draft, verified or not, with the tokens that came from its first position on."""
         length = min(len(draft.token_ids), len(tokens))
         if not length:
             return

@@ -43,12 +43,7 @@ class Found(NamedTuple):
 
 
 class TreeIndex(TreeObserver):
-    """The index of one cache; give it to the cache as an observer.
-
-    Args:
-        num_blocks: of the cache.
-        block_size: tokens per block.
-    """
+    """The index of one cache; give it to the cache as an observer."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
@@ -64,12 +59,7 @@ class TreeIndex(TreeObserver):
         return sum(table.nbytes for table in self._tables.values()) + 12 * len(self._nodes)
 
     def find(self, sequence: Sequence[int], namespace: str) -> Found | None:
-        """Where the sequence's last tokens occurred, if something follows there.
-
-        Args:
-            sequence: all of its tokens.
-            namespace: nothing outside it is found.
-        """
+        """Where the sequence's last tokens occurred within the namespace, if something follows there."""
         seed = namespace_hash(namespace)
         for k in RUNS:
             if len(sequence) < k:

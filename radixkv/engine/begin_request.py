@@ -18,10 +18,6 @@ def begin_request(request: Request, tokenizer: Any) -> list[SequenceGroup]:
 
     All samples of a prompt begin as one sequence, which forks once the prompt is computed. Resumed ones are apart already.
 
-    Args:
-        request: validated, and not queued yet.
-        tokenizer: None: the model has none.
-
     Returns:
         The groups to be scheduled; none if the request was resumed where nothing is left to generate.
     """

@@ -17,7 +17,6 @@ class ComputeTimer:
 
     Args:
         observe: called with the numbers of prompt tokens and of all tokens, and with seconds.
-        clock: seconds.
         ahead: whether batches are launched ahead.
     """
 

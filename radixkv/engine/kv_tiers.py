@@ -82,11 +82,8 @@ class KVTiers:
 
     Args:
         cache: of the engine; from now on, its changes are observed.
-        pool: of the engine.
-        opened: the tiers.
         fingerprint: see `radixkv.engine.block_fingerprint`.
         secret: of the hash of namespaces, at most 64 bytes.
-        policy: which blocks go down.
         prefill_rate: what computing costs, as the engine learns it.
 
     Attributes:
@@ -135,12 +132,7 @@ class KVTiers:
         return self._keys.group(namespace), self._keys.namespace(namespace)
 
     def send_prefix(self, tokens: bytes, namespace: str) -> None:
-        """Have a cached prefix written, whatever the policy.
-
-        Args:
-            tokens: of whole blocks, encoded.
-            namespace: of the prefix.
-        """
+        """Have a cached prefix written, whatever the policy; its tokens are whole blocks, encoded."""
         if not self._closed:
             self._moves.want_prefix(tokens, namespace)
 
@@ -157,13 +149,7 @@ class KVTiers:
         )
 
     def find(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> tuple[TierPart, ...]:
-        """What tiers have of a prompt beyond what is cached. May wait for a server; any thread may call.
-
-        Args:
-            tokens: of the prompt, encoded.
-            namespace: of the prompt.
-            num_cached_tokens: how many of its tokens are in the pool.
-        """
+        """What tiers have of a prompt, given encoded, beyond what is cached. May wait for a server; any thread may call."""
         if self._closed:
             return ()
         size = self._keys.block_bytes // TOKEN_BYTES

@@ -62,12 +62,7 @@ class _Named:
 
 
 class NamedPins:
-    """All pins of one cache, each with a name; to be used on the engine's thread.
-
-    Args:
-        cache: the cache that the pins are in.
-        tiers: below its pool, if there are any.
-    """
+    """All pins of one cache, each with a name; to be used on the engine's thread."""
 
     def __init__(self, cache: PrefixCache, tiers: KVTiers | None = None) -> None:
         self.cache = cache
@@ -78,8 +73,6 @@ class NamedPins:
         """`PrefixCache.pin`, remembered. It replaces a pin of the same prefix from before a restart.
 
         Args:
-            tokens: of the prefix.
-            namespace: of the prefix.
             ttl: seconds; None: until it is released.
             by_tenant: a tenant asked for it, and not the administrator.
 
@@ -112,11 +105,7 @@ class NamedPins:
         self._forget(pin)
 
     def store_again(self, cleared: str) -> None:
-        """Remember the pins that are still in force in the group of a namespace that was cleared: a disk forgets the group's.
-
-        Args:
-            cleared: the namespace.
-        """
+        """A namespace was cleared, for which a disk forgets the pins of its whole group: remember those still in force."""
         stored = self._stored
         if stored is None or self._tiers is None:
             return

@@ -59,12 +59,6 @@ class OpenCache:
 def open_cache(config: EngineConfig, loaded: LoadedModel, pool: KVPool, prefill_rate: PrefillRate) -> OpenCache:
     """Make the cache of a pool's blocks, and open its tiers and its publisher.
 
-    Args:
-        config: says what to open.
-        loaded: the model.
-        pool: the pool whose blocks are cached.
-        prefill_rate: the engine's.
-
     Raises:
         ValueError, ImportError, OSError, TypeError: as `open_publisher` and `open_tiers`; then nothing is open.
     """

@@ -52,11 +52,6 @@ def open_tiers(
     """Open all tiers, the nearest first: host memory, the disk, the shared store, and those that were given.
 
     Args:
-        config: says which.
-        loaded: the model.
-        cache: of the engine.
-        pool: of the engine; the tiers are below it.
-        prefill_rate: the engine's.
         publish: takes events of what host memory and the disk hold; any thread calls it. None: none are recorded.
 
     Raises:

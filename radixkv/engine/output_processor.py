@@ -33,13 +33,7 @@ class Processed(NamedTuple):
 
 
 class OutputProcessor:
-    """Processes the batches of one engine.
-
-    Args:
-        scheduler: of the engine.
-        decode: text of a token.
-        clock: seconds.
-    """
+    """Processes the batches of one engine."""
 
     def __init__(self, scheduler: Scheduler, decode: TokenDecoder, clock: Callable[[], float]) -> None:
         self._scheduler = scheduler
@@ -49,7 +43,7 @@ class OutputProcessor:
         self._decode = decode
 
     def begin_step(self) -> None:
-        """A step begins: what it computes, and processes if that needs the host, is timed from now."""
+        """A step begins: the time that grammars take of it is counted from now."""
         self._step_began = self._clock()
 
     def process(self, batch: Batch) -> Processed:

@@ -29,12 +29,6 @@ def set_up_pool(
 ) -> KVPool:
     """Make the pool that ``config`` asks for, by default of as many blocks as fit, and have the runner use it.
 
-    Args:
-        runner: of the model.
-        loaded: the model.
-        config: as resolved for the model's device.
-        element_type: of stored keys and values.
-
     Raises:
         ValueError: the device or its memory does not allow what ``config`` asks for.
         MemoryError: no room for the blocks.
@@ -89,8 +83,7 @@ def log_length(loaded: LoadedModel, *, asked_for: bool) -> None:
     """Log the length and the rotary factors that `with_length_in_pool` has chosen, where there was a choice.
 
     Args:
-        loaded: what it returned.
-        asked_for: whether the model's length was.
+        asked_for: whether the user set the model's length.
     """
     if loaded.max_model_len < loaded.model_length:
         _log.log(

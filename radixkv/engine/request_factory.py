@@ -17,14 +17,7 @@ from radixkv.scheduling.request_validation import Capacity, validate_capacity, v
 
 
 class RequestFactory:
-    """Makes requests for one engine without changing it: any thread may call this while another one steps.
-
-    Args:
-        loaded: the engine's model.
-        config: of the engine.
-        capacity: what the engine can run at most.
-        grammars: compiles what structured outputs ask for.
-    """
+    """Makes requests for one engine without changing it: any thread may call this while another one steps."""
 
     def __init__(
         self, loaded: LoadedModel, config: ResolvedEngineConfig, capacity: Capacity, grammars: GrammarCompiler

@@ -55,12 +55,9 @@ class Speculator:
 
     Args:
         drafters: asked in this order; of equally promising drafts, the first is taken.
-        blocks: of the sequences.
         max_tokens: of a draft.
         max_rows: rows that drafts may add to a batch.
         max_batched_tokens: of a batch.
-        vocab_size: drafted ids are below this.
-        clock: seconds.
 
     Attributes:
         counts: drafted and accepted tokens by source, since the engine was made.

@@ -17,11 +17,7 @@ _MAX_DRAFTS_PER_SEQUENCE = 4
 
 
 def max_draft_rows(config: ResolvedEngineConfig) -> int:
-    """Rows beyond ``max_num_seqs`` that a batch may have because of drafts; 0 where there are none.
-
-    Args:
-        config: the engine's.
-    """
+    """Rows beyond ``max_num_seqs`` that a batch may have because of drafts; 0 where there are none."""
     speculation = config.speculation
     if speculation is None:
         return 0
@@ -37,15 +33,7 @@ def make_speculator(
     vocab_size: int,
     clock: Callable[[], float],
 ) -> Speculator | None:
-    """The speculator over the cache of an engine; None: there are no drafts.
-
-    Args:
-        config: the engine's.
-        cache: to draft from.
-        index: one of the cache's observers; None: there is none, because nothing is cached or drafted.
-        blocks: of the sequences.
-        vocab_size: of the model.
-        clock: in seconds.
+    """The speculator over the cache of an engine, and an index that observes it; None: there are no drafts.
 
     Raises:
         TypeError: a drafter is not a `Drafter`.

@@ -48,9 +48,6 @@ class TenantPins:
 
     A pin that continues an earlier one, as the turns of a chat do, replaces it, unless the earlier one lives longer; then
     their common blocks count once. Blocks that are shared by pins which branch count twice.
-
-    Args:
-        pins: all pins of the cache.
     """
 
     def __init__(self, pins: NamedPins) -> None:
@@ -63,9 +60,6 @@ class TenantPins:
         """Keep the cached part of a prefix from eviction.
 
         Args:
-            tenant: on whose behalf.
-            namespace: of the prefix.
-            token_ids: of the prefix.
             ttl: seconds for which it is kept.
 
         Returns:

@@ -14,13 +14,7 @@ from radixkv.scheduling.scheduler import Scheduler
 
 
 class UnfinishedRequests:
-    """Unfinished requests by their ids.
-
-    Args:
-        cache: holds their blocks.
-        scheduler: runs them.
-        recorder: records those that finish; None: nothing does.
-    """
+    """Unfinished requests by their ids; a recorder gets those that finish."""
 
     def __init__(self, cache: PrefixCache, scheduler: Scheduler, recorder: TraceRecorder | None) -> None:
         self._cache = cache
