@@ -100,15 +100,12 @@ def test_what_was_queued_under_a_higher_limit_runs_by_itself() -> None:
 
 def test_a_tenant_alone_uses_everything_and_gives_back_its_surplus_at_once() -> None:
     driver = SchedulerDriver(max_num_seqs=8, budget=64)
-    for _ in range(12):
-        driver.add(prompt(8), max_new=200, tenant="greedy")
-    for _ in range(20):
-        driver.step()
+    driver.add_several(12, 8, max_new=200, tenant="greedy")
+    driver.steps(20)
     assert len(driver.scheduler.running) == 8
-    modest = [driver.add(prompt(8), max_new=50, tenant="modest") for _ in range(6)]
+    modest = driver.add_several(6, 8, max_new=50, tenant="modest")
     assert steps_to_first_token(driver, modest[0]) == 1
-    for _ in range(3):
-        driver.step()
+    driver.steps(3)
     by_tenant = [group.request.tenant for group in driver.scheduler.running]
     assert (by_tenant.count("greedy"), by_tenant.count("modest")) == (4, 4)
     assert len(driver.preempted) == 4
@@ -118,15 +115,12 @@ def test_a_tenant_alone_uses_everything_and_gives_back_its_surplus_at_once() -> 
 def test_who_wants_little_leaves_the_rest_to_all_who_want_more() -> None:
     """Two want one slot of eight each, one wants three: more than a quarter, and less than what the two leave over."""
     driver = SchedulerDriver(max_num_seqs=8, budget=64)
-    for _ in range(20):
-        driver.add(prompt(8), max_new=200, tenant="greedy")
+    driver.add_several(20, 8, max_new=200, tenant="greedy")
     driver.step()
     driver.step()
     for tenant, count in (("a", 1), ("b", 1), ("c", 3)):
-        for _ in range(count):
-            driver.add(prompt(8), max_new=40, tenant=tenant)
-    for _ in range(3):
-        driver.step()
+        driver.add_several(count, 8, max_new=40, tenant=tenant)
+    driver.steps(3)
     running = Counter(group.request.tenant for group in driver.scheduler.running)
     assert running == {"a": 1, "b": 1, "c": 3, "greedy": 3}
     driver.run()
@@ -135,8 +129,7 @@ def test_who_wants_little_leaves_the_rest_to_all_who_want_more() -> None:
 def test_of_equally_served_tenants_the_one_that_wants_least_goes_first() -> None:
     """All come at once, to a server where nothing is cached; the step has room for one and a half prompts."""
     driver = SchedulerDriver(max_num_seqs=8, budget=64)
-    for _ in range(6):
-        driver.add(prompt(40), max_new=2, tenant="greedy")
+    driver.add_several(6, 40, max_new=2, tenant="greedy")
     modest = driver.add(prompt(40), max_new=2, tenant="modest")
     assert steps_to_first_token(driver, modest) == 1
     assert driver.admitted[0] is modest
@@ -161,26 +154,20 @@ def test_weights_decide_what_each_gets() -> None:
     shares = {"a": TenantShare(3), "b": TenantShare(1)}
     driver = SchedulerDriver(max_num_seqs=8, shares=shares)
     for tenant in "ab":
-        for _ in range(100):
-            driver.add(prompt(6), max_new=6, tenant=tenant)
-    for _ in range(80):
-        driver.step()
+        driver.add_several(100, 6, max_new=6, tenant=tenant)
+    driver.steps(80)
     assert driver.served["a"] / driver.served["b"] == pytest.approx(3, rel=0.1)
 
 
 def test_what_was_not_used_cannot_be_claimed_afterwards() -> None:
     driver = SchedulerDriver(max_num_seqs=1)
     driver.add(prompt(4), max_new=2, tenant="rare")
-    for _ in range(30):
-        driver.add(prompt(4), max_new=2, tenant="busy")
-    for _ in range(40):
-        driver.step()
+    driver.add_several(30, 4, max_new=2, tenant="busy")
+    driver.steps(40)
     assert driver.scheduler.waiting
     driver.admitted.clear()
-    for _ in range(8):
-        driver.add(prompt(4), max_new=2, tenant="rare")
-    for _ in range(12):
-        driver.step()
+    driver.add_several(8, 4, max_new=2, tenant="rare")
+    driver.steps(12)
     tenants = [request.tenant for request in driver.admitted]
     assert tenants.count("rare") - tenants.count("busy") in (0, 1)
 
@@ -214,8 +201,7 @@ def test_reused_tokens_count_little() -> None:
             driver.add(stem, max_new=1)
             driver.run()
             driver.admitted.clear()
-        for _ in range(4):
-            driver.add(prompt(200), max_new=1, tenant="cold")
+        driver.add_several(4, 200, max_new=1, tenant="cold")
         for number in range(4):
             driver.add([*(stem if driver is warm else prompt(400)), number], max_new=1, tenant="hot")
         driver.run()
@@ -239,7 +225,7 @@ def test_log_probabilities_of_prompts_are_paid_for() -> None:
 
 def test_blocks_are_taken_from_the_tenant_that_has_most() -> None:
     driver = SchedulerDriver(num_blocks=40, max_num_seqs=6)
-    greedy = [driver.add(prompt(8), max_new=60, tenant="greedy") for _ in range(4)]
+    greedy = driver.add_several(4, 8, max_new=60, tenant="greedy")
     driver.step()
     modest = driver.add(prompt(8), max_new=60, tenant="modest")
     while not driver.preempted:
@@ -252,11 +238,9 @@ def test_blocks_are_taken_from_the_tenant_that_has_most() -> None:
 def test_who_lacks_blocks_gets_its_part_of_them() -> None:
     """The greedy tenant's streams hold nearly all blocks for hundreds of steps; slots are free."""
     driver = SchedulerDriver(num_blocks=64, max_num_seqs=8, budget=64)
-    for _ in range(4):
-        driver.add(prompt(50), max_new=12, ends_after=12, tenant="greedy")
-    for _ in range(4):
-        driver.step()
-    waiting = [driver.add(prompt(50), max_new=12, tenant="greedy") for _ in range(8)]
+    driver.add_several(4, 50, max_new=12, ends_after=12, tenant="greedy")
+    driver.steps(4)
+    waiting = driver.add_several(8, 50, max_new=12, tenant="greedy")
     modest = driver.add(prompt(60), max_new=4, tenant="modest")
     assert steps_to_first_token(driver, modest) <= 3
     assert any(request.sequences[0].table is None for request in waiting)
@@ -271,8 +255,7 @@ def test_a_look_up_that_hangs_does_not_cost_a_tenant_its_share() -> None:
     driver.step()
     driver.loader.look_up = lambda look_up: None  # type: ignore[method-assign]
     modest = driver.add(unlike(1000, 2), tenant="modest")
-    for _ in range(3):
-        driver.step()
+    driver.steps(3)
     assert driver.scheduler.num_preemptions == 0
     driver.give_up()
     assert modest in driver.scheduler.running
@@ -282,10 +265,10 @@ def test_a_look_up_that_hangs_does_not_cost_a_tenant_its_share() -> None:
 def test_a_tenant_s_large_request_holds_up_its_own_and_not_the_others() -> None:
     """One tenant has five streams and a request for four samples; three slots are idle, and stay free for the others."""
     driver = SchedulerDriver(max_num_seqs=8, max_overtaken=3)
-    streams = [driver.add(prompt(4), max_new=400, tenant="greedy") for _ in range(5)]
+    streams = driver.add_several(5, 4, max_new=400, tenant="greedy")
     driver.step()
     large = driver.add(prompt(4), n=4, max_new=2, tenant="greedy")
-    own = [driver.add(prompt(4), max_new=1, tenant="greedy") for _ in range(10)]
+    own = driver.add_several(10, 4, max_new=1, tenant="greedy")
     for _ in range(30):
         modest = driver.add(prompt(4), max_new=1, tenant="modest")
         assert steps_to_first_token(driver, modest) == 1
@@ -300,8 +283,7 @@ def test_a_large_request_of_a_tenant_that_runs_nothing_is_waited_for() -> None:
     """Its share would be a quarter of the slots; it needs half of them at once, while others take each that is freed."""
     driver = SchedulerDriver(max_num_seqs=8, max_overtaken=4)
     for tenant in ("a", "b", "c"):
-        for _ in range(60):
-            driver.add(prompt(4), max_new=7, tenant=tenant)
+        driver.add_several(60, 4, max_new=7, tenant=tenant)
     driver.step()
     large = driver.add(prompt(4), n=4, max_new=4, tenant="d")
     assert steps_to_first_token(driver, large) < 40
@@ -310,8 +292,7 @@ def test_a_large_request_of_a_tenant_that_runs_nothing_is_waited_for() -> None:
 
 def test_a_limit_of_sequences_holds_even_where_nobody_else_needs_them() -> None:
     driver = SchedulerDriver(max_num_seqs=8, shares={"a": TenantShare(max_num_seqs=2)})
-    for _ in range(6):
-        driver.add(prompt(4), max_new=4, tenant="a")
+    driver.add_several(6, 4, max_new=4, tenant="a")
     for _ in range(3):
         driver.step()
         assert len(driver.scheduler.running) == 2
@@ -337,13 +318,11 @@ def test_what_a_tenant_has_cached_beyond_its_share_is_evicted_first() -> None:
     stem = prompt(40)
     driver.add(stem, max_new=1, tenant="modest")
     driver.run()
-    for _ in range(30):
-        driver.add(prompt(40), max_new=1, tenant="bulk")
+    driver.add_several(30, 40, max_new=1, tenant="bulk")
     driver.run()
     assert driver.cache.match(stem) == 40
     driver.scheduler.set_tenants({})
-    for _ in range(12):
-        driver.add(prompt(40), max_new=1, tenant="bulk")
+    driver.add_several(12, 40, max_new=1, tenant="bulk")
     driver.run()
     assert driver.cache.match(stem) == 0
 

@@ -79,8 +79,7 @@ def test_nothing_gives_way_for_a_tenant_that_would_not_be_served_then(max_new: i
     second = driver.add(prompt(60), max_new=max_new, tenant="b")
     driver.step()
     driver.add(prompt(5), max_new=1, tenant="a")
-    for _ in range(3 + max_new):
-        driver.step()
+    driver.steps(3 + max_new)
     assert len(second.sequences[0].output_token_ids) == max_new
     assert driver.scheduler.num_preemptions == 0
 
@@ -102,10 +101,8 @@ def test_what_others_gave_way_for_starts_although_another_candidate_is_kept_out_
     driver.add(warm, max_new=1, tenant="a")
     driver.run()
     driver.add(prompt(4), max_new=200, tenant="a")
-    for _ in range(5):
-        driver.add(prompt(4), max_new=200, tenant="b")
-    for _ in range(30):
-        driver.step()
+    driver.add_several(5, 4, max_new=200, tenant="b")
+    driver.steps(30)
     cold = driver.add(prompt(40), max_new=4, tenant="a")
     driver.add([*warm, *prompt(2)], max_new=4, n=2, tenant="a")
     assert steps_to_first_token(driver, cold) <= 2
@@ -115,10 +112,8 @@ def test_what_others_gave_way_for_starts_although_another_candidate_is_kept_out_
 def test_one_gives_way_for_several_that_wait_for_a_common_prefix() -> None:
     """Four used to give way for one that started; three of them resumed in that step, and their work was lost."""
     driver = SchedulerDriver(max_num_seqs=8, budget=512)
-    for _ in range(8):
-        driver.add(prompt(16), max_new=200, tenant="a", read_cache=False)
-    for _ in range(20):
-        driver.step()
+    driver.add_several(8, 16, max_new=200, tenant="a", read_cache=False)
+    driver.steps(20)
     common = prompt(100)
     for _ in range(4):
         driver.add([*common, *prompt(4)], max_new=4, tenant="b")
@@ -129,10 +124,8 @@ def test_one_gives_way_for_several_that_wait_for_a_common_prefix() -> None:
 def test_what_gave_way_does_not_take_the_blocks_that_are_still_lacking() -> None:
     """What gave way used to resume in its own place: one gave way in every step, and the other waited for forty."""
     driver = SchedulerDriver(num_blocks=64, block_size=4, budget=64, max_num_seqs=4)
-    for _ in range(4):
-        driver.add(prompt(40), max_new=100, tenant="a")
-    for _ in range(5):
-        driver.step()
+    driver.add_several(4, 40, max_new=100, tenant="a")
+    driver.steps(5)
     assert steps_to_first_token(driver, driver.add(prompt(120), max_new=4, tenant="b")) <= 5
     assert driver.scheduler.num_preemptions <= 3
 
@@ -140,8 +133,7 @@ def test_what_gave_way_does_not_take_the_blocks_that_are_still_lacking() -> None
 def test_a_tenant_whose_prompt_is_computed_takes_no_place_for_the_next_one() -> None:
     """The next one did not fit into the step beside it, so what had given way resumed in its place, in every step."""
     driver = SchedulerDriver(max_num_seqs=4, budget=16)
-    for _ in range(3):
-        driver.add(prompt(4), max_new=100, tenant="b")
+    driver.add_several(3, 4, max_new=100, tenant="b")
     driver.step()
     for length in (200, 60):
         driver.add(prompt(length), max_new=4, tenant="a")
@@ -186,13 +178,10 @@ def test_who_has_a_token_in_flight_gives_way_a_step_later() -> None:
     driver.add(pinned, max_new=1)
     driver.run()
     pin = driver.cache.pin(pinned)
-    for _ in range(3):
-        driver.add(prompt(8), tenant="a", max_new=200)
-    for _ in range(4):
-        driver.step()
+    driver.add_several(3, 8, tenant="a", max_new=200)
+    driver.steps(4)
     waits = driver.add(prompt(28), tenant="b")
-    for _ in range(5):
-        driver.step()
+    driver.steps(5)
     driver.cache.release(pin)
     driver.step()
     assert not driver.preempted

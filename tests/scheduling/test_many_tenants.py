@@ -82,8 +82,7 @@ def test_what_does_not_fit_is_retried_without_counting_what_runs_for_each(monkey
         driver = SchedulerDriver(max_num_seqs=16, budget=2048, num_blocks=120)
         for number in range(count):
             driver.add(prompt(40), max_new=20, tenant=f"tenant {number}", read_cache=False)
-        for _ in range(3):
-            driver.step()
+        driver.steps(3)
         num_looks, num_running = 0, len(driver.scheduler.running)
         with monkeypatch.context() as patch:
             patch.setattr(SequenceGroup, "num_pending", property(counted))

@@ -49,8 +49,7 @@ def test_one_that_yields_to_a_group_that_can_never_fit_does_not_make_the_engine_
     assert fits in driver.scheduler.running
     yields = driver.add([*SHORT_STEM, *unlike(4000, 35)])
     driver.finish_running()
-    for _ in range(3):
-        driver.step()
+    driver.steps(3)
     assert yields in driver.scheduler.waiting
     assert driver.scheduler.admission.first_without_room is never_fits
     assert not driver.loads.in_progress  # so that the engine fails the one that never fits
@@ -70,8 +69,7 @@ def test_a_load_for_which_there_is_no_room_does_not_count_as_a_use() -> None:
     driver.step()
     driver.add([*STEM, *unlike(1000, 2)])
     before, num_loads = driver.uses_of(STEM), driver.loads.num_loads
-    for _ in range(5):
-        driver.step()
+    driver.steps(5)
     assert driver.loads.num_loads == num_loads
     assert driver.uses_of(STEM) == before
 
@@ -131,8 +129,7 @@ def test_no_tenant_is_preempted_for_a_group_that_leaves_blocks_to_others() -> No
     assert driver.loads._prefixes[yielding].claim.yields
     for number in range(2):
         driver.add(unlike(5000 + 100 * number, 1), max_new=16, tenant="a")
-    for _ in range(6):
-        driver.step()
+    driver.steps(6)
     assert len(driver.scheduler.running) == 2
     assert driver.scheduler.num_preemptions == 0
     driver.loader.finish()

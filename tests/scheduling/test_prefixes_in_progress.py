@@ -11,8 +11,7 @@ def test_a_prompt_that_reads_nothing_does_not_wait_for_one_that_computes_its_pre
     driver = SchedulerDriver(budget=24, max_num_seqs=4, num_blocks=200)
     long = [token for stem in range(4) for token in range(1000 * stem, 1000 * stem + 40)]
     driver.add(long)
-    for _ in range(6):  # its last 16 tokens leave 8 of a step to others
-        driver.step()
+    driver.steps(6)  # its last 16 tokens leave 8 of a step to others
     waits = driver.add([*long, 1])
     reads_nothing = driver.add([*long, 2], prompt_logprobs=0)
     driver.step()

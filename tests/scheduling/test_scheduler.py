@@ -64,8 +64,7 @@ def test_a_second_long_prompt_waits_for_the_first() -> None:
     """Side by side, both would be late."""
     driver = SchedulerDriver(budget=16, num_blocks=4000)
     first, second = (driver.add(list(range(start, start + 160))) for start in (50_000, 60_000))
-    for _ in range(10):
-        driver.step()
+    driver.steps(10)
     assert first.sequences[0].output_token_ids
     assert second.sequences[0].num_computed == 0
     driver.run()
@@ -151,8 +150,7 @@ def test_what_waits_for_pinned_blocks_starts_when_the_pin_expires_beside_a_long_
     driver.add(tail(1, 4), max_new=30)
     driver.step()
     waits = driver.add(tail(2, 40), max_new=4)
-    for _ in range(3):
-        driver.step()
+    driver.steps(3)
     assert waits not in driver.admitted
     now[0] = 5.0
     driver.step()
@@ -259,7 +257,6 @@ def test_what_a_group_lost_is_the_most_that_it_had_computed() -> None:
     (group,) = driver.scheduler.groups_of(driver.add(range(40)))
     for num_steps in (2, 1):
         driver.cache.clear()
-        for _ in range(num_steps):
-            driver.step()
+        driver.steps(num_steps)
         driver.scheduler._preempt(group)
         assert group.num_computed_before == 32

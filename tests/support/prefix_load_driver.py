@@ -144,6 +144,10 @@ class Driver:
                     self.scheduler.remove(chunk.group)
         return len(chunks)
 
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
     def finish_running(self) -> None:
         while self.scheduler.running:
             self.step()

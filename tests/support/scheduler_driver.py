@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -112,6 +113,10 @@ class SchedulerDriver:
         self.scheduler.add(SequenceGroup(request, [sequence], request.prompt_token_ids))
         return request
 
+    def add_several(self, count: int, length: int, **options: Any) -> list[Request]:
+        """Queue requests whose prompts share nothing."""
+        return [self.add(prompt(length), **options) for _ in range(count)]
+
     def abort(self, request: Request) -> None:
         for group in self.scheduler.groups_of(request):
             for sequence in group.sequences:
@@ -157,6 +162,10 @@ class SchedulerDriver:
         else:
             self._process(launched)
         return chunks
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
 
     def run(self, max_steps: int = 10_000) -> int:
         """Run to the end of all work; returns how many steps it took."""
