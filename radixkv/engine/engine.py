@@ -265,11 +265,8 @@ class Engine:
         self._output_processor.begin_step()
         if self.tiers is not None:
             self.tiers.loads.publish_done()
-        if in_flight is not None:
-            # Drafts and preemption need every token on the host: the batch in flight is then processed first.
-            drafts_may_follow = self._speculator is not None and self._speculator.wants_tokens(in_flight)
-            if drafts_may_follow or not self.scheduler.reserve_decoding():
-                return Batch([])
+        if in_flight is not None and self._speculator is not None and self._speculator.wants_tokens(in_flight):
+            return Batch([])
         batch = Batch(self.scheduler.schedule())
         if batch.chunks:
             self.peak_held_blocks = max(self.peak_held_blocks, self.cache.num_held_blocks)

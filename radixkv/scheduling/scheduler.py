@@ -120,15 +120,17 @@ class Scheduler:
         return [*(group for group in self.running if group.request is request), *self.waiting.groups_of(request)]
 
     def schedule(self) -> list[ScheduledChunk]:
-        """The next batch's chunks, with writable slots reserved for each. Empty only if nothing can run."""
+        """The next batch's chunks, with writable slots reserved for each.
+
+        Empty if nothing can run, or groups must be preempted first while tokens are in flight: all must be on the host then.
+        """
         for group in [group for group in self.running if group.num_shared_prefill_tokens]:
             self._end_shared_prefill(group)
         victims = self.admission.groups_to_preempt()
-        # If blocks became scarcer since `reserve_decoding`, the victims' tokens may still be in flight: these groups are then
-        # preempted a step later.
-        if not any(sequence.num_placeholders for group in victims for sequence in group.sequences):
-            for group in victims:
-                self._preempt(group)
+        if victims and self._has_tokens_in_flight:
+            return []
+        for group in victims:
+            self._preempt(group)
         budget = self._max_num_batched_tokens
         decoding: list[SequenceGroup] = []
         prompts: list[SequenceGroup] = []
@@ -137,6 +139,8 @@ class Scheduler:
         # Decoding is scheduled first, so that no prompt chunk can delay a stream.
         if self.blocks.reserve_next_slots(decoding):
             chunks = self._last_tokens_within(decoding, budget)
+        elif self._has_tokens_in_flight:
+            return []
         else:
             chunks = self._last_tokens_with_preemption(decoding, budget)
         chunks += self._schedule_prompts(prompts, budget - len(chunks))
@@ -149,13 +153,11 @@ class Scheduler:
             self.shares.charge_generated(tenant, num_tokens)
         return chunks
 
-    def reserve_decoding(self) -> bool:
-        """Make the next slot of every decoding sequence writable; False, with nothing changed, if one must be preempted."""
-        if self.admission.groups_to_preempt():
-            return False
-        return self.blocks.reserve_next_slots([group for group in self.running if group.num_pending == 1])
-
     # -- decoding and preemption ---------------------------------------------------------------------------------
+
+    @property
+    def _has_tokens_in_flight(self) -> bool:
+        return any(sequence.num_placeholders for group in self.running for sequence in group.sequences)
 
     def _chunks_of(self, group: SequenceGroup, budget: int) -> list[ScheduledChunk]:
         """As many of the group's pending tokens as the budget allows."""

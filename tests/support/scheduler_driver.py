@@ -128,16 +128,16 @@ class SchedulerDriver:
         scheduler = self.scheduler
         had_work = self.has_work
         previous, self._in_flight = self._in_flight, []
-        if previous and not scheduler.reserve_decoding():
-            self._process(previous)
-            return []
         num_preemptions = scheduler.num_preemptions
         plenty = 2 * self.cache.num_available_blocks >= self.cache.num_blocks
         running = {group: group.sequences[0].num_computed - group.num_computed_at_start for group in scheduler.running}
         started = {group: group.started for group in scheduler.waiting}
         decoding = [group for group in running if group.num_pending == 1]
         chunks = scheduler.schedule()
-        assert chunks or previous or not had_work, "nothing runs, although groups wait"
+        if previous and not chunks:  # the step in flight is processed first
+            self._process(previous)
+            return []
+        assert chunks or not had_work, "nothing runs, although groups wait"
         self.cache.drain_copies()
         self._verify_batch(chunks, decoding)
         preempted = [group for group in running if group not in scheduler.running]
