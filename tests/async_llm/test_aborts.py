@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, HANGING, prompts, run, tokens_of
+from support.async_streams import ENDLESS, HANGING, prompts, run, tokens_of, until
 from support.held_steps import HeldSteps
 from support.replica_servers import tiny_llm
 from support.tiny_engine import tiny
@@ -35,8 +35,7 @@ def test_abort_ends_the_iteration() -> None:
         steps = await llm.call(HeldSteps)
         search = asyncio.create_task(llm.beam_search(prompts(1)[0], BeamSearchParams(2, 9, ignore_eos=True), "beams"))
         steps.allow(2)
-        while not llm.stats.num_running:
-            await asyncio.sleep(0)
+        await until(lambda: llm.stats.num_running)
         llm.abort("beams")
         steps.allow_all()
         assert (await search).sequences == []
@@ -79,8 +78,7 @@ def test_a_request_that_is_aborted_before_the_engine_has_it_ends(
             return [piece.outputs[0].finish_reason async for piece in llm.generate(prompt, params, "mine")]
 
         aborted = asyncio.create_task(reasons())
-        while not begun.is_set():
-            await asyncio.sleep(0)
+        await until(begun.is_set)
         llm.abort("mine")
         may_go_on.set()
         assert (await aborted)[-1] == "abort"
@@ -138,8 +136,7 @@ def test_a_request_aborted_before_its_first_token_has_all_its_samples() -> None:
         await llm.reset_prefix_cache()
         steps = await llm.call(HeldSteps)
         aborted = asyncio.create_task(anext(llm.generate(prompt, params, "mine")))
-        while not llm.num_unfinished:
-            await asyncio.sleep(0)
+        await until(lambda: llm.num_unfinished)
         llm.abort("mine")
         steps.allow_all()
         parts = (await aborted).outputs

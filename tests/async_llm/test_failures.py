@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tokens_of
+from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tokens_of, until
 from support.dict_tier import DictTier
 from support.held_steps import HeldSteps
 from support.tiny_engine import raising_at, tiny
@@ -34,8 +34,7 @@ def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyP
 
     async def test(llm: AsyncLLM) -> None:
         answers = [asyncio.create_task(tokens_of(llm, prompt)) for prompt in prompts(10)]
-        while llm.num_unfinished < len(answers):  # in the sixth step, as many run as may
-            await asyncio.sleep(0)
+        await until(lambda: llm.num_unfinished >= len(answers))  # in the sixth step, as many run as may
         steps.allow_all()
         results = await asyncio.gather(*answers, return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
@@ -63,14 +62,11 @@ def test_what_finished_in_a_step_that_crashed_is_delivered(monkeypatch: pytest.M
 
     async def test(llm: AsyncLLM) -> None:
         finishes = asyncio.create_task(tokens_of(llm, first, one_token))
-        while not steps.is_holding:
-            await asyncio.sleep(0)
+        await until(lambda: steps.is_holding)
         steps.allow(1)  # its token is on its way when the other one comes
-        while llm.num_unfinished < 1 or not steps.is_holding:
-            await asyncio.sleep(0)
+        await until(lambda: llm.num_unfinished >= 1 and steps.is_holding)
         fails = asyncio.create_task(tokens_of(llm, second, SamplingParams(temperature=0.0, max_tokens=4, logprobs=1)))
-        while llm.num_unfinished < 2:
-            await asyncio.sleep(0)
+        await until(lambda: llm.num_unfinished >= 2)
         steps.allow_all()
         assert await finishes == [expected.outputs[0].token_ids]
         with pytest.raises(StepFailedError):
@@ -241,8 +237,7 @@ def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
     async def main() -> None:
         llm = AsyncLLM(tiny())
         short = asyncio.create_task(tokens_of(llm, prompts(1)[0]))
-        while not llm.num_unfinished:
-            await asyncio.sleep(0)
+        await until(lambda: llm.num_unfinished)
         shutdown = asyncio.create_task(llm.shutdown(grace_seconds=60))
         await asyncio.sleep(0)
         with pytest.raises(DrainingError):

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, GREEDY, HANGING, prompts, run, tokens_of
+from support.async_streams import ENDLESS, GREEDY, HANGING, prompts, run, tokens_of, until
 from support.held_steps import HeldSteps
 from support.model_zoo import VOCAB_SIZE, build_supported
 from support.tiny_engine import add, finish, tiny
@@ -26,15 +26,13 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
             llm.call(lambda engine: release.wait(HANGING))
         )  # so that no request ends meanwhile
         tasks = [asyncio.create_task(tokens_of(llm, prompt)) for prompt in prompts(5)]
-        while llm.num_unfinished < 5:  # two that may run and three that may wait
-            await asyncio.sleep(0)
+        await until(lambda: llm.num_unfinished >= 5)  # two that may run and three that may wait
         for _ in range(2):
             with pytest.raises(QueueFullError, match="5 requests are unfinished, and at most 5 may be") as refusal:
                 await tokens_of(llm, prompts(1)[0])
             assert 1 <= refusal.value.retry_after <= 60
         tasks.pop().cancel()
-        while llm.num_unfinished == 5:
-            await asyncio.sleep(0)
+        await until(lambda: llm.num_unfinished != 5)
         tasks.append(asyncio.create_task(tokens_of(llm, prompts(1)[0])))
         release.set()
         assert await blocked
@@ -224,12 +222,10 @@ def test_a_lower_priority_is_admitted_earlier() -> None:
         asking = []
         for name, priority in (("running", 0), ("late", 5), ("early", -5)):
             asking.append(asyncio.create_task(ask(name, priority)))
-            while llm.num_unfinished < len(asking):
-                await asyncio.sleep(0)
+            await until(lambda: llm.num_unfinished >= len(asking))
             if name == "running":
                 steps.allow(1)
-                while not llm.stats.num_running:
-                    await asyncio.sleep(0)
+                await until(lambda: llm.stats.num_running)
         steps.allow_all()
         await asyncio.gather(*asking)
         assert ended == ["running", "early", "late"]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tokens_of
+from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tokens_of, until
 from support.held_steps import HeldSteps
 from support.model_zoo import VOCAB_SIZE
 from support.replica_servers import tiny_llm
@@ -130,8 +130,7 @@ def test_each_sample_ends_once(default_tokenizer: Any) -> None:
     async def test(llm: AsyncLLM) -> None:
         assert ends([output async for output in llm.generate("Who are you?", params)]) == [0, 1, 2]
         (stream,) = await llm.submit(as_prompts("Who are you?", llm.loaded), params)
-        while not stream.ended:
-            await asyncio.sleep(0)
+        await until(lambda: stream.ended)
         (all_at_once,) = [delta async for delta in stream]
         assert isinstance(all_at_once, RequestOutput)
         assert all_at_once.outputs == whole
@@ -179,8 +178,7 @@ def test_an_abandoned_stream_is_aborted_and_its_blocks_released() -> None:
 
     async def cancelled_before_it_was_added(llm: AsyncLLM) -> None:
         task = asyncio.create_task(tokens_of(llm, prompts(1)[0], ENDLESS))
-        while not llm.num_unfinished:
-            await asyncio.sleep(0)
+        await until(lambda: llm.num_unfinished)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -188,8 +186,8 @@ def test_an_abandoned_stream_is_aborted_and_its_blocks_released() -> None:
     async def test(llm: AsyncLLM) -> None:
         for abandon in (left_early, closed, cancelled, cancelled_before_it_was_added):
             await abandon(llm)
-            while llm.num_unfinished:  # a generator that is merely dropped is closed by the event loop, a little later
-                await asyncio.sleep(0)
+            # A generator that is merely dropped is closed by the event loop, a little later.
+            await until(lambda: not llm.num_unfinished)
             steps = await llm.call(lambda engine: engine.num_steps)
             await assert_empty(llm)
             assert await llm.call(lambda engine: engine.num_steps) - steps <= 1
@@ -207,8 +205,7 @@ def test_an_id_can_be_given_again_as_soon_as_its_stream_is_closed() -> None:
         stream = llm.generate(first, ENDLESS, "again")
         await anext(stream)
         steps = HeldSteps(offline.engine)
-        while not steps.is_holding:
-            await asyncio.sleep(0)
+        await until(lambda: steps.is_holding)
         await stream.aclose()
         pieces: list[RequestOutput] = []
 
@@ -217,8 +214,7 @@ def test_an_id_can_be_given_again_as_soon_as_its_stream_is_closed() -> None:
                 pieces.append(piece)
 
         reading = asyncio.create_task(read())
-        while not llm.num_unfinished:
-            await asyncio.sleep(0)
+        await until(lambda: llm.num_unfinished)
         steps.allow_all()
         await reading
         assert {tuple(piece.prompt_token_ids) for piece in pieces} == {tuple(second["prompt_token_ids"])}
@@ -237,8 +233,7 @@ def test_statistics_are_never_replaced_by_earlier_ones() -> None:
         answer = asyncio.create_task(
             tokens_of(llm, prompts(1)[0], SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
         )
-        while not steps.is_holding:
-            await asyncio.sleep(0)
+        await until(lambda: steps.is_holding)
         call = asyncio.create_task(llm.call(lambda engine: engine.num_steps))
         await asyncio.sleep(0)
         steps.allow_all()
@@ -264,8 +259,7 @@ def test_the_event_loop_never_waits_for_a_step(monkeypatch: pytest.MonkeyPatch) 
 
     async def test(llm: AsyncLLM) -> None:
         first = asyncio.create_task(tokens_of(llm, prompts(2)[0]))
-        while not llm.num_unfinished:
-            await asyncio.sleep(0)
+        await until(lambda: llm.num_unfinished)
         second = asyncio.create_task(tokens_of(llm, prompts(2)[1]))
         for _ in range(100):  # with the engine in the middle of its step
             await asyncio.sleep(0)
@@ -320,8 +314,7 @@ def test_streams_that_come_and_go_at_random() -> None:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results)
-        while llm.num_unfinished:
-            await asyncio.sleep(0)
+        await until(lambda: not llm.num_unfinished)
 
     run(test, tiny(num_blocks=120, max_num_seqs=8))
 

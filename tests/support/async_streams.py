@@ -36,6 +36,12 @@ def run(test: Callable[[AsyncLLM], Awaitable[None]], offline: LLM | None = None,
     asyncio.run(asyncio.wait_for(main(), HANGING))
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Let everything else go on until a condition holds, and go on at once then."""
+    while not condition():
+        await asyncio.sleep(0)
+
+
 async def assert_empty(llm: AsyncLLM) -> None:
     def look(engine: Engine) -> tuple[bool, int]:
         engine.cache.check()
