@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import xxhash
@@ -94,14 +93,6 @@ class TraceRecorder:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> TraceRecorder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _write(self, fields: dict[str, object]) -> None:
         self._file.write(json.dumps(fields, separators=(",", ":")) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -216,11 +217,11 @@ def test_a_trace_that_is_not_there_is_named_beside_those_that_are_made_up() -> N
 
 def test_a_recorded_trace_shares_what_the_prompts_share_and_reveals_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    with TraceRecorder(path, 4) as recorder:
+    with closing(TraceRecorder(path, 4)) as recorder:
         recorder.record("", list(range(10)), [50, 51, 52])
         recorder.record("", [*range(10), 50, 51, 99], [])
         recorder.record("tenant", list(range(10)), [], arrival=0.0, priority=-2)
-    with TraceRecorder(tmp_path / "again.jsonl", 4) as recorder:
+    with closing(TraceRecorder(tmp_path / "again.jsonl", 4)) as recorder:
         recorder.record("", list(range(10)), [50, 51, 52])
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[0] == {"format": "radixkv-trace", "version": 1, "block_size": 4}
@@ -242,7 +243,7 @@ def test_a_trace_of_an_earlier_run_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.touch()
     for number in range(3):
-        with TraceRecorder(path, 4) as recorder:
+        with closing(TraceRecorder(path, 4)) as recorder:
             recorder.record("", list(range(10)), [0] * number)
     lengths = {each.name: json.loads(each.read_text().splitlines()[1])["output_length"] for each in tmp_path.iterdir()}
     assert lengths == {"trace.jsonl.1": 0, "trace.jsonl.2": 1, "trace.jsonl": 2}
