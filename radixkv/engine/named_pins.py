@@ -14,6 +14,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -157,37 +158,28 @@ class NamedPins:
         stored = self._stored
         if stored is None or self._tiers is None or not stored.waiting():
             return
-        prompt = encode(request.prompt_token_ids)
-        for waiting in stored.waiting(self._tiers.names_of(request.namespace)[1]):
-            if not prompt.startswith(waiting.tokens):
-                continue
+        prompt, namespace = encode(request.prompt_token_ids), request.namespace
+        for waiting in stored.waiting(self._tiers.names_of(namespace)[1]):
             tokens = decode(waiting.tokens)
-            if self.cache.match(tokens, request.namespace) == len(tokens):
-                ttl = None if waiting.expires_at is None else waiting.expires_at - time.time()
-                if ttl is not None and ttl <= 0:
-                    continue
-                if waiting.by_tenant:
-                    # What is kept is stored under a new name; without room, this one stays stored, and is tried again.
-                    if ttl is None or keep(namespace_group(request.namespace), request.namespace, tokens, ttl):
-                        stored.remove(waiting.name)
-                else:
-                    self._restore(stored, waiting, tokens, request.namespace, ttl)
+            if not prompt.startswith(waiting.tokens) or self.cache.match(tokens, namespace) < len(tokens):
+                continue
+            ttl = None if waiting.expires_at is None else waiting.expires_at - time.time()
+            if ttl is not None and ttl <= 0:
+                continue
+            # Without room, a pin stays stored, and is tried again.
+            if not waiting.by_tenant:
+                with suppress(PinQuotaExceeded):
+                    pin = self.cache.pin(tokens, namespace, ttl)
+                    stored.comes_into_force(waiting.name)
+                    self._named[pin] = _Named(waiting.name, by_tenant=False, stored=waiting, restored=True)
+            elif ttl is not None and keep(namespace_group(namespace), namespace, tokens, ttl):
+                stored.remove(waiting.name)  # what is kept is stored under a new name
 
     # -- internals -----------------------------------------------------------------------------------------------
 
     @property
     def _stored(self) -> StoredPins | None:
         return None if self._tiers is None else self._tiers.pins
-
-    def _restore(
-        self, stored: StoredPins, waiting: StoredPin, tokens: NDArray[np.int32], namespace: str, ttl: float | None
-    ) -> None:
-        try:
-            pin = self.cache.pin(tokens, namespace, ttl)
-        except PinQuotaExceeded:
-            return  # other pins fill the quota: this one stays stored, and is tried again
-        stored.comes_into_force(waiting.name)
-        self._named[pin] = _Named(waiting.name, by_tenant=False, stored=waiting, restored=True)
 
     def _replace(self, stored: StoredPins, digest: bytes, namespace: str, tokens: bytes, by_tenant: bool) -> None:
         """Drop older pins of the same prefix: a program that pins it at each start must not accumulate pins."""
