@@ -25,20 +25,12 @@ def begin_request(request: Request, tokenizer: Any) -> list[SequenceGroup]:
         unfinished = [sequence for sequence in request.sequences if sequence.finish_reason is None]
         return [SequenceGroup(request, [each], np.array(each.token_ids, dtype=np.int32)) for each in unfinished]
     sequence = TokenSequence(request, 0, request.prompt_token_ids.tolist())
-    if isinstance(request.params, BeamSearchParams):
-        request.beam_search = BeamSearch(
-            request.params,
-            request.max_new_tokens,
-            request.end_token_ids,
-            _stop_finder(request, tokenizer),
-            request.grammar,
-        )
+    params = request.params
+    if isinstance(params, BeamSearchParams):
+        stop = params.stop_strings
+        finder = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, stop=stop) if stop else None
+        request.beam_search = BeamSearch(params, request.max_new_tokens, request.end_token_ids, finder, request.grammar)
     else:
         prepare_sampling(sequence, tokenizer)
     request.sequences = [sequence]
     return [SequenceGroup(request, [sequence], request.prompt_token_ids)]
-
-
-def _stop_finder(request: Request, tokenizer: Any) -> IncrementalDetokenizer | None:
-    stop = request.params.stop_strings
-    return IncrementalDetokenizer(tokenizer, request.prompt_token_ids, stop=stop) if stop else None
