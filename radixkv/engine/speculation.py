@@ -119,27 +119,17 @@ class Speculator:
         self._num_steps += 1
         candidates: list[_Candidate] = []
         asks_all = len(batch.chunks) < _MANY_SEQUENCES or self._num_unasked >= _ASKED_EVERY
-        for group, sequence, _, completes in batch.chunks:
+        for _, sequence, _, completes in batch.chunks:
             drafts = sequence.drafts
             if drafts is not None and not asks_all and self._num_steps % _interval(drafts):
                 drafts.proposed = {}  # however good: it is out of date, and no step should wait for what follows it
-                continue
-            request = group.request
-            state = sequence.sampling
-            if not completes or state is None or sequence.num_placeholders:
-                continue
-            if len(request.sequences) < request.num_seqs or request.lacks_prompt_logprobs:
-                continue  # its samples are about to fork, or its rows are the prompt's
-            if state.grammar is not None and state.grammar.budget.in_debt:
-                continue
-            most = min(self._max_tokens, request.max_new_tokens - len(state.output_token_ids) - 1)
-            drafts = self._drafts_of(sequence)
-            drafts.proposed = {}
-            best = self._best(sequence, drafts, most) if most > 0 else None
-            if best is not None:
-                candidates.append(best)
-            source = None if best is None else best.source
-            batch.asked.append(AskedSequence(sequence, len(sequence.token_ids), drafts.proposed, source))
+            elif completes and _takes_drafts(sequence):
+                drafts = self._drafts_of(sequence)
+                best = self._best(sequence, drafts)
+                if best is not None:
+                    candidates.append(best)
+                source = None if best is None else best.source
+                batch.asked.append(AskedSequence(sequence, len(sequence.token_ids), drafts.proposed, source))
         if batch.asked and not any(chunk.sequence.num_placeholders for chunk in batch.chunks):
             self._num_unasked = 0  # not when prompts alone were asked about, behind which others' tokens are in flight
         if candidates:
@@ -184,8 +174,14 @@ class Speculator:
             if verified is not None and source_of_best is not None:
                 self._count(sequence, source_of_best, len(verified), matching(verified, tokens))
 
-    def _best(self, sequence: TokenSequence, drafts: SequenceDrafts, most: int) -> _Candidate | None:
+    def _best(self, sequence: TokenSequence, drafts: SequenceDrafts) -> _Candidate | None:
         """Ask every drafter, and return the draft with the most tokens that can be expected to be right."""
+        request = sequence.request
+        num_generated = len(sequence.token_ids) - request.num_prompt_tokens
+        most = min(self._max_tokens, request.max_new_tokens - num_generated - 1)
+        drafts.proposed = {}
+        if most <= 0:
+            return None
         best, expected = None, 0.0
         for drafter in self._drafters:
             draft = self._ask(drafter, drafts.context, most)
@@ -276,6 +272,16 @@ class Speculator:
             entry = counts.setdefault(source, DraftCounts())
             entry.drafted += num_drafted
             entry.accepted += num_accepted
+
+
+def _takes_drafts(sequence: TokenSequence) -> bool:
+    """Whether drafts may follow a chunk that completes a sequence."""
+    request, state = sequence.request, sequence.sampling
+    if state is None or sequence.num_placeholders:
+        return False
+    if len(request.sequences) < request.num_seqs or request.lacks_prompt_logprobs:
+        return False  # its samples are about to fork, or its rows are the prompt's
+    return state.grammar is None or not state.grammar.budget.in_debt
 
 
 def _interval(drafts: SequenceDrafts) -> int:
