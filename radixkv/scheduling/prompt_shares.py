@@ -1,17 +1,15 @@
 """How far a tenant that wants more than its share may lengthen the steps in which others wait for a first token.
 
-Slots, blocks and turns are shared fairly elsewhere (`fair_shares`), and idle ones go to the tenants that need them. But all
-requests in a step share its time: a tenant with a hundred requests fills a step with its prompts up to the budget, and
-another tenant's short prompt beside them waits until the whole step ends. The first tenant's requests wait behind its own
-queue anyway; the short prompt waits for nothing but that step. So where both compute prompts, the first tenant adds at most
-its share, by weight, of as much as the others compute, or a small part of the budget if that is more; the rest is computed in
+All requests of a step wait for its end: a tenant with a hundred requests fills it with prompts up to the budget, and another
+tenant's short prompt beside them waits for all of these. So where both compute prompts, the first tenant's get at most its
+share, by weight, of as many tokens as the others have, or a small part of the budget if that is more; the rest is computed in
 the steps that follow::
 
     |  decoding  |  other tenants' prompts  |  prompts of one over its share            |  left to later steps
                  |<---------- n ----------->|<----- n * its weight / all weights ------>|
 
-So the prompts of a step take less than twice as long as those of the others alone, and at most one and a half times beside
-one such tenant of the same weight. Where no other tenant computes a prompt, nothing is left to later steps.
+So the prompts of a step take less than twice as long as those of the others alone. Where no other tenant computes a prompt,
+nothing is left to later steps.
 """
 
 from __future__ import annotations
