@@ -10,7 +10,6 @@ from typing import Any
 
 from radixkv.outputs import Logprob
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
-from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.logprobs import SampledToken
 from radixkv.sampling.sampler import SamplingState
 from radixkv.sampling_params import SamplingParams
@@ -24,18 +23,12 @@ def prepare_sampling(sequence: TokenSequence, tokenizer: Any) -> None:
     """Give a new sequence its sampling state and, if text is wanted and there is a tokenizer, its detokenizer."""
     request, params = sequence.request, sequence.request.params
     assert isinstance(params, SamplingParams)
-    first = request.sequences[0].sampling if request.sequences else None
-    if first is None:
-        forbidden = request.end_token_ids | params.end_token_ids if params.min_tokens else frozenset()
-        changes = LogitChanges(params, forbidden, request.bad_words)
-    else:
-        changes = first.changes
     sequence.sampling = SamplingState(
         params=params,
         seed=request.seed,
         sample_index=sequence.index,
         prompt_token_ids=request.prompt_token_ids,
-        changes=changes,
+        changes=request.logit_changes,
         grammar=None if request.grammar is None else request.grammar.fork(),
     )
     if tokenizer is not None and params.detokenize:

@@ -22,6 +22,7 @@ from radixkv.cache import BlockTable
 from radixkv.drafting.sequence_drafts import SequenceDrafts
 from radixkv.outputs import FinishReason, PromptLogprobs, RequestMetrics, SampleLogprobs
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
+from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.sampler import SamplingState
 from radixkv.sampling.structured_output import GrammarState
 from radixkv.sampling_params import BeamSearchParams, SamplingParams, wants_prompt_logprobs
@@ -105,6 +106,14 @@ class Request:
     def num_seqs(self) -> int:
         """How many sequences the request runs concurrently."""
         return self.params.beam_width if isinstance(self.params, BeamSearchParams) else self.params.n
+
+    @cached_property
+    def logit_changes(self) -> LogitChanges:
+        """What its parameters change of the logits of every sample."""
+        params = self.params
+        assert isinstance(params, SamplingParams)
+        forbidden = self.end_token_ids | params.end_token_ids if params.min_tokens else frozenset()
+        return LogitChanges(params, forbidden, self.bad_words)
 
     @property
     def lacks_prompt_logprobs(self) -> bool:

@@ -11,9 +11,9 @@ from support.model_zoo import SUPPORTED, build
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from radixkv import LLM, SamplingParams
-from radixkv.engine import sampled_token
 from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.sampler import SamplingState, changed_logits
+from radixkv.scheduling import request
 
 
 def answer(llm: LLM, **options: Any) -> str:
@@ -42,7 +42,7 @@ def test_tensors_are_made_once_a_request(llm: LLM, monkeypatch: pytest.MonkeyPat
     """The tensors of ``logit_bias`` used to be made at every step of every sample."""
     made = []
 
-    class Noting(sampled_token.LogitChanges):
+    class Noting(request.LogitChanges):
         def __init__(self, *arguments: Any) -> None:
             made.append(self)
             super().__init__(*arguments)
@@ -55,7 +55,7 @@ def test_tensors_are_made_once_a_request(llm: LLM, monkeypatch: pytest.MonkeyPat
         sizes.append(tensor.numel())
         return tensor
 
-    monkeypatch.setattr(sampled_token, "LogitChanges", Noting)
+    monkeypatch.setattr(request, "LogitChanges", Noting)
     monkeypatch.setattr(torch, "tensor", noting_tensor)
     params = SamplingParams(n=3, max_tokens=4, ignore_eos=True, logit_bias=dict.fromkeys(range(1000), 1.0))
     llm.generate("One", params, use_tqdm=False)
