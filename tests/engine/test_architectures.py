@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from support.model_zoo import REFUSED, SUPPORTED, VARIANTS, WIDE, WIDE_EXPERTS, build, build_supported
-from support.prompt_sets import stem_and_tails
+from support.prompt_sets import stem_and_tails, tokens_of_transformers
 
 from radixkv import LLM, SamplingParams
 from radixkv.errors import UnsupportedModelError
@@ -35,13 +35,7 @@ def test_experts_of_sizes_that_compiled_code_takes(name: str) -> None:
 
 
 def assert_tokens_equal_transformers(build_it: Callable[[], torch.nn.Module]) -> None:
-    reference = build_it()
-    expected = []
-    for prompt in stem_and_tails():
-        output = reference.generate(
-            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-        expected.append(output[0, len(prompt) :].tolist())
+    expected = tokens_of_transformers(build_it(), stem_and_tails(), 12)
     llm = LLM(build_it(), block_size=4, num_blocks=200, max_num_batched_tokens=16)
     inputs = [{"prompt_token_ids": prompt} for prompt in stem_and_tails()]
     for _ in range(2):  # the second time everything is cached

