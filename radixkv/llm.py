@@ -287,8 +287,8 @@ class LLM:
         return self.engine.loaded.require_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate`, `chat` and `stream` use where none are given: what the model's generation_config says, and
-        `SamplingParams`' own defaults for all else (see the option ``generation_config``)."""
+        """What `generate`, `chat` and `stream` use by default: what the model's generation_config says, and otherwise
+        `SamplingParams`' own defaults (see the option ``generation_config``)."""
         return given_or_default(None, self.engine.loaded.sampling_defaults)
 
     def reset_prefix_cache(self) -> bool:

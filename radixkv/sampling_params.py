@@ -283,10 +283,7 @@ def wants_prompt_logprobs(params: SamplingParams | BeamSearchParams) -> bool:
 
 
 def prompt_only_params() -> SamplingParams:
-    """For a request whose prompt is to be computed, and whose one token nobody reads.
-
-    With a seed of its own, it takes none from later requests.
-    """
+    """Those of a request that only computes its prompt. With a seed of its own, it takes none from later requests."""
     return SamplingParams(max_tokens=1, temperature=0.0, seed=0)
 
 

@@ -42,7 +42,7 @@ def read_hex(path: Path, argument: str, num_bytes: int) -> bytes:
     try:
         text = read_utf8(path, argument)
     except ValueError:
-        text = ""  # what is no UTF-8 has other characters than digits
+        text = ""  # digits would have been UTF-8
     return parse_hex(f"{argument} {path}", text, num_bytes)
 
 

@@ -22,7 +22,7 @@ _MAX_SURPRISE = 3.0
 _FREE_ROWS = 64
 # With drafts, sampling waits for the host, and a sequence has several rows: the overhead is learned as a factor, over about
 # the first number of drafting steps, of sizes that were also run without drafts. It is forgotten over the second number of
-# steps without drafts, lest one bad measurement end drafting for ever.
+# steps without drafts, so that one bad measurement does not end drafting for good.
 _OVERHEAD_MEMORY = 8
 _OVERHEAD_FORGOTTEN = 512
 

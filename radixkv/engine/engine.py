@@ -57,7 +57,7 @@ _QUEUE_SECONDS = 5.0
 
 
 class _BatchError(Exception):
-    """A batch raised its cause, with which its requests have failed; those that had just finished have not."""
+    """A batch has failed, and with it those of its requests that were unfinished."""
 
     def __init__(self, requests: list[Request]) -> None:
         super().__init__()
@@ -223,8 +223,8 @@ class Engine:
             The requests that got tokens, ended or failed; with asynchronous scheduling, those of the previous batch.
 
         Raises:
-            Exception: whatever scheduling raised, or what raised otherwise without a request at fault: none has failed. Or
-                a batch failed, and left the cache damaged.
+            Exception: scheduling or something else raised it without a request at fault, and none has failed; or a batch
+                has failed and left the cache damaged.
             KeyboardInterrupt, SystemExit: the requests of the batch that it interrupted have failed with it.
         """
         touched: list[Request] = []
@@ -328,8 +328,7 @@ class Engine:
         The engine can still compute afterwards, without tiers.
 
         Args:
-            seconds_left: how long it may still write what is cached. What is queued already is written in any case, unless
-                that takes unusually long.
+            seconds_left: for writing what is cached. What is queued already has a few seconds at least.
         """
         if self.tiers is not None:
             self.tiers.write_hot(seconds_left)
@@ -339,7 +338,7 @@ class Engine:
         """Close the tiers and the publisher; of what is cached, only what is queued for the tiers is written.
 
         Args:
-            grace_seconds: for writing that, if it is more than the few seconds that there are in any case.
+            grace_seconds: for writing that; a few seconds at least.
         """
         self._open_cache.close(max(_QUEUE_SECONDS, grace_seconds))
 

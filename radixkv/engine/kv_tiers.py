@@ -60,12 +60,12 @@ class OpenTiers:
 
     Attributes:
         tiers: the nearest first, at least one.
-        capacity: blocks of the smallest tier whose size is known.
-        lasting_capacity: blocks of the smallest one of them that this process writes and that outlives it.
+        capacity: blocks that the smallest tier of known size has room for.
+        lasting_capacity: the same of the tiers that this process writes and that outlive it.
         num_stored: blocks that they hold from earlier runs, as far as is known.
-        pins: those that a disk remembers; None: there is no disk that this process writes.
+        pins: those that the disk remembers; None: this process writes no disk.
         events: of what they hold; None: none are recorded.
-        other_stores: the other stores in that disk's folder; None: likewise.
+        other_stores: the other stores in the disk's folder; None: as for ``pins``.
     """
 
     tiers: list[Tier] = field(default_factory=list)

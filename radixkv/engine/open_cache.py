@@ -29,7 +29,7 @@ class OpenCache:
         cache: of the pool's blocks.
         index: of the tokens in its tree, from which drafts are taken; None: there are no drafts.
         tiers: below the pool; None: there are none.
-        publisher: of its events; None: they are not published, or not any longer.
+        publisher: of its events; None: there is none, or it is closed.
     """
 
     cache: PrefixCache

@@ -21,11 +21,11 @@ from radixkv.scheduling.scheduler import Scheduler
 
 
 class Processed(NamedTuple):
-    """The outcome of a batch.
+    """The outcome of a batch; both lists may hold a request more than once.
 
     Attributes:
-        touched: the requests that got tokens or ended, some more than once.
-        changed: those of them that may have ended or failed; likewise, some more than once.
+        touched: the requests that got tokens or ended.
+        changed: those of them that may have ended or failed.
     """
 
     touched: list[Request]

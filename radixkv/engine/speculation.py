@@ -93,10 +93,9 @@ class Speculator:
         self.counts: dict[str, DraftCounts] = {}
 
     def wants_tokens(self, batch: Batch) -> bool:
-        """Whether the tokens of a batch in flight should be fetched before the next step, because drafts may follow them.
+        """Whether the next step should wait for the tokens of a batch in flight: drafters see none that are in flight.
 
-        True while the latest drafts seem good, unless such were not worth their rows, and now and then otherwise: drafters
-        see no token that is in flight.
+        True while the latest drafts seem good and are worth their rows; otherwise in one step of `_ASKED_EVERY`.
         """
         if not batch.sampled:
             return False  # only prompts: nothing is drafted behind them
