@@ -105,19 +105,20 @@ def validate_capacity(request: Request, capacity: Capacity) -> None:
         raise RequestTooLargeError(
             f"{name}: expected at most max_num_seqs={capacity.max_num_seqs} sequences, got {request.num_seqs}"
         )
-    if beams and request.num_seqs > capacity.max_num_batched_tokens:
+    if not beams:
+        return
+    if request.num_seqs > capacity.max_num_batched_tokens:
         raise RequestTooLargeError(
             f"beam_width: expected at most max_num_batched_tokens={capacity.max_num_batched_tokens}, because each beam "
             f"takes a token of every step, got {request.num_seqs}"
         )
-    if beams:
-        # The last generated token is never computed and takes no slot.
-        of_each = -(-(request.num_prompt_tokens + request.max_new_tokens - 1) // capacity.block_size)
-        shared = request.num_prompt_tokens // capacity.block_size
-        needed = shared + request.num_seqs * (of_each - shared)
-        if needed > capacity.num_blocks:
-            raise RequestTooLargeError(
-                f"{request.num_prompt_tokens} prompt tokens and up to {request.max_new_tokens} new ones of each of "
-                f"{request.num_seqs} beams need {needed} blocks of {capacity.block_size} tokens, and there are "
-                f"{capacity.num_blocks}: ask for less, or {_MORE_BLOCKS}"
-            )
+    # The last generated token is never computed and takes no slot.
+    of_each = -(-(request.num_prompt_tokens + request.max_new_tokens - 1) // capacity.block_size)
+    shared = request.num_prompt_tokens // capacity.block_size
+    needed = shared + request.num_seqs * (of_each - shared)
+    if needed > capacity.num_blocks:
+        raise RequestTooLargeError(
+            f"{request.num_prompt_tokens} prompt tokens and up to {request.max_new_tokens} new ones of each of "
+            f"{request.num_seqs} beams need {needed} blocks of {capacity.block_size} tokens, and there are "
+            f"{capacity.num_blocks}: ask for less, or {_MORE_BLOCKS}"
+        )
