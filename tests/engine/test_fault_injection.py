@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from support.failing_store import FailingOnce
-from support.model_zoo import VOCAB_SIZE, build_supported
-from support.tiny_engine import add, finish, raising_at
+from support.model_zoo import VOCAB_SIZE
+from support.tiny_engine import add, assert_empty, finish, raising_at, tiny
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.engine import executor
@@ -38,33 +38,30 @@ def answers(llm: LLM) -> dict[str, list[list[int]] | None]:
 
 
 def test_a_refusal_changes_no_token_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = LLM(build_supported("llama"), block_size=4, num_blocks=40, max_num_batched_tokens=16)
+    llm = tiny(num_blocks=40, max_num_batched_tokens=16)
     with monkeypatch.context() as patch:
         calls = FailingOnce(patch, 0)
         expected = answers(llm)
     assert calls.num_calls > 10
+    assert_empty(llm)
     for fails_at in range(1, calls.num_calls + 1):
-        llm.reset_prefix_cache()
         with monkeypatch.context() as patch:
             FailingOnce(patch, fails_at)
             found = answers(llm)
         for name, tokens in found.items():
             assert tokens is None or tokens == expected[name], f"refusal {fails_at}"
-        cache = llm.engine.cache
-        assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
+        assert_empty(llm)
 
 
 def test_samples_that_cannot_begin_leave_no_table_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those behind the one that failed kept their blocks for ever."""
-    llm = LLM(build_supported("llama"), block_size=4, num_blocks=40)
+    llm = tiny(num_blocks=40)
     fails_at_third = raising_at(2, MemoryError("no memory for a sampler"), executor.prepare_sampling)
     monkeypatch.setattr(executor, "prepare_sampling", fails_at_third)
     params = SamplingParams(n=4, max_tokens=3, seed=1)
     with pytest.raises(MemoryError, match="no memory for a sampler"):
         llm.generate({"prompt_token_ids": STEM}, params, use_tqdm=False)
-    cache = llm.engine.cache
-    cache.check()
-    assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
+    assert_empty(llm)
 
 
 @pytest.mark.parametrize("params", PARAMS[::2])
@@ -72,7 +69,7 @@ def test_a_request_that_cannot_be_admitted_leaves_no_table_open(
     params: SamplingParams | BeamSearchParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each try opened tables anew, and those of the try before kept their blocks for ever."""
-    llm = LLM(build_supported("llama"), block_size=4, num_blocks=40)
+    llm = tiny(num_blocks=40)
     engine, cache = llm.engine, llm.engine.cache
     answers(llm)  # its tables hold cached blocks from the start
     add(engine, "request", STEM, params)
@@ -83,13 +80,12 @@ def test_a_request_that_cannot_be_admitted_leaves_no_table_open(
                 engine.step()
         assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
     finish(engine)
-    cache.check()
-    assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
+    assert_empty(llm)
 
 
 def test_beams_that_cannot_all_fork_leave_no_table_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forks of the beams before the one that failed kept their blocks for ever."""
-    llm = LLM(build_supported("llama"), block_size=4, num_blocks=80)
+    llm = tiny(num_blocks=80)
     params, beams = BeamSearchParams(6, 8, ignore_eos=True), None
     cache, fork, num_forks = llm.engine.cache, llm.engine.cache.fork, 0
     while beams is None:
@@ -98,6 +94,5 @@ def test_beams_that_cannot_all_fork_leave_no_table_open(monkeypatch: pytest.Monk
             beams = llm.beam_search({"prompt_token_ids": STEM}, params)
         except MemoryError:
             num_forks += 1
-        cache.check()
-        assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
+        assert_empty(llm)
     assert num_forks > 8, "in no step, several beams forked"

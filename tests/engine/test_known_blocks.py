@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.dict_tier import DictTier
-from support.tiered_llm import answers, evict_all, make
+from support.tiered_llm import answers, evict, evict_all, make
 
 from radixkv import LLM
 from radixkv.cache.tokens import encode
@@ -42,12 +42,8 @@ def test_what_a_full_tier_gave_up_is_written_again_when_it_is_evicted(tmp_path: 
         for tokens in OTHERS:
             use(llm, tokens)
         assert num_below(llm) == 0
-        cache = llm.engine.cache
-        assert cache.match(HOT) == len(HOT)
-        table = cache.open([1], "evicts")
-        cache.reserve(table, (cache.num_free_blocks + 10) * cache.block_size)
-        cache.abort(table)
-        assert llm.engine.tiers.flush(600)
+        assert llm.engine.cache.match(HOT) == len(HOT)
+        evict(llm, 10)
         assert num_below(llm) >= 8
 
 

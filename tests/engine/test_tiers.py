@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.dict_tier import FAULTS, DictTier, Fault, SlowlyRead
 from support.model_zoo import build_shallow
-from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, evict_all, free_blocks, make
+from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, evict, evict_all, free_blocks, make
 from support.tiny_engine import add, finish
 
 from radixkv import LLM
@@ -349,11 +349,7 @@ def test_a_prefix_whose_tail_was_loaded_is_written_whole() -> None:
     tier = DictTier()
     llm = make(tiers=[tier], cache_write_policy="write-back")
     answers(llm, PROMPTS[:1])
-    cache = llm.engine.cache
-    with_room = cache.open([1], "evicts")
-    cache.reserve(with_room, (cache.num_free_blocks + 6) * cache.block_size)  # six blocks of the prefix's end go down
-    cache.abort(with_room)
-    assert llm.engine.tiers.flush(60.0)
+    evict(llm, 6)  # of the prefix's end
     num_below = len(tier.blocks)
     assert 0 < num_below < 12
     answers(llm, PROMPTS[:1])

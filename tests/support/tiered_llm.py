@@ -24,14 +24,19 @@ def answers(llm: LLM, prompts: Any = PROMPTS) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def evict_all(llm: LLM) -> None:
-    """Let the cache give up every block that is not pinned, and the tiers have what they get."""
+def evict(llm: LLM, num_blocks: int) -> None:
+    """Let the cache give up so many blocks, and the tiers have what they get."""
     cache = llm.engine.cache
     table = cache.open([1], "evicts")
-    cache.reserve(table, cache.num_available_blocks * cache.block_size)
+    cache.reserve(table, (cache.num_free_blocks + num_blocks) * cache.block_size)
     cache.abort(table)
     assert llm.engine.tiers is not None
-    assert llm.engine.tiers.flush(60.0)
+    assert llm.engine.tiers.flush(600)
+
+
+def evict_all(llm: LLM) -> None:
+    """Let the cache give up every block that is not pinned."""
+    evict(llm, llm.engine.cache.num_evictable_blocks)
 
 
 def free_blocks(llm: LLM) -> int:
