@@ -94,8 +94,8 @@ class PrefixLoads:
         request = group.request
         if self._stopped or not request.reuses_prefixes:
             return
-        prefix = self._prefixes[group] = WaitingPrefix()
-        self._look_up(group, prefix)
+        prefix = self._prefixes[group] = WaitingPrefix(group)
+        self._look_up(prefix)
 
     def find_or_load(self, group: SequenceGroup, num_spare_blocks: Callable[[], int]) -> bool:
         """Take the group's look-up or load one step further.
@@ -121,7 +121,7 @@ class PrefixLoads:
         if prefix.version == self._cache.version:
             return False
         if prefix.look_up is None:
-            self._look_up(group, prefix)
+            self._look_up(prefix)
         look_up = prefix.look_up
         if look_up is None:
             return False
@@ -135,7 +135,7 @@ class PrefixLoads:
         num_tokens = self._cache.match(group.prompt, group.request.namespace)
         num_cached = num_tokens // self._cache.block_size
         if num_cached < look_up.start:
-            self._look_up(group, prefix)  # evicted since
+            self._look_up(prefix)  # evicted since
             return True
         spans = [Span(span.tier, max(span.start, num_cached), span.stop) for span in spans if span.stop > num_cached]
         if not spans or not look_up.keys[spans[0].start].is_whole or num_tokens >= len(group.prompt) - 1:
@@ -143,7 +143,7 @@ class PrefixLoads:
                 self._end_waiting(prefix)
             prefix.version = self._cache.version
             return False
-        return self._join_or_begin_load(group, prefix, look_up, spans, num_cached, num_spare_blocks)
+        return self._join_or_begin_load(prefix, look_up, spans, num_cached, num_spare_blocks)
 
     def forget(self, group: SequenceGroup) -> None:
         """The group is admitted, or gone. A load that no group waits for any more ends as soon as it can."""
@@ -202,12 +202,12 @@ class PrefixLoads:
 
     # -- internals -----------------------------------------------------------------------------------------------
 
-    def _look_up(self, group: SequenceGroup, prefix: WaitingPrefix) -> None:
+    def _look_up(self, prefix: WaitingPrefix) -> None:
         """Begin to look for what is not cached of a group's prompt."""
         if self._look_ups.hangs:
             self._end_waiting(prefix)
             return
-        size = self._cache.block_size
+        group, size = prefix.group, self._cache.block_size
         num_tokens = self._cache.match(group.prompt, group.request.namespace)
         start, stop = num_tokens // size, len(group.prompt) // size
         prefix.look_up = None
@@ -237,7 +237,6 @@ class PrefixLoads:
 
     def _join_or_begin_load(
         self,
-        group: SequenceGroup,
         prefix: WaitingPrefix,
         look_up: LookUp,
         spans: list[Span],
@@ -254,8 +253,8 @@ class PrefixLoads:
             prefix.active = active
             now, allowed = self._clock(), self._allowed_seconds((num_common - num_cached) * self._cache.block_size)
             prefix.gives_up_at = now + allowed
-            self._claims.set(prefix.claim, self._num_blocks(group) - num_common, loading=True)
-            active.waiting[group] = now
+            self._claims.set(prefix.claim, self._num_blocks(prefix.group) - num_common, loading=True)
+            active.waiting[prefix.group] = now
             return True
         if self._active.reader_hangs():
             self._end_waiting(prefix)
@@ -265,18 +264,13 @@ class PrefixLoads:
             self.num_not_worth_it += 1
             self._end_waiting(prefix)
             return False
-        return self._begin_load(group, prefix, look_up, spans, num_spare_blocks)
+        return self._begin_load(prefix, look_up, spans, num_spare_blocks)
 
     def _begin_load(
-        self,
-        group: SequenceGroup,
-        prefix: WaitingPrefix,
-        look_up: LookUp,
-        spans: list[Span],
-        num_spare_blocks: Callable[[], int],
+        self, prefix: WaitingPrefix, look_up: LookUp, spans: list[Span], num_spare_blocks: Callable[[], int]
     ) -> bool:
         """Reserve blocks for a new load, or yield to others' claims; False: there are too few, and nothing is loaded."""
-        cache, request = self._cache, group.request
+        cache, group, request = self._cache, prefix.group, prefix.group.request
         nothing_runs = cache.num_available_blocks == cache.num_blocks  # and nothing is loaded
         first, stop, size = spans[0].start, spans[-1].stop, cache.block_size
         # With what is cached, which the table locks, and what the group computes after the load: otherwise running groups

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from radixkv.scheduling.active_loads import ActiveLoad
 from radixkv.scheduling.load_claims import Claim
+from radixkv.scheduling.request import SequenceGroup
 from radixkv.tiers.load import LookUp
 
 # Most loads for a group: what was loaded may be evicted before the group is admitted, and is then loaded again.
@@ -39,6 +40,7 @@ class WaitingPrefix:
         computes: whether its group computes what it lacks, whatever the tiers have.
     """
 
+    group: SequenceGroup
     look_up: LookUp | None = None
     version: int = -1
     gives_up_at: float = 0.0
