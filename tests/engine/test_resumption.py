@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from support.model_zoo import build_supported
-from support.tiny_engine import add
+from support.prompt_sets import tokens_of
+from support.tiny_engine import add, tiny
 
 from radixkv import (
     LLM,
@@ -108,30 +108,16 @@ def test_samples_that_have_ended_stay_ended_and_the_others_go_on(llm: LLM) -> No
 
 def test_a_resumed_answer_survives_preemption() -> None:
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    prompts = [[3 + number, 7, 9, 11, 13] for number in range(6)]
-    whole = [
-        output.outputs[0].token_ids
-        for output in LLM(build_supported("llama"), block_size=4, num_blocks=200).generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
-        )
-    ]
-    small = LLM(build_supported("llama"), block_size=4, num_blocks=14)
-    resumed = [
-        {"prompt_token_ids": prompt, "resume": [CompletionOutput(0, "", tokens[:6])]}
-        for prompt, tokens in zip(prompts, whole, strict=True)
-    ]
-    rest = [output.outputs[0].token_ids for output in small.generate(resumed, params, use_tqdm=False)]
-    assert rest == [tokens[6:] for tokens in whole]
+    prompts: list[Any] = [{"prompt_token_ids": [3 + number, 7, 9, 11, 13]} for number in range(6)]
+    whole = tokens_of(tiny(), prompts, params)
+    for prompt, tokens in zip(prompts, whole, strict=True):
+        prompt["resume"] = [CompletionOutput(0, "", tokens[:6])]
+    small = tiny(num_blocks=14)
+    assert tokens_of(small, prompts, params) == [tokens[6:] for tokens in whole]
     assert small.engine.scheduler.num_preemptions > 0
-    small.engine.cache.check()
 
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
-
-
-@pytest.fixture(scope="module")
-def tiny() -> LLM:
-    return LLM(build_supported("llama"), block_size=4, num_blocks=20)
 
 
 @pytest.mark.parametrize(
@@ -165,12 +151,9 @@ def tiny() -> LLM:
         ),
     ],
 )
-def test_what_cannot_be_resumed_is_refused(
-    params: Any, outputs: list[CompletionOutput], message: str, tiny: LLM
-) -> None:
+def test_what_cannot_be_resumed_is_refused(params: Any, outputs: list[CompletionOutput], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        tiny.engine.request_factory.make("a", Prompt([4, 5], resume=outputs), params)
-    assert not tiny.engine.has_unfinished_requests
+        tiny().engine.request_factory.make("a", Prompt([4, 5], resume=outputs), params)
 
 
 def test_tokens_that_the_grammar_forbids_are_refused(llm: LLM) -> None:
@@ -186,7 +169,7 @@ def test_resume_takes_outputs_only(llm: LLM) -> None:
 
 
 def test_cached_tokens_are_the_prompt_s_alone() -> None:
-    llm = LLM(build_supported("llama"), num_blocks=40, block_size=4)
+    llm = tiny()
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     prompt: Any = {"prompt_token_ids": [4, 5, 6]}
     (whole,) = llm.generate([prompt], params, use_tqdm=False)
@@ -198,7 +181,7 @@ def test_cached_tokens_are_the_prompt_s_alone() -> None:
 
 def test_a_long_answer_is_not_replayed_on_the_engine_s_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """There, it used to hold up the steps of all other streams."""
-    llm = LLM(build_supported("llama"), num_blocks=40)
+    llm = tiny()
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     (whole,) = llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)
     begun = CompletionOutput(0, "", whole.outputs[0].token_ids[:5], 0.0)
@@ -222,7 +205,7 @@ def test_a_long_answer_is_not_replayed_on_the_engine_s_thread(monkeypatch: pytes
 
 def test_what_was_aborted_before_its_first_token_gets_its_prompts_logprobs() -> None:
     """They used to count as given with a first token that never came."""
-    llm = LLM(build_supported("llama"), block_size=4, num_blocks=100, max_num_batched_tokens=8)
+    llm = tiny(max_num_batched_tokens=8)
     params = SamplingParams(max_tokens=5, ignore_eos=True, temperature=0, prompt_logprobs=1, n=1)
     prompt = list(range(3, 30))
     request = add(llm.engine, "aborted", prompt, params)
