@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from support.dict_tier import DictTier
-from support.tiered_llm import answers, evict, evict_all, make
+from support.tiered_llm import answers, blocks_below, evict, evict_all, make
 
 from radixkv import LLM
-from radixkv.cache.tokens import encode
 from radixkv.tiers.known_blocks import KnownBlocks
 
 pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
@@ -24,12 +23,6 @@ def use(llm: LLM, tokens: list[int]) -> None:
     assert llm.engine.tiers.flush(600)
 
 
-def num_below(llm: LLM) -> int:
-    """How many blocks of `HOT` the nearest tier has."""
-    tiers = llm.engine.tiers
-    return sum(tiers._stack._tiers[0].contains_prefix([key]) for key in tiers._keys.of("", encode(HOT)))
-
-
 @pytest.mark.parametrize("name", ["disk_cache", "shared_cache"])
 def test_what_a_full_tier_gave_up_is_written_again_when_it_is_evicted(tmp_path: Path, name: str) -> None:
     """It counted as written: for good in a shared folder; on a disk until as many blocks were written as fit without their
@@ -38,13 +31,13 @@ def test_what_a_full_tier_gave_up_is_written_again_when_it_is_evicted(tmp_path: 
     options = {name: str(tmp_path / "blocks"), f"{name}_size": num_bytes}
     with make(**options, cache_write_policy="write-through") as llm:
         use(llm, HOT)
-        assert num_below(llm) == 10
+        assert sum(blocks_below(llm, HOT)) == 10
         for tokens in OTHERS:
             use(llm, tokens)
-        assert num_below(llm) == 0
+        assert sum(blocks_below(llm, HOT)) == 0
         assert llm.engine.cache.match(HOT) == len(HOT)
         evict(llm, 10)
-        assert num_below(llm) >= 8
+        assert sum(blocks_below(llm, HOT)) >= 8
 
 
 def test_what_a_server_lost_with_other_blocks_is_written_again_when_it_is_used() -> None:
@@ -57,10 +50,10 @@ def test_what_a_server_lost_with_other_blocks_is_written_again_when_it_is_used()
     evict_all(llm)
     tier.blocks.clear()
     use(llm, HOT)
-    assert num_below(llm) == 0  # nothing shows yet that it is lost
+    assert sum(blocks_below(llm, HOT)) == 0  # nothing shows yet that it is lost
     use(llm, OTHERS[0])
     use(llm, HOT)
-    assert num_below(llm) == 10
+    assert sum(blocks_below(llm, HOT)) == 10
 
 
 def test_what_is_known_of_a_tier_that_keeps_its_blocks_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

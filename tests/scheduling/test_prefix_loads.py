@@ -99,9 +99,8 @@ def test_one_that_shares_the_beginning_of_a_load_claims_what_it_needs_besides() 
     short = driver.add([*STEM[: 2 * SIZE], *unlike(2000, 3)])
     driver.step()
     driver.step()
-    wait = driver.loads._prefixes[short]
-    assert wait.active is not None
-    assert wait.claim.num_blocks == 3
+    assert driver.loads.is_waiting(short)
+    assert driver.claim_of(short).num_blocks == 3
 
 
 def test_the_time_before_a_request_joins_a_load_is_not_time_that_it_waited_for_it() -> None:
@@ -126,7 +125,7 @@ def test_no_tenant_is_preempted_for_a_group_that_leaves_blocks_to_others() -> No
     driver.step()
     yielding = driver.add([*SHORT_STEM, *unlike(3000, 10)], tenant="b")
     driver.step()
-    assert driver.loads._prefixes[yielding].claim.yields
+    assert driver.claim_of(yielding).yields
     for number in range(2):
         driver.add(unlike(5000 + 100 * number, 1), max_new=16, tenant="a")
     driver.steps(6)
@@ -202,7 +201,7 @@ def test_what_is_in_the_pool_for_others_anyway_is_not_claimed() -> None:
     assert running in driver.scheduler.running
     loading = driver.add([*STEM[: 40 * SIZE], *unlike(1000, 5)])
     driver.step()
-    claim = driver.loads._prefixes[loading].claim
+    claim = driver.claim_of(loading)
     assert claim.num_blocks == 5
     driver.loader.finish()
     driver.loads.publish_done()
@@ -218,7 +217,7 @@ def test_a_step_does_not_go_through_all_that_wait_for_each_that_is_looked_at() -
         driver.step()
         groups = [driver.add([*SHORT_STEM, *unlike(3000 + 100 * n, 10)]) for n in range(num_waiting)]
         driver.step()
-        assert all(driver.loads._prefixes[group].claim.yields for group in groups[:10])
+        assert all(driver.claim_of(group).yields for group in groups[:10])
         count = 0
 
         def trace(frame: object, event: str, arg: object) -> object:

@@ -12,6 +12,7 @@ from radixkv import SamplingParams
 from radixkv.cache import BlockTable, PrefixCache
 from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
 from radixkv.routing import PrefillRate
+from radixkv.scheduling.load_claims import Claim
 from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
@@ -161,6 +162,9 @@ class Driver:
         """How often each node whose tokens begin a prompt was used."""
         root = self.cache.tree_snapshot()[""]
         return [node.uses for node in root.children if node.tokens[0] == prompt[0]]
+
+    def claim_of(self, group: SequenceGroup) -> Claim:
+        return self.loads._prefixes[group].claim
 
     def give_up(self) -> None:
         """Let so much time pass that every load is overdue."""

@@ -7,6 +7,7 @@ from typing import Any
 from support.model_zoo import VOCAB_SIZE, build_shallow
 
 from radixkv import LLM, SamplingParams
+from radixkv.cache.tokens import encode
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 STEM = [(7 * i) % (VOCAB_SIZE - 3) + 3 for i in range(42)]
@@ -37,6 +38,14 @@ def evict(llm: LLM, num_blocks: int) -> None:
 def evict_all(llm: LLM) -> None:
     """Let the cache give up every block that is not pinned."""
     evict(llm, llm.engine.cache.num_evictable_blocks)
+
+
+def blocks_below(llm: LLM, token_ids: list[int]) -> list[bool]:
+    """Which whole blocks of a prefix the nearest tier has."""
+    tiers = llm.engine.tiers
+    assert tiers is not None
+    nearest = tiers._stack._tiers[0]
+    return [nearest.contains_prefix([key]) == 1 for key in tiers._keys.of("", encode(token_ids))]
 
 
 def free_blocks(llm: LLM) -> int:
