@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tokens_of, until
 from support.dict_tier import DictTier
+from support.forks import refusals_in_a_fork
 from support.held_steps import HeldSteps
 from support.tiny_engine import raising_at, tiny
 
@@ -361,31 +363,21 @@ def test_an_engine_of_another_process_is_refused_and_does_not_hang() -> None:
     """A forked child has none of the engine's threads, and used to wait for them."""
     offline, (prompt,) = tiny(), prompts(1)
     unused, used = AsyncLLM(tiny()), AsyncLLM(tiny())
-    reading, writing = os.pipe()
+
+    def in_a_loop(call: Coroutine[Any, Any, object]) -> None:
+        asyncio.run(asyncio.wait_for(call, HANGING))
+
     with asyncio.Runner() as runner:
         runner.run(tokens_of(used, prompt))
-        child = os.fork()
-        if not child:
-            try:
-                for call in (
-                    lambda: tokens_of(unused, prompt),
-                    lambda: tokens_of(used, prompt),
-                    lambda: used.shutdown(),
-                    lambda: AsyncLLM(offline).shutdown(),
-                ):
-                    try:
-                        asyncio.run(asyncio.wait_for(call(), HANGING))
-                    except RuntimeError as error:
-                        os.write(writing, f"{error}\n".encode())
-            finally:
-                os._exit(0)
-        os.close(writing)
-        with open(reading) as said:
-            lines = said.read().splitlines()
-        os.waitpid(child, 0)
+        messages = refusals_in_a_fork(
+            lambda: in_a_loop(tokens_of(unused, prompt)),
+            lambda: in_a_loop(tokens_of(used, prompt)),
+            lambda: in_a_loop(used.shutdown()),
+            lambda: in_a_loop(AsyncLLM(offline).shutdown()),
+        )
         runner.run(used.shutdown())
-    assert len(lines) == 4
-    assert all(f"made by process {os.getpid()}" in line for line in lines)
+    assert len(messages) == 4
+    assert all(f"made by process {os.getpid()}" in message for message in messages)
 
 
 def test_an_error_without_words_is_told_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from support.forks import refusals_in_a_fork
 from support.model_zoo import VOCAB_SIZE, build_supported
 from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
 from support.tiny_engine import add, assert_empty, finish, tiny
@@ -212,19 +213,8 @@ def test_an_engine_of_another_process_is_refused_and_does_not_hang() -> None:
     """A forked child has none of OpenMP's threads, and used to wait for them."""
     llm = tiny()
     tokens_of(llm, shared_prefix_prompts(1, 1))
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            tokens_of(llm, shared_prefix_prompts(1, 1))
-        except RuntimeError as error:
-            os.write(writing, str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as said:
-        assert b"made by process %d" % os.getpid() in said.read()
-    os.waitpid(child, 0)
+    (message,) = refusals_in_a_fork(lambda: tokens_of(llm, shared_prefix_prompts(1, 1)))
+    assert f"made by process {os.getpid()}" in message
 
 
 def test_a_stream_adds_up_to_the_answer() -> None:
