@@ -144,6 +144,11 @@ class Scheduler:
         else:
             chunks = self._last_tokens_with_preemption(decoding, budget)
         chunks += self._schedule_prompts(prompts, budget - len(chunks))
+        self._charge_generated(chunks)
+        return chunks
+
+    def _charge_generated(self, chunks: list[ScheduledChunk]) -> None:
+        """Charge tenants for the tokens that a step generates for them."""
         generated = Counter([chunk.group.request.tenant for chunk in chunks if chunk.completes])
         for group, _, _, completes in chunks:
             # The prompt of n samples or beams completes once, and each of them gets its first token.
@@ -151,7 +156,6 @@ class Scheduler:
                 generated[group.request.tenant] += group.num_seqs - 1
         for tenant, num_tokens in generated.items():
             self.shares.charge_generated(tenant, num_tokens)
-        return chunks
 
     # -- decoding and preemption ---------------------------------------------------------------------------------
 
