@@ -163,21 +163,17 @@ class ModelConfig(Config):
     @field_validator("override_generation_config", mode="before")
     @classmethod
     def _override(cls, given: Any) -> Mapping[str, Any] | None:
-        name = "override_generation_config"
-        if isinstance(given, str):
-            given = _from_json(name, given)
-        if given is None:
+        table = _table("override_generation_config", given, '{"temperature": 0.7}')
+        if table is None:
             return None
-        if not isinstance(given, Mapping):
-            raise ValueError(f'{name}: expected such as {{"temperature": 0.7}} or None, got {given!r:.80}')
         # Imported only here: it imports the cache, which `--help` should not wait for.
         from radixkv.sampling_defaults import NO_DEFAULTS, overridden
 
         try:
-            overridden(NO_DEFAULTS, given)
+            overridden(NO_DEFAULTS, table)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{name}: {error}") from None
-        return given
+            raise ValueError(f"override_generation_config: {error}") from None
+        return table
 
     @property
     def generation_override(self) -> Mapping[str, Any]:
@@ -336,18 +332,17 @@ class EngineConfig(Config):
     @field_validator("speculative_config", mode="before")
     @classmethod
     def _speculative_config(cls, given: Any) -> SpeculativeConfig | None:
-        if isinstance(given, str):
-            given = _from_json("speculative_config", given)
-        if given is None or isinstance(given, SpeculativeConfig):
+        if isinstance(given, SpeculativeConfig):
             return given
-        if not isinstance(given, Mapping):
-            raise ValueError(f'speculative_config: expected such as {{"method": "tree"}} or None, got {given!r:.80}')
+        table = _table("speculative_config", given, '{"method": "tree"}')
+        if table is None:
+            return None
         known = SpeculativeConfig.model_fields
-        unknown = next((name for name in given if name not in known), None)
+        unknown = next((name for name in table if name not in known), None)
         if unknown is not None:
             raise ValueError(f"speculative_config: {unknown!s:.80}: unknown; expected some of {', '.join(known)}")
         try:
-            return SpeculativeConfig(**given)
+            return SpeculativeConfig(**table)
         except ValueError as error:
             raise ValueError(f"speculative_config: {error}") from None
 
@@ -401,8 +396,13 @@ DEVICE_DEFAULTS: Mapping[str, Mapping[str, Any]] = types.MappingProxyType(
 )
 
 
-def _from_json(name: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise ValueError(f"{name}: expected JSON, got {text!r:.80}") from None
+def _table(name: str, given: Any, example: str) -> Mapping[str, Any] | None:
+    """What an option says that takes JSON or a table, such as the example."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            raise ValueError(f"{name}: expected JSON, got {given!r:.80}") from None
+    if not isinstance(given, Mapping | None):
+        raise ValueError(f"{name}: expected such as {example} or None, got {given!r:.80}")
+    return given
