@@ -95,8 +95,6 @@ class Chat:
         Afterwards `answer` holds the whole answer, and `last_output` the times and how many tokens were reused.
 
         Args:
-            text: of the message.
-            sampling_params: of this turn.
             tool_choice: which calls this turn's answer may hold, as for `LLM.chat`.
 
         Raises:
@@ -121,8 +119,6 @@ class Chat:
 
         Args:
             results: each call's result as text, by the call's id.
-            sampling_params: of this turn.
-            tool_choice: which calls this turn's answer may hold, as for `LLM.chat`.
 
         Raises:
             TypeError: a result is not a string.

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 def refuse_unknown(caller: str, options: Iterable[str], known: Collection[str]) -> None:
     """Refuse an unknown keyword in the words of Python's own error.
 
-    Args:
-        caller: what was called, without parentheses.
-
     Raises:
         TypeError: naming the first unknown keyword, and the nearest known one if there is one.
     """
@@ -108,12 +105,7 @@ class Accepted(NamedTuple):
 
 
 def in_one_line(error: ValidationError, fields: Mapping[str, FieldInfo]) -> str:
-    """The first of the errors that pydantic found, worded like the library's own.
-
-    Args:
-        error: pydantic's.
-        fields: of the configuration, by name.
-    """
+    """The first of the errors that pydantic found in these fields, worded like the library's own."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "value_error":  # from one of our validators
         return str(first["ctx"]["error"])

@@ -80,7 +80,6 @@ def overridden(defaults: SamplingDefaults, values: Mapping[str, Any]) -> Samplin
     """The defaults with a user's values in place of the model's.
 
     Args:
-        defaults: the model's.
         values: by transformers' names; None: `SamplingParams`' own.
 
     Raises:
@@ -107,12 +106,7 @@ def as_sampling_defaults(values: Mapping[str, Any]) -> SamplingDefaults:
 
 
 def log_defaults(name: str, defaults: SamplingDefaults) -> None:
-    """Log the parameters that a model's requests are sampled with by default, where it sets any.
-
-    Args:
-        name: of the model.
-        defaults: the model's.
-    """
+    """Log the parameters that a model's requests are sampled with by default, where it sets any."""
     if defaults:
         values = ", ".join(f"{field} {value:g}" for field, value in defaults.items())
         _log.info("%s sets sampling defaults: %s (generation_config='vllm' ignores them)", name, values)

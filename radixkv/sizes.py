@@ -18,11 +18,7 @@ _UNITS: Mapping[str, int] = types.MappingProxyType(
 
 
 def parse_size(name: str, size: str | int) -> int:
-    """Bytes, from a number or from text such as 10GiB.
-
-    Args:
-        name: of the option.
-        size: its value.
+    """Bytes, from an option's value: a number, or text such as 10GiB.
 
     Raises:
         ValueError: it is neither, not above 0, or more than any address space.

@@ -9,7 +9,6 @@ def read_utf8(path: Path, argument: str | None = None) -> str:
     """A file's text.
 
     Args:
-        path: of the file.
         argument: the one that named the file, for the error; None: the path says enough.
 
     Raises:
@@ -28,12 +27,7 @@ def read_utf8(path: Path, argument: str | None = None) -> str:
 
 
 def read_hex(path: Path, argument: str, num_bytes: int) -> bytes:
-    """The bytes whose hexadecimal digits are all that is in a file.
-
-    Args:
-        path: of the file.
-        argument: the one that named the file, for the error.
-        num_bytes: how many there must be.
+    """The bytes whose hexadecimal digits are all that is in a file, which an argument named.
 
     Raises:
         OSError: it cannot be read.
@@ -52,7 +46,6 @@ def parse_hex(source: str, text: str, num_bytes: int) -> bytes:
     Args:
         source: what held the text, for the error, which does not show it: it may be most of a key.
         text: may begin and end with white space.
-        num_bytes: how many there must be.
 
     Raises:
         ValueError: the text is something else.

@@ -17,12 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerThread(threading.Thread):
-    """A daemon thread that works in the background, and for whose end others wait.
-
-    Args:
-        target: runs in it.
-        name: of the thread.
-    """
+    """A daemon thread that works in the background, and for whose end others wait."""
 
     def __init__(self, target: Callable[[], None], name: str) -> None:
         super().__init__(target=target, name=name, daemon=True)
@@ -32,7 +27,6 @@ class Worker:
     """Runs what it is given, in order, until it is stopped.
 
     Args:
-        name: of the threads.
         num_threads: so many jobs run at the same time; they begin in order.
     """
 
@@ -78,12 +72,7 @@ def run_outside_workers(job: Callable[[], None]) -> None:
 
 
 class FutureThreads:
-    """A `Worker` that returns futures, as `concurrent.futures.ThreadPoolExecutor` does.
-
-    Args:
-        name: of the threads.
-        num_threads: so many functions run at the same time; they begin in order.
-    """
+    """A `Worker` that returns futures, as `concurrent.futures.ThreadPoolExecutor` does."""
 
     def __init__(self, name: str, num_threads: int = 1) -> None:
         self._worker = Worker(name, num_threads)
