@@ -49,12 +49,7 @@ class Document:
         return sum(table.nbytes for table in self._tables.values())
 
     def draft(self, sequence: Sequence[int], max_tokens: int) -> Draft:
-        """How the text goes on where the sequence's last tokens occurred in it.
-
-        Args:
-            sequence: all of its tokens; may be the text itself.
-            max_tokens: expected at most.
-        """
+        """How the text goes on where the last tokens of a sequence, which may be the text itself, occurred in it."""
         num_new = 0 if self._num_seen is None else len(sequence) - self._num_seen
         began = self._num_seen is None and self._position is not None
         self._num_seen = len(sequence)

@@ -26,12 +26,7 @@ class Followers:
         self.by_token: dict[int, list[int]] = {}
 
     def note(self, sequence: Sequence[int], start: int) -> None:
-        """Note which token follows which in a sequence.
-
-        Args:
-            sequence: all of its tokens.
-            start: the position of the first follower to note; at least 1.
-        """
+        """Note which token follows which in a sequence, from the follower at position ``start``, at least 1, on."""
         for position in range(start, len(sequence)):
             token, before = sequence[position], sequence[position - 1]
             # Entered anew, because the token noted longest ago is the first to be forgotten.

@@ -25,7 +25,7 @@ _SUMS = tuple(sum(_POWERS[:k]) for k in range(MAX_RUN + 1))
 
 
 def kgram_hash(tokens: Sequence[int], seed: int = 0) -> int:
-    """The hash of a run of tokens, as `kgram_hashes` computes it.
+    """The hash of a run of tokens.
 
     Args:
         tokens: the run, of at most `MAX_RUN`.
@@ -37,13 +37,7 @@ def kgram_hash(tokens: Sequence[int], seed: int = 0) -> int:
 
 
 def kgram_hashes(tokens: NDArray[np.int32], k: int, seed: int = 0) -> NDArray[np.uint64]:
-    """The hashes of all runs of ``k`` tokens, ``[tokens - k + 1]``, in order; a polynomial modulo 2**64.
-
-    Args:
-        tokens: at least ``k``.
-        k: length of a run, at most `MAX_RUN`.
-        seed: as for `kgram_hash`.
-    """
+    """`kgram_hash` of all runs of ``k`` tokens, ``[tokens - k + 1]``, in order: a polynomial modulo 2**64."""
     hashes: NDArray[np.uint64] = np.convolve(tokens.astype(np.uint64), _POWERS_ON_HOST[:k], "valid")
     hashes += np.uint64(_SUMS[k] + seed * _POWERS[k] & _MASK)
     return hashes
@@ -68,12 +62,7 @@ class KGramTable:
         return self._positions.nbytes
 
     def put_all(self, hashes: NDArray[np.uint64], positions: NDArray[np.int32]) -> None:
-        """Note where runs occur; of equal hashes the last position stays.
-
-        Args:
-            hashes: from `kgram_hashes`.
-            positions: at least 0, one for each.
-        """
+        """Note at which position the run of each hash occurs; of equal hashes the last one stays."""
         self._positions[(hashes * np.uint64(_MIX)) >> np.uint64(64 - self._bits)] = positions
 
     def put(self, value: int, position: int) -> None:

@@ -31,12 +31,7 @@ class ComputeTimer:
         self._num_tokens = 0
 
     def begin_step(self, batch: Batch, in_flight: Batch | None) -> None:
-        """A step begins.
-
-        Args:
-            batch: is launched in it.
-            in_flight: was launched before and has not landed.
-        """
+        """A step begins, which launches a batch; the one before it may be in flight."""
         if in_flight is not None or self._continues(batch):
             return
         self._since = self._clock()

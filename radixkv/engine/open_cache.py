@@ -43,10 +43,9 @@ class OpenCache:
             self.publisher.publish(self.cache.events)
 
     def close(self, grace_seconds: float) -> None:
-        """Close the tiers, and then the publisher, which gets their last events. The cache itself can still be used.
+        """Close the tiers, which may write what is queued for a while, and then the publisher, which gets their last events.
 
-        Args:
-            grace_seconds: for the tiers to write what is queued.
+        The cache itself can still be used.
         """
         if self.tiers is not None:
             self.tiers.close(grace_seconds)

@@ -58,11 +58,7 @@ class OutputProcessor:
         return processed
 
     def _settle_grammars(self, batch: Batch, num_right: int, processed: Processed) -> None:
-        """Charge tenants for the time that their grammars took from all others, and fail the requests that took too much.
-
-        Args:
-            num_right: how many drafted tokens of the batch were right.
-        """
+        """Charge tenants for the time that their grammars took from all others, and fail the requests that took too much."""
         budgets = {
             request: request.grammar.budget
             for request in [row.group.request for row in batch.sampled]

@@ -29,7 +29,6 @@ class TraceRecorder:
 
     Args:
         path: a new file; a trace that is there already is first renamed to PATH.1, or to the next free number.
-        block_size: tokens per block.
 
     Raises:
         OSError: the file cannot be written, or the one that is there cannot be renamed.
@@ -57,13 +56,7 @@ class TraceRecorder:
         arrival: float | None = None,
         priority: int = 0,
     ) -> None:
-        """Record a request that has ended.
-
-        Args:
-            output: the tokens generated.
-            arrival: of the request, by `time.monotonic`; None: now.
-            priority: the request's; the lowest number is the most urgent.
-        """
+        """Record a request that has ended and that arrived at a time by `time.monotonic`; None: now."""
         if self._file.closed:
             return
         size = self._block_size

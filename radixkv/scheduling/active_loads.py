@@ -51,20 +51,15 @@ class ActiveLoad:
         return common_tokens(tokens, 0, self.tokens) // self.block_size
 
     def note_loaded(self, metrics: RequestMetrics, tokens: bytes, media: list[str], seconds: float) -> None:
-        """Record in a new request's metrics what was loaded for it.
-
-        Args:
-            metrics: of the request.
-            tokens: of its prompt, encoded; the last is always computed, for its logits.
-            media: the name of each tier.
-            seconds: for which the request waited for the load.
-        """
+        """Record in a new request's metrics what was loaded for its prompt, and for how long it waited for that."""
         metrics.load_seconds += seconds
         # A load for another prompt counts in part: its whole blocks that are common.
         num_common = common_tokens(tokens, 0, self.tokens)
         if num_common * TOKEN_BYTES < len(self.tokens):
             num_common -= num_common % self.block_size
-        num_reused = min(num_common, len(tokens) // TOKEN_BYTES - 1)
+        num_reused = min(
+            num_common, len(tokens) // TOKEN_BYTES - 1
+        )  # the last token is always computed, for its logits
         num_left = max(0, num_reused - self.load.first * self.block_size)
         for tier, num_blocks, _ in self.load.read:
             used = min(num_blocks * self.block_size, num_left)

@@ -29,9 +29,6 @@ class DecodeGrowth:
     """How many more blocks groups may take before one of them may be preempted.
 
     Groups are added one by one as they are admitted; between two steps they change, and the sum is begun anew.
-
-    Args:
-        groups: those that run.
     """
 
     def __init__(self, groups: Iterable[SequenceGroup], block_size: int, max_num_batched_tokens: int) -> None:

@@ -57,11 +57,7 @@ class _Turn(NamedTuple):
 
 
 class FairShares:
-    """The tenants' counters of one busy period, and the order in which those that wait are served.
-
-    Args:
-        tenants: what each may have, see `share_of`.
-    """
+    """The tenants' counters of one busy period, and the order in which those that wait are served."""
 
     def __init__(self, tenants: Mapping[str, TenantShare] | None = None) -> None:
         self.tenants: Mapping[str, TenantShare] = tenants or {}
@@ -165,9 +161,6 @@ class FairShares:
         """What a tenant of weight 1 may have of ``amount``: a smaller demand is met, and the others share the rest equally.
 
         (Weighted max-min fairness, by progressive filling: Bertsekas and Gallager, "Data Networks", 1987.)
-
-        Args:
-            demands: what each tenant has and wants.
         """
         weights = {tenant: self.share(tenant).weight for tenant in demands}
         rest, weight = float(amount), sum(weights.values())

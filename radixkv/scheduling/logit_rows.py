@@ -14,12 +14,7 @@ PROMPT_LOGIT_ROWS = 256
 
 
 def bound_logit_rows(chunks: list[ScheduledChunk], max_rows: int) -> list[ScheduledChunk]:
-    """The prompt chunks of a step, cut to ``max_rows`` rows of logits; the rest is computed in the steps that follow.
-
-    Args:
-        chunks: of prompts, in the order in which they were scheduled.
-        max_rows: at least 1.
-    """
+    """The prompt chunks of a step, cut to ``max_rows`` rows of logits; the rest is computed in the steps that follow."""
     bounded = []
     for chunk in chunks:
         if chunk.group.request.lacks_prompt_logprobs:

@@ -34,12 +34,7 @@ class QueueSlots:
         self._taken: Counter[str] = Counter()
 
     def refusal(self, tenant: str, count: int, num_slots: int) -> str | None:
-        """Why a tenant may not have more slots now; None: it may.
-
-        Args:
-            count: that it wants.
-            num_slots: for all tenants.
-        """
+        """Why a tenant may not have so many more of all slots now; None: it may."""
         num_taken = self._taken.total()
         if num_taken + count > num_slots:
             return f"{num_taken} requests are unfinished, and at most {num_slots} may be"

@@ -199,11 +199,7 @@ class TenantUsage:
         return num_computed == 0 or num_computed >= max(self._min_progress, 2 * num_lost)
 
     def _claims_hold(self, group: SequenceGroup, counter: float, victim: SequenceGroup) -> bool:
-        """Whether ``group`` and added groups keep their claims once the victim waits; otherwise the victim would come first.
-
-        Args:
-            counter: of the victim's tenant.
-        """
+        """Whether ``group`` and added groups keep their claims once the victim, whose tenant has this counter, waits."""
         lowest = max(self._lowest_floor, self._lowest_floor_of(group.request.tenant))
         return lowest <= counter - self._shares.unused(victim)
 
