@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.model_zoo import VOCAB_SIZE, build_supported
+from support.drafting_engines import SMALL, Work, answers, work
+from support.model_zoo import build_supported
 from support.tiny_engine import add, finish
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
@@ -19,57 +19,15 @@ from radixkv.sampling import sampler
 @pytest.fixture(scope="module")
 def engines() -> tuple[LLM, LLM]:
     """The same model without and with async scheduling, with few slots, and so few blocks that some are preempted."""
-    options: dict[str, Any] = {"block_size": 4, "num_blocks": 40, "max_num_seqs": 5, "max_num_batched_tokens": 24}
-    return tuple(LLM(build_supported("llama"), async_scheduling=kind, **options) for kind in (False, True))  # type: ignore[return-value]
-
-
-@st.composite
-def work(draw: st.DrawFn) -> list[tuple[list[int], SamplingParams]]:
-    """Requests with common prefixes that differ in length, end and sampling parameters, some of which need the host."""
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 5)))
-    stem = torch.randint(3, VOCAB_SIZE, (30,), generator=generator).tolist()
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0.0},
-        {"temperature": 1.0},
-        {"temperature": 1.5, "top_p": 0.8},
-        {"temperature": 1.0, "top_k": 5, "min_p": 0.01},
-        {"temperature": 1.0, "n": 3},
-        {"temperature": 0.0, "presence_penalty": 1.5},
-        {"temperature": 0.0, "logprobs": 2},
-        {"temperature": 0.0, "prompt_logprobs": 1},
-        {"temperature": 0.0, "min_tokens": 4},
-        {"temperature": 0.0, "stop_token_ids": list(range(0, VOCAB_SIZE, 7))},
-    ]
-    requests = []
-    for number in range(draw(st.integers(1, 9))):
-        prompt = [*stem[: draw(st.integers(1, 30))], 3 + number % 2, *stem[: draw(st.integers(0, 6))]]
-        kind = draw(st.sampled_from(kinds))
-        length = draw(st.integers(kind.get("min_tokens", 1), 14))
-        ignore_eos = draw(st.booleans())
-        requests.append((prompt, SamplingParams(max_tokens=length, seed=number, ignore_eos=ignore_eos, **kind)))
-    return requests
-
-
-def answers(llm: LLM, requests: list[tuple[list[int], SamplingParams]]) -> list[list[tuple[list[int], str | None]]]:
-    outputs = llm.generate(
-        [{"prompt_token_ids": prompt} for prompt, _ in requests], [params for _, params in requests], use_tqdm=False
-    )
-    return [[(sample.token_ids, sample.finish_reason) for sample in output.outputs] for output in outputs]
+    return tuple(LLM(build_supported("llama"), async_scheduling=kind, **SMALL) for kind in (False, True))  # type: ignore[return-value]
 
 
 @settings(max_examples=40, deadline=None)
 @given(requests=work())
-def test_tokens_are_those_of_one_step_at_a_time(
-    engines: tuple[LLM, LLM], requests: list[tuple[list[int], SamplingParams]]
-) -> None:
-    results = []
-    for llm in engines:
-        llm.reset_prefix_cache()
-        results.append(answers(llm, requests))
-        llm.engine.cache.check()
-        assert not llm.engine.has_unfinished_requests
-        assert llm.reset_prefix_cache()
-    assert results[0] == results[1]
+def test_tokens_are_those_of_one_step_at_a_time(engines: tuple[LLM, LLM], requests: Work) -> None:
+    in_order, ahead = (answers(llm, requests) for llm in engines)
+    assert ahead == in_order
+    assert not any(llm.engine.has_unfinished_requests for llm in engines)
 
 
 def test_the_next_step_is_launched_before_tokens_are_fetched(

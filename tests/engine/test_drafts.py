@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.chat_templates import make_tokenizer
 from support.drafters import Guesser, Oracle, draft_from, speculator, speculator_of, use_ticks
-from support.drafting_engines import KINDS, SMALL, Work, answers, drafting, plain_llm, rounded
+from support.drafting_engines import SMALL, Work, answers, drafting, plain_llm, rounded, work
 from support.model_zoo import VOCAB_SIZE, build, build_supported
 from support.tiny_engine import add
 
@@ -24,21 +23,6 @@ from radixkv.drafting.sources import AnswerDrafter, GrammarDrafter, PrefixDrafte
 from radixkv.sampling.grammar_budget import GrammarBudget
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import Request
-
-
-@st.composite
-def work(draw: st.DrawFn) -> Work:
-    """Requests with common prefixes, some of them asked twice."""
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 5)))
-    stem = torch.randint(3, VOCAB_SIZE, (30,), generator=generator).tolist()
-    requests = []
-    for number in range(draw(st.integers(1, 7))):
-        prompt = [*stem[: draw(st.integers(1, 30))], 3 + number % 2, *stem[: draw(st.integers(0, 6))]]
-        kind = draw(st.sampled_from(KINDS))
-        length = draw(st.integers(kind.get("min_tokens", 1), 20))
-        params = SamplingParams(max_tokens=length, seed=number, ignore_eos=draw(st.booleans()), **kind)
-        requests += [(prompt, params)] * draw(st.integers(1, 2))
-    return requests
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Small engines with drafts, and what of their answers must not depend on drafts."""
+"""Small engines, and what of their answers must depend neither on drafts nor on when steps are launched."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import strategies as st
 from support.drafters import use_ticks
 from support.model_zoo import VOCAB_SIZE, build_supported
 
@@ -30,6 +32,21 @@ KINDS: list[dict[str, Any]] = [
 Work = list[tuple[list[int], SamplingParams]]
 
 
+@st.composite
+def work(draw: st.DrawFn) -> Work:
+    """Requests with common prefixes that differ in length, end and sampling parameters; some are asked twice."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 5)))
+    stem = torch.randint(3, VOCAB_SIZE, (30,), generator=generator).tolist()
+    requests = []
+    for number in range(draw(st.integers(1, 7))):
+        prompt = [*stem[: draw(st.integers(1, 30))], 3 + number % 2, *stem[: draw(st.integers(0, 6))]]
+        kind = draw(st.sampled_from(KINDS))
+        length = draw(st.integers(kind.get("min_tokens", 1), 20))
+        params = SamplingParams(max_tokens=length, seed=number, ignore_eos=draw(st.booleans()), **kind)
+        requests += [(prompt, params)] * draw(st.integers(1, 2))
+    return requests
+
+
 def plain_llm() -> LLM:
     """Without drafts."""
     return LLM(build_supported("llama"), **SMALL)
@@ -44,7 +61,7 @@ def drafting(drafters: Sequence[Drafter] = (), architecture: str = "llama", **op
 
 
 def answers(llm: LLM, requests: Work) -> list[Any]:
-    """All that must not depend on drafts."""
+    """All that must not depend on how they are computed."""
     llm.reset_prefix_cache()
     outputs = llm.generate(
         [{"prompt_token_ids": prompt} for prompt, _ in requests], [params for _, params in requests], use_tqdm=False
