@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from support.drafters import draft_from, use_ticks
-from support.model_zoo import VOCAB_SIZE, build_supported
-from support.tiny_engine import add
+from support.drafters import draft_from
+from support.drafting_engines import drafting
+from support.model_zoo import VOCAB_SIZE
+from support.tiny_engine import add, tiny
 
-from radixkv import LLM, SamplingParams
+from radixkv import SamplingParams
 from radixkv.drafting import Draft, DraftContext, Drafter
 
 NUM_WRONG = 64
 NUM_RIGHT = 60
+SIZES = {"num_blocks": 400, "max_num_seqs": 8, "max_num_batched_tokens": 64}
 
 
 class Late(Drafter):
@@ -37,12 +39,10 @@ class Late(Drafter):
 
 def asked(num_sequences: int) -> list[list[int]]:
     """For each of that many sequences, the positions at which the drafter was asked for the next token."""
-    options = {"num_blocks": 400, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 64}
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=NUM_WRONG + NUM_RIGHT, ignore_eos=True)
     prompts = [{"prompt_token_ids": [5 + number]} for number in range(num_sequences)]
-    expected = LLM(build_supported("llama"), **options).generate(prompts, params, use_tqdm=False)
-    llm = LLM(build_supported("llama"), **options, speculative_config={"method": "tree", "num_speculative_tokens": 4})
-    use_ticks(llm)
+    expected = tiny().generate(prompts, params, use_tqdm=False)
+    llm = drafting(**SIZES)
     late = Late([[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in expected])
     draft_from(llm, late)
     outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -60,11 +60,7 @@ def test_among_many_those_that_drafts_never_fit_are_asked_about_seldom_and_toget
 
 def test_one_that_is_not_asked_about_has_no_draft_of_an_earlier_turn() -> None:
     """Otherwise steps would wait for the tokens that follow a draft of an earlier turn."""
-    llm = LLM(
-        build_supported("llama"), num_blocks=400, block_size=4, max_num_seqs=8, max_num_batched_tokens=64,
-        speculative_config={"method": "tree", "num_speculative_tokens": 4},
-    )  # fmt: skip
-    use_ticks(llm)
+    llm = drafting(**SIZES)
     engine = llm.engine
     late = Late([[5 + number, *[0] * NUM_WRONG] for number in range(6)])  # hardly ever right
     draft_from(llm, late)
