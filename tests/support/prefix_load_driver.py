@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -61,24 +62,25 @@ class Loader:
         self._begun[0].begin_chunk(self._begun[0].spans[0], 0.0)
 
     def hang_after_first(self, num_blocks: int) -> None:
+        write = self._begin_first(num_blocks, lambda *args: None)
         load = self._begun[0]
-        rows = cast(Any, type("Rows", (), {"write": lambda *args: None})())
         (span,) = load.spans
-        first = Span(0, span.start, span.start + num_blocks)
-        load.begin_chunk(first, 0.0)
-        load.begin_chunk(Span(0, first.stop, span.stop), 0.0)
-        load.write(rows, first, np.zeros((num_blocks, 1), np.uint8), lambda: 0.001)
+        load.begin_chunk(Span(0, span.start + num_blocks, span.stop), 0.0)
+        write()
 
     def write_first(self, num_blocks: int, write: Callable[..., None]) -> threading.Thread:
+        thread = threading.Thread(target=self._begin_first(num_blocks, write), daemon=True)
+        thread.start()
+        return thread
+
+    def _begin_first(self, num_blocks: int, write: Callable[..., None]) -> Callable[[], object]:
+        """Begin a chunk, and return what writes it."""
         load = self._begun[0]
         rows = cast(Any, type("Rows", (), {"write": staticmethod(write)})())
         (span,) = load.spans
         first = Span(0, span.start, span.start + num_blocks)
         load.begin_chunk(first, 0.0)
-        data = np.zeros((num_blocks, 1), np.uint8)
-        thread = threading.Thread(target=load.write, args=(rows, first, data, lambda: 0.001), daemon=True)
-        thread.start()
-        return thread
+        return partial(load.write, rows, first, np.zeros((num_blocks, 1), np.uint8), lambda: 0.001)
 
     def finish(self) -> None:
         for load in self._begun:
