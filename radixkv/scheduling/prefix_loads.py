@@ -244,10 +244,7 @@ class PrefixLoads:
         num_spare_blocks: Callable[[], int],
     ) -> bool:
         """Wait for a running load, or begin one; False: there is none, and the group computes what it lacks."""
-        if not prefix.may_load:
-            self._end_waiting(prefix)
-            return False
-        shared = self._active.shared(look_up.namespace, look_up.tokens, num_cached)
+        shared = self._active.shared(look_up.namespace, look_up.tokens, num_cached) if prefix.may_load else None
         if shared is not None:
             active, num_common = shared
             prefix.active = active
@@ -256,15 +253,12 @@ class PrefixLoads:
             self._claims.set(prefix.claim, self._num_blocks(prefix.group) - num_common, loading=True)
             active.waiting[prefix.group] = now
             return True
-        if self._active.reader_hangs():
-            self._end_waiting(prefix)
-            return False
-        num_tokens = self._num_tokens(look_up, spans)
-        if not self._rates.choose_loading(spans, num_tokens, self._active.seconds_left):
+        if prefix.may_load and not self._active.reader_hangs():
+            if self._rates.choose_loading(spans, self._num_tokens(look_up, spans), self._active.seconds_left):
+                return self._begin_load(prefix, look_up, spans, num_spare_blocks)
             self.num_not_worth_it += 1
-            self._end_waiting(prefix)
-            return False
-        return self._begin_load(prefix, look_up, spans, num_spare_blocks)
+        self._end_waiting(prefix)
+        return False
 
     def _begin_load(
         self, prefix: WaitingPrefix, look_up: LookUp, spans: list[Span], num_spare_blocks: Callable[[], int]
