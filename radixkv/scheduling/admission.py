@@ -272,10 +272,12 @@ class Admission:
         """Open the group's tables; False: it does not fit beside the running groups."""
         if group.num_seqs > self._num_admissible_seqs or not self._may_fit_now(group):
             return False
-        available = self._cache.num_available_blocks
+        available, request = self._cache.num_available_blocks, group.request
         try:
             if len(group.sequences) == 1:
-                self._require_room(group)
+                # Before it is opened: a group that does not fit would evict others' prefixes in vain, and use its own.
+                demand = self._cache.demand(group.prompt, request.namespace, read=request.reuses_prefixes)
+                self._require_growth(group, demand.num_cached_tokens, demand.num_blocks)
                 self._open_tables(group)
             else:
                 # How much the sequences share is known only once their tables are open.
@@ -343,16 +345,6 @@ class Admission:
         )
         sequence.num_computed = table.num_tokens
         return table
-
-    def _require_room(self, group: SequenceGroup) -> None:
-        """Raise OutOfBlocks unless the group's one sequence can be opened, and all that run can then continue.
-
-        Called before opening it: otherwise a group that does not fit would evict others' prefixes in vain, and count as a use
-        of its own prefix.
-        """
-        request = group.request
-        demand = self._cache.demand(group.prompt, request.namespace, read=request.reuses_prefixes)
-        self._require_growth(group, demand.num_cached_tokens, demand.num_blocks)
 
     def _require_growth(self, group: SequenceGroup, num_cached: int = 0, num_more_blocks: int = 0) -> None:
         """Raise OutOfBlocks unless the running groups and ``group``, counted among them now, can continue together.
