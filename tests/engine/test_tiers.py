@@ -113,8 +113,7 @@ def test_a_store_that_hangs_delays_one_request(
     hangs.set()
     evict_all(llm)
     monkeypatch.setattr(Rates, "compute_seconds", lambda self, num_tokens: 1000.0)
-    while llm.engine.tiers.loads._look_ups.hangs:
-        time.sleep(0.001)
+    assert llm.engine.tiers.loads._look_ups._unanswered.done.wait(600)
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected
     assert outputs[0].metrics.loaded_tokens == {"dict": 40}
