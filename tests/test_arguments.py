@@ -29,17 +29,11 @@ def llm(default_tokenizer: Any) -> LLM:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda llm: llm.generate({"prompt": "a", "cache": True}, ONE),
-            "cache: expected {'read': bool, 'write': bool}",
-        ),
+        (lambda llm: llm.generate({"prompt": "a", "cache": True}, ONE), "cache: expected {'read': bool, 'write': bool"),
         (lambda llm: llm.generate({"prompt": "a", "cache": ["read"]}, ONE), "cache: expected {'read': bool, 'write'"),
         (lambda llm: llm.chat(HI, ONE, cache="x" * 999), "cache: expected {'read': bool, 'write': bool}, got 'x"),
         (lambda llm: llm.chat([{"role": 5, "content": "Hi."}], ONE), "messages: expected role to be a string, got 5"),
-        (
-            lambda llm: llm.chat([{"role": None, "content": "Hi."}], ONE),
-            "messages: expected role to be a string, got N",
-        ),
+        (lambda llm: llm.chat([{"role": None, "content": "Hi."}], ONE), "messages: expected role to be a string, got"),
         (lambda llm: llm.chat(HI, ONE, chat_template_kwargs={5: 1}), "chat_template_kwargs: 5 is not a variable"),
         (lambda llm: llm.generate(["a"], [BEAMS]), "sampling_params: expected SamplingParams, got BeamSearchParams"),
         (lambda llm: llm.chat(HI, [BEAMS]), "sampling_params: expected SamplingParams, got BeamSearchParams"),
@@ -52,10 +46,7 @@ def llm(default_tokenizer: Any) -> LLM:
         (lambda llm: llm.stream("a", ONE, cache_salt=5), "cache_salt: expected a string, got 5"),
         (lambda llm: llm.stream(HI, ONE, priority=0.5), "priority: expected a whole number, got 0.5"),
         (lambda llm: llm.pin([10**6]), "prompt_token_ids: 1000000 is outside the vocabulary of 49152"),
-        (
-            lambda llm: llm.pin({"prompt_token_ids": []}),
-            "prompt_token_ids: expected a non-empty list of token ids, got \\[\\]",
-        ),
+        (lambda llm: llm.pin({"prompt_token_ids": []}), "prompt_token_ids: expected a non-empty list of token ids"),
         (lambda llm: llm.explain([5, 2**31]), "prompt_token_ids: 2147483648 is outside the vocabulary of 49152"),
         (lambda llm: llm.explain([10**6]), "prompt_token_ids: 1000000 is outside the vocabulary of 49152"),
         (lambda llm: llm.shutdown("soon"), "grace_seconds: expected a number of seconds of at least 0, got 'soon'"),
@@ -73,18 +64,9 @@ def llm(default_tokenizer: Any) -> LLM:
             for several in (["a", "b"], [[1, 2], [3]], [{"prompt": "a"}], [{"prompt_token_ids": [1]}])
             for call in ("explain", "stream", "pin")
         ),
-        (
-            lambda llm: llm.generate([[5, 10**30]], ONE),
-            "prompt_token_ids: 1000000000.* is outside the vocabulary of 49152",
-        ),
-        (
-            lambda llm: llm.generate([[2**63, -1]], ONE),
-            "prompt_token_ids: 9223372036854775808 is outside the vocabulary",
-        ),
-        (
-            lambda llm: llm.generate([[True, True]], ONE),
-            "prompt_token_ids: expected whole numbers, got \\[True, True\\]",
-        ),
+        (lambda llm: llm.generate([[5, 10**30]], ONE), "prompt_token_ids: 1000.* is outside the vocabulary of 49152"),
+        (lambda llm: llm.generate([[2**63, -1]], ONE), "prompt_token_ids: 9223372036854775808 is outside the vocab"),
+        (lambda llm: llm.generate([[True, True]], ONE), "prompt_token_ids: expected whole numbers, got \\[True, T"),
         (
             lambda _: LLM(build_shallow("llama"), num_blocks=8, record_trace="/no/such/x"),
             "record_trace: expected a file that can be written, got '/no/such/x': No such file or directory",
@@ -93,10 +75,7 @@ def llm(default_tokenizer: Any) -> LLM:
         (lambda _: LLM("a name with spaces"), "model: expected a hub id .*, got 'a name with spaces'"),
         (lambda llm: AsyncLLM(llm, tenants=["a"]), "tenants: expected a TenantShare for each name, got \\['a'\\]"),  # type: ignore[arg-type]
         (lambda llm: AsyncLLM(llm, tenants={"a": 1}), "tenants: expected a TenantShare for each name"),  # type: ignore[dict-item]
-        (
-            lambda llm: LLM(llm.engine.loaded.model, tokenizer="/nowhere"),
-            "tokenizer: expected .*there is no such folder",
-        ),
+        (lambda llm: LLM(llm.engine.loaded.model, tokenizer="/nowhere"), "tokenizer: expected .*there is no such"),
     ],
 )
 def test_calls(llm: LLM, call: Callable[[LLM], Any], message: str) -> None:
