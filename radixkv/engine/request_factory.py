@@ -75,7 +75,7 @@ class RequestFactory:
             prompt.text,
             tokens,
             params,
-            seed=self._seeds.getrandbits(63) if own_seed is None else own_seed,
+            seed=own_seed or 0,
             max_new_tokens=self._max_new_tokens(len(tokens), params.max_tokens),
             end_token_ids=frozenset() if ignore_eos else loaded.eos_token_ids,
             namespace=prompt.namespace,
@@ -90,6 +90,8 @@ class RequestFactory:
         validate_capacity(request, self._capacity)
         if prompt.resume:
             resume_sequences(request, prompt.resume, loaded.tokenizer, loaded.vocab_size)
+        if own_seed is None:  # drawn last: a refused request takes none from later ones
+            request.seed = self._seeds.getrandbits(63)
         return request
 
     def _max_new_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
