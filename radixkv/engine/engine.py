@@ -265,6 +265,7 @@ class Engine:
         self._output_processor.begin_step()
         if self.tiers is not None:
             self.tiers.loads.publish_done()
+        # Drafters see no tokens that are in flight.
         if in_flight is not None and self._speculator is not None and self._speculator.wants_tokens(in_flight):
             return Batch([])
         batch = Batch(self.scheduler.schedule())

@@ -57,9 +57,8 @@ class ActiveLoad:
         num_common = common_tokens(tokens, 0, self.tokens)
         if num_common * TOKEN_BYTES < len(self.tokens):
             num_common -= num_common % self.block_size
-        num_reused = min(
-            num_common, len(tokens) // TOKEN_BYTES - 1
-        )  # the last token is always computed, for its logits
+        # The last token is always computed, for its logits.
+        num_reused = min(num_common, len(tokens) // TOKEN_BYTES - 1)
         num_left = max(0, num_reused - self.load.first * self.block_size)
         for tier, num_blocks, _ in self.load.read:
             used = min(num_blocks * self.block_size, num_left)
