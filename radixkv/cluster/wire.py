@@ -29,7 +29,6 @@ from radixkv.outputs import (
     Logprob,
     RequestMetrics,
     RequestOutput,
-    SampleLogprobs,
 )
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
@@ -43,15 +42,7 @@ ACCEPTED_HEADER = "radixkv-accepted"
 
 # Errors that any replica would answer with, by name; when a request is refused, any other `ValueError` and `TypeError`, too.
 _LASTING: Mapping[str, type[Exception]] = MappingProxyType(
-    {
-        error.__name__: error
-        for error in (
-            StructuredOutputError,
-            PromptTooLongError,
-            ValueError,
-            TypeError,
-        )
-    }
+    {error.__name__: error for error in (StructuredOutputError, PromptTooLongError, ValueError, TypeError)}
 )
 
 
@@ -129,50 +120,59 @@ def encode_delta(delta: RequestOutput) -> bytes:
             output.text,
             output.token_ids,
             output.cumulative_logprob,
-            None if output.logprobs is None else [_encode_logprobs(entry) for entry in output.logprobs],
+            _encode_logprobs(output.logprobs),
             output.finish_reason,
             output.stop_reason,
         ]
         for output in delta.outputs
     ]
-    prompt_logprobs = delta.prompt_logprobs
-    line = {
-        "outputs": outputs,
-        "finished": delta.finished,
-        "num_cached_tokens": delta.num_cached_tokens,
-        "prompt_logprobs": None
-        if prompt_logprobs is None
-        else [None if entry is None else _encode_logprobs(entry) for entry in prompt_logprobs],
-        **_encode_counts(delta.metrics),
-    }
-    return json.dumps(line).encode() + b"\n"
+    return _line(
+        {
+            "outputs": outputs,
+            "finished": delta.finished,
+            "num_cached_tokens": delta.num_cached_tokens,
+            "prompt_logprobs": _encode_logprobs(delta.prompt_logprobs),
+            **_encode_counts(delta.metrics),
+        }
+    )
+
+
+def decode_delta(line: Mapping[str, Any], known: RequestOutput) -> RequestOutput:
+    """A line as an output of the same request as ``known``, with what the replica has counted for it so far."""
+    outputs = [
+        CompletionOutput(index, text, token_ids, cumulative, _decode_logprobs(logprobs), finish_reason, stop_reason)
+        for index, text, token_ids, cumulative, logprobs, finish_reason, stop_reason in line["outputs"]
+    ]
+    return replace(
+        known,
+        outputs=outputs,
+        finished=line["finished"],
+        num_cached_tokens=line["num_cached_tokens"],
+        prompt_logprobs=_decode_logprobs(line["prompt_logprobs"]),
+        metrics=_with_counts(known.metrics, line),
+    )
 
 
 def encode_begun() -> bytes:
     """A line that says that the first step of a beam search is computed, whose result comes much later."""
-    return json.dumps({"finished": False}).encode() + b"\n"
+    return _line({"finished": False})
 
 
 def encode_beams(output: BeamSearchOutput) -> bytes:
     """The last line of a beam search."""
     beams = [
-        [
-            beam.tokens,
-            [_encode_logprobs(entry) for entry in beam.logprobs],
-            beam.cum_logprob,
-            beam.finish_reason,
-            beam.stop_reason,
-        ]
+        [beam.tokens, _encode_logprobs(beam.logprobs), beam.cum_logprob, beam.finish_reason, beam.stop_reason]
         for beam in output.sequences
     ]
-    line = {
-        "beams": beams,
-        "finished": True,
-        "num_prompt_tokens": output.num_prompt_tokens,
-        "num_cached_tokens": output.num_cached_tokens,
-        **_encode_counts(output.metrics),
-    }
-    return json.dumps(line).encode() + b"\n"
+    return _line(
+        {
+            "beams": beams,
+            "finished": True,
+            "num_prompt_tokens": output.num_prompt_tokens,
+            "num_cached_tokens": output.num_cached_tokens,
+            **_encode_counts(output.metrics),
+        }
+    )
 
 
 def decode_beams(line: Mapping[str, Any], metrics: RequestMetrics) -> BeamSearchOutput:
@@ -187,7 +187,7 @@ def decode_beams(line: Mapping[str, Any], metrics: RequestMetrics) -> BeamSearch
 
 def encode_error(error: EngineError) -> bytes:
     """A line that says why there is no further one."""
-    return json.dumps(encode_refusal(error)).encode() + b"\n"
+    return _line(encode_refusal(error))
 
 
 def encode_refusal(error: Exception) -> dict[str, Any]:
@@ -234,13 +234,7 @@ def encode_pin(tenant: str | None, namespace: str, token_ids: Sequence[int], ttl
         token_ids: of the prefix.
         ttl: seconds; None, for the administrator only: until it is released.
     """
-    sent = {
-        "tenant": tenant,
-        "namespace": namespace,
-        "token_ids": token_ids,
-        "ttl": ttl,
-    }
-    return _encoded(sent)
+    return _encoded({"tenant": tenant, "namespace": namespace, "token_ids": token_ids, "ttl": ttl})
 
 
 def decode_pin(body: bytes) -> tuple[str | None, str, list[int], float | None]:
@@ -256,11 +250,7 @@ def decode_pin(body: bytes) -> tuple[str | None, str, list[int], float | None]:
 def encode_prompts(prompts: Sequence[Prompt], tenant: str) -> bytes:
     """Prompts to be explained: what decides whether they are cached."""
     sent = [
-        {
-            "token_ids": prompt.token_ids,
-            "namespace": prompt.namespace,
-            "read_cache": prompt.read_cache,
-        }
+        {"token_ids": prompt.token_ids, "namespace": prompt.namespace, "read_cache": prompt.read_cache}
         for prompt in prompts
     ]
     return _encoded({"prompts": sent, "tenant": tenant})
@@ -291,25 +281,6 @@ def decode_shares(body: bytes) -> dict[str, TenantShare]:
     if not isinstance(shares, dict):
         raise ValueError(f"tenants: expected an object with a share for each name, got {shares!r:.80}")
     return {name: TenantShare(**share) for name, share in shares.items()}
-
-
-def decode_delta(line: Mapping[str, Any], known: RequestOutput) -> RequestOutput:
-    """A line as an output of the same request as ``known``, with what the replica has counted for it so far."""
-    outputs = [
-        CompletionOutput(index, text, token_ids, cumulative, _decode_logprobs(logprobs), finish_reason, stop_reason)
-        for index, text, token_ids, cumulative, logprobs, finish_reason, stop_reason in line["outputs"]
-    ]
-    prompt_logprobs = line["prompt_logprobs"]
-    return replace(
-        known,
-        outputs=outputs,
-        finished=line["finished"],
-        num_cached_tokens=line["num_cached_tokens"],
-        prompt_logprobs=None
-        if prompt_logprobs is None
-        else [None if entry is None else _decode_entry(entry) for entry in prompt_logprobs],
-        metrics=_with_counts(known.metrics, line),
-    )
 
 
 def _encode_counts(metrics: RequestMetrics) -> dict[str, Any]:
@@ -359,13 +330,26 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"expected numbers, strings and collections of them, got {value!r:.80}")
 
 
-def _encode_logprobs(entry: Mapping[int, Logprob]) -> list[tuple[int, float, int, str | None]]:
-    return [(token_id, each.logprob, each.rank, each.decoded_token) for token_id, each in entry.items()]
+def _line(piece: Mapping[str, Any]) -> bytes:
+    return json.dumps(piece).encode() + b"\n"
 
 
-def _decode_entry(entry: list[tuple[int, float, int, str | None]]) -> dict[int, Logprob]:
-    return {token_id: Logprob(logprob, rank, text) for token_id, logprob, rank, text in entry}
+def _encode_logprobs(logprobs: Sequence[Mapping[int, Logprob] | None] | None) -> list[Any] | None:
+    """For each token, a list of its candidates; None for a prompt's first token, and where none were asked for."""
+    if logprobs is None:
+        return None
+    return [
+        None
+        if entry is None
+        else [(token_id, each.logprob, each.rank, each.decoded_token) for token_id, each in entry.items()]
+        for entry in logprobs
+    ]
 
 
-def _decode_logprobs(logprobs: list[list[tuple[int, float, int, str | None]]] | None) -> SampleLogprobs | None:
-    return None if logprobs is None else [_decode_entry(entry) for entry in logprobs]
+def _decode_logprobs(logprobs: list[Any] | None) -> list[Any] | None:
+    if logprobs is None:
+        return None
+    return [
+        None if entry is None else {token_id: Logprob(logprob, rank, text) for token_id, logprob, rank, text in entry}
+        for entry in logprobs
+    ]
