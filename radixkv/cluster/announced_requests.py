@@ -28,12 +28,12 @@ class AnnouncedRequests:
         self._numbers = itertools.count(1)
 
     def add(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, sender: int) -> PendingRequest:
-        """A request has come; it is announced if there are several readers, since its sender knows it.
+        """A request has come; it is announced if there are several readers. Whoever calls this must `end` it.
 
         Args:
             prompt: of the request.
             params: of the request.
-            sender: who sent it.
+            sender: who sent it, see `TakenRequest`.
 
         Raises:
             InvalidArgumentError: its tokens or its namespace are invalid, and there are several readers.

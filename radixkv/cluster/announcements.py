@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.async_llm import AsyncLLM
-from radixkv.cluster.announced_requests import AnnouncedRequests, PendingRequest
+from radixkv.cluster.announced_requests import AnnouncedRequests
 from radixkv.cluster.counters import counters_of
 from radixkv.cluster.feed import BlockFeed
 from radixkv.cluster.load import ReplicaLoad
@@ -18,8 +18,6 @@ from radixkv.cluster.records import encode_held, encode_load
 from radixkv.engine.engine import Engine
 from radixkv.engine.stats import SUMMED_GAUGES
 from radixkv.errors import EngineDeadError
-from radixkv.prompts import Prompt
-from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 # Between two looks at the replica's load.
 _SECONDS_BETWEEN_LOADS = 0.2
@@ -32,26 +30,16 @@ class Announcements:
 
     Args:
         llm: the replica's.
+
+    Attributes:
+        requests: whoever takes one adds it here.
     """
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
         self._wakers: set[asyncio.Event] = set()
         self._farewells: set[asyncio.Task[None]] = set()
-        self._announced = AnnouncedRequests()
-
-    def add(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, sender: int) -> PendingRequest:
-        """A request has come, which is announced where there are several readers. Whoever calls this must `end` it.
-
-        Args:
-            prompt: of the request.
-            params: of the request.
-            sender: who sent it, see `TakenRequest`.
-
-        Raises:
-            InvalidArgumentError: its tokens or its namespace are invalid, and there are several readers.
-        """
-        return self._announced.add(prompt, params, sender)
+        self.requests = AnnouncedRequests()
 
     def announce(self) -> None:
         """Let every reader know at once what has changed."""
@@ -69,11 +57,11 @@ class Announcements:
 
         begun: list[BlockFeed] = []
 
-        def begin(engine: Engine) -> tuple[BlockFeed, NDArray[np.uint64]]:
+        def begin(engine: Engine) -> NDArray[np.uint64]:
             feed = BlockFeed(engine.cache.block_size, wake)
             engine.cache.add_observer(feed)
             begun.append(feed)
-            return feed, engine.cache.block_hashes()
+            return engine.cache.block_hashes()
 
         beginning = asyncio.ensure_future(llm.call(begin))
         self._wakers.add(awake)
@@ -82,10 +70,11 @@ class Announcements:
             while not (await asyncio.wait([beginning], timeout=_SECONDS_BETWEEN_LOADS * _LOADS_PER_HEARTBEAT))[0]:
                 yield encode_load(_load(llm))
             try:
-                feed, held = await beginning
+                held = await beginning
             except EngineDeadError:
                 return
-            taken = self._announced.join(feed)
+            (feed,) = begun
+            taken = self.requests.join(feed)
             for record in encode_held(held):
                 yield record
             for record in taken:
@@ -111,7 +100,7 @@ class Announcements:
             beginning.cancel()
             self._wakers.discard(awake)
             for each in begun:
-                self._announced.leave(each)
+                self.requests.leave(each)
             # A task of its own: this one may be cancelled.
             farewell = asyncio.ensure_future(self._forget(begun))
             self._farewells.add(farewell)

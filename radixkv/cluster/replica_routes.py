@@ -144,7 +144,7 @@ class _Replica:
         self._check_room(prompt, params)
         sender = decode_sender(request.headers)
         # Announced at once: the engine takes it only between two steps.
-        pending = self._announcements.add(prompt, params, sender)
+        pending = self._announcements.requests.add(prompt, params, sender)
         try:
             accepted = ACCEPTED_HEADER in request.headers
             (stream,) = await self._llm.submit([prompt], params, priority=priority, tenant=tenant, accepted=accepted)
@@ -198,7 +198,7 @@ class _Replica:
         if tenant is not None and ttl is not None:
             return JSONResponse({"num_tokens": await self._llm.keep(tenant, namespace, token_ids, ttl)})
         prompt = Prompt(token_ids, namespace=namespace)
-        pending = self._announcements.add(prompt, prompt_only_params(), decode_sender(request.headers))
+        pending = self._announcements.requests.add(prompt, prompt_only_params(), decode_sender(request.headers))
         try:
             made = await self._pins.pin(prompt, ttl)
             pending.prefilled()
