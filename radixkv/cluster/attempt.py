@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from radixkv.cluster.losses import LostError
@@ -15,46 +16,34 @@ class MovedError(Exception):
     """The stream is to go elsewhere."""
 
 
+@dataclass(eq=False, slots=True)
 class Ticket:
     """A request on a replica, from which it can be called away.
 
-    Args:
+    Attributes:
         replica: the name.
         generation: the replica's.
         num_tokens: of the prompt and the longest answer together.
-        begun: whether the request has tokens already.
-
-    Attributes:
+        begun: whether the request has tokens.
         sent: whether the replica may have had it.
         accepted: whether the replica has taken it.
-        scope: the timeout within which it waits for its next line; None: it does not wait.
     """
 
-    __slots__ = (
-        "_begun",
-        "_died",
-        "_generation",
-        "_interrupted",
-        "_num_tokens",
-        "_replica",
-        "accepted",
-        "scope",
-        "sent",
-    )
-
-    def __init__(self, replica: str, generation: str | None, num_tokens: int, *, begun: bool) -> None:
-        self.sent = self.accepted = False
-        self.scope: asyncio.Timeout | None = None
-        self._replica = replica
-        self._generation = generation
-        self._num_tokens = num_tokens
-        self._begun = begun
-        self._interrupted = self._died = False
+    replica: str
+    generation: str | None
+    num_tokens: int
+    begun: bool
+    sent: bool = False
+    accepted: bool = False
+    _died: bool = False
+    _interrupted: bool = False
+    # The timeout within which it waits for its next line; None: it does not wait.
+    _scope: asyncio.Timeout | None = None
 
     def begin(self) -> None:
         """The request has tokens; if it was called away when it had none, it must stay after all."""
-        if not self._begun:
-            self._begun, self._interrupted = True, False
+        if not self.begun:
+            self.begun, self._interrupted = True, False
 
     def abandon(self) -> None:
         """Leave the replica, which has died."""
@@ -68,14 +57,14 @@ class Ticket:
             elsewhere: for each of the others, its generation and the most tokens of a sequence that it has room for.
         """
         for generation, room in elsewhere:
-            if room >= self._num_tokens and (not self._begun or self._generation == generation):
+            if room >= self.num_tokens and (not self.begun or self.generation == generation):
                 self._interrupt()
                 return
 
     def _interrupt(self) -> None:
         # A scope that is expiring because of an earlier call cannot be rescheduled.
-        if not self._interrupted and self.scope is not None:
-            self.scope.reschedule(asyncio.get_running_loop().time())
+        if not self._interrupted and self._scope is not None:
+            self._scope.reschedule(asyncio.get_running_loop().time())
         self._interrupted = True
 
     async def read(self, lines: AsyncGenerator[_Line, None]) -> AsyncGenerator[_Line, None]:
@@ -88,7 +77,7 @@ class Ticket:
             self.check()
             self.sent = True
             try:
-                async with asyncio.timeout(None) as self.scope:
+                async with asyncio.timeout(None) as self._scope:
                     line = await anext(lines)
             except TimeoutError:
                 self.check()
@@ -96,7 +85,7 @@ class Ticket:
             except StopAsyncIteration:
                 return
             finally:
-                self.scope = None
+                self._scope = None
             yield line
 
     def check(self) -> None:
@@ -106,7 +95,7 @@ class Ticket:
             LostError, MovedError: why.
         """
         if self._died:
-            raise LostError(f"{self._replica}: it died", died=self.accepted, reached=self.sent)
+            raise LostError(f"{self.replica}: it died", died=self.accepted, reached=self.sent)
         if self._interrupted:
             raise MovedError
 

@@ -30,5 +30,5 @@ async def begun_on(replicas: ReplicaSet, server: LocalReplica, steps: HeldSteps,
     steps.allow(8)
     await until(lambda: server.llm.stats.num_decoding and replicas.streams.num_streams(name))
     ticket = next(iter(replicas.streams._tickets[replicas._clients[name]]))
-    await until(lambda: ticket._begun)
+    await until(lambda: ticket.begun)
     return task
