@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -52,6 +52,20 @@ class _RemoteEngine:
         return max(1, sum(capacity["max_num_seqs"] for capacity in self._replicas.generations.capacities))
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Unfinished:
+    """A request whose stream is neither read to its end nor closed.
+
+    Attributes:
+        accepted: done when a replica has taken it, or with the error that keeps it from that.
+        task: reads its answer into the stream.
+    """
+
+    stream: RequestStream
+    accepted: asyncio.Future[None]
+    task: asyncio.Task[None]
+
+
 class ClusterLLM:
     """Takes the place of `AsyncLLM` in a server over replicas.
 
@@ -85,9 +99,7 @@ class ClusterLLM:
         smallest = min(capacity["max_num_seqs"] for capacity in replicas.generations.capacities)
         max_seqs_per_request = max_seqs_per_request or max(1, smallest // 2)
         self._intake = RequestIntake(self._engine, max_queue, max_seqs_per_request, tenants or {})
-        self._streams: dict[str, RequestStream] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._accepted: dict[str, asyncio.Future[None]] = {}
+        self._unfinished: dict[str, _Unfinished] = {}
         self._has_aborted = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -147,18 +159,16 @@ class ClusterLLM:
         arrived = time.monotonic() if arrival_time is None else arrival_time
         await self._intake.prepare(prompts, params, priority, tenant)
         self._intake.refuse_if_full(len(prompts), tenant)
-        names = self._intake.names(request_id, len(prompts), unfinished=self._streams)
+        names = self._intake.names(request_id, len(prompts), unfinished=self._unfinished)
         loop = asyncio.get_running_loop()
         streams = [RequestStream(name, partial(self._forget, tenant), RequestMetrics(arrived)) for name in names]
         bounded = [self._bounded(params, prompt) for prompt in prompts]  # may raise, so before any slot is taken
         self._intake.slots.take(tenant, len(streams))
-        self._streams.update(zip(names, streams, strict=True))
         self._idle.clear()
         accepted = [loop.create_future() for _ in streams]
-        self._accepted.update(zip(names, accepted, strict=True))
         for stream, prompt, each, taken in zip(streams, prompts, bounded, accepted, strict=True):
-            answer = self._answer(stream, prompt, each, priority, tenant, taken)
-            self._tasks[stream.request_id] = asyncio.ensure_future(answer)
+            task = asyncio.ensure_future(self._answer(stream, prompt, each, priority, tenant, taken))
+            self._unfinished[stream.request_id] = _Unfinished(stream, taken, task)
         try:
             await asyncio.gather(*accepted)
         except BaseException:
@@ -171,14 +181,12 @@ class ClusterLLM:
 
     def fail(self, request_id: str, error: Exception) -> None:
         """As `AsyncLLM.fail`."""
-        stream = self._streams.get(request_id)
-        if stream is not None and not stream.ended:
-            stream.put(error)
-            taken, task = self._accepted.get(request_id), self._tasks.get(request_id)
-            if taken is not None and not taken.done():
-                taken.set_exception(error)
-            if task is not None:
-                task.cancel()
+        request = self._unfinished.get(request_id)
+        if request is not None and not request.stream.ended:
+            request.stream.put(error)
+            if not request.accepted.done():
+                request.accepted.set_exception(error)
+            request.task.cancel()
 
     async def times(self, streams: Sequence[RequestStream]) -> list[RequestMetrics]:
         """As `AsyncLLM.times`; a request that was sent to a replica counts as scheduled with its first token."""
@@ -281,7 +289,7 @@ class ClusterLLM:
     @property
     def num_unfinished(self) -> int:
         """Requests whose stream is neither read to its end nor closed."""
-        return len(self._streams)
+        return len(self._unfinished)
 
     async def wait_for_death(self) -> EngineDeadError:
         """Never returns."""
@@ -301,9 +309,9 @@ class ClusterLLM:
         self._intake.draining = True
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_seconds)
-        cut_short = list(self._streams.values())
-        for stream in cut_short:
-            self.fail(stream.request_id, DrainingError("the server is shutting down; the answer is incomplete"))
+        cut_short = list(self._unfinished)
+        for request_id in cut_short:
+            self.fail(request_id, DrainingError("the server is shutting down; the answer is incomplete"))
         self._has_aborted = self._has_aborted or bool(cut_short)
         self._intake.shut_down()
         return not self._has_aborted
@@ -390,11 +398,9 @@ class ClusterLLM:
         self._intake.note_duration(metrics.finished_time - metrics.arrival_time)
 
     def _forget(self, tenant: str, stream: RequestStream) -> None:
-        del self._streams[stream.request_id]
+        request = self._unfinished.pop(stream.request_id)
         self._intake.slots.give_back(tenant)
-        del self._accepted[stream.request_id]
-        task = self._tasks.pop(stream.request_id)
         if not stream.ended:
-            task.cancel()  # which closes its connection, and so aborts it where it runs
-        if not self._streams:
+            request.task.cancel()  # which closes its connection, and so aborts it where it runs
+        if not self._unfinished:
             self._idle.set()
