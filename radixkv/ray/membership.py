@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any
 
 from radixkv.cluster import ReplicaSet
 from radixkv.cluster.generations import MismatchError
@@ -47,7 +45,9 @@ class RegistryMembership:
                 self._adding[name] = asyncio.ensure_future(self._add(name, url))
         for name in gone:
             if name not in self._adding:
-                self._start(self._replicas.remove(name))
+                removal = asyncio.ensure_future(self._replicas.remove(name))
+                self._removing.add(removal)
+                removal.add_done_callback(self._removing.discard)
 
     async def wait_for_first(self) -> None:
         """Returns when there is a replica that requests can be sent to."""
@@ -74,8 +74,3 @@ class RegistryMembership:
         finally:
             del self._adding[name]
             self._changed.set()
-
-    def _start(self, removal: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(removal)
-        self._removing.add(task)
-        task.add_done_callback(self._removing.discard)
