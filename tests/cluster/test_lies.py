@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from support.model_zoo import build_supported
-from support.pretended_replicas import LOAD, Body, answering, client_of
+from support.pretended_replicas import LOAD, SECRET, Body, answering, client_of, streams_over, tokens
 from support.pretended_replicas import line as piece_of
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
@@ -21,9 +21,7 @@ from radixkv.cluster.describe import describe
 from radixkv.cluster.records import Kind, RecordReader, encode_held, encode_load, encode_record
 from radixkv.errors import ReplicasLostError
 from radixkv.prompts import Prompt
-from radixkv.routing import Router
 
-SECRET = "a secret of the replicas"
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)
 BEAM_PARAMS = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
 PROMPT = list(range(5, 45))
@@ -161,17 +159,9 @@ class Lying(httpx.AsyncBaseTransport):
 def lying(
     engine: AsyncLLM, body: bytes, times: int, *, status: int = 200, wait_seconds: float = 0.0
 ) -> tuple[ReplicaStreams, Lying]:
-    router, transport = Router(16), Lying(replica_app(engine, SECRET), body, times, status)
-    for name in "abcd":
-        router.add(name)
+    transport = Lying(replica_app(engine, SECRET), body, times, status)
     clients = {name: httpx.AsyncClient(transport=transport, base_url=f"http://{name}") for name in "abcd"}
-    vocab_size = engine.loaded.vocab_size
-    return ReplicaStreams(router, clients, SECRET, vocab_size=vocab_size, wait_seconds=wait_seconds), transport
-
-
-async def collect(streams: ReplicaStreams, params: SamplingParams = PARAMS) -> list[int]:
-    deltas = streams.generate(Prompt(PROMPT), params, "one")
-    return [token_id async for delta in deltas for token_id in delta.outputs[0].token_ids]
+    return streams_over(clients, vocab_size=engine.loaded.vocab_size, wait_seconds=wait_seconds), transport
 
 
 def test_a_lie_is_not_passed_on_and_another_replica_answers() -> None:
@@ -182,12 +172,12 @@ def test_a_lie_is_not_passed_on_and_another_replica_answers() -> None:
         async with AsyncLLM(llm) as engine:
             for name, body in {**LIES, **REFUSALS, **BAD_REQUESTS}.items():
                 streams, transport = lying(engine, body, 2, status=STATUSES.get(name, 200))
-                assert await collect(streams) == expected.outputs[0].token_ids, name
+                assert await tokens(streams, Prompt(PROMPT), PARAMS) == expected.outputs[0].token_ids, name
                 assert len(transport.asked) == len(set(transport.asked)) == 3, name
             for name in ("no JSON", "no end"):  # nor is it asked for ever, while there is time to wait for another one
                 streams, transport = lying(engine, LIES[name], 100, wait_seconds=1000.0)
                 with pytest.raises(ReplicasLostError, match="was lost by 4 replicas"):
-                    await collect(streams)
+                    await tokens(streams, Prompt(PROMPT), PARAMS)
                 assert len(transport.asked) == 4, name
 
     asyncio.run(main())
@@ -212,10 +202,8 @@ def test_a_line_may_come_in_any_pieces_and_empty_ones_are_none() -> None:
     async def main() -> None:
         one, two, last = piece_of(1), piece_of(2), piece_of(3, "stop")
         pieces = [b"\n", one[:4], b"", one[4:], b"\n\n" + two[:1], two[1:] + last[:9], last[9:]]
-        router = Router(16)
-        router.add("a")
-        streams = ReplicaStreams(router, {"a": client_of(answering(*pieces))}, SECRET)
-        assert await collect(streams, replace(PARAMS, logprobs=None)) == [1, 2, 3]
+        streams = streams_over({"a": client_of(answering(*pieces))})
+        assert await tokens(streams, Prompt(PROMPT), replace(PARAMS, logprobs=None)) == [1, 2, 3]
 
     asyncio.run(main())
 
@@ -238,11 +226,9 @@ def test_a_line_that_has_no_end_is_not_collected(
         async def answer(request: httpx.Request) -> httpx.Response:
             return httpx.Response(200, stream=Body(endless))
 
-        router = Router(16)
-        router.add("a")
-        streams = ReplicaStreams(router, {"a": client_of(answer)}, SECRET, max_attempts=1)
+        streams = streams_over({"a": client_of(answer)}, max_attempts=1)
         with pytest.raises(ReplicasLostError):
-            await collect(streams)
+            await tokens(streams, Prompt(PROMPT), PARAMS)
         assert num_sent == 11
         assert "a: it sent a line of more than 1000 bytes" in caplog.text
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
-from support.pretended_replicas import HANGING, SECRET, line, tokens
+from support.pretended_replicas import HANGING, line, streams_over, tokens
 
 from radixkv import BeamSearchParams
 from radixkv.cluster import ReplicaStreams
@@ -18,7 +18,6 @@ from radixkv.cluster.losses import Losses, LostError
 from radixkv.cluster.wire import encode_begun, encode_error
 from radixkv.errors import NoBlocksLeftError, QueueFullError, ReplicasLostError, RequestCrashesError
 from radixkv.prompts import Prompt
-from radixkv.routing import Router
 
 
 class Body(httpx.AsyncByteStream):
@@ -51,26 +50,26 @@ class Replica(httpx.AsyncBaseTransport):
         return httpx.Response(200, stream=Body(parts, self._dead))
 
 
-def streams_over(*replicas: httpx.AsyncBaseTransport, wait_seconds: float = 0.0) -> ReplicaStreams:
-    router = Router(16)
-    clients = {}
-    for number, replica in enumerate(replicas):
-        router.add(f"r{number}")
-        clients[f"r{number}"] = httpx.AsyncClient(transport=replica, base_url="http://replica")
-    return ReplicaStreams(router, clients, SECRET, wait_seconds=wait_seconds)
+def client_of(replica: httpx.AsyncBaseTransport) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=replica, base_url="http://replica")
+
+
+def streams_of(*replicas: httpx.AsyncBaseTransport, wait_seconds: float = 0.0) -> ReplicaStreams:
+    clients = {f"r{number}": client_of(replica) for number, replica in enumerate(replicas)}
+    return streams_over(clients, wait_seconds=wait_seconds)
 
 
 def test_what_two_replicas_died_of_is_sent_to_no_third() -> None:
     replicas = [Replica(lambda num_given: ([line(7)] if num_given == 0 else [], True)) for _ in range(4)]
     with pytest.raises(RequestCrashesError, match="'one' was running on 2 replicas when they died, at the same token"):
-        asyncio.run(tokens(streams_over(*replicas)))
+        asyncio.run(tokens(streams_of(*replicas)))
     assert sum(replica.num_requests for replica in replicas) == 2
 
 
 def test_a_search_has_not_gone_on_between_deaths_because_each_replica_has_begun_it() -> None:
     """It starts over, and so comes to what engines die of each time."""
     replicas = [Replica(lambda _: ([encode_begun()], True)) for _ in range(4)]
-    search = streams_over(*replicas).beam_search(Prompt([1, 2, 3]), BeamSearchParams(beam_width=2, max_tokens=3), "one")
+    search = streams_of(*replicas).beam_search(Prompt([1, 2, 3]), BeamSearchParams(beam_width=2, max_tokens=3), "one")
     with pytest.raises(RequestCrashesError, match="'one' was running on 2 replicas when they died"):
         asyncio.run(search)
     assert sum(replica.num_requests for replica in replicas) == 2
@@ -81,7 +80,7 @@ def test_a_stream_that_goes_on_between_deaths_is_not_to_blame() -> None:
         return [line(10 + num_given, "length" if num_given == 3 else None)], num_given < 3
 
     replicas = [Replica(one_token) for _ in range(4)]
-    assert asyncio.run(tokens(streams_over(*replicas))) == [10, 11, 12, 13]
+    assert asyncio.run(tokens(streams_of(*replicas))) == [10, 11, 12, 13]
 
 
 def test_replicas_that_are_full_are_no_loss() -> None:
@@ -90,9 +89,9 @@ def test_replicas_that_are_full_are_no_loss() -> None:
             return httpx.Response(503, json={"error": "full", "kind": "QueueFullError", "retry_after": 7})
 
     done = Replica(lambda num_given: ([line(5, "length")], False))
-    assert asyncio.run(tokens(streams_over(Full(), done))) == [5]
+    assert asyncio.run(tokens(streams_of(Full(), done))) == [5]
     with pytest.raises(QueueFullError, match="full") as refusal:
-        asyncio.run(tokens(streams_over(Full(), Full())))
+        asyncio.run(tokens(streams_of(Full(), Full())))
     assert refusal.value.retry_after == 7
 
 
@@ -106,7 +105,7 @@ def test_what_pins_leave_no_room_for_is_tried_on_one_more_replica_and_is_not_los
 ) -> None:
     """It used to be sent to four replicas, and to be reported as lost by them."""
     replicas = [Replica(pinned_full) for _ in range(num_replicas)]
-    streams = streams_over(*replicas, wait_seconds=HANGING)
+    streams = streams_of(*replicas, wait_seconds=HANGING)
     with (
         caplog.at_level(logging.INFO),
         pytest.raises(NoBlocksLeftError, match=r"^request 'one' needs 3 blocks, and only 2 of 4 can be had$"),
@@ -119,17 +118,16 @@ def test_what_pins_leave_no_room_for_is_tried_on_one_more_replica_and_is_not_los
 def test_what_pins_leave_no_room_for_goes_on_where_there_is_room() -> None:
     starved = Replica(lambda _: ([line(5), *pinned_full(1)[0]], False))
     roomy = Replica(lambda num_given: ([line(6 + num_given, "length")], False))
-    assert asyncio.run(tokens(streams_over(starved, roomy))) == [5, 7]
+    assert asyncio.run(tokens(streams_of(starved, roomy))) == [5, 7]
 
 
 def test_without_any_replica_it_says_so() -> None:
     with pytest.raises(ReplicasLostError, match="request 'one': there is no replica"):
-        asyncio.run(tokens(streams_over()))
+        asyncio.run(tokens(streams_of()))
 
 
 def test_a_replica_that_cannot_be_reached_is_not_asked_again_at_once() -> None:
     """It has ended, which is known a moment later, as is the replica that comes in its place."""
-    router = Router(16)
     attempts = 0
 
     class Ended(httpx.AsyncBaseTransport):
@@ -141,15 +139,13 @@ def test_a_replica_that_cannot_be_reached_is_not_asked_again_at_once() -> None:
             raise httpx.ConnectError("planted")
 
     def replace() -> None:
-        router.remove("old")
+        streams.router.remove("old")
         del clients["old"]
-        router.add("new")
-        other = Replica(lambda _: ([line(7), line(8, "length")], False))
-        clients["new"] = httpx.AsyncClient(transport=other, base_url="http://replica")
+        streams.router.add("new")
+        clients["new"] = client_of(Replica(lambda _: ([line(7), line(8, "length")], False)))
 
-    router.add("old")
-    clients = {"old": httpx.AsyncClient(transport=Ended(), base_url="http://replica")}
-    streams = ReplicaStreams(router, clients, SECRET, wait_seconds=HANGING)
+    clients = {"old": client_of(Ended())}
+    streams = streams_over(clients, wait_seconds=HANGING)
     assert asyncio.run(tokens(streams)) == [7, 8]
     assert attempts == 1
 
@@ -171,7 +167,7 @@ class Refusing(httpx.AsyncBaseTransport):
 def test_a_replica_that_never_had_a_request_has_not_lost_it() -> None:
     """After all replicas were killed, refused connections used to count as losses: streams ended before the 30 seconds."""
     replicas = [Refusing(2) for _ in range(5)]
-    streams = streams_over(*replicas, wait_seconds=HANGING)
+    streams = streams_of(*replicas, wait_seconds=HANGING)
     assert asyncio.run(tokens(streams)) == [7]
     assert sum(replica.num_attempts for replica in replicas) == 2 * len(replicas) + 1
 
@@ -179,7 +175,7 @@ def test_a_replica_that_never_had_a_request_has_not_lost_it() -> None:
 def test_a_replica_that_refuses_connections_is_not_asked_for_ever() -> None:
     replica = Refusing(10**6)
     with pytest.raises(ReplicasLostError, match="request 'one': there is no replica that takes it"):
-        asyncio.run(tokens(streams_over(replica, wait_seconds=0.0)))
+        asyncio.run(tokens(streams_of(replica, wait_seconds=0.0)))
     assert replica.num_attempts == 1
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
 import pytest
 from support.model_zoo import build_supported
+from support.pretended_replicas import SECRET, Handler, client_of, streams_over
 
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cache import BlocksStored
 from radixkv.cluster import ReplicaSet, replica_app, replica_pins
 from radixkv.cluster.replica_pins import keep_prefix
-from radixkv.cluster.streams import ReplicaStreams
 from radixkv.cluster.wire import encode_pin
 from radixkv.prompts import Prompt
-from radixkv.routing import Router, prompt_hashes
+from radixkv.routing import prompt_hashes
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.prefix_keeper import PrefixKeeper
 from radixkv.server.prompt_caching import Breakpoint
@@ -34,15 +34,13 @@ async def broken(request: httpx.Request) -> httpx.Response:
     return httpx.Response(200, json=["nothing"])
 
 
-def holding(answer: Callable[[httpx.Request], Awaitable[httpx.Response]]) -> ReplicaSet:
+def holding(answer: Handler) -> ReplicaSet:
     """A set of one replica, which holds `PREFIX`."""
-    secret, router = "a secret of the replicas", Router(16)
-    router.add("one")
-    router.update("one", BlocksStored(tuple(prompt_hashes(PREFIX, "", 16)), None, (), 16, 0, "CPU"))
-    replicas = ReplicaSet(secret)
-    replicas._streams = ReplicaStreams(router, replicas._clients, secret)
-    transport = httpx.MockTransport(answer)  # type: ignore[arg-type]
-    replicas._clients["one"] = httpx.AsyncClient(transport=transport, base_url="http://one")
+    replicas = ReplicaSet(SECRET)
+    replicas._clients["one"] = client_of(answer)
+    replicas._streams = streams_over(replicas._clients)
+    stored = BlocksStored(tuple(prompt_hashes(PREFIX, "", 16)), None, (), 16, 0, "CPU")
+    replicas.streams.router.update("one", stored)
     return replicas
 
 
@@ -52,9 +50,7 @@ def test_an_empty_prefix_is_kept_nowhere() -> None:
 
 
 @pytest.mark.parametrize("answer", [never, broken])
-def test_a_replica_that_does_not_pin_holds_nothing_up(
-    answer: Callable[[httpx.Request], Awaitable[httpx.Response]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replica_that_does_not_pin_holds_nothing_up(answer: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_pins, "_SECONDS_TO_PIN", 0.0 if answer is never else 60.0)
 
     async def main() -> int:
@@ -97,8 +93,8 @@ def test_a_tenant_has_one_share_of_an_engine_that_serves_clients_and_ingresses()
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine:
-            transport = httpx.ASGITransport(replica_app(engine, "a secret of the replicas"))
-            headers = {"Authorization": "Bearer a secret of the replicas"}
+            transport = httpx.ASGITransport(replica_app(engine, SECRET))
+            headers = {"Authorization": f"Bearer {SECRET}"}
             async with httpx.AsyncClient(transport=transport, base_url="http://one", headers=headers) as client:
                 answer = await client.post("/pin", content=encode_pin("", "", first, 300.0))
             assert answer.json() == {"num_tokens": 64}

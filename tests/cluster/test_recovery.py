@@ -20,18 +20,18 @@ from support.pretended_replicas import (
     line,
     llm_of,
     refusal,
+    streams_over,
     tokens,
     until,
 )
 
 from radixkv import BeamSearchParams, SamplingParams
-from radixkv.cluster import ReplicaSet, ReplicaStreams
+from radixkv.cluster import ReplicaSet
 from radixkv.cluster.losses import Losses, RefusedError
 from radixkv.cluster.wire import encode_begun
 from radixkv.engine.clearing import Cleared, NamespaceSelection
 from radixkv.errors import DrainingError, QueueFullError, ReplicasLostError, RequestTooLargeError
 from radixkv.prompts import Prompt
-from radixkv.routing import Router
 
 
 def test_without_replicas_no_place_in_the_queue_is_lost() -> None:
@@ -212,10 +212,10 @@ def test_what_was_begun_waits_for_a_replica_with_room() -> None:
         async def dying(request: httpx.Request) -> httpx.Response:
             if request.url.path == "/health":
                 raise httpx.ConnectError("planted")
-            router.remove("dying")
+            streams.router.remove("dying")
             del clients["dying"]
             clients["full"] = client_of(full)
-            router.add("full")
+            streams.router.add("full")
             return httpx.Response(200, stream=Body(broken))
 
         async def full(request: httpx.Request) -> httpx.Response:
@@ -225,15 +225,14 @@ def test_what_was_begun_waits_for_a_replica_with_room() -> None:
                 return refusal("QueueFullError")
             return await answering(line(2, "length"))(request)
 
-        router = Router(16)
-        router.add("dying")
         clients = {"dying": client_of(dying)}
-        assert await tokens(ReplicaStreams(router, clients, SECRET, wait_seconds=30)) == [1, 2]
+        streams = streams_over(clients, wait_seconds=30)
+        assert await tokens(streams) == [1, 2]
         num_refusals = -(10**6)
-        router, clients = Router(16), {"dying": client_of(dying)}
-        router.add("dying")
+        clients = {"dying": client_of(dying)}
+        streams = streams_over(clients)
         with pytest.raises(ReplicasLostError, match="'one' was begun, and no replica has room to go on with it"):
-            await tokens(ReplicaStreams(router, clients, SECRET, wait_seconds=0))
+            await tokens(streams)
 
     asyncio.run(main())
 
@@ -263,13 +262,9 @@ def test_a_cancelled_waiter_ends_nobody_else_s_trial() -> None:
         async def handler(request: httpx.Request) -> httpx.Response:
             return httpx.Response(200, stream=Body(one_at_a_time))
 
-        router = Router(16)
-        for name in "ab":
-            router.add(name)
-        router.expect("b", "another's", [], 100_000)  # so that "a" is the first choice
-        other = client_of(handler)
-        streams = ReplicaStreams(router, {"a": client_of(dying), "b": other}, SECRET)
-        tasks = [asyncio.ensure_future(tokens(streams, f"{number}")) for number in range(3)]
+        streams = streams_over({"a": client_of(dying), "b": client_of(handler)})
+        streams.router.expect("b", "another's", [], 100_000)  # so that "a" is the first choice
+        tasks = [asyncio.ensure_future(tokens(streams, request_id=f"{number}")) for number in range(3)]
         await until(lambda: streams.num_streams("b") == 3 and num_begun == 1)
         tasks[1].cancel()
         await until(tasks[1].done)
@@ -312,20 +307,20 @@ def test_a_search_that_has_begun_is_computed_no_longer_and_ends_its_trial() -> N
 
             return httpx.Response(200, stream=Body(body))
 
-        router = Router(16)
-        router.add("a")
-        streams = ReplicaStreams(router, {"a": client_of(dying), "b": client_of(handler)}, SECRET)
+        clients = {"a": client_of(dying)}
+        streams = streams_over(clients)
         search = asyncio.ensure_future(streams.beam_search(Prompt([1, 2]), BeamSearchParams(2, 9), "search"))
         await until(lambda: streams.num_streams("a") == 1)
         stream = asyncio.ensure_future(tokens(streams))
         await until(lambda: streams.num_streams("a") == 2)
-        router.add("b")
-        router.remove("a")
+        clients["b"] = client_of(handler)
+        streams.router.add("b")
+        streams.router.remove("a")
         died.set()
         async with asyncio.timeout(HANGING):
             assert await stream == [1]
         assert begun == ["search", "stream"]
-        state = router._replicas["b"]
+        state = streams.router._replicas["b"]
         assert (len(state.waiting), len(state.decoding)) == (0, 1)
         search.cancel()
 
@@ -337,15 +332,13 @@ def test_what_is_too_large_for_one_replica_may_fit_into_another() -> None:
         return refusal("RequestTooLargeError", 400)
 
     async def main() -> None:
-        router = Router(16)
-        router.add("small")
         clients = {"small": client_of(small)}
-        streams = ReplicaStreams(router, clients, SECRET, wait_seconds=30)
+        streams = streams_over(clients, wait_seconds=30)
         with pytest.raises(RequestTooLargeError, match="no room"):
             await tokens(streams)
         clients["large"] = client_of(answering(line(1, "length")))
-        router.add("large")
-        router.expect("large", "another's", [], 100_000)  # so that the small one is asked first
+        streams.router.add("large")
+        streams.router.expect("large", "another's", [], 100_000)  # so that the small one is asked first
         assert await tokens(streams) == [1]
 
     asyncio.run(main())
@@ -363,9 +356,7 @@ def test_an_answer_is_read_to_the_end_of_its_response() -> None:
         async def handler(request: httpx.Request) -> httpx.Response:
             return httpx.Response(200, stream=Body(body))
 
-        router = Router(16)
-        router.add("a")
-        assert await tokens(ReplicaStreams(router, {"a": client_of(handler)}, SECRET)) == [1]
+        assert await tokens(streams_over({"a": client_of(handler)})) == [1]
         assert ended.is_set()
 
     asyncio.run(main())

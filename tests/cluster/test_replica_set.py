@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.held_steps import HeldSteps
-from support.pretended_replicas import GREEDY, HANGING, Cluster, until
+from support.pretended_replicas import GREEDY, HANGING, Cluster, tokens, until
 from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_llm
 
 from radixkv import AsyncLLM, SamplingParams
@@ -18,14 +18,6 @@ from radixkv.prompts import Prompt
 from radixkv.routing import Router, prompt_hashes
 
 PROMPT = list(range(100, 200))
-
-
-async def answer(replicas: ReplicaSet, prompt: Prompt, params: SamplingParams) -> list[int]:
-    return [
-        token_id
-        async for delta in replicas.streams.generate(prompt, params, "one")
-        for token_id in delta.outputs[0].token_ids
-    ]
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_attempts", 0), ("max_attempts", "4"), ("wait_seconds", None)])
@@ -104,9 +96,9 @@ def test_streams_outlive_their_replica_and_it_may_return(default_tokenizer: Any,
     async def main() -> None:
         llms = [tiny_llm(default_tokenizer) for _ in range(2)]
         async with local_replicas(tmp_path, *llms) as (replicas, servers):
-            expected = await answer(replicas, Prompt(PROMPT), params)
+            expected = await tokens(replicas.streams, Prompt(PROMPT), params)
             for _ in range(2):
-                task = asyncio.ensure_future(answer(replicas, Prompt(PROMPT), params))
+                task = asyncio.ensure_future(tokens(replicas.streams, Prompt(PROMPT), params))
                 await until(lambda: any(replicas.streams.num_streams(name) for name in "01"))
                 victim = next(name for name in "01" if replicas.streams.num_streams(name))
                 await servers[int(victim)].kill()
@@ -125,9 +117,9 @@ def test_removing_a_replica_moves_its_streams_at_once(default_tokenizer: Any, tm
     async def main() -> None:
         llms = [tiny_llm(default_tokenizer) for _ in range(2)]
         async with local_replicas(tmp_path, *llms) as (replicas, servers):
-            expected = await answer(replicas, Prompt(PROMPT), params)
+            expected = await tokens(replicas.streams, Prompt(PROMPT), params)
             steps = [await server.llm.call(HeldSteps) for server in servers]
-            task = asyncio.ensure_future(answer(replicas, Prompt(PROMPT), params))
+            task = asyncio.ensure_future(tokens(replicas.streams, Prompt(PROMPT), params))
             for each in steps:
                 each.allow(5)
             await until(lambda: any(server.llm.stats.num_decoding for server in servers))
@@ -154,7 +146,7 @@ def test_what_was_accepted_is_queued_by_a_replica_that_is_full(
     async def main() -> None:
         llms = [tiny_llm(default_tokenizer, max_num_seqs=1) for _ in range(2)]
         async with local_replicas(tmp_path, *llms) as (replicas, servers):
-            expected = [await answer(replicas, prompt, params) for prompt in prompts]
+            expected = [await tokens(replicas.streams, prompt, params) for prompt in prompts]
             steps = [await server.llm.call(HeldSteps) for server in servers]
             for server in servers:
                 server.llm._intake._max_queue = 1  # beside the one that runs
@@ -169,10 +161,10 @@ def test_what_was_accepted_is_queued_by_a_replica_that_is_full(
                 """As far as the sender has heard: what it has not been told of may be refused elsewhere."""
                 return sum(ticket.accepted for each in replicas.streams._tickets.values() for ticket in each)
 
-            running = [asyncio.ensure_future(answer(replicas, prompt, params)) for prompt in prompts]
+            running = [asyncio.ensure_future(tokens(replicas.streams, prompt, params)) for prompt in prompts]
             await until(lambda: num_unfinished() == [2, 2] and num_accepted() == len(prompts))
             with pytest.raises(QueueFullError, match="2 requests are unfinished, and at most 2 may be"):
-                await answer(replicas, Prompt(PROMPT), params)
+                await tokens(replicas.streams, Prompt(PROMPT), params)
             if is_killed:
                 await servers[0].kill()
             else:
@@ -181,7 +173,7 @@ def test_what_was_accepted_is_queued_by_a_replica_that_is_full(
             moved = 3 if is_killed else 4
             await until(lambda: num_unfinished()[1] == moved or any(task.done() for task in running))
             with pytest.raises(QueueFullError, match=r"[34] requests are unfinished, and at most 2 may be"):
-                await answer(replicas, Prompt(PROMPT), params)
+                await tokens(replicas.streams, Prompt(PROMPT), params)
             for each in steps:
                 each.allow_all()
             assert await asyncio.gather(*running) == expected

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from support.held_steps import HeldSteps
-from support.pretended_replicas import LOAD, Cluster, until
+from support.pretended_replicas import LOAD, Cluster, tokens, until
 from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_llm
 
 from radixkv import LLM, SamplingParams
@@ -42,11 +42,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
 
 async def answer(replicas: ReplicaSet, token_ids: list[int], params: SamplingParams = PARAMS) -> list[int]:
-    return [
-        token_id
-        async for delta in replicas.streams.generate(Prompt(token_ids), params, "one")
-        for token_id in delta.outputs[0].token_ids
-    ]
+    return await tokens(replicas.streams, Prompt(token_ids), params)
 
 
 def others_on(replicas: ReplicaSet, name: str) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.held_steps import HeldSteps
 from support.model_zoo import build_supported
-from support.pretended_replicas import GREEDY, Cluster, until
+from support.pretended_replicas import GREEDY, SECRET, Cluster, streams_over, until
 
 from radixkv import (
     LLM,
@@ -28,21 +28,13 @@ from radixkv import (
 from radixkv.cache import BlocksStored
 from radixkv.cluster import ReplicaStreams, replica_app
 from radixkv.cluster.received import Received
-from radixkv.cluster.wire import (
-    decode_pin,
-    decode_prompts,
-    decode_shares,
-    encode_pin,
-    encode_prompts,
-    encode_shares,
-)
+from radixkv.cluster.wire import decode_pin, decode_prompts, decode_shares, encode_pin, encode_prompts, encode_shares
 from radixkv.errors import ReplicasLostError
 from radixkv.outputs import DraftCounts, Logprob, RequestMetrics
 from radixkv.prompts import Prompt, as_prompts
-from radixkv.routing import Router, prompt_hashes
+from radixkv.routing import prompt_hashes
 from radixkv.scheduling.tenant_share import TenantShare
 
-SECRET = "a secret of the replicas"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 CASES = {
     "stop": SamplingParams(temperature=0, max_tokens=12, stop=["the capital of", "is the c"], logprobs=1),
@@ -91,12 +83,13 @@ def replicas(
     llm: AsyncLLM, cuts: Sequence[int | None], secret: str = SECRET, **options: Any
 ) -> tuple[ReplicaStreams, Breaking]:
     """Four names for one engine."""
-    router = Router(16)
     transport = Breaking(replica_app(llm, SECRET), iter([*cuts, *[None] * 100]))
     clients = {name: httpx.AsyncClient(transport=transport, base_url=f"http://{name}") for name in "abcd"}
-    for name in clients:
-        router.add(name)
-    return ReplicaStreams(router, clients, secret, **options), transport
+    return streams_over(clients, secret, **options), transport
+
+
+def client_of(llm: AsyncLLM, name: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(replica_app(llm, SECRET)), base_url=f"http://{name}")
 
 
 async def collect(streams: ReplicaStreams, prompt: Prompt, params: SamplingParams) -> list[CompletionOutput]:
@@ -222,7 +215,7 @@ def test_what_an_engine_would_refuse_is_sent_to_no_replica(token_ids: Any, tempe
     params = SamplingParams(max_tokens=4)
     params.temperature = temperature
     with pytest.raises(TypeError, match=f"^{re.escape(expected)}$"):
-        asyncio.run(collect(ReplicaStreams(Router(16), {}, SECRET), Prompt(token_ids), params))
+        asyncio.run(collect(streams_over({}), Prompt(token_ids), params))
 
 
 def test_pins_explanations_and_shares_may_have_numpy_s_numbers() -> None:
@@ -255,13 +248,7 @@ def test_a_drained_replica_s_stream_goes_on_elsewhere() -> None:
             AsyncLLM(build_supported("llama"), num_blocks=40) as first,
             AsyncLLM(build_supported("llama"), num_blocks=40) as second,
         ):
-            router = Router(16)
-            clients = {}
-            for name, engine in (("first", first), ("second", second)):
-                router.add(name)
-                transport = httpx.ASGITransport(replica_app(engine, SECRET))
-                clients[name] = httpx.AsyncClient(transport=transport, base_url=f"http://{name}")
-            streams = ReplicaStreams(router, clients, SECRET)
+            streams = streams_over({"first": client_of(first, "first"), "second": client_of(second, "second")})
             steps = await first.call(HeldSteps)
             answer = asyncio.ensure_future(collect(streams, Prompt([5, 6, 7]), params))
             await stop_after_some_steps(first, steps)
@@ -281,12 +268,8 @@ def test_a_stopped_replica_s_beam_search_is_begun_anew_elsewhere() -> None:
             AsyncLLM(build_supported("llama"), num_blocks=60) as first,
             AsyncLLM(build_supported("llama"), num_blocks=60) as second,
         ):
-            router, clients = Router(16), {}
-            for name, engine in (("first", first), ("second", second)):
-                router.add(name)
-                transport = httpx.ASGITransport(replica_app(engine, SECRET))
-                clients[name] = httpx.AsyncClient(transport=transport, base_url=f"http://{name}")
-            search = ReplicaStreams(router, clients, SECRET).beam_search(Prompt([5, 6, 7]), params, "one")
+            streams = streams_over({"first": client_of(first, "first"), "second": client_of(second, "second")})
+            search = streams.beam_search(Prompt([5, 6, 7]), params, "one")
             steps = await first.call(HeldSteps)
             answer = asyncio.ensure_future(search)
             await stop_after_some_steps(first, steps)

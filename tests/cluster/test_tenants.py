@@ -8,14 +8,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from support.pretended_replicas import (
-    CAPACITY,
-    IDENTITY,
-    LOAD,
-    Body,
-    Cluster,
-    until,
-)
+from support.pretended_replicas import CAPACITY, IDENTITY, LOAD, Body, Cluster, until
 
 from radixkv.cluster import replica_set
 from radixkv.cluster.records import Kind, encode_load, encode_record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from support.held_steps import HeldSteps
-from support.pretended_replicas import until
+from support.pretended_replicas import tokens, until
 from support.replica_servers import LocalReplica
 
 from radixkv import SamplingParams
@@ -17,11 +17,7 @@ SAMPLED = SamplingParams(seed=5, max_tokens=60, ignore_eos=True)
 
 
 async def answer(replicas: ReplicaSet, params: SamplingParams = SAMPLED) -> list[int]:
-    return [
-        token_id
-        async for delta in replicas.streams.generate(PROMPT, params, "one")
-        for token_id in delta.outputs[0].token_ids
-    ]
+    return await tokens(replicas.streams, PROMPT, params)
 
 
 async def begun_on(replicas: ReplicaSet, server: LocalReplica, steps: HeldSteps, name: str) -> asyncio.Task[list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -17,10 +17,12 @@ from radixkv.cluster.records import Kind, encode_load, encode_record
 from radixkv.engine.clearing import Cleared
 from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Prompt
+from radixkv.routing import Router
 
 SECRET = "a secret of the replicas"
 # Seconds after which something counts as hanging, however busy the machine.
 HANGING = 600
+PROMPT = Prompt([1, 2, 3])
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
 IDENTITY = {
     "version": __version__,
@@ -88,12 +90,20 @@ def answering(*parts: bytes) -> Handler:
     return handler
 
 
-async def tokens(streams: ReplicaStreams, request_id: str = "one") -> list[int]:
-    return [
-        token_id
-        async for delta in streams.generate(Prompt([1, 2, 3]), GREEDY, request_id)
-        for token_id in delta.outputs[0].token_ids
-    ]
+def streams_over(clients: Mapping[str, httpx.AsyncClient], secret: str = SECRET, **options: Any) -> ReplicaStreams:
+    """Streams over replicas that are up, by their names."""
+    router = Router(16)
+    for name in clients:
+        router.add(name)
+    return ReplicaStreams(router, clients, secret, **options)
+
+
+async def tokens(
+    streams: ReplicaStreams, prompt: Prompt = PROMPT, params: SamplingParams = GREEDY, request_id: str = "one"
+) -> list[int]:
+    """The tokens that answer a prompt."""
+    deltas = streams.generate(prompt, params, request_id)
+    return [token_id async for delta in deltas for token_id in delta.outputs[0].token_ids]
 
 
 async def until(condition: Callable[[], Any]) -> None:

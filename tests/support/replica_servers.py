@@ -14,14 +14,12 @@ import pytest
 import torch
 import transformers
 import uvicorn
-from support.pretended_replicas import HANGING
+from support.pretended_replicas import HANGING, SECRET
 
 from radixkv import LLM, AsyncLLM
 from radixkv.cluster import ReplicaSet, create_ingress, replica_app
 from radixkv.config import ModelConfig
 from radixkv.server.config import ServerConfig
-
-SECRET = "a secret of the replicas"
 
 
 def tiny_model(vocab_size: int, seed: int = 0) -> transformers.LlamaForCausalLM:
