@@ -158,11 +158,11 @@ class Router:
             raise ValueError(f"seconds_per_token: expected a number above 0 or None, got {seconds_per_token!r}")
         self._expire_expected(self._clock())
         replica = self._replicas.get(name)
-        if replica is None:
-            return
-        if seconds_per_token != replica.seconds_per_token:
+        if replica is not None and seconds_per_token != replica.seconds_per_token:
             replica.seconds_per_token = seconds_per_token
-            self._average_speeds()
+            known = [each.seconds_per_token for each in self._replicas.values() if each.seconds_per_token is not None]
+            if known:  # replicas whose speed is unknown are taken to have the mean of the others'
+                self._seconds_per_token = sum(known) / len(known)
 
     def expect(self, name: str, request: Hashable, block_hashes: Sequence[int], num_prompt_tokens: int) -> None:
         """Note that another router has sent a request to a replica: it counts like one sent from here.
@@ -184,10 +184,9 @@ class Router:
             block_hashes = ()
         depth = replica.depth(block_hashes, self._held.hits(block_hashes))
         num_hit_tokens = min(depth * self.block_size, num_prompt_tokens - 1)
-        replica.others[request] = self._place(
-            name, replica, block_hashes, num_prompt_tokens, num_hit_tokens, self._clock()
-        )
-        replica.num_others_blocks += len(replica.others[request].block_hashes)
+        placement = self._place(name, replica, block_hashes, num_prompt_tokens, num_hit_tokens, self._clock())
+        replica.others[request] = placement
+        replica.num_others_blocks += len(placement.block_hashes)
 
     def expected_prefilled(self, name: str, request: Hashable) -> None:
         """The prompt of another router's request is computed, see `prefilled`; one that is not expected is ignored.
@@ -343,12 +342,6 @@ class Router:
             replica.dequeue(placement, now, computed=computed)
         self._expiring.append((now + self._expected_seconds, placement, len(placement.block_hashes)))
         self._expire_expected(now)
-
-    def _average_speeds(self) -> None:
-        """Assume the mean of the known speeds for replicas whose speed is unknown."""
-        known = [each.seconds_per_token for each in self._replicas.values() if each.seconds_per_token is not None]
-        if known:
-            self._seconds_per_token = sum(known) / len(known)
 
     def _expire_expected(self, now: float) -> None:
         """Stop expecting blocks that events must have reported by now.
