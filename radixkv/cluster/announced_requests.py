@@ -1,8 +1,8 @@
 """Announces requests that have come to a replica, from their arrival to their end, to the readers of its events.
 
-An ingress knows the requests that it has sent. It needs to hear of requests only where there are several ingresses: then each
-hears of all requests, and recognises its own by their sender. When a second one comes, both hear of the requests that there
-are: some may be of an ingress whose connection has just broken off.
+An ingress knows the requests that it sent itself, so a replica with one reader announces none. With several, each reader
+hears of all requests, and recognises its own by their sender. When a second reader comes, both are told of the unfinished
+requests: some may be of an ingress whose connection has just broken off.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Announcements:
         llm: the replica's.
 
     Attributes:
-        requests: whoever takes one adds it here.
+        requests: what the replica is asked for; see `AnnouncedRequests.add`.
     """
 
     def __init__(self, llm: AsyncLLM) -> None:
@@ -47,8 +47,10 @@ class Announcements:
             waker.set()
 
     async def subscribe(self) -> AsyncGenerator[bytes, None]:
-        """The records for one reader: the present state, then each change. They end when the reader is too slow, or when the
-        engine is dead or has finished draining."""
+        """The records for one reader: the present state, then each change.
+
+        They end when the reader is too slow, or the engine has died or finished draining.
+        """
         llm, loop, awake = self._llm, asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:

@@ -15,12 +15,12 @@ class BlockFeed(TreeObserver):
 
     Args:
         block_size: tokens per block.
-        wake: called when there is something to take and was nothing before, on the thread that added it.
-        max_hashes: how many may wait; with more, the reader is too slow, and must start over.
+        wake: called, on the thread that adds a record, when the feed was empty.
+        max_hashes: most hashes that may wait. A reader that lets more wait is too slow, and must start over.
 
     Attributes:
         block_size: tokens per block.
-        overflowed: whether it was too slow.
+        overflowed: whether the reader was too slow.
     """
 
     def __init__(self, block_size: int, wake: Callable[[], object], max_hashes: int = 1 << 20) -> None:
