@@ -40,9 +40,8 @@ class Generations:
         self.rooms: dict[str, float] = {}
         self.num_changes = 0
         self._first: ReplicaDescription | None = None
-        self._up: dict[str, ReplicaDescription] = {}
-        # Of the replicas that are up; while none is, of those that were up last.
-        self._last: list[ReplicaDescription] = []
+        # The replicas that are up; while none is, the one that was up last.
+        self._last: dict[str, ReplicaDescription] = {}
         # When the first replica of each generation was started, as far as it was seen here.
         self._begun: dict[str, float] = {}
 
@@ -71,8 +70,9 @@ class Generations:
         begun = self._begun.get(generation)
         self._begun[generation] = description.started if begun is None else min(begun, description.started)
         self._first = self._first or description
-        self._up[name], self.names[name], self.rooms[name] = description, generation, description.room
-        self._last = list(self._up.values())
+        if not self.names:
+            self._last.clear()
+        self._last[name], self.names[name], self.rooms[name] = description, generation, description.room
         self.num_changes += 1
         if newest is not None and begun is None:
             difference = newest.difference(description)
@@ -85,28 +85,29 @@ class Generations:
                 )
 
     def remove(self, name: str) -> None:
-        """A replica is up no more."""
-        if self._up.pop(name, None) is not None:
+        """A replica is no longer up."""
+        if name in self.names:
             del self.names[name], self.rooms[name]
-            self._last = list(self._up.values()) or self._last
+            if self.names:
+                del self._last[name]
             self.num_changes += 1
 
     @property
     def newest(self) -> ReplicaDescription | None:
-        """The description of the generation that was begun last, of those that are up, or were last; None: none ever was.
+        """The description of the newest generation of those that are up, or of the one that was up last; None: none ever was.
 
         A generation is as old as the first of its replicas that ever was up: starting another one, under whatever name, does
         not make an old generation the newest.
         """
-        return max(self._last, key=lambda each: self._begun[each.generation], default=None)
+        return max(self._last.values(), key=lambda each: self._begun[each.generation], default=None)
 
     @property
     def capacities(self) -> list[Mapping[str, int]]:
         """Capacities of the replicas that are up, or were last; see `ReplicaDescription`."""
-        return [each.capacity for each in self._last]
+        return [each.capacity for each in self._last.values()]
 
     @property
     def max_model_len(self) -> int:
         """Tokens of the longest sequence that all of them take."""
-        length: int = min(each.capacity["max_model_len"] for each in self._last)
+        length: int = min(each.capacity["max_model_len"] for each in self._last.values())
         return length

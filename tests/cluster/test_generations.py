@@ -291,7 +291,7 @@ def test_a_replica_of_the_old_generation_that_is_started_again_does_not_make_it_
         await until(lambda: generations.num_changes > num_changes)
         cluster.hung.clear()
         await until(lambda: set(replicas.available) == {"old", "new"})
-        assert {each.instance for each in generations._up.values()} == {"3.0", "2.0"}
+        assert {each.instance for each in generations._last.values()} == {"3.0", "2.0"}
         assert generations.newest is before
         await replicas.close()
 
