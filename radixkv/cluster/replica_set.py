@@ -283,10 +283,10 @@ class ReplicaSet:
         try:
             description = await self._describe(member, client)
             old = member.description
-            if old is not None and old.instance != description.instance and member.client is client:
-                await self._mark_down(member)  # it was restarted meanwhile
-                client = self._connect(member.url)
-            if old is not None and old.instance != description.instance:
+            if old is not None and old.instance != description.instance:  # it was restarted meanwhile
+                if member.client is client:
+                    await self._mark_down(member)
+                    client = self._connect(member.url)
                 member.sent_shares = None  # an earlier process confirmed them, perhaps without ever being up
             member.description = description
             if member.client is not client:
@@ -316,9 +316,9 @@ class ReplicaSet:
             answer = await client.get("/description", headers=self._headers, timeout=timeout)
             answer.raise_for_status()
             description = ReplicaDescription.from_json(answer.json())
+        except httpx.HTTPStatusError as error:
+            raise ConnectionError(f"{member}: {error.response.status_code} {error.response.text:.200}") from error
         except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
-            if isinstance(error, httpx.HTTPStatusError):
-                raise ConnectionError(f"{member}: {error.response.status_code} {error.response.text:.200}") from error
             raise ConnectionError(f"{member}: {error!r}") from error
         self.generations.check(member, description)
         return description
