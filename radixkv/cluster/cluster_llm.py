@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from radixkv.cluster.answers import all_answers
 from radixkv.cluster.counters import stats_of
+from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.replica_insight import explain_by_replicas
 from radixkv.cluster.replica_pins import keep_prefix
 from radixkv.cluster.replica_set import ReplicaSet
@@ -114,8 +115,7 @@ class ClusterLLM:
         """How the newest generation reads and writes text, with the length of sequences that fit on every replica."""
         generations = self.replicas.generations
         if self._loaded_as_of != generations.num_changes:
-            newest = generations.newest
-            assert newest is not None
+            newest = self._newest
             # Prompts that are written already keep their form of answer.
             tokenizer = with_template_of(newest, self._loaded.tokenizer, self._model_config)
             if tokenizer is not self._loaded.tokenizer:
@@ -276,10 +276,7 @@ class ClusterLLM:
     @property
     def block_size(self) -> int:
         """Tokens per block of every replica's cache."""
-        newest = self.replicas.generations.newest
-        assert newest is not None
-        block_size: int = newest.identity["block_size"]
-        return block_size
+        return int(self._newest.identity["block_size"])
 
     @property
     def seconds_in_step(self) -> float:
@@ -318,17 +315,20 @@ class ClusterLLM:
 
     # -- internals -----------------------------------------------------------------------------------------------
 
+    @property
+    def _newest(self) -> ReplicaDescription:
+        newest = self.replicas.generations.newest
+        assert newest is not None
+        return newest
+
     def _bounded(self, params: SamplingParams | BeamSearchParams, prompt: Prompt) -> SamplingParams | BeamSearchParams:
         """Parameters with as many tokens as fit on the smallest replica, so that an answer ends at the same token on each.
 
         Raises:
             Exception: what `validate_prompt` raises.
         """
-        loaded, newest = self.loaded, self.replicas.generations.newest
-        assert newest is not None
-        tokens = validate_prompt(
-            prompt.token_ids, loaded.vocab_size, loaded.max_model_len, newest.identity["model_length"]
-        )
+        loaded, model_length = self.loaded, self._newest.identity["model_length"]
+        tokens = validate_prompt(prompt.token_ids, loaded.vocab_size, loaded.max_model_len, model_length)
         most = loaded.max_model_len - len(tokens)
         if params.max_tokens is not None and params.max_tokens <= most:
             return params
