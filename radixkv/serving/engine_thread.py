@@ -162,7 +162,7 @@ class EngineThread:
             if self._closed is None:
                 self._calls.put(_Abort(request_id))
 
-    def stop(self, grace_seconds: float = 0.0) -> Future[None]:
+    def stop(self, grace_seconds: float) -> Future[None]:
         """Stop after the current step, and abort unfinished requests.
 
         Args:

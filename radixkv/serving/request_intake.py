@@ -174,10 +174,8 @@ class RequestIntake:
             ValueError: there will never be so many slots.
         """
         self._refuse_if_stopped()
-        if accepted:
-            return
         limit = self.max_unfinished
-        if limit is None:
+        if accepted or limit is None:
             return
         if count > limit:
             raise ValueError(f"prompts: expected at most {limit} in one request, got {count}")
