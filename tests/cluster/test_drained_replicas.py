@@ -60,8 +60,7 @@ def test_a_replica_whose_streams_are_called_away_twice_is_in_use_again(caplog: p
     async def main() -> None:
         cluster, events = Cluster(), Restarting(last=[DRAINED, DRAINED])
         cluster.answers["/events"] = events
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         reading = asyncio.ensure_future(tokens(replicas.streams))
         await until(lambda: replicas.streams.num_streams("a"))
         await replicas.add("b", "http://b")
@@ -84,8 +83,7 @@ def test_a_stream_that_fails_does_not_end_the_following_of_its_replica(
     async def main() -> None:
         cluster, events = Cluster(), Restarting()
         cluster.answers["/events"] = events
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         events.may_end.set()
         await until(lambda: cluster.made[0].is_closed and replicas.available == ["a"])
         await replicas.close()

@@ -252,8 +252,7 @@ def test_defaults_and_length_follow_the_new_generation_and_administrators_see_it
             "model_length": 60,
         }
         cluster.capacities["http://new"] = {"max_model_len": 60}
-        replicas = cluster.replicas()
-        await replicas.add("old", "http://old")
+        replicas = await cluster.up("old")
         llm = pretended_llm(replicas)
         assert (llm.loaded.max_model_len, llm.loaded.sampling_defaults) == (100, {})
         await replicas.add("new", "http://new")
@@ -281,9 +280,7 @@ def test_a_replica_of_the_old_generation_that_is_started_again_does_not_make_it_
             return httpx.Response(200, json=each.as_json())
 
         cluster.answers["/description"] = describe
-        replicas = cluster.replicas()
-        for name in started:
-            await replicas.add(name, f"http://{name}")
+        replicas = await cluster.up(*started)
         generations = replicas.generations
         before, num_changes = generations.newest, generations.num_changes
         started["old"] = 3.0

@@ -76,9 +76,7 @@ def test_what_a_drained_replica_has_to_do_counts_while_it_works() -> None:
     cluster.events["http://b"] = [encode_record(Kind.HELD), load_record(num_running=1)]
 
     async def main() -> None:
-        replicas = cluster.replicas()
-        for name in "ab":
-            await replicas.add(name, f"http://{name}")
+        replicas = await cluster.up(*"ab")
         await until(lambda: replicas.available == ["b"])
         assert llm_of(replicas).stats.num_running == 3
         await replicas.close()
@@ -142,8 +140,7 @@ def test_a_replica_has_one_name() -> None:
 
     async def main() -> None:
         cluster = Cluster()
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         with pytest.raises(MismatchError, match=r"^replica 'b' at http://a is replica 'a' at http://a: it would"):
             await replicas.add("b", "http://a")
         assert replicas.names == replicas.available == ["a"]
@@ -229,8 +226,7 @@ def test_a_replica_that_is_refused_at_the_start_ends_it() -> None:
 def test_a_removed_replica_s_streams_are_not_those_of_its_successor() -> None:
     async def main() -> None:
         cluster = Cluster()
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         first = asyncio.ensure_future(tokens(replicas.streams))
         await until(lambda: replicas.streams.num_streams("a"))
         removal = asyncio.ensure_future(replicas.remove("a"))  # it waits: there is nowhere else
@@ -251,8 +247,7 @@ def test_a_removed_replica_s_streams_are_not_those_of_its_successor() -> None:
 def test_a_replica_that_hangs_is_marked_down_at_the_first_silence() -> None:
     async def main() -> None:
         cluster = Cluster()
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         client = replicas._clients["a"]
         cluster.hung.add("http://a")
         await until(lambda: not replicas.available)
@@ -317,8 +312,7 @@ def test_events_that_nobody_understands_put_a_replica_down(record: bytes, caplog
     async def main() -> None:
         cluster = Cluster()
         cluster.events["http://a"] = [encode_record(Kind.HELD), encode_load(LOAD), record]
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         await until(lambda: not replicas.available)
         await replicas.close()
 
@@ -340,8 +334,7 @@ def test_events_that_end_at_once_are_not_read_again_at_once(monkeypatch: pytest.
             return httpx.Response(200, content=encode_record(Kind.HELD) + encode_load(LOAD))
 
         cluster.answers["/events"] = ending
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         for _ in range(1000):
             await asyncio.sleep(0)
         assert num_read == 1
@@ -355,8 +348,7 @@ def test_a_removed_replica_is_followed_until_its_streams_have_ended() -> None:
 
     async def main() -> None:
         cluster = Cluster()
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         reading = asyncio.ensure_future(tokens(replicas.streams))
         await until(lambda: replicas.streams.num_on(cluster.made[0]))
         removing = asyncio.ensure_future(replicas.remove("a"))
@@ -378,8 +370,7 @@ def test_a_busy_replica_is_not_silent() -> None:
     async def main() -> None:
         cluster = Cluster()
         cluster.events["http://a"] = [encode_load(LOAD), encode_load(LOAD), encode_record(Kind.HELD), encode_load(LOAD)]
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         assert replicas.available == ["a"]
         await replicas.close()
 

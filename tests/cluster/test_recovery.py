@@ -56,8 +56,7 @@ def test_how_long_answers_take_is_learned() -> None:
     async def main() -> None:
         cluster = Cluster()
         cluster.answers["/generate"] = answering(line(5, "length"))
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         llm = llm_of(replicas)
         before = llm._intake._mean_seconds
         for _ in range(3):
@@ -74,8 +73,7 @@ def test_a_request_is_timed_from_the_arrival_that_it_is_given() -> None:
     async def main() -> None:
         cluster = Cluster()
         cluster.answers["/generate"] = answering(line(5, "length"))
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         llm = llm_of(replicas)
         (stream,) = await llm.submit([Prompt([1, 2])], GREEDY, arrival_time=3.5)
         assert stream.times is not None
@@ -89,8 +87,7 @@ def test_a_request_is_timed_from_the_arrival_that_it_is_given() -> None:
 def test_a_shutdown_ends_what_no_replica_has_accepted_yet() -> None:
     async def main() -> None:
         cluster = Cluster()
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         llm = llm_of(replicas)
         submitted = asyncio.ensure_future(llm.submit([Prompt([1, 2]), Prompt([3])], GREEDY))
         await until(lambda: llm.num_unfinished == 2)
@@ -107,8 +104,7 @@ def test_a_shutdown_ends_what_no_replica_has_accepted_yet() -> None:
 def test_clearing_is_no_success_where_a_replica_does_not_confirm_it() -> None:
     async def main() -> None:
         cluster = Cluster()
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         await replicas.add("b", "http://broken")
         with pytest.raises(ReplicasLostError, match="replicas that are down, or did not do it: 'b'"):
             await llm_of(replicas).clear(NamespaceSelection())
@@ -142,8 +138,7 @@ def test_a_replica_that_has_left_the_list_is_cleared_while_it_finishes_its_strea
 
         cluster.answers |= {"/generate": generate, "/clear": clear}
         cluster.identities["http://a"] = {"weights": "old"}  # so that no other replica goes on with its streams
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         async with aclosing(replicas.streams.generate(Prompt([1, 2, 3]), GREEDY, "one")) as stream:
             await anext(stream)
             await replicas.add("b", "http://b")
@@ -186,9 +181,7 @@ def test_a_prompt_that_was_cleared_is_not_cached_again_where_it_goes_on(
             return httpx.Response(200)
 
         cluster.answers |= {"/generate": generate, "/health": health}
-        replicas = cluster.replicas()
-        for name in "ab":
-            await replicas.add(name, f"http://{name}")
+        replicas = await cluster.up(*"ab")
         llm = llm_of(replicas)
         await llm.submit([Prompt([1, 2, 3], namespace="secret/salt")], params)
         await llm.clear(NamespaceSelection(cleared))

@@ -204,8 +204,7 @@ def test_closing_leaves_a_replica_whose_removal_was_cancelled() -> None:
 
     async def main() -> None:
         cluster = Cluster()
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         stream = asyncio.ensure_future(anext(replicas.streams.generate(Prompt([1, 2, 3]), GREEDY, "one")))
         await until(lambda: replicas.streams.num_streams("a"))
         (member,) = replicas._members.values()

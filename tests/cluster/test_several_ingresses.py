@@ -254,8 +254,7 @@ def test_a_reader_that_begins_anew_forgets_what_it_was_told_before() -> None:
         held, load = encode_record(Kind.HELD), encode_load(LOAD)
         first, second = (encode_taken(TakenRequest(number, 0, 40, [number, 10 * number])) for number in (1, 2))
         cluster.events["http://a"] = [held, first, held, second, load]
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         state = replicas.streams.router._replicas["a"]
         assert list(state.others) == [2]
         assert (state.queued, state.expected) == (40, {2, 20})
@@ -272,9 +271,7 @@ def test_a_report_that_crosses_the_end_of_a_request_does_not_send_the_next_one_e
         held, busy = encode_record(Kind.HELD), replace(LOAD, num_decoding=9, num_queued=9, num_queued_tokens=900)
         stored = encode_record(Kind.STORED, encode_hashes([1, 2, 3, 4]))
         cluster.events |= {"http://a": [held, stored, encode_load(busy)], "http://b": [held, encode_load(LOAD)]}
-        replicas = cluster.replicas()
-        for name in "ab":
-            await replicas.add(name, f"http://{name}")
+        replicas = await cluster.up(*"ab")
         router = replicas.streams.router
         assert replicas.loads["a"].num_decoding == 9
         for _ in range(2):

@@ -27,8 +27,7 @@ def test_a_smaller_pool_is_of_the_same_generation_and_shortens_what_is_asked_for
     async def main() -> None:
         cluster = PretendedCluster()
         cluster.capacities["http://small"] = {"max_model_len": 60}
-        replicas = cluster.replicas()
-        await replicas.add("large", "http://large")
+        replicas = await cluster.up("large")
         llm = pretended_llm(replicas)
         long = SamplingParams(max_tokens=1000)
         assert llm._bounded(long, Prompt([1] * 70)).max_tokens == 30

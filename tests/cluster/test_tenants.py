@@ -75,8 +75,7 @@ def test_what_tenants_may_have_is_sent_again_to_a_replica_that_did_not_confirm_i
             return httpx.Response(200, stream=Body(body))
 
         cluster.answers |= {"/tenants": tell, "/events": events}
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         shares = {"ann": TenantShare(max_num_seqs=2)}
         await replicas.set_tenants(shares)
         assert "sending tenants' shares to replica 'a' failed, and is tried again: ReadError('planted')" in caplog.text
@@ -149,8 +148,7 @@ def test_what_tenants_may_have_is_not_overtaken() -> None:
             return httpx.Response(200)
 
         cluster.answers["/tenants"] = tell
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         shares = [{"ann": TenantShare(max_num_seqs=count)} for count in (1, 2, 3)]
         setting = [asyncio.ensure_future(replicas.set_tenants(each)) for each in shares]
         await until(lambda: told)
@@ -176,9 +174,7 @@ def test_a_replica_that_hangs_keeps_no_other_from_what_tenants_may_have() -> Non
             return httpx.Response(200)
 
         cluster.answers["/tenants"] = tell
-        replicas = cluster.replicas()
-        for name in ("a", "b"):
-            await replicas.add(name, f"http://{name}")
+        replicas = await cluster.up("a", "b")
         shares = [{"ann": TenantShare(max_num_seqs=count)} for count in (1, 2, 3)]
         setting = [asyncio.ensure_future(replicas.set_tenants(shares[0]))]
         await until(lambda: len(told) == 2)

@@ -33,8 +33,7 @@ def test_serve_replaces_an_ingress_that_was_drained_when_it_has_answered_everyth
             return httpx.Response(200, stream=Body(body))
 
         cluster.answers["/generate"] = generate
-        replicas = cluster.replicas()
-        await replicas.add("a", "http://a")
+        replicas = await cluster.up("a")
         ingress = _IngressDeployment.__new__(_IngressDeployment)
         ingress._tasks, ingress._llm = [], llm_of(replicas)
         ingress._membership = SimpleNamespace(is_outdated=False)

@@ -163,6 +163,13 @@ class Cluster:
     def replicas(self) -> ReplicaSet:
         return ReplicaSet(SECRET, connect=self.connect)
 
+    async def up(self, *names: str) -> ReplicaSet:
+        """A set of replicas that are up, each at a url with its name."""
+        replicas = self.replicas()
+        for name in names:
+            await replicas.add(name, f"http://{name}")
+        return replicas
+
 
 def llm_of(replicas: ReplicaSet, max_queue: int | None = None) -> ClusterLLM:
     loaded = TextInterface(None, "tiny", 100, 50, frozenset(), None, {})
