@@ -24,11 +24,11 @@ def test_library_of_other_sources(tmp_path: Path, present: str, changed: str, na
     variant = supported_variants()[0]
     compiled = (FOLDER / f"libradixkv_cpu_{variant}.so").read_bytes()
     assert present.encode() in compiled
-    stale = tmp_path / "stale.so"
+    stale = tmp_path / f"{changed}.so"  # of its own name: the loader knows a path that it has loaded
     stale.write_bytes(compiled.replace(present.encode(), changed.encode()))
     ctypes.CDLL(str(stale))  # it loads
     with pytest.raises(
-        RuntimeError, match=rf"stale.so: expected .* {DIGEST} in .*, got one of {named}: compile it again"
+        RuntimeError, match=rf"{changed}.so: expected .* {DIGEST} in .*, got one of {named}: compile it again"
     ):
         Library(variant, stale)
 
