@@ -9,6 +9,7 @@ from __future__ import annotations
 import doctest
 import json
 import shlex
+import tempfile
 import tomllib
 import unittest
 from collections.abc import Iterator
@@ -83,8 +84,10 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
-def readers_machine(llm: radixkv.LLM, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """``LLM()`` is the default model, which tests load once, and the server listens where the page says."""
+def readers_machine(
+    llm: radixkv.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """``LLM()`` is the default model, which tests load once, the server listens where the page says, and nothing is left."""
     import anthropic  # here, since it takes seven seconds: collecting these tests needs it not
 
     load, open_ai, claude = radixkv.LLM, openai.OpenAI, anthropic.Anthropic
@@ -103,6 +106,7 @@ def readers_machine(llm: radixkv.LLM, monkeypatch: pytest.MonkeyPatch, request: 
         process: ServerProcess = request.getfixturevalue("server")
         return claude(base_url=process.url, api_key=api_key)
 
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(radixkv, "LLM", load_once)
     monkeypatch.setattr("openai.OpenAI", connect)
     monkeypatch.setattr("anthropic.Anthropic", connect_claude)
