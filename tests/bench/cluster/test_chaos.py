@@ -32,6 +32,25 @@ def pretended_cluster(num_replicas: int, *_: object) -> Iterator[tuple[dict[str,
     yield {str(number): Process() for number in range(num_replicas)}, Process()
 
 
+def test_texts_that_differ_are_printed_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What they have in brackets was taken for markup, which ended the command before its figures were written."""
+    texts = iter(["[red] oak", "[/INST] elm"])
+
+    async def answer(*_: object) -> str:
+        return next(texts)
+
+    async def never(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(chaos, "cluster", pretended_cluster)
+    monkeypatch.setattr(chaos._Chaos, "_stream", answer)
+    monkeypatch.setattr(chaos._Chaos, "kill_replicas", never)
+    assert not chaos.run_chaos(Console(width=200), None, 2, 1, 16, 0.0, 48, 0, None)
+    assert "0 greedy: '[red] oak' became '[/INST] elm'" in capsys.readouterr().out
+
+
 def test_streams_that_end_before_a_replica_is_killed_prove_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from starlette.routing import Route
 from support.preloaded_process import COMMAND_LINE, run_preloaded
 
 from radixkv.bench.serving.client import Answer, HttpClient, Messages
-from radixkv.bench.serving.load_test import Arrivals, collect
+from radixkv.bench.serving.load_test import Arrivals, collect, run_serve
 from radixkv.bench.serving.pacing import run_open_loop
 from radixkv.bench.serving.report import make_report, plot_latencies, report_lines, report_table
 from radixkv.bench.serving.workload import LoadShape, make_conversations
@@ -272,6 +273,16 @@ def test_the_command_writes_its_figures(server: FakeServer, tmp_path: Path) -> N
     assert document["server"]["model"] == "the-model"
     assert plot.exists()
     assert all("ignore_eos" not in body for body in server.bodies)
+
+
+def test_a_refusal_is_printed_as_the_server_wrote_it(server: FakeServer) -> None:
+    """What it has in brackets was taken for markup: it was left out, or ended the command with an error."""
+    server.refusal = JSONResponse({"error": {"message": "expected [a, b] before [/INST]"}}, 400)
+    printed = io.StringIO()
+    shape = LoadShape(conversations=3, answer_tokens=1)
+    client = HttpClient(server.url)
+    assert run_serve(Console(file=printed, width=200), client, server.url, shape, Arrivals(), None, None)
+    assert '1 x HTTP 400: {"error":{"message":"expected [a, b] before [/INST]"}}' in printed.getvalue()
 
 
 def test_an_unreachable_server_is_a_one_line_error() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from radixkv.bench.serving import server_process
+from radixkv.bench.serving import server_process, soak
 from radixkv.bench.serving.attacks import run_attacks
-from radixkv.bench.serving.soak import run_soak_server
+from radixkv.bench.serving.soak import ServerSoak, run_soak_server
 
 
 @pytest.mark.parametrize(
@@ -28,3 +30,17 @@ def test_the_command_of_a_server_that_does_not_start_has_no_keys(
     monkeypatch.setattr(server_process.sys, "executable", shutil.which("false"))
     with pytest.raises(ValueError, match=r"^`radixkv serve --port 0 (?!.*key).*` did not start; run it to see why$"):
         run(Console())
+
+
+def test_a_failed_answer_is_printed_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it has in brackets was taken for markup, which ended the command before its figures were written."""
+
+    async def broken(*_: object) -> ServerSoak:
+        return ServerSoak(1, ["What is a tree? '[red] oak [/INST]'"], waits=[1.0], stalls=[0.1], rss=[100.0])
+
+    monkeypatch.setattr(soak, "server_process", lambda *_, **__: nullcontext(SimpleNamespace(address="", pid=1)))
+    monkeypatch.setattr(soak, "soak", broken)
+    assert not run_soak_server(Console(width=200), 1.0, 0, 4.0, 1.0, None)
+    assert "What is a tree? '[red] oak [/INST]'" in capsys.readouterr().out
