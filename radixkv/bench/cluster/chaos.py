@@ -12,7 +12,8 @@ import json
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -80,18 +81,25 @@ class _Chaos:
         self.report = ChaosReport(0)
 
     async def kill_replicas(self) -> None:
-        """Kill random replicas until cancelled, and restart each at once; the only one that is up is spared."""
+        """Kill random replicas until cancelled, and restart each at once; the only one that is up is spared.
+
+        Raises:
+            ValueError: a replica did not start again.
+        """
         restarting: dict[str, asyncio.Task[None]] = {}
         while True:
             await asyncio.sleep(self._random.uniform(0.5, 1.5) * self._seconds)
-            restarting = {name: task for name, task in restarting.items() if not task.done()}
+            for name, task in list(restarting.items()):
+                if task.done():
+                    del restarting[name]
+                    task.result()
             up = [name for name in self._replicas if name not in restarting]
             if len(up) < 2:
                 continue
             name = self._random.choice(up)
             self.report.kills += 1
             await asyncio.to_thread(self._replicas[name].kill)
-            restarting[name] = asyncio.ensure_future(self._restart(self._replicas[name]))
+            restarting[name] = asyncio.create_task(self._restart(self._replicas[name]))
 
     async def kill_ingress(self) -> None:
         """Kill the ingress once, and start another one."""
@@ -197,11 +205,13 @@ def run_chaos(
             expected = await chaos.answer_all(streams, concurrency)
             console.print(f"{streams} streams undisturbed")
             began = time.monotonic()
-            killing = asyncio.ensure_future(chaos.kill_replicas())
-            half = asyncio.ensure_future(_after(0.5 * seconds_between_kills, chaos.kill_ingress()))
+            killing = asyncio.create_task(chaos.kill_replicas())
+            ingress_killed = asyncio.create_task(_after(0.5 * seconds_between_kills, chaos.kill_ingress()))
             got = await chaos.answer_all(streams, concurrency)
-            await half
+            await ingress_killed
             killing.cancel()
+            with suppress(asyncio.CancelledError):
+                await killing  # raises why it ended before
             chaos.report.seconds = time.monotonic() - began
             _compare(chaos.report, expected, got)
 
@@ -223,7 +233,7 @@ def run_chaos(
     return report.kills > 0 and report.equal == report.streams
 
 
-async def _after(seconds: float, work: Any) -> None:
+async def _after(seconds: float, work: Coroutine[Any, Any, None]) -> None:
     await asyncio.sleep(seconds)
     await work
 

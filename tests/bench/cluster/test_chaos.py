@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +31,36 @@ class Process:
 @contextmanager
 def pretended_cluster(num_replicas: int, *_: object) -> Iterator[tuple[dict[str, Any], Any]]:
     yield {str(number): Process() for number in range(num_replicas)}, Process()
+
+
+def test_a_replica_that_does_not_start_again_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counted as up, and the run succeeded on the replicas that were left."""
+
+    class Broken(Process):
+        killed = False
+
+        def kill(self) -> None:
+            assert not self.killed, "killed once more, as if it were up"
+            self.killed = True
+
+        def wait_until_up(self) -> None:
+            raise ValueError("it did not start")
+
+    async def answer(*_: object) -> str:
+        return "text"
+
+    async def fail(*_: object) -> None:
+        raise ValueError("it did not start")
+
+    replicas: Any = {name: Broken() for name in ("r0", "r1")}
+    ingress: Any = Process()
+    with pytest.raises(ValueError, match="it did not start"):
+        asyncio.run(chaos._Chaos(replicas, ingress, 0.0, 48, 0).kill_replicas())
+    monkeypatch.setattr(chaos, "cluster", pretended_cluster)
+    monkeypatch.setattr(chaos._Chaos, "_stream", answer)
+    monkeypatch.setattr(chaos._Chaos, "kill_replicas", fail)
+    with pytest.raises(ValueError, match="it did not start"):
+        chaos.run_chaos(Console(quiet=True), None, 2, 2, 16, 0.0, 48, 0, None)
 
 
 def test_texts_that_differ_are_printed_as_they_are(
