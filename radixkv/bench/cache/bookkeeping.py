@@ -6,6 +6,7 @@ such as closing what a call opened.
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from rich.table import Table
 from radixkv.bench.cache.hash_chain import HashChainCache
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
-from radixkv.bench.common.timing import Timing, frozen_garbage, measure
+from radixkv.bench.common.timing import Timing, frozen_garbage, measure, measure_call
 from radixkv.cache import BlockPool, BlockTable, PrefixCache
 
 BLOCK_SIZE = 16
@@ -102,14 +103,14 @@ def cache_of_leaves(num_leaves: int, spare_blocks: int = 0) -> PrefixCache:
 def match_hit(num_tokens: int, rounds: int) -> Timing:
     """`match` of a prompt that is cached whole, as an int32 array."""
     cache, tokens = filled_cache(num_tokens)
-    return measure(lambda: None, lambda _: repeat(20, partial(cache.match, tokens)), rounds=rounds, calls=20)
+    return measure_call(partial(cache.match, tokens), rounds=rounds, calls=20)
 
 
 def match_hit_list(rounds: int) -> Timing:
     """`match` of 32k cached tokens in a Python list."""
     cache, tokens = filled_cache(32 << 10)
     as_list = tokens.tolist()
-    return measure(lambda: None, lambda _: repeat(5, partial(cache.match, as_list)), rounds=rounds, calls=5)
+    return measure_call(partial(cache.match, as_list), rounds=rounds, calls=5)
 
 
 def match_chain(rounds: int) -> Timing:
@@ -117,7 +118,7 @@ def match_chain(rounds: int) -> Timing:
     cache, tokens = filled_cache(32 << 10, spare_blocks=200)
     for length in range(512, len(tokens), 512):
         cache.close(compute(cache, np.concatenate([tokens[:length], random_tokens(16, seed=length)])))
-    return measure(lambda: None, lambda _: repeat(20, partial(cache.match, tokens)), rounds=rounds, calls=20)
+    return measure_call(partial(cache.match, tokens), rounds=rounds, calls=20)
 
 
 def admit_hit_list(rounds: int) -> Timing:
@@ -155,11 +156,7 @@ def evict_one(num_leaves: int, rounds: int) -> Timing:
     calls = 64
     rounds = min(rounds, num_leaves // calls - 2)  # each evicts other leaves, and a first one warms up
 
-    def reserve(_: None) -> None:
-        for _call in range(calls):
-            cache.reserve(table, (table.num_blocks + 1) * BLOCK_SIZE)
-
-    timing = measure(lambda: None, reserve, rounds=rounds, calls=calls)
+    timing = measure_call(lambda: cache.reserve(table, (table.num_blocks + 1) * BLOCK_SIZE), rounds=rounds, calls=calls)
     assert cache.stats.evicted_blocks == (rounds + 1) * calls
     return timing
 
@@ -178,15 +175,9 @@ def evict_many(rounds: int) -> Timing:
 def decode_step(rounds: int) -> Timing:
     """`reserve_many` for 256 sequences that each add a token; the mean of a block's worth of steps."""
     cache, tables, lengths = decoding_batch(rounds)
-
     per_step = [[length + step for length in lengths] for step in range(1, (rounds + 1) * BLOCK_SIZE + 1)]
     totals = iter(per_step)
-
-    def step_through_a_block(_: None) -> None:
-        for _step in range(BLOCK_SIZE):
-            cache.reserve_many(tables, next(totals))
-
-    return measure(lambda: None, step_through_a_block, rounds=rounds, calls=BLOCK_SIZE)
+    return measure_call(lambda: cache.reserve_many(tables, next(totals)), rounds=rounds, calls=BLOCK_SIZE)
 
 
 def decode_record(rounds: int) -> Timing:
@@ -237,16 +228,18 @@ def beam_step(rounds: int) -> Timing:
     beams = [first, *cache.fork(first, 3)]
     cache.reserve_many(beams, [beam.num_tokens + 1 for beam in beams])
 
-    def advance(_: None) -> None:
-        for token in range(steps):
-            for number, beam in enumerate(beams):
-                cache.append(beam, [token + number])
-            cache.abort(beams.pop(token % 4))
-            beams.extend(cache.fork(beams[token % 3]))
-            cache.reserve_many(beams, [beam.num_tokens + 1 for beam in beams])
-            cache.drain_copies()
+    tokens = itertools.cycle(range(steps))
 
-    return measure(lambda: None, advance, rounds=rounds, calls=steps)
+    def advance() -> None:
+        token = next(tokens)
+        for number, beam in enumerate(beams):
+            cache.append(beam, [token + number])
+        cache.abort(beams.pop(token % 4))
+        beams.extend(cache.fork(beams[token % 3]))
+        cache.reserve_many(beams, [beam.num_tokens + 1 for beam in beams])
+        cache.drain_copies()
+
+    return measure_call(advance, rounds=rounds, calls=steps)
 
 
 def release(rounds: int) -> Timing:
@@ -257,24 +250,19 @@ def release(rounds: int) -> Timing:
 
 def construct_pool(rounds: int) -> Timing:
     """A `BlockPool` of 100,000 blocks."""
-    return measure(lambda: None, lambda _: BlockPool(100_000), rounds=rounds)
+    return measure_call(lambda: BlockPool(100_000), rounds=rounds)
 
 
 def hash_chain_match(num_tokens: int, rounds: int) -> Timing:
     tokens = random_tokens(num_tokens)
     cache = HashChainCache(BLOCK_SIZE)
     cache.insert(tokens, list(range(num_tokens // BLOCK_SIZE)))
-    return measure(lambda: None, lambda _: cache.match(tokens), rounds=rounds)
+    return measure_call(partial(cache.match, tokens), rounds=rounds)
 
 
 def hash_chain_insert(num_tokens: int, rounds: int) -> Timing:
     tokens, blocks = random_tokens(num_tokens), list(range(num_tokens // BLOCK_SIZE))
     return measure(lambda: HashChainCache(BLOCK_SIZE), lambda cache: cache.insert(tokens, blocks), rounds=rounds)
-
-
-def repeat(times: int, call: Callable[[], object]) -> None:
-    for _ in range(times):
-        call()
 
 
 def host_bytes_per_block() -> dict[str, float]:

@@ -25,11 +25,10 @@ from radixkv.bench.cache.bookkeeping import (
     filled_cache,
     insert_cold,
     random_tokens,
-    repeat,
 )
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
-from radixkv.bench.common.timing import Timing, frozen_garbage, measure
+from radixkv.bench.common.timing import Timing, frozen_garbage, measure, measure_call
 from radixkv.cache import BlockTable, PrefixCache
 
 _LENGTHS = tuple(1 << n for n in range(10, 19))
@@ -70,7 +69,7 @@ def curves() -> list[Curve]:
             "open and abort down the tree",
             "nodes on the path (10,000 blocks in all)",
             _DEPTHS,
-            partial(in_depth, open_deep),
+            partial(in_depth, open_and_abort),
         ),
         Curve(
             "match, parting there",
@@ -83,7 +82,7 @@ def curves() -> list[Curve]:
 
 def match_length(num_tokens: int) -> Timing:
     cache, tokens = filled_cache(num_tokens)
-    return measure(lambda: None, lambda _: repeat(8, partial(cache.match, tokens)), rounds=_ROUNDS, calls=8)
+    return measure_call(partial(cache.match, tokens), rounds=_ROUNDS, calls=8)
 
 
 def open_length(num_tokens: int) -> Timing:
@@ -92,11 +91,11 @@ def open_length(num_tokens: int) -> Timing:
 
 
 def open_and_abort(cache: PrefixCache, tokens: Tokens) -> Timing:
-    def call(_: None) -> None:
+    def call() -> None:
         cache.abort(cache.open(tokens))
         cache.drain_copies()
 
-    return measure(lambda: None, call, rounds=_ROUNDS)
+    return measure_call(call, rounds=_ROUNDS)
 
 
 def among_leaves(call: Callable[[PrefixCache, int], Timing], num_leaves: int) -> Timing:
@@ -106,9 +105,7 @@ def among_leaves(call: Callable[[PrefixCache, int], Timing], num_leaves: int) ->
 
 def evict_one(cache: PrefixCache, num_leaves: int) -> Timing:
     table = cache.open([1], write=False)
-    return measure(
-        lambda: None, lambda _: cache.reserve(table, (table.num_blocks + 1) * BLOCK_SIZE), rounds=4 * _ROUNDS
-    )
+    return measure_call(lambda: cache.reserve(table, (table.num_blocks + 1) * BLOCK_SIZE), rounds=4 * _ROUNDS)
 
 
 def insert_one(cache: PrefixCache, num_leaves: int) -> Timing:
@@ -127,14 +124,14 @@ def insert_one(cache: PrefixCache, num_leaves: int) -> Timing:
 def match_one(cache: PrefixCache, num_leaves: int) -> Timing:
     prompt = np.full(BLOCK_SIZE, 7, dtype=np.int32)
     prompt[-1] = num_leaves // 2
-    return measure(lambda: None, lambda _: repeat(8, partial(cache.match, prompt)), rounds=_ROUNDS, calls=8)
+    return measure_call(partial(cache.match, prompt), rounds=_ROUNDS, calls=8)
 
 
 def part_inside(cache: PrefixCache, num_leaves: int) -> Timing:
     prompt = np.full(BLOCK_SIZE, 7, dtype=np.int32)
     prompt[-1] = num_leaves + 1
     assert cache.match(prompt) == BLOCK_SIZE - 1
-    return measure(lambda: None, lambda _: repeat(8, partial(cache.match, prompt)), rounds=_ROUNDS, calls=8)
+    return measure_call(partial(cache.match, prompt), rounds=_ROUNDS, calls=8)
 
 
 def in_depth(call: Callable[[PrefixCache, Tokens], Timing], num_nodes: int) -> Timing:
@@ -149,11 +146,7 @@ def in_depth(call: Callable[[PrefixCache, Tokens], Timing], num_nodes: int) -> T
 
 
 def match_deep(cache: PrefixCache, tokens: Tokens) -> Timing:
-    return measure(lambda: None, lambda _: cache.match(tokens), rounds=_ROUNDS)
-
-
-def open_deep(cache: PrefixCache, tokens: Tokens) -> Timing:
-    return open_and_abort(cache, tokens)
+    return measure_call(partial(cache.match, tokens), rounds=_ROUNDS)
 
 
 def part_at(position: int) -> Timing:
@@ -162,7 +155,7 @@ def part_at(position: int) -> Timing:
     prompt = tokens.copy()
     prompt[len(prompt) - BLOCK_SIZE + position - 1] += 1
     assert cache.match(prompt) == len(prompt) - BLOCK_SIZE + position - 1
-    return measure(lambda: None, lambda _: repeat(8, partial(cache.match, prompt)), rounds=_ROUNDS, calls=8)
+    return measure_call(partial(cache.match, prompt), rounds=_ROUNDS, calls=8)
 
 
 def exponent(sizes: Sequence[int], microseconds: Sequence[float]) -> float:

@@ -36,6 +36,16 @@ def measure(prepare: Callable[[], State], work: Callable[[State], object], *, ro
     return Timing(statistics.median(seconds[1:]), min(seconds[1:]))
 
 
+def measure_call(call: Callable[[], object], *, rounds: int, calls: int = 1) -> Timing:
+    """Time a call that needs no preparation, ``calls`` times in every round."""
+
+    def repeat(_: None) -> None:
+        for _call in range(calls):
+            call()
+
+    return measure(lambda: None, repeat, rounds=rounds, calls=calls)
+
+
 @contextmanager
 def frozen_garbage() -> Iterator[None]:
     """Disable garbage collection, which would charge one call for the garbage of others."""
