@@ -59,28 +59,26 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A row's committed figure and the repetitions of this run, each with its baseline, in microseconds."""
+    """A case, and what its repetitions and their baselines took in this run, in microseconds."""
 
-    name: str
-    committed: Timing
-    committed_baseline: float
+    case: Case
     measured: Sequence[float]
     baselines: Sequence[float]
 
     @property
     def ratio(self) -> float:
         """The factor by which its cost, divided by the baseline's, has changed: 1.2 is 20 % slower."""
-        return statistics.median(self._ratios) / (self.committed.median_us / self.committed_baseline)
+        return statistics.median(self._ratios) / (self.case.committed.median_us / self.case.committed_baseline)
 
     @property
     def time(self) -> float:
         """The factor by which its microseconds have changed."""
-        return statistics.median(self.measured) / self.committed.median_us
+        return statistics.median(self.measured) / self.case.committed.median_us
 
     @property
     def noise(self) -> float:
         """How far two runs of the same code may differ, relative to the figure."""
-        committed = self.committed.median_us / self.committed.min_us - 1
+        committed = self.case.committed.median_us / self.case.committed.min_us - 1
         return max(SMALLEST_CHANGE, committed + max(_deviation(self._ratios), _deviation(self.measured)))
 
     @property
@@ -146,7 +144,7 @@ def compare(case: Case) -> Comparison:
         for _ in range(REPETITIONS):
             baselines.append(case.measure_baseline().median_us)
             measured.append(case.measure().median_us)
-    return Comparison(case.name, case.committed, case.committed_baseline, measured, baselines)
+    return Comparison(case, measured, baselines)
 
 
 def run_check(console: Console, results: Path = RESULTS) -> bool:
@@ -173,7 +171,9 @@ def run_check(console: Console, results: Path = RESULTS) -> bool:
         )
     worse = [comparison for comparison in comparisons if comparison.is_worse(same_processor)]
     for one in worse:
-        console.print(f"[red]slower[/] {one.name}: {one.ratio:.2f} times the committed ratio, noise {one.noise:.0%}")
+        console.print(
+            f"[red]slower[/] {one.case.name}: {one.ratio:.2f} times the committed ratio, noise {one.noise:.0%}"
+        )
     if not worse:
         console.print("nothing became slower by more than the noise")
     return not worse
@@ -186,8 +186,8 @@ def _table(comparisons: Sequence[Comparison], same_processor: bool) -> Table:
     for one in comparisons:
         style = "red" if one.is_worse(same_processor) else None
         table.add_row(
-            one.name,
-            f"{one.committed.median_us:,.1f}",
+            one.case.name,
+            f"{one.case.committed.median_us:,.1f}",
             f"{statistics.median(one.measured):,.1f}",
             f"{one.time:.2f}" if same_processor else "",
             f"{one.ratio:.2f}",

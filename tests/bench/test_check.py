@@ -19,7 +19,12 @@ from radixkv.bench.common.timing import Timing
 
 def comparison(measured: Sequence[float], baselines: Sequence[float], committed: Timing | None = None) -> Comparison:
     """A comparison with a committed 10 us where the baseline took 100."""
-    return Comparison("row", committed or Timing(10.0, 10.0), 100.0, measured, baselines)
+    case = Case("row", committed or Timing(10.0, 10.0), 100.0, unmeasured, unmeasured)
+    return Comparison(case, measured, baselines)
+
+
+def unmeasured() -> Timing:
+    raise AssertionError("it has been measured")
 
 
 def test_a_row_that_takes_longer_is_worse() -> None:
