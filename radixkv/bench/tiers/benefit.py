@@ -18,6 +18,7 @@ import secrets
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -164,35 +165,28 @@ def measure_restart(model: str | None, folder: Path, rounds: int) -> list[Restar
         for prompts in known.values():
             for prompt in prompts:
                 _first_token(llm, prompt)
-    times: dict[tuple[str, tuple[int, int]], list[float]] = {}
-    cached: dict[tuple[int, int], list[int]] = {}
+    taken: defaultdict[tuple[str, tuple[int, int]], list[tuple[float, int]]] = defaultdict(list)
     with fresh_llm(model, **options) as llm:
         _first_token(llm, random_tokens(rng, 64, vocabulary))
         for case, prompts in known.items():
-            length, question = case
             for prompt in prompts:
-                seconds, num_cached = _first_token(llm, prompt + random_tokens(rng, question, vocabulary))
-                times.setdefault(("loaded", case), []).append(seconds)
-                cached.setdefault(case, []).append(num_cached)
-                seconds, _ = _first_token(llm, prompt + random_tokens(rng, question, vocabulary))
-                times.setdefault(("hot", case), []).append(seconds)
-                seconds, _ = _first_token(llm, random_tokens(rng, length + question, vocabulary))
-                times.setdefault(("cold", case), []).append(seconds)
+                for kind in ("loaded", "hot"):
+                    taken[kind, case].append(_first_token(llm, prompt + random_tokens(rng, case[1], vocabulary)))
+                taken["cold", case].append(_first_token(llm, random_tokens(rng, sum(case), vocabulary)))
     with fresh_llm(model, num_blocks=options["num_blocks"]) as llm:
         _first_token(llm, random_tokens(rng, 64, vocabulary))
         for case in RESTARTS:
             for _ in range(_rounds(case, rounds)):
-                seconds, _ = _first_token(llm, random_tokens(rng, sum(case), vocabulary))
-                times.setdefault(("none", case), []).append(seconds)
-    median = {key: statistics.median(values) for key, values in times.items()}
+                taken["no tiers", case].append(_first_token(llm, random_tokens(rng, sum(case), vocabulary)))
+    median = {key: statistics.median(seconds for seconds, _ in each) for key, each in taken.items()}
     return [
         Restart(
             *case,
-            median["loaded", case],
-            median["hot", case],
-            median["cold", case],
-            median["none", case],
-            int(statistics.median(cached[case])),
+            loaded=median["loaded", case],
+            hot=median["hot", case],
+            cold=median["cold", case],
+            cold_without_tiers=median["no tiers", case],
+            cached_tokens=int(statistics.median(cached for _, cached in taken["loaded", case])),
         )
         for case in RESTARTS
     ]
@@ -350,7 +344,7 @@ def _print(
         )
     console.print(table)
     console.print(
-        f"16 unrelated prompts: {writing.without_tiers:.1f} tokens/s without tiers, "
+        f"{UNRELATED_PROMPTS} unrelated prompts: {writing.without_tiers:.1f} tokens/s without tiers, "
         f"{writing.write_back_ratio - 1:+.1%} with write-back, {writing.write_through_ratio - 1:+.1%} with write-through"
     )
     if shared is not None:
