@@ -24,7 +24,7 @@ from radixkv.bench.cluster.replica_process import cluster
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.serving.client import Answer, HttpClient
-from radixkv.bench.serving.load_test import Arrivals, collect, request_progress
+from radixkv.bench.serving.load_test import Arrivals, collect_answered, request_progress
 from radixkv.bench.serving.report import Latency, Report, make_report
 from radixkv.bench.serving.server_process import BenchProcess, server_process
 from radixkv.bench.serving.workload import LoadShape
@@ -47,7 +47,7 @@ def run_cluster_bench(
         json_path: where to write the figures, too.
 
     Raises:
-        ValueError: a process did not start.
+        ValueError: a process did not start, or a request failed.
     """
     named = [] if model is None else [model]
     with ExitStack() as stack:
@@ -71,7 +71,9 @@ def run_cluster_bench(
             return asyncio.run(main())
 
         def run(name: str, shape: LoadShape, concurrency: int) -> list[Answer]:
-            return ask(name, lambda client: collect(client, shape, Arrivals(concurrency=concurrency), progress))
+            return ask(
+                name, lambda client: collect_answered(client, shape, Arrivals(concurrency=concurrency), progress)
+            )
 
         def probe(name: str, seed: int) -> list[float]:
             return ask(name, lambda client: first_tokens_beside(client, streams - 1, _PROBES, seed))
@@ -137,4 +139,5 @@ def _median(reports: Sequence[Report], figure: Callable[[Report], float]) -> flo
 
 
 def _ms(latency: Latency | None) -> float:
-    return 0.0 if latency is None else latency.median_ms
+    assert latency is not None, "no answer had two tokens"
+    return latency.median_ms

@@ -20,7 +20,7 @@ from radixkv.async_llm import AsyncLLM
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.serving.client import Answer, Client, HttpClient, Messages
-from radixkv.bench.serving.load_test import Arrivals, collect, request_progress
+from radixkv.bench.serving.load_test import Arrivals, collect_answered, request_progress
 from radixkv.bench.serving.report import Report, make_report
 from radixkv.bench.serving.server_process import server_process
 from radixkv.bench.serving.workload import LoadShape
@@ -93,7 +93,7 @@ def run_http_cost(
 
     Raises:
         ModelLoadError: the model cannot be loaded.
-        ValueError: the server did not start.
+        ValueError: the server did not start, or refused a request.
     """
     shape = LoadShape(conversations=streams, prefix_tokens=200, prompt_tokens=20, answer_tokens=answer_tokens)
     arguments = ["--max-num-seqs", str(streams), *([] if model is None else [model])]
@@ -127,10 +127,7 @@ async def _measure(console: Console, llm: AsyncLLM, url: str, shape: LoadShape, 
             # The first round warms both up and does not count.
             for number in range(rounds + 1):
                 for client, client_reports in zip(clients, reports, strict=True):
-                    answers = await collect(client, replace(shape, seed=number), arrivals, progress)
-                    errors = [answer.error for answer in answers if answer.error is not None]
-                    if errors:
-                        raise ValueError(f"the server refused a request: {errors[0]}")
+                    answers = await collect_answered(client, replace(shape, seed=number), arrivals, progress)
                     if number:
                         client_reports.append(make_report(answers))
     return HttpCost(*reports)

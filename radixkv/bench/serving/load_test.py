@@ -50,6 +50,19 @@ async def collect(client: Client, shape: LoadShape, arrivals: Arrivals, progress
     return answers
 
 
+async def collect_answered(client: Client, shape: LoadShape, arrivals: Arrivals, progress: Progress) -> list[Answer]:
+    """`collect` for a bench whose figures mean nothing if some requests fail.
+
+    Raises:
+        ValueError: a request failed.
+    """
+    answers = await collect(client, shape, arrivals, progress)
+    for answer in answers:
+        if answer.error is not None:
+            raise ValueError(f"the server refused a request: {answer.error}")
+    return answers
+
+
 def request_progress(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True)

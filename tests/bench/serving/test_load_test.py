@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from starlette.routing import Route
 from support.preloaded_process import COMMAND_LINE, run_preloaded
 
 from radixkv.bench.serving.client import Answer, HttpClient, Messages
-from radixkv.bench.serving.load_test import Arrivals, collect, run_serve
+from radixkv.bench.serving.load_test import Arrivals, collect, collect_answered, run_serve
 from radixkv.bench.serving.pacing import run_open_loop
 from radixkv.bench.serving.report import make_report, plot_latencies, report_lines, report_table
 from radixkv.bench.serving.workload import LoadShape, make_conversations
@@ -122,10 +122,15 @@ def server() -> Iterator[FakeServer]:
     server.stop()
 
 
-def run(server: FakeServer, shape: LoadShape, arrivals: Arrivals) -> list[Answer]:
+def run(
+    server: FakeServer,
+    shape: LoadShape,
+    arrivals: Arrivals,
+    collecting: Callable[[HttpClient, LoadShape, Arrivals, Progress], Awaitable[list[Answer]]] = collect,
+) -> list[Answer]:
     async def measure() -> list[Answer]:
         async with HttpClient(server.url) as client:
-            return await collect(client, shape, arrivals, Progress(console=Console(quiet=True)))
+            return await collecting(client, shape, arrivals, Progress(console=Console(quiet=True)))
 
     return asyncio.run(measure())
 
@@ -176,6 +181,15 @@ def test_refusals_and_broken_streams_are_counted_by_reason(server: FakeServer) -
     assert (report.completed, report.failed) == (0, 2)
     assert all("the engine broke" in reason for reason in report.errors)
     assert report.latency is None
+
+
+def test_a_bench_of_a_servers_cost_ends_where_a_request_is_refused(server: FakeServer) -> None:
+    """`bench cluster` counted refusals as answers: if all were refused, a first token took 0 ms."""
+    shape = LoadShape(conversations=3, answer_tokens=2)
+    assert len(run(server, shape, Arrivals(), collect_answered)) == 3
+    server.refusal = JSONResponse({"error": {"message": "full"}}, 429)
+    with pytest.raises(ValueError, match=r"the server refused a request: HTTP 429: .*full"):
+        run(server, shape, Arrivals(), collect_answered)
 
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
