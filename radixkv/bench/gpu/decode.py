@@ -14,7 +14,8 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -138,23 +139,23 @@ def warm_up(llm: LLM, shared: int) -> None:
     llm.generate(prompts, lengths, use_tqdm=False)
 
 
-def start_decoding(llm: LLM, shared: int, params: SamplingParams) -> None:
-    """Prefill all prompts, up to where every step decodes one token of each."""
+@contextmanager
+def decoding(llm: LLM, shared: int, params: SamplingParams) -> Iterator[None]:
+    """Prefill all prompts, up to where every step decodes one token of each; at the end, abort them."""
     engine = llm.engine
     llm.reset_prefix_cache()
-    for index, prompt in enumerate(make_prompts(shared, LENGTH - shared)):
-        engine.add(engine.request_factory.make(str(index), Prompt(prompt), params))
-    while engine.scheduler.waiting or any(group.num_pending > 1 for group in engine.scheduler.running):
-        engine.step()
-    for _ in range(WARM_UP_STEPS):
-        engine.step()
-
-
-def stop_decoding(llm: LLM) -> None:
-    """Abort what `start_decoding` began, and finish the batch in flight."""
-    for index in range(BATCH):
-        llm.engine.abort(str(index))
-    llm.engine.step()
+    try:
+        for index, prompt in enumerate(make_prompts(shared, LENGTH - shared)):
+            engine.add(engine.request_factory.make(str(index), Prompt(prompt), params))
+        while engine.scheduler.waiting or any(group.num_pending > 1 for group in engine.scheduler.running):
+            engine.step()
+        for _ in range(WARM_UP_STEPS):
+            engine.step()
+        yield
+    finally:
+        for index in range(BATCH):
+            engine.abort(str(index))
+        engine.step()  # finishes the batch in flight
 
 
 def measure_steps(llm: LLM, shared: int, read_bytes_per_s: float) -> Step:
@@ -252,51 +253,46 @@ def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, optio
     report.keep(f"{kind}: start", Start(ready - start, time.perf_counter() - ready))
     for shared in (0, SHARED):
         name = f"{kind}: {BATCH} x {LENGTH:,}, {shared:,} shared"
-        if report.wants(f"{name}, step") or report.wants(f"{name}, step, GPU idle"):
-            measure_decoding(report, table, llm, name, shared)
-        if report.wants(f"{name}, top-p step"):
-            measure_sampling(report, table, llm, name, shared)
+        measure_decoding(report, table, llm, shared, LONG_GREEDY, name, f"{name}, step", f"{name}, step, GPU idle")
+        measure_decoding(report, table, llm, shared, LONG_TOP_P, f"{name}, top-p", f"{name}, top-p step")
         answers = report.measure(f"{name}, answers", partial(answer_all, llm, shared))
         if answers is not None:
             table.add_row(f"{name}, answers", "", "", "", "", f"{answers.tokens_per_s:,.0f}", "")
 
 
-def measure_decoding(report: GpuReport, table: Table, llm: LLM, name: str, shared: int) -> None:
-    """The rows about steps; an error before them is noted as theirs."""
+def measure_decoding(
+    report: GpuReport,
+    table: Table,
+    llm: LLM,
+    shared: int,
+    params: SamplingParams,
+    title: str,
+    step_name: str,
+    idle_name: str | None = None,
+) -> None:
+    """Measure the row of a step, and, by some more of them, how long the GPU is idle; an error before is noted as the step's.
+
+    Args:
+        title: in the table.
+        step_name, idle_name: of the rows; None: idle time is not measured.
+    """
+    if not any(map(report.wants, filter(None, (step_name, idle_name)))):
+        return
+    idle = None
     try:
-        start_decoding(llm, shared, LONG_GREEDY)
-        step = report.measure(f"{name}, step", partial(measure_steps, llm, shared, report.limits.read_bytes_per_s))
-        idle = report.measure(f"{name}, step, GPU idle", partial(measure_idle, llm))
+        with decoding(llm, shared, params):
+            step = report.measure(step_name, partial(measure_steps, llm, shared, report.limits.read_bytes_per_s))
+            if idle_name is not None:
+                idle = report.measure(idle_name, partial(measure_idle, llm))
     except Exception as error:  # whatever it is, it concerns these rows alone
-        report.note_failure(f"{name}, step", error)
+        report.note_failure(step_name, error)
         return
-    finally:
-        stop_decoding(llm)
     if step is not None:
-        _add_step(table, name, step, "" if idle is None else f"{idle.between_steps:.1%} of {idle.all:.1%}")
-
-
-def measure_sampling(report: GpuReport, table: Table, llm: LLM, name: str, shared: int) -> None:
-    """The same with every token sampled by top-p 0.9."""
-    try:
-        start_decoding(llm, shared, LONG_TOP_P)
-        step = report.measure(
-            f"{name}, top-p step", partial(measure_steps, llm, shared, report.limits.read_bytes_per_s)
-        )
-    except Exception as error:  # it concerns this row alone
-        report.note_failure(f"{name}, top-p step", error)
-        return
-    finally:
-        stop_decoding(llm)
-    if step is not None:
-        _add_step(table, f"{name}, top-p", step, "")
-
-
-def _add_step(table: Table, name: str, step: Step, idle: str) -> None:
-    table.add_row(
-        name, f"{step.bytes / 1e9:.1f}", f"{step.floor_us:,.0f}", f"{step.median_us:,.0f}",
-        f"{step.floor_us / step.median_us:.2f}", f"{step.tokens_per_s:,.0f}", idle,
-    )  # fmt: skip
+        table.add_row(
+            title, f"{step.bytes / 1e9:.1f}", f"{step.floor_us:,.0f}", f"{step.median_us:,.0f}",
+            f"{step.floor_us / step.median_us:.2f}", f"{step.tokens_per_s:,.0f}",
+            "" if idle is None else f"{idle.between_steps:.1%} of {idle.all:.1%}",
+        )  # fmt: skip
 
 
 def release(model: Any, attention: str) -> None:
@@ -371,8 +367,7 @@ def measure_drafted_steps(report: GpuReport, model: Any, names: dict[str, float 
     with torch.inference_mode():
         model.get_output_embeddings().weight.zero_()
     llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, **OPTIONS)
-    start = partial(start_decoding, llm, SHARED, LONG_GREEDY)
-    measure_drafts(report, llm, names, start, partial(stop_decoding, llm), TIMED_STEPS)
+    measure_drafts(report, llm, names, partial(decoding, llm, SHARED, LONG_GREEDY), TIMED_STEPS)
 
 
 def _names(kind: str) -> list[str]:

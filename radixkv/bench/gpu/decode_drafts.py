@@ -10,6 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -106,8 +107,7 @@ def measure_drafts(
     report: GpuReport,
     llm: LLM,
     names: dict[str, float | None],
-    start: Callable[[], None],
-    stop: Callable[[], None],
+    decoding: Callable[[], AbstractContextManager[None]],
     num_steps: int,
 ) -> None:
     """Measure the rows of `row_names`. A row that is about drafts fails if one of its steps had none.
@@ -116,8 +116,7 @@ def measure_drafts(
         report: to which the rows are added.
         llm: with `OPTIONS`.
         names: of the rows.
-        start: brings all sequences to where each step decodes.
-        stop: aborts them.
+        decoding: enters a context in which each step decodes one token of all sequences.
         num_steps: how many to time.
     """
     for name, rate in names.items():
@@ -125,12 +124,10 @@ def measure_drafts(
             continue
         force_drafts(llm, rate)
         try:
-            start()
-            report.measure(name, partial(_measure, llm, num_steps))
+            with decoding():
+                report.measure(name, partial(_measure, llm, num_steps))
         except Exception as error:  # it concerns this row alone
             report.note_failure(name, error)
-        finally:
-            stop()
 
 
 def _measure(llm: LLM, num_steps: int) -> DraftedStep:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,19 +101,23 @@ def test_transformers_time_is_that_of_its_requests(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_fails_with_nothing_shared_is_measured_with_much_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails_alone(llm: object, shared: int, params: object = None) -> None:
+    def fails_alone(llm: object, shared: int) -> None:
         if shared == 0:
             raise RuntimeError("no kernel for that")
+
+    @contextmanager
+    def decoding(llm: object, shared: int, params: object) -> Iterator[None]:
+        fails_alone(llm, shared)
+        yield
 
     def answers(llm: object, shared: int) -> decode.Answers:
         fails_alone(llm, shared)
         return decode.Answers(1.0, 2.0)
 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    for name in ("warm_up", "start_decoding"):
-        monkeypatch.setattr(decode, name, fails_alone)
+    monkeypatch.setattr(decode, "warm_up", fails_alone)
+    monkeypatch.setattr(decode, "decoding", decoding)
     monkeypatch.setattr(decode, "LLM", lambda model, **options: None)
-    monkeypatch.setattr(decode, "stop_decoding", lambda llm: None)
     monkeypatch.setattr(decode, "measure_steps", lambda llm, shared, bytes_per_s: decode.Step(1, 1.0, 2.0, 3.0))
     monkeypatch.setattr(decode, "measure_idle", lambda llm: decode.Idle(0.1, 0.1))
     monkeypatch.setattr(decode, "answer_all", answers)
