@@ -22,8 +22,9 @@ from rich.table import Table
 
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
-from radixkv.bench.serving.client import HttpClient
+from radixkv.bench.serving.client import HttpClient, open_http
 from radixkv.bench.serving.hostile import HostileClient, outcome_of
+from radixkv.bench.serving.pacing import rounds_until
 from radixkv.bench.serving.server_process import server_process
 
 THIS, OTHER = "this version", "the other version"
@@ -63,12 +64,10 @@ async def measure_attacks(
     Args:
         seconds: for each attack; at least one attack, one normal answer and one health check are completed.
     """
-    limits = httpx.Limits(max_connections=None)
-    headers = {"Authorization": f"Bearer {hostile_key}"}
     async with (
         HttpClient(url, api_key=normal_key) as normal,
-        httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as anyone,
-        httpx.AsyncClient(base_url=url, headers=headers, timeout=600, limits=limits) as hostile,
+        open_http(url) as anyone,
+        open_http(url, hostile_key) as hostile,
     ):
         client = HostileClient(hostile, random.Random(seed), seconds)
         for name, attack in [(_NOBODY, None), *client.attacks.items()]:
@@ -111,16 +110,13 @@ async def _collect(costs: AsyncGenerator[AttackCost, None]) -> list[AttackCost]:
 
 
 async def _attack(attack: Callable[[], Awaitable[str]], end: float, cost: AttackCost) -> None:
-    over = False
-    while not over:
+    for _ in rounds_until(end):
         outcome = await outcome_of(attack)
         cost.outcomes[outcome] = cost.outcomes.get(outcome, 0) + 1
-        over = time.perf_counter() >= end
 
 
 async def _ask(client: HttpClient, end: float, cost: AttackCost) -> None:
-    over = False
-    while not over:
+    for _ in rounds_until(end):
         began = time.perf_counter()
         answer = await client.answer([*_QUESTION], _MAX_TOKENS, began)
         if answer.error is None:
@@ -130,17 +126,14 @@ async def _ask(client: HttpClient, end: float, cost: AttackCost) -> None:
             cost.gap = max([cost.gap, *gaps])
         else:
             cost.failed += 1
-        over = time.perf_counter() >= end
 
 
 async def _check_health(client: httpx.AsyncClient, end: float, cost: AttackCost) -> None:
-    over = False
-    while not over:
+    for _ in rounds_until(end):
         began = time.perf_counter()
         await client.get("/health")
         cost.health = max(cost.health, time.perf_counter() - began)
         await asyncio.sleep(_HEALTH_INTERVAL)
-        over = time.perf_counter() >= end
 
 
 def _table(version: str, costs: list[AttackCost]) -> Table:

@@ -49,6 +49,17 @@ class Client(Protocol):
         """Send ``messages`` now and read the answer to its end. Errors are recorded in the answer, not raised."""
 
 
+def open_http(url: str, api_key: str | None = None) -> httpx.AsyncClient:
+    """Connections to a server, unlimited: a wait for a free one would be measured as the server's latency.
+
+    Raises:
+        httpx.InvalidURL: the URL is invalid.
+    """
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    limits = httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=_SECONDS_OF_SILENCE, limits=limits)
+
+
 class HttpClient:
     """Requests chat completions from a server.
 
@@ -72,13 +83,8 @@ class HttpClient:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
-        base = url.rstrip("/").removesuffix("/v1")
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        # Unlimited: a wait for a free connection would be measured as the server's latency.
         try:
-            self._client = httpx.AsyncClient(
-                base_url=base, headers=headers, timeout=_SECONDS_OF_SILENCE, limits=httpx.Limits(max_connections=None)
-            )
+            self._client = open_http(url.rstrip("/").removesuffix("/v1"), api_key)
         except httpx.InvalidURL as error:
             raise ValueError(
                 f"--url: expected an address such as http://localhost:8000, got {url!r} ({error})"

@@ -1,4 +1,4 @@
-"""When requests are sent: at a rate (open loop), or a number at a time (closed loop)."""
+"""When requests are sent: at a rate (open loop), a number at a time (closed loop), or one after another for a while."""
 
 from __future__ import annotations
 
@@ -51,6 +51,14 @@ async def run_closed_loop(
     async with asyncio.TaskGroup() as tasks:
         for _ in range(min(concurrency, len(conversations))):
             tasks.create_task(worker())
+
+
+def rounds_until(end: float) -> Iterator[None]:
+    """Rounds of a loop that begin before ``end``, by `time.perf_counter`, and at least one."""
+    while True:
+        yield
+        if time.perf_counter() >= end:
+            return
 
 
 async def converse(

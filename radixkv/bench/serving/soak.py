@@ -29,8 +29,9 @@ from rich.console import Console
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.processor_time import TICK, processor_seconds
-from radixkv.bench.serving.client import Answer, HttpClient, Messages
+from radixkv.bench.serving.client import Answer, HttpClient, Messages, open_http
 from radixkv.bench.serving.hostile import HostileClient, outcome_of
+from radixkv.bench.serving.pacing import rounds_until
 from radixkv.bench.serving.server_process import server_process
 
 _QUESTIONS = ("What is a tree?", "Name three colours.", "Why is the sky blue?")
@@ -106,7 +107,7 @@ async def soak(
     clock = partial(processor_seconds, target.pid)
     async with (
         HttpClient(target.url, api_key=target.normal_key, clock=clock) as normal,
-        _client(target.url, target.hostile_key) as hostile,
+        open_http(target.url, target.hostile_key) as hostile,
     ):
         expected = {question: (await _ask(normal, question, clock)).text for question in _QUESTIONS}
         result.full_step = await _full_step(normal, clock, seed)
@@ -117,7 +118,7 @@ async def soak(
             *(_attack(HostileClient(hostile, rng, patience), rng, end, result) for rng in rngs),
             _watch(target, clock, end, result),
         )
-    async with _client(target.url, target.admin_key) as admin:
+    async with open_http(target.url, target.admin_key) as admin:
         response = await admin.post("/admin/check")
         if response.status_code != httpx.codes.OK:
             result.failures.append(f"the cache: {response.text}")
@@ -179,14 +180,12 @@ async def _full_step(client: HttpClient, clock: Callable[[], float], seed: int) 
 async def _ask_again(
     client: HttpClient, clock: Callable[[], float], question: str, expected: str, end: float, result: ServerSoak
 ) -> None:
-    over = False
-    while not over:
+    for _ in rounds_until(end):
         answer = await _ask(client, question, clock)
         result.answered += 1
         result.waits.append((answer.arrivals[0] if answer.arrivals else answer.finished) - answer.due)
         if answer.error is not None or answer.text != expected:
             result.failures.append(f"{question} {answer.error or answer.text!r}")
-        over = time.perf_counter() >= end
 
 
 async def _ask(client: HttpClient, question: str, clock: Callable[[], float]) -> Answer:
@@ -195,33 +194,24 @@ async def _ask(client: HttpClient, question: str, clock: Callable[[], float]) ->
 
 
 async def _attack(client: HostileClient, rng: random.Random, end: float, result: ServerSoak) -> None:
-    over = False
-    while not over:
+    for _ in rounds_until(end):
         name, attack = rng.choice([*client.attacks.items()])
         outcome = await outcome_of(attack)
         result.attacks[f"{name}: {outcome}"] += 1
         if outcome == "500":
             result.failures.append(f"{name}: {outcome}")
-        over = time.perf_counter() >= end
 
 
 async def _watch(target: Target, clock: Callable[[], float], end: float, result: ServerSoak) -> None:
-    async with httpx.AsyncClient(base_url=target.url, timeout=600) as client:
-        while True:
+    async with open_http(target.url) as client:
+        for _ in rounds_until(end):
             began = clock()
             response = await client.get("/health")
             result.stalls.append(clock() - began)
             if response.status_code != httpx.codes.OK:
                 result.failures.append(f"/health: {response.status_code}")
             result.rss.append(_resident_megabytes(target.pid))
-            if time.perf_counter() > end:
-                return
             await asyncio.sleep(1)
-
-
-def _client(url: str, key: str) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=None)
-    return httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=600, limits=limits)
 
 
 def _p99(values: Sequence[float]) -> float:
