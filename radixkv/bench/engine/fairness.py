@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -80,6 +80,32 @@ class _Question:
     answer_tokens: int
 
 
+class _Wait(NamedTuple):
+    """How long a first token took, in three units."""
+
+    steps: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(eq=False, slots=True)
+class _Sent:
+    """A request, and when it was sent.
+
+    Attributes:
+        client: that sent it.
+        step: at which it was sent.
+        num_computed: tokens that the engine had computed by then.
+        wait: for its first token; None: it has not come yet.
+    """
+
+    request: Request
+    client: int
+    step: int
+    num_computed: int
+    wait: _Wait | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class FairnessRun:
     """What one run of a load took.
@@ -119,53 +145,46 @@ def run_load(engine: Engine, load: FairnessLoad, kind: str) -> FairnessRun:
         for questions in _clients(load, engine.loaded.vocab_size)
         if kind != ALONE or questions[0].tenant != _GREEDY
     ]
-    due = {
-        client: questions[0].think_steps for client, questions in enumerate(clients)
-    }  # by client, the step of its next request
-    asked: dict[
-        Request, tuple[int, int, int]
-    ] = {}  # unfinished requests, with their client, and the step and the tokens computed when they were asked
-    unanswered: set[Request] = set()
-    steps: dict[bool, list[int]] = {False: [], True: []}  # by whether it is the greedy tenant's
-    tokens: list[int] = []
-    seconds: list[float] = []
-    requests: list[Request] = []
+    due = {client: questions[0].think_steps for client, questions in enumerate(clients)}  # the step of its next request
+    sent: list[_Sent] = []
+    unfinished: list[_Sent] = []
     step, num_computed, num_steps, preemptions = 0, 0, engine.num_steps, engine.scheduler.num_preemptions
     begin = time.perf_counter()
-    while due or asked:
-        if not asked:
+    while due or unfinished:
+        if not unfinished:
             step = max(step, min(due.values()))
         for client in [client for client, moment in due.items() if moment <= step]:
             del due[client]
             question = clients[client].pop(0)
-            request = _request(engine, f"{len(requests)}", question, "" if kind == FIRST_COME else question.tenant)
+            request = _request(engine, f"{len(sent)}", question, "" if kind == FIRST_COME else question.tenant)
             engine.add(request)
-            requests.append(request)
-            asked[request] = client, step, num_computed
-            unanswered.add(request)
+            sent.append(_Sent(request, client, step, num_computed))
+            unfinished.append(sent[-1])
             if load.open_loop and clients[client]:
                 due[client] = step + clients[client][0].think_steps
         engine.step()
         step += 1
         num_computed += engine.last_batch.num_tokens
-        for request, (client, asked_at, computed_before) in list(asked.items()):
-            greedy, first_token_time = request.namespace == _GREEDY, request.metrics.first_token_time
-            if request in unanswered and first_token_time is not None:
-                unanswered.remove(request)
-                steps[greedy].append(step - asked_at)
-                if not greedy:
-                    tokens.append(num_computed - computed_before)
-                    seconds.append(first_token_time - request.metrics.arrival_time)
-            if request.finished:
-                del asked[request]
-                if clients[client] and not load.open_loop:
-                    due[client] = step + clients[client][0].think_steps
+        for each in list(unfinished):
+            metrics = each.request.metrics
+            if each.wait is None and metrics.first_token_time is not None:
+                seconds = metrics.first_token_time - metrics.arrival_time
+                each.wait = _Wait(step - each.step, num_computed - each.num_computed, seconds)
+            if each.request.finished:
+                unfinished.remove(each)
+                if clients[each.client] and not load.open_loop:
+                    due[each.client] = step + clients[each.client][0].think_steps
+    requests = [each.request for each in sent]
+    greedy, modest = (
+        [each.wait for each in sent if each.wait is not None and (each.request.namespace == _GREEDY) == is_greedy]
+        for is_greedy in (True, False)
+    )
     num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
     return FairnessRun(
-        steps_to_first_token=steps[False],
-        tokens_to_first_token=tokens,
-        seconds_to_first_token=seconds,
-        greedy_steps_to_first_token=steps[True],
+        steps_to_first_token=[wait.steps for wait in modest],
+        tokens_to_first_token=[wait.tokens for wait in modest],
+        seconds_to_first_token=[wait.seconds for wait in modest],
+        greedy_steps_to_first_token=[wait.steps for wait in greedy],
         num_steps=engine.num_steps - num_steps,
         seconds=time.perf_counter() - begin,
         num_tokens=num_prompt_tokens + sum(len(request.sequences[0].output_token_ids) for request in requests),
