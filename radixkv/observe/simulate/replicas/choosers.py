@@ -167,9 +167,8 @@ class Prefix(Chooser):
     def __init__(self, num_replicas: int, routers: Sequence[Router], seed: int) -> None:
         self._routers = routers
         self._random = random.Random(seed)
-        self._placements: dict[int, tuple[Router, Placement]] = {}
-        # The senders of requests that are not known to have ended.
-        self._senders: dict[int, Router] = {}
+        # Kept until all ingresses have heard of a request's end.
+        self._sent: dict[int, tuple[Router, Placement]] = {}
         for router in routers:
             for number in range(num_replicas):
                 router.add(str(number))
@@ -178,13 +177,13 @@ class Prefix(Chooser):
         router = self._random.choice(self._routers)
         placement = router.choose(blocks, num_tokens)
         assert placement is not None
-        self._placements[request] = router, placement
-        self._senders[request] = router
+        self._sent[request] = router, placement
         return int(placement.replica)
 
     def expect(self, replica: int, request: int, blocks: Sequence[int], num_tokens: int) -> None:
+        sender, _ = self._sent[request]
         for router in self._routers:
-            if router is not self._senders[request]:
+            if router is not sender:
                 router.expect(str(replica), request, blocks, num_tokens)
 
     def expected_prefilled(self, replica: int, request: int) -> None:
@@ -192,16 +191,16 @@ class Prefix(Chooser):
             router.expected_prefilled(str(replica), request)
 
     def expected_finished(self, replica: int, request: int) -> None:
-        del self._senders[request]
+        del self._sent[request]
         for router in self._routers:
             router.expected_finished(str(replica), request)
 
     def prefilled(self, request: int) -> None:
-        router, placement = self._placements[request]
+        router, placement = self._sent[request]
         router.prefilled(placement)
 
     def finish(self, request: int) -> None:
-        router, placement = self._placements.pop(request)
+        router, placement = self._sent[request]
         router.finish(placement)
 
     def update(self, replica: int, event: CacheEvent) -> None:
