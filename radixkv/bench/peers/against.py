@@ -84,7 +84,7 @@ def run_against(
         quantization: of our weights.
 
     Raises:
-        RuntimeError: an engine's process has ended.
+        ChildProcessError: an engine's process has ended.
         ValueError: ``only`` names no workload.
     """
     gguf = find_default_model()

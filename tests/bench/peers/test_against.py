@@ -39,6 +39,13 @@ class Engine:
 
 
 @pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """Stands for the interpreter of a peer's environment."""
+    (tmp_path / "python").touch()
+    return tmp_path / "python"
+
+
+@pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """Gets the figures that are saved; no engine is started."""
     from matplotlib.figure import Figure
@@ -57,9 +64,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     return figures
 
 
-def test_ratios_in_the_file_and_drawn(drawn: list[Any], tmp_path: Path) -> None:
-    python, file, plot = tmp_path / "python", tmp_path / "against.json", tmp_path / "against.png"
-    python.touch()
+def test_ratios_in_the_file_and_drawn(drawn: list[Any], python: Path, tmp_path: Path) -> None:
+    file, plot = tmp_path / "against.json", tmp_path / "against.png"
     command = ["bench", "against", "--vllm", str(python), "--json", str(file), "--plot", str(plot), "--rounds", "3"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
@@ -74,10 +80,9 @@ def test_ratios_in_the_file_and_drawn(drawn: list[Any], tmp_path: Path) -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == WORKLOADS
 
 
-def test_a_word_that_names_no_workload_is_refused(drawn: list[Any], tmp_path: Path) -> None:
+def test_a_word_that_names_no_workload_is_refused(drawn: list[Any], python: Path, tmp_path: Path) -> None:
     """Both engines were started, and an empty table was printed and written."""
-    python, file = tmp_path / "python", tmp_path / "against.json"
-    python.touch()
+    file = tmp_path / "against.json"
     command = ["bench", "against", "--vllm", str(python), "--json", str(file), "--only", "embedding"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 1
@@ -85,9 +90,7 @@ def test_a_word_that_names_no_workload_is_refused(drawn: list[Any], tmp_path: Pa
     assert not file.exists()
 
 
-def test_a_drawing_needs_a_known_ending(drawn: list[Any], tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.touch()
+def test_a_drawing_needs_a_known_ending(drawn: list[Any], python: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["bench", "against", "--vllm", str(python), "--plot", str(tmp_path / "a.nothing")])
     assert result.exit_code == 2
     assert not drawn
@@ -95,7 +98,7 @@ def test_a_drawing_needs_a_known_ending(drawn: list[Any], tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("kind", "layers"), [("steps", 1), ("experts", 12)])
 def test_models_that_are_made_for_it(
-    kind: str, layers: int, drawn: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, layers: int, drawn: list[Any], python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Models of one layer, or of experts, without weights here."""
     started: list[tuple[str, str]] = []
@@ -108,8 +111,6 @@ def test_models_that_are_made_for_it(
 
     monkeypatch.setattr(against, "Qwen3MoeForCausalLM", configuration_alone)
     monkeypatch.setattr(against, "_Engine", Noted)
-    python = tmp_path / "python"
-    python.touch()
     result = CliRunner().invoke(app, ["bench", "against", "--kind", kind, "--vllm", str(python)])
     assert result.exit_code == 0, result.output
     assert started == [("vllm", kind), ("radixkv", kind)]
