@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from radixkv.model.attention_function import OWN_NAMES
 from radixkv.model.attention_parts import attention_parts
-from radixkv.model.equivalence import Call, error_in_tolerances, probe_attention, record_calls
+from radixkv.model.equivalence import error_in_tolerances, probe_attention, record_calls
 from radixkv.model.replace_modules import replace_modules
 
 
@@ -119,19 +119,17 @@ def is_candidate(module: nn.Module) -> bool:
 
 def defer_rotation(model: transformers.PreTrainedModel) -> int:
     """Replace the attention layers that `DeferredRotation` gives the same results as; returns how many those are."""
-    options: dict[int, dict[str, Any]] = {}
-    replaced = 0
-    with torch.inference_mode(), probe_attention(model, options) as attended:
-        calls: dict[nn.Module, Call] = record_calls(model, attended)
-        for parent in [*model.modules()]:
-            for name, child in [*parent.named_children()]:
-                if child not in calls or not is_candidate(child) or child.layer_idx not in options:
-                    continue
-                candidate = DeferredRotation(child, options[child.layer_idx])
-                if error_in_tolerances(candidate, child, calls[child]) <= 1 and candidate.rotary_dim % 2 == 0:
-                    setattr(parent, name, candidate)
-                    replaced += 1
-    return replaced
+    deferred: dict[nn.Module, DeferredRotation] = {}
+    with torch.inference_mode(), probe_attention(model) as probe:
+        record_calls(model, probe)
+        for module in probe.calls:
+            options = probe.options.get(getattr(module, "layer_idx", -1))
+            if options is not None and is_candidate(module):
+                candidate = DeferredRotation(module, options)
+                if error_in_tolerances(candidate, module, probe) <= 1 and candidate.rotary_dim % 2 == 0:
+                    deferred[module] = candidate
+    replace_modules(model, deferred)
+    return len(deferred)
 
 
 def restore_rotation(model: nn.Module) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -34,29 +34,48 @@ _PROBE_MEAN = 0.5
 
 
 @dataclass(slots=True)
-class Call:
-    """What a module was called with.
+class Probe:
+    """What a model's modules were seen to do within `probe_attention`.
 
     Attributes:
-        attended: see `probe_attention`.
+        options: those of `OPTIONS` that each layer, by its index, gives its attention function.
+        attended: the queries, and the keys, of each call of the attention function, ``[1, heads, tokens, dim]``.
+        calls: the arguments that each module was last called with, see `record_calls`.
     """
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    attended: list[torch.Tensor]
+    options: dict[int, dict[str, Any]] = field(default_factory=dict)
+    attended: list[torch.Tensor] = field(default_factory=list)
+    calls: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
 
 
-def record_calls(model: transformers.PreTrainedModel, attended: list[torch.Tensor]) -> dict[nn.Module, Call]:
-    """The last call of each module, of those whose methods were not changed, when the model computes a few tokens.
+@contextmanager
+def probe_attention(model: transformers.PreTrainedModel) -> Iterator[Probe]:
+    """Within, each token sees only itself, as it was rotated: real attention could hide how a few tokens were rotated."""
+    found = Probe()
 
-    Args:
-        model: within `probe_attention`.
-        attended: what that gave.
-    """
-    calls: dict[nn.Module, Call] = {}
+    def probe(
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **given: Any,
+    ) -> torch.Tensor:
+        found.attended.extend((query, key))
+        layer_idx: Any = module.layer_idx
+        given["sliding_window"] = window_of(given.get("sliding_window"), attention_mask)
+        found.options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
+        return see_itself(query, key, value)
+
+    with attention_by(model, probe):
+        yield found
+
+
+def record_calls(model: transformers.PreTrainedModel, probe: Probe) -> None:
+    """Let a model compute a few tokens, and record the calls of those modules whose methods were not changed."""
 
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        calls[module] = Call(args, kwargs, attended)
+        probe.calls[module] = args, kwargs
 
     hooks = [m.register_forward_hook(record, with_kwargs=True) for m in [*model.modules()] if is_unchanged(m)]
     try:
@@ -64,7 +83,6 @@ def record_calls(model: transformers.PreTrainedModel, attended: list[torch.Tenso
     finally:
         for hook in hooks:
             hook.remove()
-    return calls
 
 
 def compute_a_few_tokens(model: transformers.PreTrainedModel) -> None:
@@ -75,9 +93,13 @@ def compute_a_few_tokens(model: transformers.PreTrainedModel) -> None:
     model(input_ids=tokens, position_ids=tokens * ((longest - 1) // count), use_cache=False)
 
 
-def error_in_tolerances(replacement: nn.Module, original: nn.Module, call: Call) -> float:
-    """How far the replacement's results are from the original's for random input, in tolerances."""
-    args, kwargs = call.args, dict(call.kwargs)
+def error_in_tolerances(replacement: nn.Module, original: nn.Module, probe: Probe) -> float:
+    """How far the replacement's results are from the original's for random input, in tolerances.
+
+    Args:
+        probe: still going on, with a call of the original.
+    """
+    args, kwargs = probe.calls[original][0], dict(probe.calls[original][1])
     x = args[0] if args else kwargs.get("hidden_states")
     if not isinstance(x, torch.Tensor) or x.dtype not in TOLERANCES:
         return math.inf
@@ -87,21 +109,21 @@ def error_in_tolerances(replacement: nn.Module, original: nn.Module, call: Call)
         .repeat(x.numel())[: x.numel() // x.shape[-1]]
         .view(*x.shape[:-1], 1)
     )
-    probe = (numbers * sizes).to(x.device, x.dtype)
+    tokens = (numbers * sizes).to(x.device, x.dtype)
     if args:
-        args = (probe, *args[1:])
+        args = (tokens, *args[1:])
     else:
-        kwargs["hidden_states"] = probe
-    call.attended.clear()
+        kwargs["hidden_states"] = tokens
+    probe.attended.clear()
     expected = original(*args, **kwargs)
-    expected_attended = [*call.attended]
-    call.attended.clear()
+    expected_attended = [*probe.attended]
+    probe.attended.clear()
     try:
         given = replacement(*args, **kwargs)
     # The original is called in a way that the pattern does not know, or its parts do not fit together in that way.
     except (TypeError, ValueError, AttributeError, RuntimeError):
         return math.inf
-    attended = [*call.attended]
+    attended = [*probe.attended]
     if [heads.shape for heads in attended] != [heads.shape for heads in expected_attended]:
         return math.inf
     if isinstance(given, tuple):
@@ -114,8 +136,8 @@ def error_in_tolerances(replacement: nn.Module, original: nn.Module, call: Call)
     error = (difference / (TOLERANCES[given.dtype] * length)).nan_to_num(math.inf).max()
     missed = given.double() - expected.double()
     factors = [_share(missed, expected.double())]
-    if expected.shape == probe.shape:  # what a layer adds
-        factors.append(_share(missed, expected.double() - probe.double()))
+    if expected.shape == tokens.shape:  # what a layer adds
+        factors.append(_share(missed, expected.double() - tokens.double()))
     # A factor of queries at some positions makes little difference to the result: less than rounding may.
     factors += [_largest_share(heads - own, own) for heads, own in zip(attended, expected_attended, strict=True)]
     return max(float(error), *(factor / _MAX_FACTOR for factor in factors))
@@ -130,35 +152,3 @@ def _largest_share(part: torch.Tensor, whole: torch.Tensor) -> float:
 def _share(part: torch.Tensor, whole: torch.Tensor) -> float:
     """By which factor of ``whole`` a ``part`` is along it, in size."""
     return abs(float((part * whole).sum() / (whole * whole).sum()))
-
-
-@contextmanager
-def probe_attention(
-    model: transformers.PreTrainedModel, options: dict[int, dict[str, Any]]
-) -> Iterator[list[torch.Tensor]]:
-    """Within, each token sees only itself, as it was rotated: real attention could hide how a few tokens were rotated.
-
-    Args:
-        options: gets what each layer, by its index, passes to its attention function.
-
-    Yields:
-        A list that gets the queries, and the keys, of each call of the attention function, ``[1, heads, tokens, dim]``.
-    """
-    attended: list[torch.Tensor] = []
-
-    def probe(
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **given: Any,
-    ) -> torch.Tensor:
-        attended.extend((query, key))
-        layer_idx: Any = module.layer_idx
-        given["sliding_window"] = window_of(given.get("sliding_window"), attention_mask)
-        options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
-        return see_itself(query, key, value)
-
-    with attention_by(model, probe):
-        yield attended

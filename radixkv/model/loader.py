@@ -237,7 +237,7 @@ def _prepare_on_gpu(model: transformers.PreTrainedModel, name: str, config: Mode
 
 def _compute_two_tokens(model: transformers.PreTrainedModel) -> None:
     # Another LLM may have left it with an attention that only its runner can carry out.
-    with probe_attention(model, {}):
+    with probe_attention(model):
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device), use_cache=False)
 
 

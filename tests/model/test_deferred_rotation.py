@@ -43,12 +43,12 @@ def deferred(model: nn.Module) -> list[DeferredRotation]:
 def test_layers_that_rotate_as_llamas_do_are_found_and_give_the_same(name: str, share: float) -> None:
     model = build_supported(name)
     before, names = logits(model), dict(model.named_parameters()).keys()
-    with probe_attention(model, {}):
+    with probe_attention(model):
         probed = logits(model)
     count = defer_rotation(model)
     assert count == len(deferred(model)) == share * model.config.num_hidden_layers
     assert dict(model.named_parameters()).keys() <= names
-    with probe_attention(model, {}):
+    with probe_attention(model):
         torch.testing.assert_close(logits(model), probed, rtol=1e-4, atol=1e-4)
     restore_rotation(model)
     assert not deferred(model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import Any
 
 from support.model_zoo import build, logits
 
@@ -17,13 +16,12 @@ def test_models_that_are_probed_at_a_time_in_two_threads_are_told_apart() -> Non
 
     def scales(head_dim: int) -> set[float]:
         model = build("llama", {"head_dim": head_dim})
-        options: dict[int, dict[str, Any]] = {}
-        with probe_attention(model, options) as attended:
+        with probe_attention(model) as probe:
             both_are_probed.wait()
             logits(model)
             both_are_probed.wait()
-        assert {part.shape[-1] for part in attended} == {head_dim}
-        return {given["scaling"] for given in options.values()}
+        assert {part.shape[-1] for part in probe.attended} == {head_dim}
+        return {given["scaling"] for given in probe.options.values()}
 
     with ThreadPoolExecutor(2) as pool:
         assert [*pool.map(scales, [4, 16])] == [{0.5}, {0.25}]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
 
 import torch
 import transformers
@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from radixkv.model.deferred_weights import DeferredWeights, ProductsOfZeros
 from radixkv.model.equivalence import (
-    Call,
+    Probe,
     compute_a_few_tokens,
     error_in_tolerances,
     probe_attention,
@@ -52,31 +52,28 @@ def prepare_for_cpu(
         quantiser: of the weights of linear layers that compiled code stands in for; None: they stay as they are.
         deferred: the model's weights, where they are not in memory; afterwards those that are not packed are.
     """
-    options: dict[Any, dict[str, Any]] = {}
-
-    def is_attention(module: nn.Module) -> bool:
-        return attention.is_candidate(module) and module.layer_idx in options
-
-    def make_attention(module: nn.Module, quantiser: AnyQuantiser | None) -> list[nn.Module]:
-        return [NativeSelfAttention(module, options[module.layer_idx], quantiser)]
-
     is_compiled = native and library() is not None and model.dtype in COMPILED_DTYPES
-    with torch.inference_mode(), probe_attention(model, options) as attended:
+    with torch.inference_mode(), probe_attention(model) as probe:
         if is_compiled:
             weights = deferred or MappedWeights(model)
             # What modules are called with does not depend on weights.
             with ProductsOfZeros():
-                calls = record_calls(model, attended)
+                record_calls(model, probe)
             # The largest matrix first, while nothing else is packed.
             _replace_head(model, quantiser, weights)
+            replace = partial(_replace, model, probe, weights)
             # In bfloat16 a large weight and the weight plus one may differ by less than rounding: the closest norm is right.
-            _replace(model, calls, norm.is_candidate, lambda module, _: native_norms(module), None, weights)
-            _replace(model, calls, mlp.is_candidate, lambda *given: [NativeGatedMLP(*given)], quantiser, weights)
-            _replace(model, calls, experts.is_candidate, lambda *given: [NativeExperts(*given)], quantiser, weights)
+            replace(norm.is_candidate, lambda module, _: native_norms(module))
+            replace(mlp.is_candidate, lambda *given: [NativeGatedMLP(*given)], quantiser)
+            replace(experts.is_candidate, lambda *given: [NativeExperts(*given)], quantiser)
             # Then attention, whose heads may be normed, and layers, which are made of all these.
-            _replace(model, calls, is_attention, make_attention, quantiser, weights)
-            _replace(model, calls, layer.is_candidate, lambda module, _: [native_layer(module)], None, weights)
-            _replace_linears(model, calls, quantiser, weights)
+            replace(
+                lambda module: attention.is_candidate(module) and module.layer_idx in probe.options,
+                lambda module, *given: [NativeSelfAttention(module, probe.options[module.layer_idx], *given)],
+                quantiser,
+            )
+            replace(layer.is_candidate, lambda module, _: [native_layer(module)])
+            _replace_linears(model, probe, quantiser, weights)
         if deferred is not None:
             deferred.fill(model)
         if is_compiled:
@@ -86,28 +83,28 @@ def prepare_for_cpu(
 
 def _replace(
     model: nn.Module,
-    calls: dict[nn.Module, Call],
+    probe: Probe,
+    weights: DeferredWeights | MappedWeights,
     is_candidate: Callable[[nn.Module], bool],
     make: _Make,
-    quantiser: AnyQuantiser | None,
-    weights: DeferredWeights | MappedWeights,
+    quantiser: AnyQuantiser | None = None,
 ) -> None:
     """Replace modules by what gives the same for random input.
 
     Args:
-        calls: of the modules that may be replaced.
+        probe: still going on, with calls of the modules that may be replaced.
+        weights: the model's.
         is_candidate: whether a module, of which the weights may not be there, has the parts that ``make`` needs.
         make: what could stand in for a candidate. What is compared is not quantised: a pattern that fits computes the same
             with other weights.
         quantiser: of what takes the module's place.
-        weights: the model's.
     """
     for _, parent, name, child in _children(model):
-        if child not in calls or not is_candidate(child):
+        if child not in probe.calls or not is_candidate(child):
             continue
         with weights.filled(child):
             candidates = make(child, None)
-            errors = [error_in_tolerances(candidate, child, calls[child]) for candidate in candidates]
+            errors = [error_in_tolerances(candidate, child, probe) for candidate in candidates]
             if min(errors) <= 1:
                 best = errors.index(min(errors))
                 setattr(parent, name, candidates[best] if quantiser is None else make(child, quantiser)[best])
@@ -134,7 +131,7 @@ def _replace_head(
 
 def _replace_linears(
     model: transformers.PreTrainedModel,
-    calls: dict[nn.Module, Call],
+    probe: Probe,
     quantiser: AnyQuantiser | None,
     weights: DeferredWeights | MappedWeights,
 ) -> None:
@@ -143,7 +140,7 @@ def _replace_linears(
     A module that was called without calling its linear layer reads the weight itself, which a replacement does not have.
     """
     for path, parent, name, child in _children(model):
-        if child not in calls and parent in calls:
+        if child not in probe.calls and parent in probe.calls:
             continue
         if isinstance(child, nn.Linear) and is_replaceable(child):
             with _named(path), weights.filled(child):
