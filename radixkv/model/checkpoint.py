@@ -31,12 +31,11 @@ _FAILED_CHECK = re.compile(r"\[enforce fail at [^]]*\] .*?\. ")
 def read_checkpoint(
     folder: Path, dtype: torch.dtype, device: torch.device, may_defer: bool
 ) -> tuple[transformers.PreTrainedModel, DeferredWeights | None]:
-    """Build a model, and read its weights if they are to be in memory.
+    """Build a model and read its weights, unless they may stay in their files until they are packed.
 
-    On a CPU, where compiled code packs weights one module at a time, they are read then, so that a file in another type is
-    never in memory whole. That is done with what a GGUF file was converted to, with quantised checkpoints of a kind that is
-    read here, and with folders of safetensors that have a tensor for each parameter; all others are loaded as transformers
-    does it.
+    Compiled code for CPUs packs weights one module at a time. If each module's are read only then, a file in another type is
+    never in memory whole. This works for converted GGUF files, for checkpoints quantised by one of `METHODS`, and for folders
+    of safetensors with one tensor per parameter; transformers loads all others.
 
     Args:
         folder: of the model.
@@ -55,23 +54,16 @@ def read_checkpoint(
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     quantisation = quantisation_of(config, folder)
     with _damage_errors(folder):
-        paths = safetensors_of(folder)  # what transformers raises of a damaged index names no file
-    found: tuple[transformers.PreTrainedModel, DeferredWeights | None] | None = None
-    if (folder / BLOCKS_FILE).exists():
-        model = build_without_weights(config, dtype)
-        found = model, DeferredWeights(model, BlockFile(folder))
-    elif quantisation is not None:
-        found = _open_quantised(folder, paths, config, quantisation, dtype)
-    elif may_defer:
-        with _damage_errors(folder):
-            found = _defer(folder, paths, config, dtype)
-    if found is None:
-        with _damage_errors(folder):
-            whole: Any = load_whole(str(folder), dtype, config)
-            integers = CheckpointFiles(paths).integers() if paths[0].exists() else integers_of_torch(folder)
-            refuse_integers(folder, integers, whole)
-            found = whole, None
-    model, deferred = found
+        paths = safetensors_of(folder)  # first: transformers' error for a damaged index names no file
+        deferred: DeferredWeights | None
+        if (folder / BLOCKS_FILE).exists():
+            model = build_without_weights(config, dtype)
+            deferred = DeferredWeights(model, BlockFile(folder))
+        elif quantisation is not None:
+            model, deferred = _open_quantised(folder, paths, config, quantisation, dtype)
+        else:
+            opened = _defer(folder, paths, config, dtype) if may_defer else None
+            model, deferred = opened or (_load_all(folder, paths, config, dtype), None)
     if may_defer:
         return model, deferred
     with _memory_errors(folder):
@@ -126,6 +118,14 @@ def _defer(
         return None
     refuse_integers(folder, files.integers(), model)
     return model, DeferredWeights(model, files)
+
+
+def _load_all(folder: Path, paths: Sequence[Path], config: Any, dtype: torch.dtype) -> transformers.PreTrainedModel:
+    """A model with its weights in memory, none of them integers."""
+    model = load_whole(str(folder), dtype, config)
+    integers = CheckpointFiles(paths).integers() if paths[0].exists() else integers_of_torch(folder)
+    refuse_integers(folder, integers, model)
+    return model
 
 
 def _keeps_float32(model: transformers.PreTrainedModel) -> bool:

@@ -22,6 +22,7 @@ from support.quantised_checkpoints import Scheme, awq, float8, gptq, int8, write
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
 from radixkv.model import checkpoint
+from radixkv.model.gguf_conversion import BLOCKS_FILE, ensure_converted
 from radixkv.model.loader import load_model
 
 SIZES: dict[str, Any] = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 192, "num_hidden_layers": 2}
@@ -172,22 +173,32 @@ def test_what_is_wrong_with_a_damaged_file_is_not_cut_off(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("damage", ["cut", "a length"])
-def test_a_damaged_gguf_file_is_refused_by_its_name(
-    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_gguf_file_is_refused_by_its_name(damage: str, model_cache: Path, tmp_path: Path) -> None:
     """Errors may be of any class: gguf and transformers check little of what a file says."""
-    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "tiny.gguf"
     write_llama(build("llama", SIZES), path)
     whole = path.read_bytes()
     path.write_bytes(whole[:300] if damage == "cut" else whole[:31] + b"\x7f" + whole[32:])
     with pytest.raises(ModelLoadError, match=rf"^{path} could not be converted"):
         load_model(path, ModelConfig(dtype="float32"))
-    assert not list((tmp_path / "cache").iterdir())
+    assert not list(model_cache.iterdir())
 
 
-def test_a_gguf_file_without_a_weight_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
+def test_a_damaged_file_of_blocks_is_refused_by_its_folder(model_cache: Path, tmp_path: Path) -> None:
+    """It ended with safetensors' own error, which names no file; its size is checked before, and is right here."""
+    path = tmp_path / "tiny.gguf"
+    write_llama(build("llama", SIZES), path)
+    folder = ensure_converted(path, print, in_blocks=True)
+    blocks = folder / BLOCKS_FILE
+    whole = blocks.read_bytes()
+    blocks.write_bytes(b"\x7f" * 8 + whole[8:])  # the length of its header
+    with pytest.raises(ModelLoadError, match=f"^{folder}: its weights cannot be read, a file may be damaged: "):
+        load_model(path, ModelConfig(dtype="float32"))
+
+
+def test_a_gguf_file_without_a_weight_is_refused(
+    model_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add = gguf.GGUFWriter.add_tensor
 
     def add_others(self: Any, name: str, *arguments: Any, **options: Any) -> None:
@@ -198,24 +209,20 @@ def test_a_gguf_file_without_a_weight_is_refused(tmp_path: Path, monkeypatch: py
     write_llama(build("llama", SIZES), tmp_path / "tiny.gguf")
     with pytest.raises(ModelLoadError, match=rf"tiny\.gguf: expected all weights .*, {UP} among them"):
         load_model(tmp_path / "tiny.gguf", ModelConfig(dtype="float32"))
-    assert not list((tmp_path / "cache").iterdir())
+    assert not list(model_cache.iterdir())
 
 
-def test_one_of_several_gguf_files_that_a_model_was_split_into_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_several_gguf_files_that_a_model_was_split_into_is_refused(model_cache: Path, tmp_path: Path) -> None:
     """Without the output head, which is in another file, it was loaded as a model that ties its own to the embedding."""
-    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
     write_model(build("llama", SIZES), tmp_path / "tiny.gguf", "llama", fields={"split.count": 2})
     with pytest.raises(ModelLoadError, match=r"split\.count: .* got one of 2; llama-gguf-split --merge joins them"):
         load_model(tmp_path / "tiny.gguf", ModelConfig(dtype="float32"))
 
 
 def test_a_gguf_file_with_biases_that_the_model_lacks_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """transformers makes every file of the kind "llama" a model without biases."""
-    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
     start = gguf.GGUFWriter.add_bos_token_id
 
     def start_with_bias(self: Any, token_id: int) -> None:
