@@ -75,6 +75,25 @@ class LoadedModel(TextInterface):
     rope_factors: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Unprepared:
+    """A model as it was given or read, before any module is replaced.
+
+    Attributes:
+        tokenizer: that it is to be used with; None: there is none.
+        origin: as of `LoadedModel`.
+        deferred: its weights, where they are not in memory.
+        generation_config: what its files say; None: nothing, or it was given in memory.
+    """
+
+    model: transformers.PreTrainedModel
+    name: str
+    tokenizer: Any
+    origin: ModelFiles | str | None = None
+    deferred: DeferredWeights | None = None
+    generation_config: transformers.GenerationConfig | None = None
+
+
 def load_model(
     model: str | Path | transformers.PreTrainedModel | None = None,
     config: ModelConfig | None = None,
@@ -103,30 +122,11 @@ def load_model(
     generation_config = read_generation_config(config.generation_config)
     device = _resolve_device(config.device)
     dtype = _resolve_dtype(config.dtype, device, native)
-    panel_cache = deferred_weights = origin = None
     if isinstance(model, transformers.PreTrainedModel):
-        name = model.config.name_or_path or type(model).__name__
-        if config.dtype != "auto" and dtype != model.dtype:
-            raise ValueError(
-                f"dtype: expected 'auto', for a loaded model keeps its own, {model.dtype}, got {config.dtype!r}; "
-                f"model.to({dtype}) converts it"
-            )
-        _check_quantization(config.quantization, model.device, model.dtype, native)
-        tokenizer = chosen_tokenizer(config, lambda: None)
-        loaded_model = model
+        unprepared = _from_memory(model, config, dtype, native)
     else:
-        _check_quantization(config.quantization, device, dtype, native)
-        name = DEFAULT_MODEL_NAME if model is None else str(model)
-        with silence_transformers():
-            folder, revision = resolve_folder(model, progress or print_progress, config.quantization == "gguf")
-        panel_cache = PanelCache(quantised_folder())
-        # They are read when compiled code packs them.
-        may_defer = native and device.type == "cpu" and library() is not None and dtype in COMPILED_DTYPES
-        tokenizer = chosen_tokenizer(config, partial(_read_own_tokenizer, folder, name))
-        with silence_transformers(), load_errors(name):
-            origin = revision or ModelFiles.of(folder)
-            generation_config = generation_config or read_own_generation_config(folder, config.generation_config)
-            loaded_model, deferred_weights = read_checkpoint(folder, dtype, device, may_defer)
+        unprepared = _from_files(model, config, device, dtype, native, progress or print_progress)
+    loaded_model, name = unprepared.model, unprepared.name
     loaded_model.eval()
     check_supported(loaded_model, name)
     text_config = loaded_model.config.get_text_config()
@@ -136,14 +136,11 @@ def load_model(
     model_length = config.max_model_len or longest
     rope_factors = choose_factors(loaded_model, model_length)
     stop_changes(loaded_model)
-    generation_config = generation_config or loaded_model.generation_config
+    generation_config = generation_config or unprepared.generation_config or loaded_model.generation_config
     sampling_defaults = sampling_defaults_of(generation_config, config, name)
-    weights_fingerprint = None
-    # Once compiled code has repacked weights that are of no file, nothing else tells them.
-    if fingerprint or (origin is None and loaded_model.device.type == "cpu"):
-        weights_fingerprint = _fingerprint(loaded_model, config.quantization, deferred_weights, is_wanted=fingerprint)
+    weights_fingerprint = _fingerprint(unprepared, config.quantization, is_wanted=fingerprint)
     if loaded_model.device.type == "cpu":
-        _prepare_on_cpu(loaded_model, name, config, native, panel_cache, deferred_weights)
+        _prepare_on_cpu(unprepared, config, native)
     else:
         _prepare_on_gpu(loaded_model, name, config)
     if weights_fingerprint is not None:
@@ -151,20 +148,55 @@ def load_model(
     remove_unused()  # now that what this model uses is marked
     return LoadedModel(
         model=loaded_model,
-        tokenizer=tokenizer,
+        tokenizer=unprepared.tokenizer,
         name=name,
         max_model_len=model_length,
         model_length=model_length,
         vocab_size=text_config.vocab_size,
-        eos_token_ids=end_tokens_of(generation_config, tokenizer, text_config.vocab_size),
+        eos_token_ids=end_tokens_of(generation_config, unprepared.tokenizer, text_config.vocab_size),
         dtype=loaded_model.dtype,
         device=loaded_model.device,
-        chat_format=chat_format_of(tokenizer, config),
+        chat_format=chat_format_of(unprepared.tokenizer, config),
         sampling_defaults=sampling_defaults,
         fingerprint=weights_fingerprint,
-        origin=origin,
+        origin=unprepared.origin,
         rope_factors=rope_factors,
     )
+
+
+def _from_memory(
+    model: transformers.PreTrainedModel, config: ModelConfig, dtype: torch.dtype, native: bool
+) -> _Unprepared:
+    if config.dtype != "auto" and dtype != model.dtype:
+        raise ValueError(
+            f"dtype: expected 'auto', for a loaded model keeps its own, {model.dtype}, got {config.dtype!r}; "
+            f"model.to({dtype}) converts it"
+        )
+    _check_quantization(config.quantization, model.device, model.dtype, native)
+    tokenizer = chosen_tokenizer(config, lambda: None)
+    return _Unprepared(model, model.config.name_or_path or type(model).__name__, tokenizer)
+
+
+def _from_files(
+    model: str | Path | None,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    native: bool,
+    progress: ProgressCallback,
+) -> _Unprepared:
+    _check_quantization(config.quantization, device, dtype, native)
+    name = DEFAULT_MODEL_NAME if model is None else str(model)
+    with silence_transformers():
+        folder, revision = resolve_folder(model, progress, config.quantization == "gguf")
+    tokenizer = chosen_tokenizer(config, partial(_read_own_tokenizer, folder, name))
+    # Weights may stay in their files until compiled code packs them.
+    may_defer = native and device.type == "cpu" and library() is not None and dtype in COMPILED_DTYPES
+    with silence_transformers(), load_errors(name):
+        origin = revision or ModelFiles.of(folder)
+        generation_config = read_own_generation_config(folder, config.generation_config)
+        loaded, deferred = read_checkpoint(folder, dtype, device, may_defer)
+    return _Unprepared(loaded, name, tokenizer, origin, deferred, generation_config)
 
 
 def _read_own_tokenizer(folder: Path, name: str) -> Any:
@@ -172,12 +204,14 @@ def _read_own_tokenizer(folder: Path, name: str) -> Any:
         return read_tokenizer(folder)
 
 
-def _fingerprint(
-    model: transformers.PreTrainedModel, quantization: str | None, deferred: DeferredWeights | None, is_wanted: bool
-) -> str | None:
-    """`model_fingerprint`; None: there is none, and the caller does not insist on it."""
+def _fingerprint(unprepared: _Unprepared, quantization: str | None, is_wanted: bool) -> str | None:
+    """`model_fingerprint`; None: it is not wanted, and either the model's origin tells it or the model cannot be named."""
+    # Once compiled code has repacked weights that are of no file, nothing else tells them.
+    is_needed = unprepared.origin is None and unprepared.model.device.type == "cpu"
+    if not is_wanted and not is_needed:
+        return None
     try:
-        return model_fingerprint(model, quantization, deferred)
+        return model_fingerprint(unprepared.model, quantization, unprepared.deferred)
     except ValueError:  # the weights were repacked already, by an engine that could not name them either
         if is_wanted:
             raise
@@ -205,18 +239,18 @@ def _check_quantization(quantization: str | None, device: torch.device, dtype: t
     raise ValueError(f"quantization: {quantization!r} is computed by compiled code for CPUs, {obstacle}, or None")
 
 
-def _prepare_on_cpu(
-    model: transformers.PreTrainedModel,
-    name: str,
-    config: ModelConfig,
-    native: bool,
-    panel_cache: PanelCache | None,
-    deferred: DeferredWeights | None,
-) -> None:
+def _prepare_on_cpu(unprepared: _Unprepared, config: ModelConfig, native: bool) -> None:
     """Let compiled code stand in for the model's modules, and quantise, share or trim what is in memory then."""
+    model, name, deferred = unprepared.model, unprepared.name, unprepared.deferred
+    quantiser: AnyQuantiser | None = None
+    if config.quantization not in (None, "gguf"):
+        cache = None if unprepared.origin is None else PanelCache(quantised_folder())
+        quantiser = Quantiser(str(config.quantization), cache)
+    elif deferred is not None and deferred.has_blocks:
+        quantiser = BlockKeeper(deferred)
     num_linears = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
     try:
-        prepare_for_cpu(model, native, _quantiser(config.quantization, panel_cache, deferred), deferred)
+        prepare_for_cpu(model, native, quantiser, deferred)
     except ValueError as error:  # names the module whose weights cannot be quantised
         raise ValueError(f"{name}: {error}") from error
     report_quantised(model, name, config.quantization, num_linears)
@@ -239,14 +273,6 @@ def _compute_two_tokens(model: transformers.PreTrainedModel) -> None:
     # Another LLM may have left it with an attention that only its runner can carry out.
     with probe_attention(model):
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device), use_cache=False)
-
-
-def _quantiser(
-    quantization: str | None, cache: PanelCache | None, deferred: DeferredWeights | None
-) -> AnyQuantiser | None:
-    if quantization not in (None, "gguf"):
-        return Quantiser(str(quantization), cache)
-    return None if deferred is None or not deferred.has_blocks else BlockKeeper(deferred)
 
 
 def _resolve_device(device: str | torch.device) -> torch.device:
