@@ -6,6 +6,7 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
     library       which compiled variant this processor runs
     source_digest whether it was compiled from the sources that are here
     linear        products with packed weights; src/features.cpp reads single ones
+    formats       how integers, scales and centres lie in memory
     quantised     packed weights of 8 or 4 bits
     blocks        packed weights that were quantised elsewhere, as they are
     attention     partial results over ranges of keys, merged

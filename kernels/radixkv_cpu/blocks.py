@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 
 from radixkv_cpu.checks import check_tensor
+from radixkv_cpu.formats import GROUP, Format, write_panels
 from radixkv_cpu.linear import PANEL, Weight, check_weights, stack
-from radixkv_cpu.quantised import GROUP, write_panels
 
 # Weights of so many features are packed at a time.
 _FEATURES_AT_ONCE = 64 * PANEL
@@ -43,51 +43,14 @@ class Blocks(NamedTuple):
         return weights
 
 
-class _Format(NamedTuple):
-    number: int
-    """Of `Format` of ``src/calls.h``."""
-    bits: int
-    dtype: torch.dtype
-    parts: int
-    is_centred: bool
-    integer: torch.dtype = torch.int8
-
-    def holds(self, blocks: Blocks) -> bool:
-        """Whether this format can represent all of these, to the last bit."""
-        parts = blocks.scales.shape[1] // (blocks.integers.shape[1] // GROUP)
-        return (
-            self.integer == blocks.integers.dtype
-            and self.bits >= blocks.bits
-            and self.dtype in (blocks.scales.dtype, torch.float32)
-            and self.parts >= parts
-            and (self.is_centred or blocks.centres is None)
-        )
-
-    def __str__(self) -> str:
-        numbers = f"{self.bits} bits" if self.integer == torch.int8 else "float8"
-        return f"{numbers} by {str(self.dtype).removeprefix('torch.')}"
-
-    @property
-    def num_kinds(self) -> int:
-        return 2 if self.is_centred else 1
-
-    @property
-    def header_bytes(self) -> int:
-        return self.num_kinds * self.parts * PANEL * self.dtype.itemsize
-
-    @property
-    def group_bytes(self) -> int:
-        return self.header_bytes + GROUP * PANEL * self.bits // 8
-
-
 # The smaller ones first.
 _FORMATS = (
-    _Format(4, 4, torch.float16, 1, True),
-    _Format(5, 4, torch.float32, 1, True),
-    _Format(3, 8, torch.float16, 1, False),
-    _Format(7, 8, torch.float32, 1, False),
-    _Format(6, 8, torch.float32, 2, True),
-    _Format(8, 8, torch.float32, 1, False, torch.float8_e4m3fn),
+    Format(4, 4, torch.float16, is_centred=True),
+    Format(5, 4, torch.float32, is_centred=True),
+    Format(3, 8, torch.float16),
+    Format(7, 8, torch.float32),
+    Format(6, 8, torch.float32, is_centred=True, parts=2),
+    Format(8, 8, torch.float32, integer=torch.float8_e4m3fn),
 )
 
 
@@ -140,7 +103,7 @@ class BlockWeight(Weight):
         self._check_features(features)
         kind = self._format
         panel, lane = features.reshape(-1) // PANEL, features.reshape(-1) % PANEL
-        header, body = self.panels[:, 0].split((kind.header_bytes, kind.group_bytes - kind.header_bytes), dim=-1)
+        header, body = self.panels[:, 0].split((kind.header_bytes, kind.body_bytes), dim=-1)
         numbers = header.view(kind.dtype).unflatten(-1, (-1, PANEL))[panel, :, :, lane].float()
         if kind.bits == 8:
             integers = (
@@ -168,36 +131,43 @@ def _check_numbers(name: str, blocks: Blocks) -> None:
         check_tensor(f"{name}.centres", blocks.centres, list(scales.shape), [scales.dtype], 0)
 
 
-def _format_of(blocks: Sequence[Blocks]) -> _Format:
+def _format_of(blocks: Sequence[Blocks]) -> Format:
     """The smallest format that represents all of these exactly."""
-    found = next((kind for kind in _FORMATS if all(kind.holds(part) for part in blocks)), None)
+    found = next((kind for kind in _FORMATS if all(_holds(kind, part) for part in blocks)), None)
     if found is None:
         given = [(part.integers.dtype, part.bits, list(part.scales.shape)) for part in blocks]
         raise ValueError(f"blocks: expected integers of 4 or 8 bits, or float8 with scales of 32 inputs, got {given}")
     return found
 
 
-def _panels(blocks: Sequence[Blocks], kind: _Format, activation: str | None) -> torch.Tensor:
+def _holds(kind: Format, blocks: Blocks) -> bool:
+    """Whether a format can represent all of these, to the last bit."""
+    parts = blocks.scales.shape[1] // (blocks.integers.shape[1] // GROUP)
+    return (
+        kind.integer == blocks.integers.dtype
+        and kind.bits >= blocks.bits
+        and kind.dtype in (blocks.scales.dtype, torch.float32)
+        and kind.parts >= parts
+        and (kind.is_centred or blocks.centres is None)
+    )
+
+
+def _panels(blocks: Sequence[Blocks], kind: Format, activation: str | None) -> torch.Tensor:
     """uint8 ``[panels, weights, inputs / 32, bytes of a group]``."""
     integers = stack([part.integers.view(torch.int8) for part in blocks], activation)
-    count, features, inputs = integers.shape
+    _, features, inputs = integers.shape
     numbers = [stack([_in_parts(part.scales, inputs, kind) for part in blocks], activation)]
     if kind.is_centred:
         centres = (torch.zeros_like(part.scales) if part.centres is None else part.centres for part in blocks)
         numbers.append(stack([_in_parts(centre, inputs, kind) for centre in centres], activation))
-    panels = torch.empty(-(-features // PANEL), count, inputs // GROUP, kind.group_bytes, dtype=torch.uint8)
+    panels = torch.empty(kind.panel_shape(*integers.shape), dtype=torch.uint8)
     for start in range(0, features, _FEATURES_AT_ONCE):
         stop = start + _FEATURES_AT_ONCE
-        write_panels(
-            panels[start // PANEL : stop // PANEL],
-            integers[:, start:stop],
-            [number[:, start:stop] for number in numbers],
-            kind.bits,
-            0,
-        )
+        parts = [number[:, start:stop] for number in numbers]
+        write_panels(panels[start // PANEL : stop // PANEL], integers[:, start:stop], parts, kind)
     return panels
 
 
-def _in_parts(numbers: torch.Tensor, inputs: int, kind: _Format) -> torch.Tensor:
+def _in_parts(numbers: torch.Tensor, inputs: int, kind: Format) -> torch.Tensor:
     """Numbers repeated, so that there is one for each part of a group that the format has numbers for."""
     return numbers.to(kind.dtype).repeat_interleave(inputs // GROUP * kind.parts // numbers.shape[1], dim=1)

@@ -11,7 +11,6 @@ come from a file with such groups. Of normally distributed weights, 7.6 % of the
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -19,15 +18,17 @@ from typing import NamedTuple
 import torch
 
 from radixkv_cpu.checks import check_tensor
-from radixkv_cpu.linear import PANEL, Weight, check_weights, is_packable, pack, stack
+from radixkv_cpu.formats import GROUP, Format, write_panels
+from radixkv_cpu.linear import PANEL, Weight, check_weights, is_packable, stack
 
-GROUP = 32
-"""Inputs of a feature that share a scale."""
-QUANTIZATIONS = MappingProxyType({"int8": 8, "int4": 4})
-"""Bits of an integer."""
+QUANTIZATIONS = MappingProxyType(
+    {
+        "int8": Format(1, 8, torch.bfloat16),
+        "int4": Format(2, 4, torch.bfloat16, is_centred=True, lowest=-8),
+    }
+)
+"""How weights are kept, by name."""
 
-# `Format` of ``src/calls.h``.
-_FORMATS = MappingProxyType({"int8": 1, "int4": 2})
 # Weights of so many features are quantised at a time: what that needs is little beside a model.
 _FEATURES_AT_ONCE = 64 * PANEL
 # With 4 bits, scales that are tried, in parts of the one whose integers reach from the smallest weight to the largest.
@@ -80,9 +81,9 @@ class QuantisedWeight(Weight):
         else:
             features, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
             count = 2 if activation else 1
-            expected = _shape_of_panels(count, features // count, inputs, quantization)
+            expected = QUANTIZATIONS[quantization].panel_shape(count, features // count, inputs)
             check_tensor("panels", panels, expected, [torch.uint8])
-        super().__init__(panels, weights, biases, activation, _FORMATS[quantization], quantization)
+        super().__init__(panels, weights, biases, activation, QUANTIZATIONS[quantization].number, quantization)
 
 
 def is_quantisable(weight: torch.Tensor) -> bool:
@@ -175,58 +176,15 @@ def _not_zero(scales: torch.Tensor) -> torch.Tensor:
 
 def _quantised_panels(weights: torch.Tensor, quantization: str) -> torch.Tensor:
     """``[weights, features, inputs]`` to bytes ``[panels, weights, inputs / 32, bytes of a group]``."""
-    count, features, inputs = weights.shape
-    panels = torch.empty(_shape_of_panels(count, features, inputs, quantization), dtype=torch.uint8)
+    kind = QUANTIZATIONS[quantization]
+    panels = torch.empty(kind.panel_shape(*weights.shape), dtype=torch.uint8)
     for part, out in zip(
         weights.split(_FEATURES_AT_ONCE, dim=1), panels.split(_FEATURES_AT_ONCE // PANEL), strict=True
     ):
         integers, scales, centres = zip(*(quantise(weight, quantization) for weight in part), strict=True)
-        numbers = [torch.stack(kind) for kind in (scales, centres) if kind[0] is not None]
-        write_panels(out, torch.stack(integers), numbers, QUANTIZATIONS[quantization], -8)
+        numbers = [torch.stack(each) for each in (scales, centres) if each[0] is not None]
+        write_panels(out, torch.stack(integers), numbers, kind)
     return panels
-
-
-def write_panels(
-    panels: torch.Tensor, integers: torch.Tensor, numbers: Sequence[torch.Tensor], bits: int, lowest: int
-) -> None:
-    """Write groups, each with its header, as ``src/quantised.h`` says.
-
-    Args:
-        panels: uint8 ``[panels, weights, inputs / 32, bytes of a group]``, what is written to.
-        integers: int8 ``[weights, features, inputs]``.
-        numbers: scales, and centres if the format has any, ``[weights, features, parts of all groups]``.
-        bits: of an integer, 8 or 4.
-        lowest: of integers of 4 bits, what is stored as 0.
-    """
-    in_order = pack(integers).view(*panels.shape[:3], GROUP * PANEL)
-    body = in_order.view(torch.uint8) if bits == 8 else _nibbles(in_order, lowest)
-    header = panels[..., : panels.shape[-1] - body.shape[-1]]
-    panels[..., header.shape[-1] :] = body
-    for part, number in zip(header.chunk(len(numbers), dim=-1), numbers, strict=True):
-        words = number.view(torch.int16 if number.itemsize == 2 else torch.int32)
-        part[:] = pack(words).view(*part.shape[:3], -1).view(torch.uint8)
-
-
-def _shape_of_panels(count: int, features: int, inputs: int, quantization: str) -> tuple[int, int, int, int]:
-    """Bytes of ``count`` weights that alternate by panels."""
-    group_bytes = _header_bytes(quantization) + GROUP * PANEL * QUANTIZATIONS[quantization] // 8
-    return -(-features // PANEL), count, inputs // GROUP, group_bytes
-
-
-def _header_bytes(quantization: str) -> int:
-    """Of the scales of a group of a panel, and of its centres."""
-    return 2 * PANEL * (1 if quantization == "int8" else 2)
-
-
-def _nibbles(integers: torch.Tensor, lowest: int) -> torch.Tensor:
-    """``[..., 1024]`` integers to bytes ``[..., 512]``: of every 8 vectors of 16, one in each nibble of 16 words."""
-    # The last dimensions but one are: two pairs of inputs, the inputs of each, and the halves of a panel.
-    vectors = (integers.to(torch.int32) - lowest).unflatten(-1, (8, 2, 2, 2, 16))
-    words = torch.zeros_like(vectors[..., 0, 0, 0, :])
-    for pair, i, half in itertools.product(range(2), repeat=3):
-        words |= vectors[..., pair, i, half, :] << (16 * i + 8 * pair + 4 * half)
-    packed: torch.Tensor = words.flatten(-2).view(torch.uint8)
-    return packed
 
 
 def _check_quantization(quantization: str) -> None:
