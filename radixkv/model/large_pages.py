@@ -68,12 +68,12 @@ def use_large_pages(weights: Iterable[Weight]) -> threading.Thread | None:
     """Begin to put packed weights into large pages.
 
     Args:
-        weights: of a model, where they will stay.
+        weights: of a model, each once, where they will stay.
 
     Returns:
         The thread that does it; None: they are too small.
     """
-    pages = large_pages_of((weight.panels.data_ptr(), weight.nbytes) for weight in dict.fromkeys(weights))
+    pages = large_pages_of((weight.panels.data_ptr(), weight.nbytes) for weight in weights)
     if not pages:
         return None
 

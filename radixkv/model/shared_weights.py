@@ -29,13 +29,13 @@ def share_weights(weights: Iterable[Weight], folder: Path) -> None:
     Where the folder or the disk refuses, a warning says so, and the weights that are left stay where they are.
 
     Args:
-        weights: of a model.
+        weights: of a model, each once.
         folder: of the files; made where it is missing.
     """
     num_bytes = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for weight in dict.fromkeys(weights):
+        for weight in weights:
             weight.move(_shared(weight.panels, folder))
             num_bytes += weight.nbytes
     except OSError as error:

@@ -68,7 +68,7 @@ def test_weights_stay_what_and_where_they_are(caplog: pytest.LogCaptureFixture) 
     weights = [PackedWeight([torch.randn(1024, 1024)]) for _ in range(4)]
     before, places = [w.panels.clone() for w in weights], [w.panels.data_ptr() for w in weights]
     with caplog.at_level(logging.INFO, "radixkv"):
-        thread = use_large_pages([*weights, weights[0]])
+        thread = use_large_pages(weights)
         assert thread is not None
         thread.join()
     # Of pages that the system makes large it may have none, and it may split them again at any time.

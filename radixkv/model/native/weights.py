@@ -99,4 +99,4 @@ def make_weight(
 def weights_of(model: nn.Module) -> list[Weight]:
     """Those of all modules that compiled code stands in for, each once."""
     found = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Weight))
-    return [*{id(weight): weight for weight in found}.values()]
+    return [*dict.fromkeys(found)]
