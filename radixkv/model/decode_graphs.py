@@ -9,7 +9,7 @@ Without a GPU, as in tests, the model runs eagerly over the same buffers.
 
 from __future__ import annotations
 
-import functools
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -52,15 +52,6 @@ class GraphKind(NamedTuple):
     wide: bool = False
     whole: bool = False
 
-    def takes_any(self, is_flat: bool, has_wide: bool) -> bool:
-        """Whether it takes any batch of up to its size.
-
-        Args:
-            is_flat: the batches share nothing; otherwise some of them share prefixes.
-            has_wide: whether batches of its size may have wide tiles.
-        """
-        return not self.whole and (is_flat or self.wide == has_wide)
-
 
 class DecodeGraphs:
     """Runs decoding batches of one model.
@@ -93,12 +84,8 @@ class DecodeGraphs:
         if capture is None:
             capture = GraphCapture(device) if device.type == "cuda" else _run_eagerly
         fewest_heads = min(layer.num_kv_heads for layer in backend.pool.layers)
-        self._has_wide = functools.cache(
-            partial(has_wide_tiles, groups=frozenset(groups), dtype=backend.dtype, tiling=backend.tiling)
-        )
-        self.kinds = kinds_in_order(
-            max_num_seqs, max_draft_rows, self._has_wide, whole_from(fewest_heads, backend.tiling)
-        )
+        has_wide = partial(has_wide_tiles, groups=frozenset(groups), dtype=backend.dtype, tiling=backend.tiling)
+        self.kinds = kinds_in_order(max_num_seqs, max_draft_rows, has_wide, whole_from(fewest_heads, backend.tiling))
         self._backend = backend
         self._forward = forward
         self._capture = capture
@@ -129,7 +116,7 @@ class DecodeGraphs:
             self._captured.clear()
             self._logits = None
             self._partials = PartialResults(self._backend.pool.keys[0].device)
-        self._for_batch = _choices(self._captured, self._has_wide)
+        self._for_batch = _choices(self._captured)
 
     def _capture_all(self, kinds: Sequence[GraphKind]) -> None:
         end = self._clock() + MAX_CAPTURE_SECONDS
@@ -205,19 +192,24 @@ def kinds_in_order(
     ]
 
 
-def _choices(captured: Iterable[GraphKind], has_wide: Callable[[int], bool]) -> dict[tuple[int, bool], list[GraphKind]]:
+def _choices(captured: Iterable[GraphKind]) -> dict[tuple[int, bool], list[GraphKind]]:
     """For each number of rows, flat or not, the smallest graphs that take them, those with the least work first.
 
-    Each list ends with the first graph that takes any such batch: one with the widest tiles, or for flat batches one that
-    merges.
+    Each list ends with the first graph that takes any such batch: for flat batches one that merges, for others also with the
+    widest tiles of its size.
     """
+    in_order = sorted(captured, key=lambda kind: (kind.size, not kind.whole, kind.wide))
+    widest = {kind.size: kind for kind in in_order if not kind.whole}
     chosen: dict[tuple[int, bool], list[GraphKind]] = {}
-    for kind in sorted(captured, key=lambda kind: (kind.size, not kind.whole, kind.wide)):
-        for num_rows in range(1, kind.size + 1):
-            for is_flat in (True, False) if not kind.whole else (True,):
-                kinds = chosen.setdefault((num_rows, is_flat), [])
-                if not any(known.takes_any(is_flat, has_wide(known.size)) for known in kinds):
-                    kinds.append(kind)
+    is_complete: set[tuple[int, bool]] = set()
+    for kind in in_order:
+        for num_rows, is_flat in itertools.product(range(1, kind.size + 1), (True, False)):
+            batch = num_rows, is_flat
+            if batch in is_complete or (kind.whole and not is_flat):
+                continue
+            chosen.setdefault(batch, []).append(kind)
+            if not kind.whole and (is_flat or kind == widest[kind.size]):
+                is_complete.add(batch)
     return chosen
 
 
