@@ -19,32 +19,22 @@ from radixkv.model.window_mask import is_of_model, window_of
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], torch.Tensor]
 
 
-class LayerProbe:
-    """Notes the layers of a model while it runs: configurations do not give every layer's shapes.
+@contextmanager
+def watch_layers(model: transformers.PreTrainedModel, name: str) -> Iterator[dict[int, AttentionLayer]]:
+    """While the model runs, note what its layers pass to attention, which gives zeros.
 
     Args:
         name: of the model.
 
-    Attributes:
-        layers: by layer index, in the order in which they were called; what they were seen to pass to attention.
+    Yields:
+        By layer index, the layers in the order in which they are called.
+
+    Raises:
+        UnsupportedModelError: within, when a layer is called that cannot be served from blocks.
     """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.layers: dict[int, AttentionLayer] = {}
-
-    @contextmanager
-    def noting(self, model: transformers.PreTrainedModel) -> Iterator[None]:
-        """Within, attention gives zeros, and each of the model's layers is noted when it is called.
-
-        Raises:
-            UnsupportedModelError: a layer that is called cannot be served from blocks.
-        """
-        with attention_by(model, self.note):
-            yield
+    layers: dict[int, AttentionLayer] = {}
 
     def note(
-        self,
         module: Any,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -52,28 +42,26 @@ class LayerProbe:
         attention_mask: torch.Tensor | None,
         **given: Any,
     ) -> torch.Tensor:
-        """Zeros in the shape of the layer's result.
-
-        Raises:
-            UnsupportedModelError: it cannot be served from blocks.
-        """
         if getattr(module, "is_causal", True) is False:
             is_encoder = getattr(getattr(module, "config", None), "is_decoder", None) is False
             hint = " (a configuration with is_decoder=True may not)" if is_encoder else ""
-            raise UnsupportedModelError(f"{self._name}: its layers attend to later tokens, too{hint}")
+            raise UnsupportedModelError(f"{name}: its layers attend to later tokens, too{hint}")
         if is_of_model(attention_mask):
             raise UnsupportedModelError(
-                f"{self._name}: its layers add to attention what blocks do not hold: a mask of their own"
+                f"{name}: its layers add to attention what blocks do not hold: a mask of their own"
             )
-        if module.layer_idx in self.layers:
+        if module.layer_idx in layers:
             raise UnsupportedModelError(
-                f"{self._name}: its attention function is called twice for layer {module.layer_idx}, by one or by two modules"
+                f"{name}: its attention function is called twice for layer {module.layer_idx}, by one or by two modules"
             )
         shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         scale, softcap, window, sinks = layer_options(query, given)
         options = AttentionOptions(scale, softcap, window_of(window, attention_mask), sinks)
-        self.layers[module.layer_idx] = AttentionLayer(shape, query.shape[1], options)
+        layers[module.layer_idx] = AttentionLayer(shape, query.shape[1], options)
         return _zeros(query, value)
+
+    with attention_by(model, note):
+        yield layers
 
 
 def see_itself(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ from radixkv.model.attention_function import ATTENTION_NAME, layer_options
 from radixkv.model.batch_checks import refuse_mixing, refuse_other_positions, tokens_to_try
 from radixkv.model.compiled_layers import compile_layers, opaque_attention, uncompile_layers
 from radixkv.model.deferred_rotation import DeferredRotation, set_rotate_first
-from radixkv.model.layer_probe import Attend, LayerProbe, attend_nothing
+from radixkv.model.layer_probe import Attend, attend_nothing, watch_layers
 from radixkv.model.loader import LoadedModel
 from radixkv.model.model_input import ModelInput
 from radixkv.model.native import Chain, join_layers, layers_over, losing_rows, watch_chains
@@ -334,11 +334,13 @@ class ModelRunner:
         """Run three tokens with attention that only observes: configs do not give every layer's shapes."""
         positions = torch.arange(3, device=self._device)
         tokens = tokens_to_try(self._model, vocab_size, self._device)
-        probe = LayerProbe(name)
-        with probe.noting(self._model), losing_rows(self._model, kept=1) as last, watch_chains(self._model) as chains:
+        with (
+            watch_layers(self._model, name) as called,
+            losing_rows(self._model, kept=1) as last,
+            watch_chains(self._model) as chains,
+        ):
             logits = self._forward(tokens, positions, positions[1:2], None)
         self._vocab_size = logits.shape[1]
-        called = probe.layers
         if not called:
             raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
         if last is not None and last == [*called][-1] and logits.isfinite().all():
