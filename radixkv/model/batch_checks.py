@@ -1,6 +1,6 @@
-"""What a batch of several sequences asks of a model: that its tokens meet only in attention, and that positions are given.
+"""Checks that a model can run several sequences in a batch: tokens mix only in attention, at the positions that are given.
 
-Configurations do not say so of every model. It is tried with attention in which each token sees itself alone.
+Not every configuration tells. So the model is run with attention in which each token sees only itself.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ Forward = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, Attend | No
 
 
 def tokens_to_try(model: transformers.PreTrainedModel, vocab_size: int, device: torch.device) -> torch.Tensor:
-    """Three tokens, none of them padding: its embedding is zero, and so would be everything computed from it; and some models
-    do not count it.
+    """Three tokens other than padding, whose embedding is zero and which some models skip when they count positions.
 
     Args:
         model: that they are for.
@@ -38,7 +37,7 @@ def tokens_to_try(model: transformers.PreTrainedModel, vocab_size: int, device: 
 
 
 def refuse_mixing(forward: Forward, tokens: torch.Tensor, name: str) -> None:
-    """Refuse a model that mixes tokens elsewhere than in attention, by a convolution of keys, say.
+    """Refuse a model that mixes tokens outside of attention, for example by a convolution of keys.
 
     If each token attends only to itself, the logits of a token must not depend on the token before it.
 
@@ -62,7 +61,7 @@ def refuse_mixing(forward: Forward, tokens: torch.Tensor, name: str) -> None:
 
 
 def refuse_other_positions(forward: Forward, tokens: torch.Tensor, name: str) -> None:
-    """Refuse a model that counts positions from another number than 0, as RoBERTa does from that of padding.
+    """Refuse a model that does not count positions from 0: RoBERTa starts behind the number of its padding token.
 
     Args:
         forward: of the model.

@@ -1,7 +1,6 @@
-"""Weights that are read from files when they are needed, so that no more of them is in memory than is worked on.
+"""Weights that are read from files one module at a time, when it is packed: the rest takes no memory.
 
-A model is built without weights: each matrix is a single zero, repeated, which takes no memory and lets the model run, though
-not with the right results. A module is filled before it is replaced, one module at a time.
+Until then each matrix is a single zero, expanded to its shape, with which the model runs, though not with the right results.
 """
 
 from __future__ import annotations
@@ -154,9 +153,8 @@ class DeferredWeights:
     """A model's parameters that are in files.
 
     Args:
-        model: of `build_without_weights`. Parameters with one dimension are filled at once, and so are buffers that are in
-            the files: they are small.
-        files: with all parameters of the model, of those that are tied the first.
+        model: of `build_without_weights`. Vectors and stored buffers, which are small, are filled at once.
+        files: with all parameters of the model; of tied ones, the first.
     """
 
     def __init__(self, model: transformers.PreTrainedModel, files: WeightFiles) -> None:
@@ -180,7 +178,7 @@ class DeferredWeights:
 
     @contextmanager
     def filled(self, module: nn.Module) -> Iterator[None]:
-        """Within, a module has its weights. If it is still in the model afterwards, it has lost them again."""
+        """Within, a module has its weights; afterwards it has lost them again."""
         pending = [(p, self._placeholders[p]) for p in module.parameters() if p in self._placeholders]
         try:
             for parameter, _ in pending:
@@ -218,10 +216,7 @@ class DeferredWeights:
 
 
 class ProductsOfZeros(TorchFunctionMode):
-    """Within, layers without weights do not multiply: torch would first write all the zeros that stand for the weights.
-
-    Experts' weights it would refuse to multiply by.
-    """
+    """Within, products with expanded zeros are zeros: torch would first write them all out, and refuses to for experts."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

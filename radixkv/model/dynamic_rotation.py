@@ -1,7 +1,7 @@
-"""Rotary embeddings of type dynamic, which change for sequences that are longer than the model's limit: here there are none.
+"""Rotary embeddings of type dynamic, which change for sequences longer than the model's limit. No sequence is longer here.
 
-To see whether a sequence is longer, transformers reads positions from the device at each call: the host waits for that, and
-no CUDA graph can capture it. So the embeddings are relabelled as a type that never changes.
+To see whether one is, transformers reads positions from the device at each call: the host waits, and no CUDA graph can
+capture it. So the embeddings are relabelled as a type that never changes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ DYNAMIC = "dynamic"
 
 
 def stop_changes(model: nn.Module) -> None:
-    """Have the embeddings rotate as up to the model's limit, whatever the model was called with before."""
+    """Rotate as for sequences up to the model's limit, whatever the model was called with before."""
     for module in model.modules():
         layer_types = layers_of_type(module, DYNAMIC)
         if layer_types:

@@ -24,13 +24,12 @@ _WITHOUT = frozenset({"_name_or_path", "transformers_version", "architectures", 
 def model_fingerprint(
     model: transformers.PreTrainedModel, quantization: str | None, deferred: DeferredWeights | None = None
 ) -> str:
-    """Names a model by its weights' bytes, their types and shapes, its configuration (rope settings among it), and how its
-    weights are quantised when it is prepared.
+    """Names a model by its weights (bytes, types and shapes), its configuration, and how its weights will be quantised.
 
-    By xxh3 with 128 bits, which reads as fast as memory does: it tells models apart, but is not cryptographic: a collision
-    can be made on purpose, by anybody who has the weights of both models.
+    The digest is 128 bits of xxh3, which runs at memory speed. It is not cryptographic: whoever has the weights of two models
+    can make them collide.
 
-    It is read anew for each engine, because weights may be changed in place meanwhile; what was repacked since cannot be.
+    It is computed anew for each engine, because weights may be changed in place, as long as they are not repacked.
 
     Args:
         model: not yet prepared for a CPU, which repacks the weights; or `remember_fingerprint` was called when it was.

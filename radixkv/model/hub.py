@@ -15,14 +15,13 @@ _TEXTS = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "*.bpe")
 
 
 def fetch(model: str, with_weights: bool) -> Path:
-    """The folder of a model's newest revision, which is its name; what is missing there is fetched.
+    """Fetch what is missing of a model's newest revision, and return its folder, which is named after the revision.
 
-    Where the hub cannot be reached, it is the newest that was fetched before.
+    If the hub cannot be reached, this is the newest revision that was fetched before.
 
     Args:
         model: id on the hub.
-        with_weights: in one format, safetensors if there are any. Otherwise what else a model consists of: an ingress, which
-            needs a tokenizer, has no use for them.
+        with_weights: fetch weights, too, in one format: safetensors if there are any. An ingress needs only the rest.
 
     Raises:
         Exception: of any class; the hub has no such model, refuses it or cannot be reached; or files are missing here then.
@@ -34,7 +33,7 @@ def fetch(model: str, with_weights: bool) -> Path:
 
 
 def _fetch_weights(model: str, folder: Path) -> None:
-    """Those that are loaded of a folder, see `radixkv.model.weight_paths`, and not the same in other formats beside them."""
+    """Fetch the weights that would be loaded, see `radixkv.model.weight_paths`, but no copies in other formats."""
     for single, index in (SAFETENSORS, OF_TORCH):
         names = [single]
         with suppress(FileNotFoundError, SafetensorError):  # whoever reads the weights says that it is damaged

@@ -1,4 +1,4 @@
-"""Pages of a checkpoint's file that weights still lie in, while they are copied elsewhere."""
+"""Gives back a checkpoint's mapped pages once the weights in them are copied elsewhere."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ _log = logging.getLogger(__name__)
 
 
 class MappedWeights:
-    """Files that parameters of a model are mapped from. Where the system says nothing about mappings, there are none.
+    """Files that parameters of a model are mapped from; none where the system does not list its mappings.
 
-    Loaded in the type that they are stored in, parameters are no copies: they are the file's pages, mapped. A page that was
-    read counts as the process's memory as long as any weight of the file is in use, so packed copies come on top of all.
+    Parameters that are loaded in their stored type are mapped pages of the file. A page that was read counts as the process's
+    memory while any weight of the file is in use, so packed copies would come on top of all of them.
 
-    A mapping that anything was written to is left alone: what was written would be lost. The others stay mapped as long as
-    this object lives.
+    A mapping that was written to is left alone, or the changes would be lost. The others stay mapped while this object lives.
 
     Args:
         model: on the CPU.

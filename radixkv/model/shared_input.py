@@ -69,10 +69,10 @@ def groups_by_input(
 ) -> list[list[nn.Linear]]:
     """Linears, grouped where they were called with the same tensor: one after another, or by the same module.
 
-    Each occurs once, except those of a module that was called without calling them: it reads their weights itself.
+    Each is in one group; in none if its module was called without calling it, and so reads the weight itself.
 
-    The same module counts because latent attention calls other linears between those for its queries and those for its keys
-    and values, which read the same input.
+    Calls by the same module need not be neighbours: latent attention calls other linears between those that compress queries
+    and those that compress keys and values.
 
     Args:
         model: whose they are.

@@ -14,8 +14,9 @@ OF_TORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def safetensors_of(folder: Path) -> list[Path]:
-    """Those that transformers loads: ``model.safetensors``, or else the files that ``model.safetensors.index.json`` names; a
-    file of another name, which it does not know, only where it would load nothing.
+    """The safetensors with a folder's weights: ``model.safetensors``, else the files that its index names.
+
+    These are what transformers loads. If it would load nothing, a single file of another name counts.
 
     Raises:
         OSError, SafetensorError: an index cannot be read; the latter names the file.
@@ -30,7 +31,7 @@ def safetensors_of(folder: Path) -> list[Path]:
 
 
 def torch_files_of(folder: Path) -> list[Path]:
-    """Those in torch's own format that transformers loads where there are no safetensors.
+    """The files in torch's own format that transformers loads where there are no safetensors.
 
     Raises:
         OSError, SafetensorError: an index cannot be read; the latter names the file.

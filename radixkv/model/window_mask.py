@@ -15,7 +15,7 @@ _WINDOW = "radixkv_window"
 def make_mask(
     *_: Any, local_size: int | None = None, dtype: torch.dtype | None = None, device: Any = None, **__: Any
 ) -> torch.Tensor | None:
-    """What transformers calls to make a mask: one that masks nothing, and knows its window; None: it has none.
+    """Make what transformers asks for: a mask that masks nothing, but carries the layer's window; None: it has no window.
 
     Args:
         local_size: tokens of a sliding window.
@@ -35,5 +35,5 @@ def window_of(sliding_window: int | None, mask: torch.Tensor | None) -> int | No
 
 
 def is_of_model(mask: torch.Tensor | None) -> bool:
-    """Whether a mask is not what `make_mask` gave, but made or changed by the model's own code."""
+    """Whether the model's own code made or changed a mask, so that it is none of `make_mask`'s."""
     return mask is not None and not hasattr(mask, _WINDOW)

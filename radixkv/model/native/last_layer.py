@@ -1,7 +1,7 @@
-"""The last decoder layer, of which only the rows are wanted whose logits are wanted.
+"""Whether the last decoder layer needs to compute only those rows whose logits are wanted.
 
-What stands behind it (a norm, the output head) computes each row from that row alone. Of a prompt's rows, all but
-the last are then needed for their keys and values only. No property of a model tells whether this holds, so it is tried.
+If what follows it (a norm, the output head) computes each row from that row alone, all but the last of a prompt's rows are
+needed only for their keys and values. No property of a model tells whether this holds, so it is tried.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from radixkv.model.native.layer import NativeDecoderLayer
 
 @contextmanager
 def losing_rows(model: nn.Module, kept: int) -> Iterator[int | None]:
-    """Have the last decoder layer lose all rows but one: if that row's logits are numbers, they depend on no other.
+    """Within, the last decoder layer gives NaN in all rows but one: if that row's logits are finite, they need no other row.
 
     Args:
         kept: the row of a packed batch.

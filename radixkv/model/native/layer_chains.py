@@ -1,7 +1,7 @@
 """Decoder layers that follow one another, and are computed in one call.
 
-A layer belongs to the chain of the one before it if it is called with that one's very output, and with the same positions.
-No property of a model tells whether anything else reads what is between them, so it is tried.
+A layer continues the chain of the previous one if it is called with that layer's very output and the same positions. No
+property of a model tells whether anything else reads the states between layers, so it is tried.
 """
 
 from __future__ import annotations
