@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cpu_variants import assert_close, each_variant, use
+from support.products import assert_is_product
 from torch.nn import functional
 
 from radixkv_cpu import ACTIVATIONS, PackedWeight, linear
@@ -66,12 +67,7 @@ def test_products(
     residual = (torch.randn(rows, sum(features)) * size).to(dtype) if with_residual else None
     with use(variant):
         given_ = PackedWeight(weights, biases).multiply(x, residual)
-    terms = [torch.cat(weights).double(), x.double()]
-    expected, magnitude = terms[1] @ terms[0].T, terms[1].abs() @ terms[0].abs().T
-    added = [torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])]
-    for part in [*added, *([] if residual is None else [residual])]:
-        expected, magnitude = expected + part.double(), magnitude + part.double().abs()
-    assert_close(given_, expected, magnitude)
+    assert_is_product(given_, x, weights, biases, residual)
 
 
 @each_variant

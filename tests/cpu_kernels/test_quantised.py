@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cpu_variants import assert_close, each_variant, use
+from support.products import assert_is_product
 from torch.nn import functional
 
 from radixkv_cpu import (
@@ -74,12 +75,7 @@ def test_products(
     residual = (torch.randn(rows, sum(features)) * size).to(dtype) if with_residual else None
     with use(variant):
         product = QuantisedWeight(weights, quantization, biases).multiply(x, residual)
-    weight = torch.cat([kept(weight, quantization) for weight in weights]).double()
-    expected, magnitude = x.double() @ weight.T, x.double().abs() @ weight.abs().T
-    added = [torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])]
-    for part in [*added, *([] if residual is None else [residual])]:
-        expected, magnitude = expected + part.double(), magnitude + part.double().abs()
-    assert_close(product, expected, magnitude)
+    assert_is_product(product, x, [kept(weight, quantization) for weight in weights], biases, residual)
 
 
 @each_variant
