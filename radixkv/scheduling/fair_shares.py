@@ -87,12 +87,13 @@ class FairShares:
 
     def set_waiting(self, tenant: str, num_seqs: int) -> None:
         """So many sequences of the tenant wait from now on; with 0, it is no longer in turn."""
-        if not num_seqs:
-            self._set_turn(tenant, None)
-            return
-        turn = self._turns.get(tenant)
-        began = next(self._beginnings) if turn is None else turn.began
-        self._set_turn(tenant, _Turn(self.counter(tenant), num_seqs, self._charged_at.get(tenant, -1), began))
+        before = self._turns.pop(tenant, None)
+        if before is not None:
+            del self._order[before]
+        if num_seqs:
+            began = next(self._beginnings) if before is None else before.began
+            turn = _Turn(self.counter(tenant), num_seqs, self._charged_at.get(tenant, -1), began)
+            self._turns[tenant], self._order[turn] = turn, tenant
 
     def lift(self, tenant: str, running: Iterable[str]) -> None:
         """The tenant is about to wait: it has no claim to what it did not use before.
@@ -125,16 +126,7 @@ class FairShares:
         self._num_charges += 1
         self._charged_at[tenant] = self._num_charges
         if tenant in self._turns:
-            turn = self._turns[tenant]
-            self._set_turn(tenant, turn._replace(counter=self._counters[tenant], charged_at=self._num_charges))
-
-    def _set_turn(self, tenant: str, turn: _Turn | None) -> None:
-        previous = self._turns.pop(tenant, None)
-        if previous is not None:
-            del self._order[previous]
-        if turn is not None:
-            self._turns[tenant] = turn
-            self._order[turn] = tenant
+            self.set_waiting(tenant, self._turns[tenant].num_seqs)
 
     def unused(self, group: SequenceGroup) -> float:
         """The service charged for a running group's prompt, as a whole when it was admitted, that was not rendered yet."""
