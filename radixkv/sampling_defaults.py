@@ -21,18 +21,8 @@ SamplingDefaults = Mapping[str, Any]
 _log = logging.getLogger(__name__)
 
 # Fields of transformers' GenerationConfig, and what they are called in SamplingParams.
-_FIELDS: Mapping[str, str] = types.MappingProxyType(
-    {
-        "temperature": "temperature",
-        "top_p": "top_p",
-        "top_k": "top_k",
-        "min_p": "min_p",
-        "repetition_penalty": "repetition_penalty",
-        "presence_penalty": "presence_penalty",
-        "frequency_penalty": "frequency_penalty",
-        "max_new_tokens": "max_tokens",
-    }
-)
+_SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_FIELDS: Mapping[str, str] = types.MappingProxyType({**{name: name for name in _SAME}, "max_new_tokens": "max_tokens"})
 NO_DEFAULTS: SamplingDefaults = types.MappingProxyType({})
 
 
