@@ -165,7 +165,7 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Complete one prompt, or answer one conversation, piece by piece.
 
-        Options that are not described here are those of `chat`, and only for conversations.
+        Options that are not described here are those of `chat`, and only for conversations, except for ``sampling_params``.
 
         Args:
             prompt: as for `generate`, or a conversation as for `chat`.

@@ -64,9 +64,8 @@ class RadixTree:
         self._block_bytes = block_size * TOKEN_BYTES
         self.policy = policy
         self.owner_limits: OwnerLimits | None = None
-        self._leaves: EvictionPolicy = (
-            policy  # the index of evictable leaves: the limits if there are any, or the policy
-        )
+        # The index of evictable leaves: the limits where there are any, or the policy.
+        self._leaves: EvictionPolicy = policy
         self._now = now
         self.observers = Observers(observers)
         self.roots: dict[str, Root] = {}
@@ -96,12 +95,13 @@ class RadixTree:
 
     def limit_owners(self, limits: Mapping[str, int]) -> None:
         """See `PrefixCache.limit_owners`."""
+        # First, since a policy of the caller's own may raise.
+        owner_limits = OwnerLimits(limits, self.policy, self.nodes()) if limits else None
         if self.owner_limits is not None:
             self.observers.remove(self.owner_limits)
-        self.owner_limits = OwnerLimits(limits, self.policy, self.nodes()) if limits else None
-        if self.owner_limits is not None:
-            self.observers.add(self.owner_limits)
-        self._leaves = self.owner_limits or self.policy
+        if owner_limits is not None:
+            self.observers.add(owner_limits)
+        self.owner_limits, self._leaves = owner_limits, owner_limits or self.policy
 
     # -- look-up -------------------------------------------------------------------------------------------------
 

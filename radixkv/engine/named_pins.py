@@ -160,8 +160,10 @@ class NamedPins:
             return
         prompt, namespace = encode(request.prompt_token_ids), request.namespace
         for waiting in stored.waiting(self._tiers.names_of(namespace)[1]):
+            if not prompt.startswith(waiting.tokens):
+                continue
             tokens = decode(waiting.tokens)
-            if not prompt.startswith(waiting.tokens) or self.cache.match(tokens, namespace) < len(tokens):
+            if self.cache.match(tokens, namespace) < len(tokens):
                 continue
             ttl = None if waiting.expires_at is None else waiting.expires_at - time.time()
             if ttl is not None and ttl <= 0:

@@ -90,7 +90,7 @@ class RequestFactory:
         validate_capacity(request, self._capacity)
         if prompt.resume:
             resume_sequences(request, prompt.resume, loaded.tokenizer, loaded.vocab_size)
-        if own_seed is None:  # drawn last: a refused request takes none from later ones
+        if own_seed is None:  # drawn last: a request that is refused above takes none from later ones
             request.seed = self._seeds.getrandbits(63)
         return request
 

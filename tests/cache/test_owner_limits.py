@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from unittest.mock import Mock
 
 import pytest
 from support.cache_driver import compute, leave
 
 from radixkv.cache import POLICIES, InvalidArgumentError, PrefixCache
+from radixkv.cache.eviction.lru import LRU
 
 SIZE = 4
 _numbers = itertools.count()
@@ -91,10 +93,23 @@ def test_limits_are_replaced_and_withdrawn() -> None:
     for limits in ({"a": 3}, {"b": 2}, {"b": 0, "a": 10}):
         cache.limit_owners(limits)
         cache.check()
+        assert len(cache._tree.observers.on_insert) == 1
     cache.limit_owners({})
+    assert not cache._tree.observers.on_insert
     other = serve(cache, 10, "b")
     serve(cache, 4, "c")
     assert cached_blocks(cache, [kept, other]) == [6, 10]
+
+
+def test_limits_that_cannot_be_set_leave_those_before_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before were no longer told what is cached, and limited by what had been."""
+    cache = PrefixCache(20, SIZE)
+    cache.limit_owners({"a": 2})
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(LRU, "leaves", Mock(side_effect=MemoryError))
+        cache.limit_owners({"a": 1})
+    serve(cache, 4, "a")
+    cache.check()
 
 
 @pytest.mark.parametrize("limit", [-1, 2.5, True, None])

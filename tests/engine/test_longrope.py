@@ -99,7 +99,7 @@ def test_by_default_a_model_is_as_long_as_it_can_be_and_as_the_pool_has_room_for
     roomy = LLM(build_longrope("phi3"), **OPTIONS)
     assert roomy.engine.loaded.rope_factors == "long"
     message = (
-        "are by the long factors for all sequences, because one may have 481 tokens; with a max_model_len of up to "
+        "are by the long factors for all sequences, because one may have 481 tokens; with a max_model_len of up to 33 "
     )
     assert [message in record.message for record in caplog.records if record.levelname == "WARNING"] == [True]
     caplog.clear()

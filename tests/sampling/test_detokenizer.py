@@ -189,15 +189,18 @@ def byte_fallback() -> Any:
 
 
 def read_in_every_way(tokenizer: Any, ids: list[int]) -> set[str]:
-    """At once, as a stream, and with every token checked for a stop string."""
+    """At once, token by token, as a stream, and each of them with every token checked for a stop string."""
     texts = set()
     for stop in ([], ["\0"]):
         streamed = IncrementalDetokenizer(tokenizer, [tokenizer.convert_tokens_to_ids("▁the")], stop=stop)
-        at_once = streamed.fork()
+        at_once, one_by_one = streamed.fork(), streamed.fork()
         assert "".join(stream(streamed, ids)) == streamed.text
-        at_once.append(ids)
-        at_once.finish()
-        texts |= {streamed.text, at_once.text, at_once.delta()}
+        assert at_once.append(ids) is None
+        assert [one_by_one.append([token_id]) for token_id in ids] == [None] * len(ids)
+        texts.add(streamed.text)
+        for whole in (at_once, one_by_one):
+            whole.finish()
+            texts |= {whole.text, whole.delta()}
     return texts
 
 

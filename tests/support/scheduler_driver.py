@@ -135,6 +135,8 @@ class SchedulerDriver:
         decoding = [group for group in running if group.num_pending == 1]
         chunks = scheduler.schedule()
         if previous and not chunks:  # the step in flight is processed first
+            for group in running.keys() - scheduler.running:
+                self._verify_preemption(group, running[group], plenty)
             self._process(previous)
             return []
         assert chunks or not had_work, "nothing runs, although groups wait"
