@@ -39,7 +39,7 @@ QUICK := tests/cache tests/attention tests/scheduling tests/memory tests/engine/
 	tests/sampling/test_sampler.py tests/kernels/test_bad_input.py
 
 .PHONY: demo prepare test test-covered test-interpreted test-others quick quick-tests clients chat check docs docs-serve \
-	build bench bench-check chaos soak soak-server fuzz-server mutate clean
+	build bench bench-check chaos soak soak-server fuzz-server mutate sanitize clean
 
 demo: $(MODEL)
 	$(BIN)/radixkv demo
@@ -114,6 +114,13 @@ fuzz-server: $(MODEL)
 
 soak-server: $(MODEL)
 	$(BIN)/radixkv bench soak-server
+
+# Memory errors and undefined behaviour in the compiled code end its tests.
+sanitize: SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+sanitize: $(INSTALLED)
+	CFLAGS="$(SANITIZERS)" LDFLAGS="$(SANITIZERS)" $(BIN)/python setup.py -q build --build-lib build/sanitized
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
+		PYTHONPATH=$(CURDIR)/build/sanitized $(BIN)/python -m pytest --numprocesses=2 tests/cpu_kernels
 
 mutate: $(INSTALLED)
 	$(INSTALL) -e '.[mutation]'
