@@ -120,6 +120,7 @@ class SharedTier:
         # Any thread reads this; each change replaces it, under the lock.
         self._uncleared: frozenset[str] = frozenset()
         self._clearing = threading.Lock()
+        self._will_clear_again = False  # whether the writer's thread has been asked to, which may hang
         self._closed = False
         self._writer = MediumQueue("shared-tier", block_format.block_bytes, queue_bytes, self._write)
 
@@ -194,9 +195,16 @@ class SharedTier:
         uncleared = self._uncleared
         if not uncleared:
             return True
-        if self._writes.ready:
-            self._writer.call(self._clear_uncleared)
+        self._clear_again()
         return uncleared.isdisjoint((self._codec.name, f"{self._codec.name}/{key.namespace.hex()}"))
+
+    def _clear_again(self) -> None:
+        """Have the writer's thread clear what the store could not clear, once it may be tried again."""
+        with self._clearing:
+            if self._will_clear_again or not self._writes.ready:
+                return
+            self._will_clear_again = True
+        self._writer.call(self._clear_uncleared)
 
     def _ask(self, question: Callable[[Sequence[str]], int | None], keys: Sequence[BlockKey]) -> int | None:
         """What the store answers; None: nothing can be read now."""
@@ -266,6 +274,7 @@ class SharedTier:
         self._clear_uncleared()
 
     def _clear_uncleared(self) -> None:
+        self._will_clear_again = False
         self._if_ready(self._clear_store)
 
     def _clear_store(self) -> None:

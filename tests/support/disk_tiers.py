@@ -54,3 +54,9 @@ def files_open_in(folder: Path) -> list[str]:
         except FileNotFoundError:  # of the listing itself
             continue
     return [path for path in paths if path.startswith(f"{folder}/")]
+
+
+def bytes_of_blocks_in(folder: Path) -> int:
+    """How many of `BLOCKS` are somewhere in the files with slots."""
+    stored = b"".join(path.read_bytes() for path in folder.glob("store/*/blocks-*"))
+    return sum(block.tobytes() in stored for block in BLOCKS)

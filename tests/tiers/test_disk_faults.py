@@ -7,24 +7,19 @@ import logging
 import os
 import shutil
 import sqlite3
-import tempfile
-import threading
-from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
-from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, files_open_in, pin_of, put, slot_file
+from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, bytes_of_blocks_in, files_open_in, pin_of, put, slot_file
 from support.faulty_os import FaultyOs
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
-from radixkv.tiers import slot_files, store_writer
+from radixkv.tiers import slot_files
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.slot_files import SlotFiles
-from radixkv.tiers.slot_index import IndexedPin, SlotIndex
+from radixkv.tiers.slot_index import SlotIndex
 from radixkv.tiers.stored_pins import StoredPins
 
 
@@ -53,38 +48,6 @@ def test_a_disk_that_cannot_be_written_is_warned_of_once_and_tried_again_later(
         clock.now += 60
         put(tier)
         assert np.array_equal(get(tier, KEYS), BLOCKS)
-
-
-def bytes_of_blocks_in(folder: Path) -> int:
-    """How many of `BLOCKS` are somewhere in the files with slots."""
-    stored = b"".join(path.read_bytes() for path in folder.glob("store/*/blocks-*"))
-    return sum(block.tobytes() in stored for block in BLOCKS)
-
-
-@pytest.mark.parametrize("everything", [False, True], ids=["a namespace", "everything"])
-@pytest.mark.parametrize("afterwards", ["put", "close"])
-def test_what_is_cleared_while_the_disk_fails_is_overwritten_when_it_is_back(
-    open_tier: OpenTier, clock: FakeClock, tmp_path: Path, everything: bool, afterwards: str
-) -> None:
-    """A store given up after a failure used to have nothing to overwrite when it was opened anew."""
-    other = prefix_keys("b", 1, 2)
-    with mock.patch.object(slot_files, "os", FaultyOs()) as disk:
-        tier = open_tier()
-        put(tier)
-        assert bytes_of_blocks_in(tmp_path) == 6
-        disk.fault = "write fails"
-        put(tier, other, BLOCKS[:2])
-        disk.fault = "none"
-        tier.clear(None if everything else KEYS[0].namespace)
-        clock.now += 60
-        if afterwards == "put":
-            put(tier, other, np.zeros_like(BLOCKS[:2]))
-            assert tier.contains_prefix(other) == 2
-            assert bytes_of_blocks_in(tmp_path) == 0
-        tier.close()
-        assert bytes_of_blocks_in(tmp_path) == 0
-        again = open_tier()
-        assert again.contains_prefix(KEYS) == 0
 
 
 @pytest.mark.parametrize("everything", [False, True], ids=["a namespace", "everything"])
@@ -229,59 +192,6 @@ def test_a_disk_that_was_gone_is_used_again_with_whatever_it_has(
     assert np.array_equal(get(open_tier(), other), BLOCKS[:2])
 
 
-@pytest.mark.parametrize("cleared", ["before a write", "after a write"])
-def test_what_is_cleared_while_its_mount_is_gone_does_not_come_back(
-    tmp_path: Path, clock: FakeClock, cleared: str
-) -> None:
-    """A store in the empty mount point was cleared instead, and what had been cleared was found once the disk was back."""
-    point = tmp_path / "point"
-    bob = prefix_keys("bob", 1)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as mounted:
-        assert os.stat(mounted).st_dev != os.stat(tmp_path).st_dev
-        point.symlink_to(mounted)
-        with closing(DiskTier(point, FORMAT, capacity_bytes=64 * SLOT, clock=clock)) as tier:
-            put(tier)
-            point.unlink()
-            point.mkdir()
-            if cleared == "after a write":
-                put(tier, bob, BLOCKS[:1])
-            tier.clear(KEYS[0].namespace)
-            clock.now += 60
-            put(tier, bob, BLOCKS[:1])
-            assert not [*point.iterdir()]
-            point.rmdir()
-            point.symlink_to(mounted)
-            clock.now += 60
-            put(tier, bob, BLOCKS[:1])
-            assert tier.contains_prefix(bob) == 1
-            assert tier.contains_prefix(KEYS) == 0
-        with closing(DiskTier(point, FORMAT, capacity_bytes=64 * SLOT, clock=clock)) as tier:
-            assert tier.contains_prefix(bob) == 1
-            assert tier.contains_prefix(KEYS) == 0
-
-
-@pytest.mark.parametrize("written", [False, True], ids=["closed at once", "written first"])
-def test_what_is_cleared_after_its_disk_came_into_place_is_cleared_there(
-    open_tier: OpenTier, tmp_path: Path, written: bool
-) -> None:
-    """It was cleared in the folder that had been open, which nobody would see again."""
-    root = tmp_path / "store"
-    tier = open_tier()
-    put(tier)
-    tier.close()
-    root.rename(tmp_path / "unmounted")
-    tier = open_tier()
-    root.rename(tmp_path / "mount point")
-    (tmp_path / "unmounted").rename(root)
-    tier.clear(KEYS[0].namespace)
-    assert open_tier(read_only=True).contains_prefix(KEYS) == 0  # as soon as `clear` returns
-    if written:
-        put(tier, prefix_keys("bob", 1), BLOCKS[:1])
-        assert tier.contains_prefix(KEYS) == 0
-    tier.close()
-    assert open_tier().contains_prefix(KEYS) == 0
-
-
 def test_a_batch_is_written_into_a_folder_that_was_emptied_before(open_tier: OpenTier, tmp_path: Path) -> None:
     """It was dropped: all of what is written at the end of a process could be one batch."""
     tier = open_tier()
@@ -315,146 +225,9 @@ def test_a_folder_that_cannot_be_made_turns_the_tier_off_until_it_can(
     tier.close()
 
 
-def test_a_clear_that_the_disk_refused_is_made_up_for(open_tier: OpenTier, clock: FakeClock) -> None:
-    tier = open_tier()
-    put(tier)
-    with mock.patch.object(SlotIndex, "clear", side_effect=sqlite3.OperationalError("disk I/O error")):
-        tier.clear(KEYS[0].namespace)
-    assert tier.contains_prefix(KEYS) == 0
-    tier.close()
-    assert open_tier().contains_prefix(KEYS) == 0
-
-
-def test_what_was_cleared_while_the_disk_was_gone_is_not_there_when_it_is_back(
-    open_tier: OpenTier, clock: FakeClock
-) -> None:
-    tier = open_tier()
-    put(tier)
-    put(tier, prefix_keys("bob", 1), BLOCKS[:1])
-    tier.close()
-    with mock.patch("radixkv.tiers.open_store.FolderLock", side_effect=OSError("gone")):
-        tier = open_tier()
-        tier.clear(KEYS[0].namespace)
-    clock.now += 60
-    put(tier, prefix_keys("eve", 1), BLOCKS[:1])
-    assert tier.contains_prefix(KEYS) == 0
-    assert tier.contains_prefix(prefix_keys("bob", 1)) == tier.contains_prefix(prefix_keys("eve", 1)) == 1
-
-
-def test_a_clear_that_a_disk_never_carried_out_is_warned_of(
-    open_tier: OpenTier, clock: FakeClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The process ended in silence, and the namespace was found again."""
-    tier = open_tier()
-    put(tier)
-    with mock.patch.object(SlotIndex, "clear", side_effect=sqlite3.OperationalError("disk I/O error")):
-        tier.clear(KEYS[0].namespace)
-        tier.close()
-    assert caplog.messages[-1].endswith("what was cleared is still there: clear it again once it works")
-    caplog.clear()
-    tier = open_tier()
-    tier.clear(KEYS[0].namespace)
-    tier.close()
-    assert not caplog.messages
-
-
-@pytest.mark.parametrize("hanging", ["commit", "clear"])
-def test_whoever_clears_does_not_wait_for_a_disk_that_hangs(
-    open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch, hanging: str
-) -> None:
-    """The engine's thread used to wait for as long as a transaction of the index hung."""
-    tier = open_tier()
-    put(tier, prefix_keys("bob", 1), BLOCKS[:1])
-    hangs, answers = threading.Event(), threading.Event()
-    real = getattr(SlotIndex, hanging)
-
-    def hang(*arguments: Any) -> None:
-        hangs.set()
-        assert answers.wait(600)
-        real(*arguments)
-
-    monkeypatch.setattr(SlotIndex, hanging, hang)
-    if hanging == "clear":
-        put(tier)
-    else:
-        tier.put_many(KEYS, BLOCKS)
-        assert hangs.wait(600)
-    monkeypatch.setattr(store_writer, "_CLEAR_SECONDS", 0.0)
-    engine = threading.Thread(target=tier.clear, args=(KEYS[0].namespace,))
-    engine.start()
-    engine.join(20)
-    waited = engine.is_alive()
-    found = tier.contains_prefix(KEYS)
-    answers.set()
-    engine.join()
-    assert not waited
-    assert not found
-    assert tier.flush(600)
-    assert tier.contains_prefix(KEYS) == 0
-    put(tier, KEYS[:2], BLOCKS[:2])
-    tier.close()
-    tier = open_tier()
-    assert tier.contains_prefix(KEYS) == 2  # what was put after the clearing
-    assert tier.contains_prefix(prefix_keys("bob", 1)) == 1
-
-
-def test_what_is_cleared_while_a_disk_comes_back_is_not_found(
-    open_tier: OpenTier, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tier = open_tier()
-    put(tier)
-    tier.pins.add(pin_of(KEYS[0]))
-    tier.close()
-    with mock.patch("radixkv.tiers.open_store.FolderLock", side_effect=OSError("gone")):
-        tier = open_tier()
-
-    load = tier.pins.load
-
-    def load_and_clear(pins: Sequence[IndexedPin]) -> None:
-        load(pins)
-        assert tier.pins.waiting()
-        tier.clear(KEYS[0].namespace)
-
-    monkeypatch.setattr(store_writer, "_CLEAR_SECONDS", 0.0)
-    clock.now += 60
-    with mock.patch.object(tier.pins, "load", load_and_clear):
-        put(tier, prefix_keys("bob", 1), BLOCKS[:1])
-    for _ in range(2):
-        assert len(tier) == tier.contains_prefix(prefix_keys("bob", 1)) == 1
-        assert not tier.pins.waiting()
-        tier.close()
-        tier = open_tier()
-
-
 def test_a_store_that_cannot_be_used_once_it_is_open_is_closed(open_tier: OpenTier, tmp_path: Path) -> None:
     """Its lock was kept, so that no later attempt could open it."""
     with mock.patch.object(StoredPins, "load", side_effect=OSError("planted")):
         tier = open_tier()
     assert not files_open_in(tmp_path)
     assert tier.stats.errors == 1
-
-
-def test_what_is_put_after_everything_was_cleared_while_a_disk_comes_back_stays(
-    open_tier: OpenTier, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its slots were given back once more behind it, and then to other blocks, too."""
-    tier = open_tier()
-    put(tier)
-    tier.close()
-    with mock.patch("radixkv.tiers.open_store.FolderLock", side_effect=OSError("gone")):
-        tier = open_tier()
-
-    load, later = tier.pins.load, prefix_keys("bob", 1, 2)
-
-    def load_clear_and_put(pins: Sequence[IndexedPin]) -> None:
-        load(pins)
-        tier.clear()
-        tier.put_many(later, BLOCKS[:2])
-
-    monkeypatch.setattr(store_writer, "_CLEAR_SECONDS", 0.0)
-    clock.now += 60
-    with mock.patch.object(tier.pins, "load", load_clear_and_put):
-        put(tier, prefix_keys("eve", 1), BLOCKS[:1])
-    assert tier.flush(600)
-    assert tier.contains_prefix(KEYS) == 0
-    assert np.array_equal(get(tier, later), BLOCKS[:2])

@@ -264,6 +264,26 @@ def test_a_store_that_stays_gone_is_not_asked_to_clear_at_each_read(failing: Fai
     tier.close()
 
 
+def test_reads_beside_a_clear_that_hangs_ask_for_one_more_at_most(failing: FailingStore) -> None:
+    """Each asked the thread that hangs for another one."""
+    began, let_go = threading.Event(), threading.Event()
+
+    def hang(prefix: str) -> None:
+        began.set()
+        assert let_go.wait(600)
+
+    tier = SharedTier(failing, FORMAT)
+    with mock.patch.object(failing.store, "clear", hang):
+        tier.clear(prefix_keys("bob", 1)[0].namespace)
+        assert began.wait(600)
+        for _ in range(10):
+            tier.contains_prefix(KEYS)
+        assert len(tier._writer._queue) <= 1
+        let_go.set()
+        assert tier.flush(600)
+    tier.close()
+
+
 @pytest.mark.parametrize("error", [MemoryError, RuntimeError])
 def test_what_cannot_be_encoded_is_dropped_and_others_are_cleared(
     open_tier: Open, error: type[Exception], caplog: pytest.LogCaptureFixture
