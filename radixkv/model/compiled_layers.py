@@ -10,8 +10,8 @@ one graph; with a graph break at attention it would be four.
 
 On a CPU that makes a model no faster (docs/benchmarks/cpu.md has the figures), so it is off by default there. On a GPU it is
 on: some 30 element-wise kernels a layer, 46 in Qwen3, become a few. Together with merged linear layers and rotation by the
-kernel that stores keys, this took 18 to 27 % off a step on an H200 (docs/gpu.md). What each gains alone has not been
-measured yet; `radixkv bench decode` does.
+kernel that stores keys, this took 18 to 27 % off a step on an H200 (docs/benchmarks/gpu.md). What each gains alone has not
+been measured yet; `radixkv bench decode` does.
 
 torch keeps eight compilations per class of layers. gemma3n and gemma4, whose layers pass keys to each other in a dictionary,
 need more variants than that, and run the others uncompiled; experts that read values on the host break the graph (jetmoe).
