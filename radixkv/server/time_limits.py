@@ -59,7 +59,7 @@ class Deadlines:
     """Ends the prompts of one HTTP request when it takes too long: its blocks are released before the next step.
 
     Args:
-        metrics: count the request's prompts.
+        metrics: in which the request's prompts are counted.
 
     Attributes:
         arrival: of the request, by `time.monotonic`: when its body had come, before anything was done for it.

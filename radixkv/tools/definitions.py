@@ -105,8 +105,10 @@ def _as_choice(choice: str | Mapping[str, Any] | None) -> _Choice:
             return _Choice(choice)
         case {"type": "allowed_tools", "allowed_tools": Mapping() as allowed}:
             match allowed:
-                case {"mode": "auto" | "required" as mode, "tools": [_, *_] as given} if all(map(_named, given)):
-                    return _Choice(mode, [name for name in map(_named, given) if name])
+                case {"mode": "auto" | "required" as mode, "tools": [_, *_] as given}:
+                    names = [name for name in map(_named, given) if name is not None]
+                    if len(names) == len(given):
+                        return _Choice(mode, names)
             raise ValueError(
                 f"tool_choice: expected a mode, auto or required, and functions by name, got {allowed!r:.200}"
             )

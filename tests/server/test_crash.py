@@ -156,9 +156,8 @@ def test_an_engine_without_work_is_not_stuck(llm: LLM) -> None:
             engine._heartbeat._clock = lambda: seconds[0]
             assert (await client.post("/v1/completions", json=BODY)).status_code == 200
             seconds[0] += 10_000
-            while (
-                engine.seconds_in_step
-            ):  # what began before: the end of the request is told to the engine after its answer
+            # The engine hears of the end of a request after its answer.
+            while engine.seconds_in_step:
                 await asyncio.sleep(0)
             for method in ("GET", "HEAD"):
                 for path in ("/health", "/ready"):

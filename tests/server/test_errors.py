@@ -217,6 +217,13 @@ def test_errors_name_the_field_that_was_sent(http: httpx.Client, path: str, chan
     assert response.json()["error"]["message"].startswith(f"{param}:")
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_parts_of_a_message_that_are_no_text_are_refused(http: httpx.Client, path: str) -> None:
+    response = http.post(path, json={"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})
+    message = "messages.0.content.0: parts of type 'image_url' are not supported, only text, refusal"
+    assert_error(response, 400, param="messages", message=message)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

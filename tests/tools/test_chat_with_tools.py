@@ -126,6 +126,7 @@ def test_tools_may_be_described_and_not_called(llm: LLM) -> None:
         ),
         ({"tools": [ADD], "tool_choice": "always"}, "tool_choice: expected none, auto, required, a function"),
         ({"tools": [ADD], "tool_choice": allowed("sub")}, "tool_choice: there is no tool 'sub', only add"),
+        ({"tools": [ADD], "tool_choice": allowed("")}, "tool_choice: there is no tool '', only add"),
         ({"tools": [ADD], "tool_choice": allowed()}, "tool_choice: expected a mode, auto or required, and functions"),
         (
             {"tools": [ADD], "tool_choice": allowed("add", mode="none")},

@@ -97,6 +97,6 @@ Block = Annotated[
         Field(discriminator="type"),
     ],
     one_of_types(
-        "content blocks", TextBlock, MediaBlock, ToolUseBlock, ToolResultBlock, ThinkingBlock, RedactedThinkingBlock
+        "content blocks", TextBlock, ToolUseBlock, ToolResultBlock, ThinkingBlock, RedactedThinkingBlock, MediaBlock
     ),
 ]

@@ -85,7 +85,7 @@ class ResponseStore:
         Args:
             earlier: the response that it continues.
             namespace: in which its prompt is cached.
-            messages: see `PendingResponse`, as for the other arguments.
+            messages, breakpoints: see `PendingResponse`.
         """
         namespaces, earlier_bytes = frozenset[str](), 0
         if earlier is not None:

@@ -316,7 +316,7 @@ async function ask(question) {
       showNewest();
     }
     chat.push({ role: "assistant", content: answer });
-    if (usage !== null) showReuse(usage, (firstText ?? performance.now()) - startTime);
+    if (chat === messages && usage !== null) showReuse(usage, (firstText ?? performance.now()) - startTime);
   } catch (error) {
     chat.pop();
     box.className = "message failed";
