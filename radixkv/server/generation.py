@@ -126,17 +126,17 @@ class Generation:
             timer.expect(body.num_choices)
         deadlines.watch(streams)
         return Generation(
-            service.llm.loaded,
-            prompts,
-            params,
-            body,
-            streams,
-            timers,
-            deadlines,
-            reservation,
-            request_id,
-            cache_explanations,
-            prompt_only,
+            loaded=service.llm.loaded,
+            prompts=prompts,
+            params=params,
+            body=body,
+            streams=streams,
+            timers=timers,
+            deadlines=deadlines,
+            reservation=reservation,
+            request_id=request_id,
+            explanations=cache_explanations,
+            prompt_only=prompt_only,
         )
 
     @property

@@ -96,8 +96,7 @@ class StructuredRequest(StrictModel):
     def _constraints(self) -> list[str]:
         """The names of the fields that constrain the answer."""
         fields = [*_GUIDED_FIELDS, "response_format", "structured_outputs"]
-        given = [field for field in fields if getattr(self, field) is not None]
-        return [field for field in given if not isinstance(getattr(self, field), TextFormat)]
+        return [field for field in fields if not isinstance(getattr(self, field), TextFormat | None)]
 
     @property
     def structured_outputs_name(self) -> str | None:

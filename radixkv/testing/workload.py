@@ -91,9 +91,10 @@ def replay(steps: Sequence[Step], cache: CheckedCache) -> int:
                 cache.close(sequences.pop(key))
             case Abort(key) if key in sequences:
                 cache.abort(sequences.pop(key))
-            case Compute(key) | Generate(key) if key in sequences and not _grow(cache, sequences[key], step):
-                num_refused += 1
-                cache.abort(sequences.pop(key))
+            case Compute(key) | Generate(key) if key in sequences:
+                if not _grow(cache, sequences[key], step):
+                    num_refused += 1
+                    cache.abort(sequences.pop(key))
     cache.finish()
     return num_refused
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.cache_driver import compute, leave, press
 
 from radixkv.cache import LRU, AllCleared, BlocksRemoved, BlocksStored, EventLog, EvictableLeaf, PrefixCache
@@ -104,10 +105,11 @@ def test_only_overridden_calls_are_made() -> None:
     assert [len(handlers(observers, call)) for call in calls] == [0, 0, 1, 1, 1]
 
 
-def test_an_event_log_is_taken_from_its_beginning() -> None:
+@pytest.mark.parametrize("at_most", [(), (10**30,)], ids=["all", "more than there are"])
+def test_unread_events_are_dropped_and_counted_and_others_taken_from_the_beginning(at_most: tuple[int, ...]) -> None:
     log = EventLog(max_events=2)
     cache = PrefixCache(8, 1, events=log)
     for token in range(5):
         leave(cache, [token])
     assert (len(log), log.num_dropped) == (2, 3)
-    assert [len(log.take(1)), len(log.take(10**30)), len(log)] == [1, 1, 0]
+    assert [len(log.take(1)), len(log.take(*at_most)), len(log)] == [1, 1, 0]

@@ -126,16 +126,6 @@ def test_a_closed_publisher_refuses(tmp_path: Path) -> None:
         publisher.publish(log)
 
 
-def test_unread_events_are_dropped_and_counted() -> None:
-    log = EventLog(max_events=2)
-    cache = PrefixCache(8, 1, events=log)
-    for token in range(5):
-        leave(cache, [token])
-    assert (len(log), log.num_dropped) == (2, 3)
-    assert len(log.take(1)) == 1
-    assert len(log.take()) == 1
-
-
 def test_an_address_that_cannot_be_bound_is_named() -> None:
     with pytest.raises(ValueError, match=r"kv_events_endpoint: expected an address .* got nowhere"):
         ZmqEventPublisher("nowhere")

@@ -77,8 +77,8 @@ class ResponseStore:
         tenant: str,
         earlier: StoredResponse | None,
         namespace: str,
-        messages: Sequence[Mapping[str, Any]] = (),
-        breakpoints: Sequence[Breakpoint] = (),
+        messages: Sequence[Mapping[str, Any]],
+        breakpoints: Sequence[Breakpoint],
     ) -> PendingResponse:
         """Note a response that may be finished later; the note vanishes when the caller drops it.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +34,25 @@ def pretended_cluster(num_replicas: int, *_: object) -> Iterator[tuple[dict[str,
     yield {str(number): Process() for number in range(num_replicas)}, Process()
 
 
+async def never(*_: object) -> None:
+    pass
+
+
+def pretend(
+    monkeypatch: pytest.MonkeyPatch,
+    texts: Iterator[str],
+    kill_replicas: Callable[..., Coroutine[Any, Any, None]] = never,
+) -> None:
+    """A cluster without processes, in which each stream ends at once with the next text."""
+
+    async def answer(*_: object) -> str:
+        return next(texts)
+
+    monkeypatch.setattr(chaos, "cluster", pretended_cluster)
+    monkeypatch.setattr(chaos._Chaos, "_stream", answer)
+    monkeypatch.setattr(chaos._Chaos, "kill_replicas", kill_replicas)
+
+
 def test_a_replica_that_does_not_start_again_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """It counted as up, and the run succeeded on the replicas that were left."""
 
@@ -46,9 +66,6 @@ def test_a_replica_that_does_not_start_again_ends_the_run(monkeypatch: pytest.Mo
         def wait_until_up(self) -> None:
             raise ValueError("it did not start")
 
-    async def answer(*_: object) -> str:
-        return "text"
-
     async def fail(*_: object) -> None:
         raise ValueError("it did not start")
 
@@ -56,9 +73,7 @@ def test_a_replica_that_does_not_start_again_ends_the_run(monkeypatch: pytest.Mo
     ingress: Any = Process()
     with pytest.raises(ValueError, match="it did not start"):
         asyncio.run(chaos._Chaos(replicas, ingress, 0.0, 48, 0).kill_replicas())
-    monkeypatch.setattr(chaos, "cluster", pretended_cluster)
-    monkeypatch.setattr(chaos._Chaos, "_stream", answer)
-    monkeypatch.setattr(chaos._Chaos, "kill_replicas", fail)
+    pretend(monkeypatch, itertools.repeat("text"), kill_replicas=fail)
     with pytest.raises(ValueError, match="it did not start"):
         chaos.run_chaos(Console(quiet=True), None, 2, 2, 16, 0.0, 48, 0, None)
 
@@ -67,17 +82,7 @@ def test_texts_that_differ_are_printed_as_they_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What they have in brackets was taken for markup, which ended the command before its figures were written."""
-    texts = iter(["[red] oak", "[/INST] elm"])
-
-    async def answer(*_: object) -> str:
-        return next(texts)
-
-    async def never(*_: object) -> None:
-        pass
-
-    monkeypatch.setattr(chaos, "cluster", pretended_cluster)
-    monkeypatch.setattr(chaos._Chaos, "_stream", answer)
-    monkeypatch.setattr(chaos._Chaos, "kill_replicas", never)
+    pretend(monkeypatch, iter(["[red] oak", "[/INST] elm"]))
     assert not chaos.run_chaos(Console(width=200), None, 2, 1, 16, 0.0, 48, 0, None)
     assert "0 greedy: '[red] oak' became '[/INST] elm'" in capsys.readouterr().out
 
@@ -86,15 +91,6 @@ def test_streams_that_end_before_a_replica_is_killed_prove_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It succeeded, because all texts were the same."""
-
-    async def answer(*_: object) -> str:
-        return "text"
-
-    async def never(*_: object) -> None:
-        pass
-
-    monkeypatch.setattr(chaos, "cluster", pretended_cluster)
-    monkeypatch.setattr(chaos._Chaos, "_stream", answer)
-    monkeypatch.setattr(chaos._Chaos, "kill_replicas", never)
+    pretend(monkeypatch, itertools.repeat("text"))
     assert not chaos.run_chaos(Console(width=200), None, 2, 2, 16, 0.0, 48, 0, None)
     assert "no replica was killed" in capsys.readouterr().out
