@@ -53,6 +53,8 @@ class _IngressDeployment:
         from radixkv.server.run import make_observers, make_tenants
 
         secret = await shared_secret(registry)
+        # Before it is read for the first time, so that no change is missed while the replicas load their model.
+        keys_state = None if server.keys_file is None else _state_of(Path(server.keys_file))
         self._tenants = make_tenants(server, namespaces or tenant_names_key(secret))
         write_log, tracer = make_observers(server)
         replicas = ReplicaSet(secret)
@@ -71,7 +73,7 @@ class _IngressDeployment:
         self._llm = self._app.llm
         if server.keys_file is not None:
             reload = KeysReload(Path(server.keys_file), self._tenants, self._llm.set_tenants)
-            self._tasks.append(asyncio.ensure_future(_at_changes(Path(server.keys_file), reload)))
+            self._tasks.append(asyncio.ensure_future(_at_changes(Path(server.keys_file), keys_state, reload)))
         self._begin_serving()
 
     def _begin_serving(self) -> None:
@@ -146,18 +148,22 @@ class ProxiedIngress(_IngressDeployment):
         await self._end()
 
 
-async def _at_changes(path: Path, react: Callable[[], None]) -> None:
-    """React whenever a file has changed: a user cannot send a signal to a process under Ray."""
-    known = _state_of(path)
+async def _at_changes(path: Path, known: tuple[int, int] | None, react: Callable[[], None]) -> None:
+    """React whenever a file has changed: a user cannot send a signal to a process under Ray.
+
+    Args:
+        known: the state that has been reacted to, see `_state_of`.
+    """
     while True:
-        await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
         state = _state_of(path)
         if state != known:
             known = state
             react()
+        await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 def _state_of(path: Path) -> tuple[int, int] | None:
+    """What differs after a change: time and size; None: the file is not there."""
     try:
         status = path.stat()
     except OSError:
