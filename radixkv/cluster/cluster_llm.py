@@ -38,21 +38,6 @@ from radixkv.serving.request_stream import RequestStream
 _T = TypeVar("_T")
 
 
-class _RemoteEngine:
-    """The replicas as the one engine that `RequestIntake` expects."""
-
-    def __init__(self, loaded: TextInterface, replicas: ReplicaSet) -> None:
-        self.loaded = loaded
-        self.grammars = GrammarCompiler(loaded)
-        self.request_factory = None  # replicas make the requests
-        self._replicas = replicas
-
-    @property
-    def max_num_seqs(self) -> int:
-        """Sequences that run at a time on all of them together."""
-        return max(1, sum(capacity["max_num_seqs"] for capacity in self._replicas.generations.capacities))
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class _Unfinished:
     """A request whose stream is neither read to its end nor closed.
@@ -68,7 +53,7 @@ class _Unfinished:
 
 
 class ClusterLLM:
-    """Takes the place of `AsyncLLM` in a server over replicas.
+    """Takes the place of `AsyncLLM` in a server over replicas, and of the engine for `RequestIntake`.
 
     Args:
         loaded: how the model reads and writes text. An update replaces all of it but the tokenizer, which gets the new
@@ -79,6 +64,9 @@ class ClusterLLM:
             number. Each replica has a bound of its own, too.
         max_seqs_per_request: bound of ``n`` and of the beam width; None: half of what the smallest replica runs side by side.
         tenants: what each tenant may have.
+
+    Attributes:
+        grammars: compiles the grammars of requests; each replica compiles them again.
     """
 
     def __init__(
@@ -95,20 +83,16 @@ class ClusterLLM:
         self._loaded_as_of = -1
         self._model_config = model_config or ModelConfig()
         self.replicas = replicas
+        self.grammars = GrammarCompiler(loaded)
+        self.request_factory = None  # replicas make the requests
         self.on_step: Callable[[EngineStats], None] | None = None  # nothing steps here
-        self._engine = _RemoteEngine(loaded, replicas)
         smallest = min(capacity["max_num_seqs"] for capacity in replicas.generations.capacities)
         max_seqs_per_request = max_seqs_per_request or max(1, smallest // 2)
-        self._intake = RequestIntake(self._engine, max_queue, max_seqs_per_request, tenants or {})
+        self._intake = RequestIntake(self, max_queue, max_seqs_per_request, tenants or {})
         self._unfinished: dict[str, _Unfinished] = {}
         self._has_aborted = False
         self._idle = asyncio.Event()
         self._idle.set()
-
-    @property
-    def grammars(self) -> GrammarCompiler:
-        """Compiles the grammars of requests here; each replica compiles them again."""
-        return self._engine.grammars
 
     @property
     def loaded(self) -> TextInterface:
@@ -130,6 +114,11 @@ class ClusterLLM:
             )
             self._loaded_as_of = generations.num_changes
         return self._loaded
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at a time on all replicas together."""
+        return max(1, sum(capacity["max_num_seqs"] for capacity in self.replicas.generations.capacities))
 
     # -- requests ------------------------------------------------------------------------------------------------
 
