@@ -16,19 +16,17 @@ from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.replica_insight import explain_by_replicas
 from radixkv.cluster.replica_pins import keep_prefix
 from radixkv.cluster.replica_set import ReplicaSet
-from radixkv.cluster.replica_text import with_template_of
+from radixkv.cluster.replica_text import newest_interface
 from radixkv.cluster.wire import encode_selection
 from radixkv.config import ModelConfig
 from radixkv.engine.clearing import Cleared, NamespaceSelection
 from radixkv.engine.stats import SUMMED_GAUGES, BatchSize, EngineStats
 from radixkv.errors import DrainingError, EngineDeadError, RequestTooLargeError
 from radixkv.model.text_interface import TextInterface
-from radixkv.model.tokenizer import chat_format_of
 from radixkv.observe.explain import PromptExplanation
 from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.sampling.structured_output import GrammarCompiler
-from radixkv.sampling_defaults import as_sampling_defaults
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request_validation import validate_prompt, validate_token_ids
 from radixkv.scheduling.tenant_share import TenantShare
@@ -99,19 +97,8 @@ class ClusterLLM:
         """How the newest generation reads and writes text, with the length of sequences that fit on every replica."""
         generations = self.replicas.generations
         if self._loaded_as_of != generations.num_changes:
-            newest = self._newest
             # Prompts that are written already keep their form of answer.
-            tokenizer = with_template_of(newest, self._loaded.tokenizer, self._model_config)
-            if tokenizer is not self._loaded.tokenizer:
-                chat_format = chat_format_of(tokenizer, self._model_config)
-                self._loaded = replace(self._loaded, tokenizer=tokenizer, chat_format=chat_format)
-            self._loaded = replace(
-                self._loaded,
-                name=newest.identity["model"],
-                max_model_len=generations.max_model_len,
-                eos_token_ids=frozenset(newest.identity["eos_token_ids"]),
-                sampling_defaults=as_sampling_defaults(newest.identity["sampling_defaults"]),
-            )
+            self._loaded = newest_interface(generations, self._loaded.tokenizer, self._model_config)
             self._loaded_as_of = generations.num_changes
         return self._loaded
 

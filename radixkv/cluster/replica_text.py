@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from radixkv.cluster.description import ReplicaDescription
+from radixkv.cluster.generations import Generations
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
@@ -42,22 +43,35 @@ def text_interface(
         raise ModelLoadError(
             f"{given}: expected the tokenizer of the replicas' {identity['model']}, and this one makes other tokens of a text"
         )
-    tokenizer = with_template_of(newest, tokenizer, config)
-    sampling_defaults = as_sampling_defaults(identity["sampling_defaults"])
-    log_defaults(identity["model"], sampling_defaults)
+    loaded = newest_interface(replicas.generations, tokenizer, config)
+    log_defaults(loaded.name, loaded.sampling_defaults)
+    return loaded
+
+
+def newest_interface(generations: Generations, tokenizer: Any, config: ModelConfig) -> TextInterface:
+    """How the newest generation reads and writes text, with the length of sequences that fit on every replica.
+
+    Args:
+        generations: of which there was at least one.
+        tokenizer: of the replicas, whatever its chat template.
+        config: as for `text_interface`.
+    """
+    newest = generations.newest
+    assert newest is not None
+    tokenizer = _with_template_of(newest, tokenizer, config)
     return TextInterface(
         tokenizer=tokenizer,
-        name=identity["model"],
-        max_model_len=replicas.generations.max_model_len,
-        vocab_size=identity["vocab_size"],
-        eos_token_ids=frozenset(identity["eos_token_ids"]),
+        name=newest.identity["model"],
+        max_model_len=generations.max_model_len,
+        vocab_size=newest.identity["vocab_size"],
+        eos_token_ids=frozenset(newest.identity["eos_token_ids"]),
         chat_format=chat_format_of(tokenizer, config),
-        sampling_defaults=sampling_defaults,
+        sampling_defaults=as_sampling_defaults(newest.identity["sampling_defaults"]),
     )
 
 
-def with_template_of(newest: ReplicaDescription, tokenizer: Any, config: ModelConfig) -> Any:
-    """The tokenizer with the chat template of the replicas, where they have a tokenizer and ``config`` says nothing else."""
+def _with_template_of(newest: ReplicaDescription, tokenizer: Any, config: ModelConfig) -> Any:
+    """The tokenizer with the replicas' chat template, unless they have no tokenizer or ``config`` has a template."""
     template = newest.chat_template
     if tokenizer is None or config.chat_template is not None or newest.identity["tokenizer"] == tokenizer_digest(None):
         return tokenizer
