@@ -15,6 +15,7 @@ from pathlib import Path
 
 import uvloop
 
+from radixkv.cluster.cluster_llm import ClusterLLM
 from radixkv.cluster.connection import check_secret
 from radixkv.cluster.ingress import create_ingress, tenant_names_key
 from radixkv.cluster.membership import Membership, read_replicas
@@ -111,9 +112,10 @@ def run_ingress(
         await together.set_tenants(tenants.shares)  # there is no replica yet: each learns it before it is up
         membership = Membership(together, wanted)
         try:
-            reload_keys = (
-                None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, together.set_tenants)
-            )
+            limited: ReplicaSet | ClusterLLM = together  # what is told the tenants' shares
+            reload_keys = None
+            if config.keys_file is not None:
+                reload_keys = KeysReload(Path(config.keys_file), tenants, lambda shares: limited.set_tenants(shares))
 
             def reload() -> None:
                 if reload_keys is not None:
@@ -134,10 +136,7 @@ def run_ingress(
                 write_log=write_log,
                 tracer=tracer,
             )
-            if config.keys_file is not None:
-                # Its queue is shared out, too.
-                reload_keys = KeysReload(Path(config.keys_file), tenants, ingress.llm.set_tenants)
-
+            limited = ingress.llm  # its queue is shared out, too
             name = f"{ingress.service.model_name} by {len(together.wanted)} replicas"
             return await serve(ingress.llm, config, name, ingress, listener, metrics_listener, drain=drain)
         finally:
