@@ -32,25 +32,9 @@ async def describe(llm: AsyncLLM, started: float) -> ReplicaDescription:
         EngineDeadError: the engine has died.
     """
     capacity, of_engine = await llm.call(_describe_engine)
-    loaded = llm.loaded
-    weights = await llm.run_tokenizer(_weights_name, tenant=None)
-    tokenizer = await llm.run_tokenizer(lambda loaded: tokenizer_digest(loaded.tokenizer), tenant=None)
-    template = getattr(loaded.tokenizer, "chat_template", None)
-    identity = {
-        "version": __version__,
-        "tokenizer": tokenizer,
-        "model": loaded.name,
-        "weights": weights,
-        "dtype": str(loaded.dtype).removeprefix("torch."),
-        "model_length": loaded.model_length,
-        "rope_factors": loaded.rope_factors or "",
-        "vocab_size": loaded.vocab_size,
-        "eos_token_ids": sorted(loaded.eos_token_ids),
-        "sampling_defaults": dict(loaded.sampling_defaults),
-        "chat_template": xxhash.xxh3_64_hexdigest(str(template).encode()),
-        **of_engine,
-    }
-    return ReplicaDescription(secrets.token_hex(8), started, identity, capacity, template)
+    of_model = await llm.run_tokenizer(_describe_model, tenant=None)
+    identity = {"version": __version__, **of_model, **of_engine}
+    return ReplicaDescription(secrets.token_hex(8), started, identity, capacity, _chat_template(llm.loaded))
 
 
 def _describe_engine(engine: Engine) -> tuple[dict[str, int], dict[str, Any]]:
@@ -69,6 +53,25 @@ def _describe_engine(engine: Engine) -> tuple[dict[str, int], dict[str, Any]]:
         ),
     }
     return capacity, options
+
+
+def _describe_model(loaded: LoadedModel) -> dict[str, Any]:
+    return {
+        "tokenizer": tokenizer_digest(loaded.tokenizer),
+        "model": loaded.name,
+        "weights": _weights_name(loaded),
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "model_length": loaded.model_length,
+        "rope_factors": loaded.rope_factors or "",
+        "vocab_size": loaded.vocab_size,
+        "eos_token_ids": sorted(loaded.eos_token_ids),
+        "sampling_defaults": dict(loaded.sampling_defaults),
+        "chat_template": xxhash.xxh3_64_hexdigest(str(_chat_template(loaded)).encode()),
+    }
+
+
+def _chat_template(loaded: LoadedModel) -> str | dict[str, str] | None:
+    return getattr(loaded.tokenizer, "chat_template", None)
 
 
 def _weights_name(loaded: LoadedModel) -> str:
