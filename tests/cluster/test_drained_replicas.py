@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from support.pretended_replicas import HANGING, LOAD, Body, Cluster, load_record, tokens, until
+from support.pretended_replicas import HANGING, LOAD, Cluster, load_record, streaming, tokens, until
 
 from radixkv.cluster import ReplicaStreams
 from radixkv.cluster.membership import Membership
@@ -33,7 +33,7 @@ class Restarting:
         self._is_restarted = False
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, stream=Body(partial(self._records, request.url.host)))
+        return await streaming(partial(self._records, request.url.host))(request)
 
     async def _records(self, name: str) -> AsyncIterator[bytes]:
         ends = name == "a" and not self._is_restarted

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from support.model_zoo import build_supported
-from support.pretended_replicas import LOAD, SECRET, Body, answering, client_of, streams_over, tokens
+from support.pretended_replicas import LOAD, SECRET, answering, client_of, streaming, streams_over, tokens
 from support.pretended_replicas import line as piece_of
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
@@ -127,16 +127,6 @@ BAD_REQUESTS = {
 STATUSES = {**dict.fromkeys(REFUSALS, 503), **dict.fromkeys(BAD_REQUESTS, 400)}
 
 
-class Events(httpx.AsyncByteStream):
-    def __init__(self, events: bytes, ends: bool) -> None:
-        self._events, self._ends = events, ends
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self._events
-        if not self._ends:
-            await asyncio.Event().wait()
-
-
 class Lying(httpx.AsyncBaseTransport):
     """Answers that many requests with a body that is no answer; then tells the truth."""
 
@@ -223,10 +213,7 @@ def test_a_line_that_has_no_end_is_not_collected(
                 num_sent += 1
                 yield b"x" * 100
 
-        async def answer(request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, stream=Body(endless))
-
-        streams = streams_over({"a": client_of(answer)}, max_attempts=1)
+        streams = streams_over({"a": client_of(streaming(endless))}, max_attempts=1)
         with pytest.raises(ReplicasLostError):
             await tokens(streams, Prompt(PROMPT), PARAMS)
         assert num_sent == 11
@@ -291,10 +278,15 @@ def test_who_is_no_replica_leaves_the_set_as_it_was() -> None:
         def connect(url: str) -> httpx.AsyncClient:
             described, events = answers[url]
 
+            async def body() -> AsyncIterator[bytes]:
+                yield events
+                if url == "honest":
+                    await asyncio.Event().wait()
+
             async def answer(request: httpx.Request) -> httpx.Response:
                 if request.url.path == "/description":
                     return httpx.Response(200, json=described)
-                return httpx.Response(200, stream=Events(events, ends=url != "honest"))
+                return await streaming(body)(request)
 
             return httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://replica")
 

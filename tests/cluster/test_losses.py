@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import httpx
 import pytest
-from support.pretended_replicas import HANGING, line, streams_over, tokens
+from support.pretended_replicas import HANGING, answering, line, streams_over, tokens
 
 from radixkv import BeamSearchParams
 from radixkv.cluster import ReplicaStreams
@@ -18,17 +18,6 @@ from radixkv.cluster.losses import Losses, LostError
 from radixkv.cluster.wire import encode_begun, encode_error
 from radixkv.errors import NoBlocksLeftError, QueueFullError, ReplicasLostError, RequestCrashesError
 from radixkv.prompts import Prompt
-
-
-class Body(httpx.AsyncByteStream):
-    def __init__(self, parts: list[bytes], breaks: bool) -> None:
-        self._parts, self._breaks = parts, breaks
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for part in self._parts:
-            yield part
-        if self._breaks:
-            raise httpx.ReadError("planted")
 
 
 class Replica(httpx.AsyncBaseTransport):
@@ -47,7 +36,7 @@ class Replica(httpx.AsyncBaseTransport):
         self.num_requests += 1
         sent = json.loads(request.content)
         parts, self._dead = self._answer(sum(len(output["token_ids"]) for output in sent["resume"]))
-        return httpx.Response(200, stream=Body(parts, self._dead))
+        return await answering(*parts, breaks=self._dead)(request)
 
 
 def client_of(replica: httpx.AsyncBaseTransport) -> httpx.AsyncClient:
@@ -161,7 +150,7 @@ class Refusing(httpx.AsyncBaseTransport):
         self.num_attempts += 1
         if self.num_attempts <= self.num_refused:
             raise httpx.ConnectError("planted")
-        return httpx.Response(200, stream=Body([line(7, "length")], breaks=False))
+        return await answering(line(7, "length"))(request)
 
 
 def test_a_replica_that_never_had_a_request_has_not_lost_it() -> None:

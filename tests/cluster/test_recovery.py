@@ -13,13 +13,13 @@ from support.pretended_replicas import (
     GREEDY,
     HANGING,
     SECRET,
-    Body,
     Cluster,
     answering,
     client_of,
     line,
     llm_of,
     refusal,
+    streaming,
     streams_over,
     tokens,
     until,
@@ -130,13 +130,10 @@ def test_a_replica_that_has_left_the_list_is_cleared_while_it_finishes_its_strea
             yield line(1)
             await asyncio.Event().wait()
 
-        async def generate(request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, stream=Body(body))
-
         async def clear(request: httpx.Request) -> httpx.Response:
             return httpx.Response(500 if request.url.host in refusing else 200, json=cleared._asdict())
 
-        cluster.answers |= {"/generate": generate, "/clear": clear}
+        cluster.answers |= {"/generate": streaming(body), "/clear": clear}
         cluster.identities["http://a"] = {"weights": "old"}  # so that no other replica goes on with its streams
         replicas = await cluster.up("a")
         async with aclosing(replicas.streams.generate(Prompt([1, 2, 3]), GREEDY, "one")) as stream:
@@ -175,12 +172,9 @@ def test_a_prompt_that_was_cleared_is_not_cached_again_where_it_goes_on(
 
         async def generate(request: httpx.Request) -> httpx.Response:
             sent.append(json.loads(await request.aread())["write_cache"])
-            return httpx.Response(200, stream=Body(answer))
+            return await streaming(answer)(request)
 
-        async def health(request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200)
-
-        cluster.answers |= {"/generate": generate, "/health": health}
+        cluster.answers |= {"/generate": generate, "/health": answering()}
         replicas = await cluster.up(*"ab")
         llm = llm_of(replicas)
         await llm.submit([Prompt([1, 2, 3], namespace="secret/salt")], params)
@@ -198,10 +192,6 @@ def test_what_was_begun_waits_for_a_replica_with_room() -> None:
     async def main() -> None:
         num_refusals = 0
 
-        async def broken() -> AsyncIterator[bytes]:
-            yield line(1)
-            raise httpx.ReadError("planted")
-
         async def dying(request: httpx.Request) -> httpx.Response:
             if request.url.path == "/health":
                 raise httpx.ConnectError("planted")
@@ -209,7 +199,7 @@ def test_what_was_begun_waits_for_a_replica_with_room() -> None:
             del clients["dying"]
             clients["full"] = client_of(full)
             streams.router.add("full")
-            return httpx.Response(200, stream=Body(broken))
+            return await answering(line(1), breaks=True)(request)
 
         async def full(request: httpx.Request) -> httpx.Response:
             nonlocal num_refusals
@@ -252,10 +242,7 @@ def test_a_cancelled_waiter_ends_nobody_else_s_trial() -> None:
             await gate.wait()
             yield line(1, "length")
 
-        async def handler(request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, stream=Body(one_at_a_time))
-
-        streams = streams_over({"a": client_of(dying), "b": client_of(handler)})
+        streams = streams_over({"a": client_of(dying), "b": client_of(streaming(one_at_a_time))})
         streams.router.expect("b", "another's", [], 100_000)  # so that "a" is the first choice
         tasks = [asyncio.ensure_future(tokens(streams, request_id=f"{number}")) for number in range(3)]
         await until(lambda: streams.num_streams("b") == 3 and num_begun == 1)
@@ -284,11 +271,8 @@ def test_a_search_that_has_begun_is_computed_no_longer_and_ends_its_trial() -> N
             yield b""
 
         async def dying(request: httpx.Request) -> httpx.Response:
-            return (
-                httpx.Response(503)
-                if request.url.path == "/health"
-                else httpx.Response(200, stream=Body(until_it_dies))
-            )
+            is_asked = request.url.path == "/health"
+            return httpx.Response(503) if is_asked else await streaming(until_it_dies)(request)
 
         async def handler(request: httpx.Request) -> httpx.Response:
             is_search = json.loads(await request.aread())["use_beam_search"]
@@ -298,7 +282,7 @@ def test_a_search_that_has_begun_is_computed_no_longer_and_ends_its_trial() -> N
                 yield encode_begun() if is_search else line(1, "length")
                 await asyncio.Event().wait()
 
-            return httpx.Response(200, stream=Body(body))
+            return await streaming(body)(request)
 
         clients = {"a": client_of(dying)}
         streams = streams_over(clients)
@@ -346,10 +330,7 @@ def test_an_answer_is_read_to_the_end_of_its_response() -> None:
             await asyncio.sleep(0)
             ended.set()
 
-        async def handler(request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, stream=Body(body))
-
-        assert await tokens(streams_over({"a": client_of(handler)})) == [1]
+        assert await tokens(streams_over({"a": client_of(streaming(body))})) == [1]
         assert ended.is_set()
 
     asyncio.run(main())

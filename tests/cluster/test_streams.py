@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.held_steps import HeldSteps
 from support.model_zoo import build_supported
-from support.pretended_replicas import GREEDY, SECRET, Cluster, streams_over, until
+from support.pretended_replicas import GREEDY, SECRET, Cluster, answering, streams_over, until
 
 from radixkv import (
     LLM,
@@ -45,18 +45,6 @@ CASES = {
 }
 
 
-class Broken(httpx.AsyncByteStream):
-    """The beginning of a body, then the end of the connection."""
-
-    def __init__(self, parts: Sequence[bytes]) -> None:
-        self._parts = parts
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for part in self._parts:
-            yield part
-        raise httpx.ReadError("planted")
-
-
 class Breaking(httpx.AsyncBaseTransport):
     """An application whose answers break off after so many bytes, one number for each request; None: not at all."""
 
@@ -76,7 +64,8 @@ class Breaking(httpx.AsyncBaseTransport):
             raise httpx.ConnectError("planted")
         response = await self._inner.handle_async_request(request)
         body = await response.aread()
-        return httpx.Response(response.status_code, stream=Broken([body[:cut]]))
+        assert response.status_code == 200
+        return await answering(body[:cut], breaks=True)(request)
 
 
 def replicas(
@@ -377,9 +366,7 @@ def test_equal_prompts_go_to_one_replica_only_if_it_computes_them_once(
         cluster = Cluster()
         for name in "ab":
             cluster.identities[f"http://{name}"] = {"enable_prefix_caching": caching}
-        together = cluster.replicas()
-        for name in "ab":
-            await together.add(name, f"http://{name}")
+        together = await cluster.up(*"ab")
         tasks = []
         for number in range(4):
             stream = together.streams.generate(prompt, params, str(number))
@@ -397,9 +384,7 @@ def test_equal_prompts_go_to_one_replica_only_if_it_computes_them_once(
 def test_a_prompt_whose_log_probabilities_have_come_goes_on_where_it_is_cached() -> None:
     async def main() -> None:
         cluster = Cluster()
-        together = cluster.replicas()
-        for name in "ab":
-            await together.add(name, f"http://{name}")
+        together = await cluster.up(*"ab")
         held = prompt_hashes([1] * 64, "", 16)
         together.streams.router.update("b", BlocksStored(tuple(held), None, (), 16, 0, ""))
         begun = Prompt([1] * 65, resume=[CompletionOutput(0, "x", [2], 0.0)])

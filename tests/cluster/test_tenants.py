@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from support.pretended_replicas import CAPACITY, IDENTITY, LOAD, Body, Cluster, until
+from support.pretended_replicas import CAPACITY, IDENTITY, LOAD, Cluster, streaming, until
 
 from radixkv.cluster import replica_set
 from radixkv.cluster.records import Kind, encode_load, encode_record
@@ -30,10 +30,7 @@ def test_what_tenants_may_have_reaches_a_replica_that_joins_meanwhile() -> None:
             yield encode_record(Kind.HELD) + encode_load(LOAD)
             await asyncio.Event().wait()
 
-        async def events(request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, stream=Body(body))
-
-        cluster.answers |= {"/tenants": tell, "/events": events}
+        cluster.answers |= {"/tenants": tell, "/events": streaming(body)}
         replicas = cluster.replicas()
         shares = [{"ann": TenantShare(max_num_seqs=count)} for count in (2, 3)]
         await replicas.set_tenants(shares[0])
@@ -71,10 +68,7 @@ def test_what_tenants_may_have_is_sent_again_to_a_replica_that_did_not_confirm_i
                 num_loads += 1
                 await asyncio.sleep(0)
 
-        async def events(request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, stream=Body(body))
-
-        cluster.answers |= {"/tenants": tell, "/events": events}
+        cluster.answers |= {"/tenants": tell, "/events": streaming(body)}
         replicas = await cluster.up("a")
         shares = {"ann": TenantShare(max_num_seqs=2)}
         await replicas.set_tenants(shares)
@@ -109,20 +103,17 @@ def test_a_replica_that_was_started_anew_before_it_was_up_is_told_what_tenants_m
             told.append(instance)
             return httpx.Response(200)
 
-        async def events(request: httpx.Request) -> httpx.Response:
-            async def body() -> AsyncIterator[bytes]:
-                nonlocal instance
-                if instance != 1:
-                    yield encode_record(Kind.HELD) + encode_load(LOAD)
-                if instance == 2:
-                    await asyncio.Event().wait()
-                await may_end.wait()
-                instance += 1
-                raise httpx.ReadError("it died")
+        async def events() -> AsyncIterator[bytes]:
+            nonlocal instance
+            if instance != 1:
+                yield encode_record(Kind.HELD) + encode_load(LOAD)
+            if instance == 2:
+                await asyncio.Event().wait()
+            await may_end.wait()
+            instance += 1
+            raise httpx.ReadError("it died")
 
-            return httpx.Response(200, stream=Body(body))
-
-        cluster.answers |= {"/description": describe, "/tenants": tell, "/events": events}
+        cluster.answers |= {"/description": describe, "/tenants": tell, "/events": streaming(events)}
         replicas = cluster.replicas()
         await replicas.set_tenants({"ann": TenantShare(max_num_seqs=1)})
         await replicas.add("a", "http://a")

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.pretended_replicas import GREEDY, SECRET, Body, Cluster, line, llm_of, until
+from support.pretended_replicas import GREEDY, SECRET, Cluster, line, llm_of, streaming, until
 
 import radixkv.cluster
 from radixkv.cluster import ingress as cluster_ingress
@@ -32,15 +32,12 @@ def test_serve_replaces_an_ingress_that_was_drained_when_it_has_answered_everyth
     async def main() -> None:
         cluster, end = Cluster(), asyncio.Event()
 
-        async def generate(request: httpx.Request) -> httpx.Response:
-            async def body() -> Any:
-                yield line(1)
-                await end.wait()
-                yield line(1, "length")
+        async def body() -> Any:
+            yield line(1)
+            await end.wait()
+            yield line(1, "length")
 
-            return httpx.Response(200, stream=Body(body))
-
-        cluster.answers["/generate"] = generate
+        cluster.answers["/generate"] = streaming(body)
         replicas = await cluster.up("a")
         ingress = _IngressDeployment.__new__(_IngressDeployment)
         ingress._tasks, ingress._llm = [], llm_of(replicas)

@@ -79,15 +79,25 @@ def refusal(kind: str, status: int = 503) -> httpx.Response:
     return httpx.Response(status, json={"error": "no room", "kind": kind, "retry_after": 1})
 
 
-def answering(*parts: bytes) -> Handler:
-    async def body() -> AsyncIterator[bytes]:
-        for part in parts:
-            yield part
+def streaming(body: Callable[[], AsyncIterator[bytes]]) -> Handler:
+    """Answers each request with a body of its own."""
 
     async def handler(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, stream=Body(body))
 
     return handler
+
+
+def answering(*parts: bytes, breaks: bool = False) -> Handler:
+    """Answers each request with the same body, whose connection may break at its end."""
+
+    async def body() -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+        if breaks:
+            raise httpx.ReadError("planted")
+
+    return streaming(body)
 
 
 def streams_over(clients: Mapping[str, httpx.AsyncClient], secret: str = SECRET, **options: Any) -> ReplicaStreams:
