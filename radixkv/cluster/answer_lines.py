@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import httpx
 
 from radixkv.cluster.losses import LostError, RefusedError
-from radixkv.cluster.wire import error_of, has_crashed
+from radixkv.cluster.wire import error_of, has_crashed, refusal_of
 from radixkv.errors import DrainingError, NoBlocksLeftError, QueueFullError, RequestTooLargeError
 
 _SECONDS_FOR_HEALTH = 2.0
@@ -125,7 +125,7 @@ def _refusal(replica: str, response: httpx.Response) -> Exception:
     if kind == RequestTooLargeError.__name__:  # a larger replica may take it
         return RefusedError(RequestTooLargeError(message))
     if response.status_code == HTTPStatus.BAD_REQUEST:
-        return error_of(answer) or ValueError(message)
+        return refusal_of(answer)
     return LostError(f"{replica}: {response.status_code} {message}")
 
 

@@ -86,10 +86,10 @@ def encode_held(block_hashes: NDArray[np.uint64]) -> Iterator[bytes]:
     """The records that a stream begins with."""
     yield encode_record(Kind.HELD)
     for start in range(0, len(block_hashes), _HASHES_PER_RECORD):
-        yield encode_record(Kind.STORED, block_hashes[start : start + _HASHES_PER_RECORD].astype(_HASH).tobytes())
+        yield encode_record(Kind.STORED, encode_hashes(block_hashes[start : start + _HASHES_PER_RECORD]))
 
 
-def encode_hashes(block_hashes: Sequence[int]) -> bytes:
+def encode_hashes(block_hashes: Sequence[int] | NDArray[np.uint64]) -> bytes:
     """What follows the header of a STORED or REMOVED record."""
     return np.array(block_hashes, dtype=_HASH).tobytes()
 

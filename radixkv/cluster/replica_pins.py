@@ -11,7 +11,7 @@ from urllib.parse import quote
 from radixkv.cache import PinQuotaExceeded
 from radixkv.cluster.answers import all_answers
 from radixkv.cluster.replica_set import ReplicaSet
-from radixkv.cluster.wire import encode_pin, encode_sender, error_of
+from radixkv.cluster.wire import encode_pin, encode_sender, refusal_of
 from radixkv.errors import ReplicasLostError
 from radixkv.prompts import Prompt
 from radixkv.routing import Placement, Router, prompt_hashes
@@ -100,8 +100,7 @@ class ReplicaPins(AdministratorPins):
         if answer is not None and answer.status_code == HTTPStatus.CONFLICT:
             raise PinQuotaExceeded(**answer.json())
         if answer is not None and answer.status_code == HTTPStatus.BAD_REQUEST:
-            refusal = answer.json()
-            raise error_of(refusal) or ValueError(refusal["error"])
+            raise refusal_of(answer.json())
         made = all_answers({name: answer})[name].json()
         return None if made is None else PinState(**{**made, "replica": name})
 

@@ -40,7 +40,7 @@ SENDER_HEADER = "radixkv-sender"
 # Header, of whatever value, of a request that another replica had accepted.
 ACCEPTED_HEADER = "radixkv-accepted"
 
-# Errors that any replica would answer with, by name; when a request is refused, any other `ValueError` and `TypeError`, too.
+# Errors that any replica would answer with, by name.
 _LASTING: Mapping[str, type[Exception]] = MappingProxyType(
     {error.__name__: error for error in (StructuredOutputError, PromptTooLongError, ValueError, TypeError)}
 )
@@ -203,6 +203,11 @@ def error_of(line: Mapping[str, Any]) -> Exception | None:
     """The error, if any replica would meet it; None: another replica may continue."""
     kind = _LASTING.get(line["kind"])
     return None if kind is None else kind(line["error"])
+
+
+def refusal_of(sent: Mapping[str, Any]) -> Exception:
+    """The error that a replica gives for a bad request, which any would refuse: a `ValueError` if its kind is not known."""
+    return error_of(sent) or ValueError(sent["error"])
 
 
 def has_crashed(line: Mapping[str, Any]) -> bool:

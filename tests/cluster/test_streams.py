@@ -28,7 +28,15 @@ from radixkv import (
 from radixkv.cache import BlocksStored
 from radixkv.cluster import ReplicaStreams, replica_app
 from radixkv.cluster.received import Received
-from radixkv.cluster.wire import decode_pin, decode_prompts, decode_shares, encode_pin, encode_prompts, encode_shares
+from radixkv.cluster.wire import (
+    decode_pin,
+    decode_prompts,
+    decode_selection,
+    decode_shares,
+    encode_pin,
+    encode_prompts,
+    encode_shares,
+)
 from radixkv.errors import ReplicasLostError
 from radixkv.outputs import DraftCounts, Logprob, RequestMetrics
 from radixkv.prompts import Prompt, as_prompts
@@ -214,6 +222,12 @@ def test_pins_explanations_and_shares_may_have_numpy_s_numbers() -> None:
     assert decode_prompts(encode_prompts([Prompt(ids)], "ann")) == ([Prompt([5, 6, 7])], "ann")
     share = TenantShare(weight=np.float32(0.5), max_num_seqs=np.int64(3))  # type: ignore[arg-type]
     assert decode_shares(encode_shares({"ann": share})) == {"ann": share}
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"name": null}', b'{"derived": true}', b"[]"])
+def test_a_selection_is_not_completed_with_defaults_which_mean_everything(body: bytes) -> None:
+    with pytest.raises((KeyError, TypeError)):
+        decode_selection(body)
 
 
 async def stop_after_some_steps(engine: AsyncLLM, steps: HeldSteps) -> None:
