@@ -20,7 +20,7 @@ from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 
 class AnnouncedRequests:
-    """All such requests of a replica. The object belongs to one event loop."""
+    """The unfinished requests of a replica, and the readers that hear of them. It belongs to one event loop."""
 
     def __init__(self) -> None:
         self._feeds: list[BlockFeed] = []
@@ -48,8 +48,8 @@ class AnnouncedRequests:
         """Announce requests to one more reader from now on.
 
         Returns:
-            Records of the requests that there are, which the reader must get before those of its feed. Each may take as long
-            to make as hashing a prompt. As they are made, readers that were not told of a request before are told of it.
+            Records of the unfinished requests, which the reader must get before those of its feed. They are made one by one,
+            since each may mean hashing a prompt; other readers that have not heard of a request are told of it then.
         """
         self._feeds.append(feed)
         return self._records(feed, list(self._requests.values()))

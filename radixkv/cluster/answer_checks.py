@@ -1,4 +1,4 @@
-"""Whether what a replica sends is an answer to what it was asked: of its samples, in tokens of the vocabulary."""
+"""Checks that what a replica sends answers the request: with its samples, in tokens of the vocabulary."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _ENDS_OF_BEAMS = ("stop", "length")
 class AnswerChecks:
     """Checks the answer to one request.
 
-    What came as JSON may be anything, and others rely on it: the server's metrics and limits, and the replica that is
-    to go on with the answer.
+    JSON may hold anything, and others rely on it: the server's metrics and limits, and the next replica that goes on with
+    the answer.
 
     Attributes:
         prompt_token_ids: of the request.

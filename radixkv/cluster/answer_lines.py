@@ -66,10 +66,10 @@ async def answer_lines(
 
 
 def _parsed(replica: str, line: bytes) -> dict[str, Any]:
-    """A line, which is the next piece, or an error.
+    """A line as JSON: the next piece of the answer, or an error.
 
     Raises:
-        LostError: it is neither, so that nothing can be known of the rest.
+        LostError: it is neither, so the rest means nothing.
     """
     try:
         piece = json.loads(line)
@@ -130,7 +130,7 @@ def _refusal(replica: str, response: httpx.Response) -> Exception:
 
 
 async def _whole_lines(replica: str, response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Lines that end in a line end: what comes after the last one was cut off. Empty ones are skipped.
+    """The complete lines, without empty ones: what follows the last line end was cut off.
 
     Raises:
         LostError: one is longer than any answer's.

@@ -1,4 +1,4 @@
-"""Asking replicas, and what those answered that were all asked for the same; see `ReplicaSet.ask_all`."""
+"""Asks replicas, and judges their answers where all were asked the same; see `ReplicaSet.ask_all`."""
 
 from __future__ import annotations
 

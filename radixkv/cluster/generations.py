@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class MismatchError(ValueError):
-    """A replica cannot take the requests that the others take, or is one of them already; the message says which, and why."""
+    """A replica cannot take the requests that the others take, or is in the set under another name."""
 
 
 class Generations:

@@ -18,7 +18,7 @@ class Member:
     """One replica of the set.
 
     Attributes:
-        joined: done when it is up for the first time, or when something keeps it from that, with the error.
+        joined: done when it is up for the first time, or with the error that keeps it from that.
         description: when it was last reached; None: never.
         client: with which it is up; None: it is down.
         load: its latest report; None: it is down, or did not report yet.

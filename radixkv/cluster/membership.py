@@ -1,4 +1,4 @@
-"""Has replicas join and leave an ingress's `ReplicaSet`, as its command line and a file say."""
+"""Keeps an ingress's `ReplicaSet` as its command line and a file say."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def read_replicas(path: Path) -> dict[str, str]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: a line is none of these, a url is impossible, a name is there twice, or it is not UTF-8.
+        ValueError: a line is malformed, a url is impossible, a name is there twice, or the file is not UTF-8.
     """
     found: dict[str, str] = {}
     for number, line in enumerate(read_utf8(path).splitlines(), start=1):
@@ -153,7 +153,7 @@ def parse_replica(text: str, where: str = "replica") -> tuple[str, str]:
 
     Args:
         text: ``NAME=URL``.
-        where: it stands, for the error.
+        where: the text stands, for the error's message.
 
     Raises:
         ValueError: it is something else, or the url is impossible.

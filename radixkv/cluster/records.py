@@ -95,7 +95,7 @@ def encode_hashes(block_hashes: Sequence[int] | NDArray[np.uint64]) -> bytes:
 
 
 def encode_load(load: ReplicaLoad) -> bytes:
-    """What a replica has to do."""
+    """The record of a load."""
     return encode_record(Kind.LOAD, json.dumps(asdict(load), separators=(",", ":")).encode())
 
 
@@ -128,7 +128,7 @@ def decode_load(payload: bytes) -> ReplicaLoad:
 
 
 def encode_taken(request: TakenRequest) -> bytes:
-    """That a request has come."""
+    """The record of a request that has come."""
     numbers = _TAKEN.pack(request.number, request.sender, request.num_tokens)
     return encode_record(Kind.TAKEN, numbers + encode_hashes(request.block_hashes))
 
@@ -150,10 +150,10 @@ def decode_taken(payload: bytes, block_size: int) -> TakenRequest:
 
 
 def encode_number(kind: Kind, number: int) -> bytes:
-    """That a request is PREFILLED, or has ENDED.
+    """The record of a request that is PREFILLED, or has ENDED.
 
     Args:
-        kind: one of these.
+        kind: PREFILLED or ENDED.
         number: as in its `TakenRequest`.
     """
     return encode_record(kind, _NUMBER.pack(number))
@@ -199,7 +199,7 @@ class RecordReader:
 
 
 def as_event(kind: Kind, payload: bytes, block_size: int) -> CacheEvent:
-    """What a record that is STORED, REMOVED or CLEARED means to a router."""
+    """A STORED, REMOVED or CLEARED record as the event that a router takes."""
     if kind is Kind.CLEARED:
         return AllCleared()
     hashes = tuple(_hashes(payload))

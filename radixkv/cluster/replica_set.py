@@ -50,7 +50,7 @@ class ReplicaSet:
         secret: the replicas'.
         counters: of all replicas that ever were up.
         generations: of the replicas that are up.
-        wanted: names of replicas that are to be in the set, as whoever adds them says: they are down until they are added.
+        wanted: names of replicas that whoever adds them wants in the set; they count as down until they are added.
 
     Raises:
         TypeError, ValueError: the secret or a number is impossible.

@@ -171,7 +171,7 @@ class ReplicaStreams:
             QueueFullError: all replicas have too much to do. Not raised once a replica has taken the request: if that replica
                 is lost, others queue it.
             RequestTooLargeError: it would fit into no replica that is up.
-            NoBlocksLeftError: pins leave it no room on the replica that it was sent to, nor on another one.
+            NoBlocksLeftError: pins left it no room on two replicas, or on the only one.
             RequestCrashesError: two replicas died while they ran it, at the same token.
             ReplicasLostError: it was lost ``max_attempts`` times without a token in between, or there is no other replica.
         """

@@ -35,9 +35,9 @@ from radixkv.sampling_params import BeamSearchParams, SamplingParams, Structured
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.tools.grammar import AnswerFrame
 
-# Header of a request to a replica: the hexadecimal number by which a sender recognises its own requests among all.
+# Request header with the hexadecimal number by which a sender recognises its own requests in a replica's records.
 SENDER_HEADER = "radixkv-sender"
-# Header, of whatever value, of a request that another replica had accepted.
+# Request header, of any value: another replica had accepted the request.
 ACCEPTED_HEADER = "radixkv-accepted"
 
 # Errors that any replica would answer with, by name.
@@ -47,9 +47,9 @@ _LASTING: Mapping[str, type[Exception]] = MappingProxyType(
 
 
 def encode_request(prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int, tenant: str) -> bytes:
-    """A request, whose ``params`` are those that `with_answer_form` gives.
+    """A request, with ``params`` from `with_answer_form`.
 
-    What its prompt's ``resume`` holds is sent without texts and log-probabilities, which are not needed.
+    The outputs in ``prompt.resume`` are sent without texts and log-probabilities, which the replica does not need.
     """
     resume = [asdict(replace(output, text="", logprobs=None, answer=None)) for output in prompt.resume]
     return _encoded(
@@ -100,7 +100,7 @@ def encode_sender(sender: int) -> dict[str, str]:
 
 
 def decode_sender(headers: Mapping[str, str]) -> int:
-    """Who has sent a request; 0: it does not say.
+    """The sender of a request; 0 if it does not say.
 
     Raises:
         ValueError: it is not a number of 64 bits.
@@ -289,7 +289,7 @@ def decode_shares(body: bytes) -> dict[str, TenantShare]:
 
 
 def _encode_counts(metrics: RequestMetrics) -> dict[str, Any]:
-    """What is not zero: nothing, for most requests, which keeps lines short. There is one for every few tokens."""
+    """The counts that are not zero: most requests have none, which keeps lines short."""
     counts: dict[str, Any] = {}
     if metrics.loaded_tokens:
         counts |= {"loaded_tokens": metrics.loaded_tokens, "load_seconds": metrics.load_seconds}

@@ -83,8 +83,8 @@ class _IngressDeployment:
         """Called by Serve, which replaces this ingress when it fails: a new one does not hold on to earlier replicas.
 
         Raises:
-            RuntimeError: there are replicas, but none like those that it began with; or it no longer follows the registry or
-                the file of keys; or it was drained, and has answered everything.
+            RuntimeError: the replicas run something else than when it began; it no longer follows the registry or the file of
+                keys; or it was drained, and has answered everything.
         """
         if any(task.done() for task in self._tasks):
             raise RuntimeError("the ingress follows the registry, or the file of keys, no more")
