@@ -10,7 +10,7 @@
     cache_control.py        pins, limits of owners, clearing: pin.py, owner_limits.py
     cache_view.py           what can be asked without a change: explain.py, outline.py, snapshot.py, continuation.py, stats.py
     observer.py             what is called when blocks come and go: event_recorder.py and events.py, evicted.py
-    block_hash.py, tokens.py                                              names of blocks, and tokens as bytes
+    block_hash.py, tokens.py, lazy_heap.py                                names of blocks, tokens as bytes, a heap
     invariants.py           every rule that the cache keeps, verified from scratch
 """
 

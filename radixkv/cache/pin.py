@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 
 from radixkv.cache.errors import ClosedError, InvalidArgumentError, PinQuotaExceeded
+from radixkv.cache.lazy_heap import LazyHeap
 from radixkv.cache.match import Match
 from radixkv.cache.node import Node
 from radixkv.cache.radix_tree import RadixTree
@@ -55,7 +55,7 @@ class Pins:
         self._pins: dict[Pin, Node] = {}
         # Kept up to date, as `Node.num_pins` is: a server may have thousands of pins. Pinned nodes neither grow nor shrink.
         self.num_blocks = 0
-        self._first_expires_at = math.inf  # none of them expires before this
+        self._expiring = LazyHeap[Pin]()  # those with a time to live, by when it ends
 
     def __iter__(self) -> Iterator[Pin]:
         return iter(self._pins)
@@ -71,7 +71,7 @@ class Pins:
             if node.num_pins == 1:
                 self.num_blocks += node.num_blocks
         if expires_at is not None:
-            self._first_expires_at = min(self._first_expires_at, expires_at)
+            self._expiring.push(pin, expires_at)
         return pin
 
     def require(self, match: Match | None, num_more_blocks: int = 0) -> None:
@@ -88,44 +88,38 @@ class Pins:
         if not pin.released:
             if pin not in self._pins:
                 raise ClosedError("pin: it belongs to another cache")
-            self._release([pin])
+            self._tree.unlock(self._drop(pin))
 
     @property
     def seconds_until_expiry(self) -> float:
         """No pin expires for this long; infinite if none ever does."""
-        return max(0.0, self._first_expires_at - self._now())
+        return max(0.0, self._expiring.first()[0] - self._now()) if self._expiring else math.inf
 
     def release_expired(self) -> None:
         """Release the pins whose time is over."""
-        now = self._now()
-        if now >= self._first_expires_at:
-            self._release([pin for pin in self._pins if pin.expires_at is not None and pin.expires_at <= now])
+        while self._expiring and self._expiring.first()[0] <= self._now():
+            self._tree.unlock(self._drop(self._expiring.first()[1]))
 
     def forget(self, namespace: str | None) -> None:
         """Drop the pins of a namespace, or of all for None, without unlocking: the tree is about to be cleared."""
-        self._drop([pin for pin in self._pins if namespace in (None, pin.namespace)])
+        for pin in [pin for pin in self._pins if namespace in (None, pin.namespace)]:
+            self._drop(pin)
 
     def nodes(self) -> list[Node]:
         """The node that each pin has locked."""
         return list(self._pins.values())
 
-    def _release(self, pins: list[Pin]) -> None:
-        for node in self._drop(pins):
-            self._tree.unlock(node)
-
-    def _drop(self, pins: list[Pin]) -> list[Node]:
-        """Forget pins; returns the nodes that they have locked."""
-        ends = [self._pins.pop(pin) for pin in pins]
-        for node in itertools.chain(*(end.path() for end in ends)):
+    def _drop(self, pin: Pin) -> Node:
+        """Forget a pin; returns the node that it has locked."""
+        end = self._pins.pop(pin)
+        pin.released = True
+        if pin.expires_at is not None:
+            self._expiring.remove(pin)
+        for node in end.path():
             node.num_pins -= 1
             if not node.num_pins:
                 self.num_blocks -= node.num_blocks
-        for pin in pins:
-            pin.released = True
-        if any(pin.expires_at == self._first_expires_at for pin in pins):
-            left = (pin.expires_at for pin in self._pins if pin.expires_at is not None)
-            self._first_expires_at = min(left, default=math.inf)
-        return ends
+        return end
 
     def _num_blocks_with(self, match: Match | None) -> int:
         """Blocks that would be pinned if this match was pinned too."""

@@ -176,7 +176,8 @@ def test_pinned_blocks_are_those_of_all_pins_however_they_share_and_end() -> Non
         cache.check()
 
 
-def test_pins_that_expire_together_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("end", ["expire", "are released"])
+def test_pins_that_end_in_order_are_not_compared_with_each_other(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those left, the first to expire was searched anew for each: 10,000 took two seconds."""
     num_reads = 0
 
@@ -191,10 +192,16 @@ def test_pins_that_expire_together_are_not_compared_with_each_other(monkeypatch:
     for count in (20, 40):
         now = [0.0]
         cache = PrefixCache(200, 2, clock=lambda now=now: now[0])  # type: ignore[misc]
+        pins = []
         for number in range(count):
             leave(cache, [number] * 4)
-            cache.pin([number] * 4, ttl=5 + number)
-        now[0], num_reads = 100.0, 0
+            pins.append(cache.pin([number] * 4, ttl=5 + number))
+        num_reads = 0
+        if end == "expire":
+            now[0] = 100.0
+        else:
+            for pin in pins:
+                cache.release(pin)
         assert cache.pins() == []
         each.append(num_reads / count)
     assert each[1] <= each[0]

@@ -32,4 +32,4 @@ class CostAware(LFU):
 
     def add(self, leaf: EvictableLeaf) -> None:
         depth = leaf.depth + leaf.num_blocks
-        self._heap.push(self._age + leaf.uses * (1 + depth / self._double_depth), leaf)
+        self._heap.push(leaf, self._age + leaf.uses * (1 + depth / self._double_depth), leaf.last_use)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from radixkv.cache.eviction.leaf_heap import LeafHeap
 from radixkv.cache.eviction.policy import EvictableLeaf
+from radixkv.cache.lazy_heap import LazyHeap
 
 
 class LFU:
@@ -16,11 +16,11 @@ class LFU:
     """
 
     def __init__(self) -> None:
-        self._heap = LeafHeap()
+        self._heap = LazyHeap[EvictableLeaf]()
         self._age = 0.0
 
     def add(self, leaf: EvictableLeaf) -> None:
-        self._heap.push(self._age + leaf.uses, leaf)
+        self._heap.push(leaf, self._age + leaf.uses, leaf.last_use)
 
     def remove(self, leaf: EvictableLeaf) -> None:
         self._heap.remove(leaf)
@@ -30,4 +30,4 @@ class LFU:
         return leaf
 
     def leaves(self) -> Collection[EvictableLeaf]:
-        return self._heap.leaves()
+        return self._heap.items()

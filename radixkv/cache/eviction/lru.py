@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection
 
-from radixkv.cache.eviction.leaf_heap import LeafHeap
 from radixkv.cache.eviction.policy import EvictableLeaf
+from radixkv.cache.lazy_heap import LazyHeap
 
 
 class LRU:
@@ -20,7 +20,7 @@ class LRU:
     def __init__(self) -> None:
         self._queue: OrderedDict[EvictableLeaf, None] = OrderedDict()
         self._newest = 0.0  # no leaf of the queue was used later; stays when the last one is removed
-        self._late = LeafHeap()
+        self._late = LazyHeap[EvictableLeaf]()
         self._num_late = 0  # length of the heap, without a call
 
     def __len__(self) -> int:
@@ -31,7 +31,7 @@ class LRU:
             self._newest = leaf.last_use
             self._queue[leaf] = None
         else:
-            self._late.push(leaf.last_use, leaf)
+            self._late.push(leaf, leaf.last_use)
             self._num_late += 1
 
     def remove(self, leaf: EvictableLeaf) -> None:
@@ -55,4 +55,4 @@ class LRU:
         return next(reversed(self._queue)) if self._queue else self.next_leaf()
 
     def leaves(self) -> Collection[EvictableLeaf]:
-        return [*self._queue, *self._late.leaves()]
+        return [*self._queue, *self._late.items()]
