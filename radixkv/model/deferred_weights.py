@@ -58,15 +58,21 @@ class BlockFile(WeightFiles):
 
     Args:
         folder: of a GGUF file that was converted.
+
+    Raises:
+        OSError, SafetensorError: the file is not there, or cannot be read; the latter names it.
     """
 
     has_blocks = True
 
     def __init__(self, folder: Path) -> None:
         # Read, not mapped: pages of a mapping would count beside what is made of them.
-        self._file: Any = safe_open(folder / BLOCKS_FILE, framework="pt", backend="pread")
-        self._names = frozenset(self._file.keys())  # type: ignore[no-untyped-call]
-        self._kinds: dict[str, str] = json.loads(self._file.metadata()["kinds"])  # type: ignore[no-untyped-call]
+        self._file = _open(folder / BLOCKS_FILE)
+        self._names = frozenset(self._file.keys())
+        metadata = self._file.metadata() or {}
+        if "kinds" not in metadata:
+            raise SafetensorError(f"{BLOCKS_FILE}: expected the kinds of its blocks in its metadata")
+        self._kinds: dict[str, str] = json.loads(metadata["kinds"])
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
