@@ -89,7 +89,7 @@ class BlockPool:
         count = check_count("count", count, 0)
         if count > self.num_free:
             raise OutOfBlocks(count, self.num_free, 0)
-        if count == 1:
+        if count == 1 and not low:
             return np.array([self.allocate_one(after)], dtype=np.int32)
         blocks = self._allocate_all(after) if count == self.num_free else self._allocate_some(count, after, low)
         self.ref_counts[blocks] = 1
@@ -97,7 +97,7 @@ class BlockPool:
         return blocks
 
     def allocate_one(self, after: int | None = None) -> int:
-        """`allocate` of one block, without an array: what decoding does most.
+        """`allocate` of one block, not a low one, without an array: what decoding does most.
 
         Raises:
             OutOfBlocks: none is free.
@@ -126,9 +126,8 @@ class BlockPool:
                 ``count`` is not a whole number of at least 0; nothing is changed.
         """
         count = check_count("count", count, 0)
-        if len(blocks):
-            self._require_held(blocks)
-            self.ref_counts[blocks] += count
+        self._require_held(blocks)
+        self.ref_counts[blocks] += count
 
     def release(self, blocks: BlockIds) -> int:
         """One owner fewer for each of these blocks; those without any become free. Returns how many did.
@@ -137,8 +136,6 @@ class BlockPool:
             InvalidArgumentError: ``blocks`` are no array of ids, an id is foreign or given twice, or its block is free
                 already; nothing is changed.
         """
-        if not len(blocks):
-            return 0
         ordered = self._require_held(blocks)
         if len(ordered) == 1:
             return self._release_one(int(ordered[0]))
@@ -211,6 +208,8 @@ class BlockPool:
         """The blocks in ascending order; raises unless each has an owner and is named once."""
         if not isinstance(blocks, np.ndarray) or blocks.ndim != 1 or blocks.dtype.kind not in "iu":
             raise InvalidArgumentError(f"blocks: expected a one-dimensional array of ids, got {blocks!r:.80}")
+        if not len(blocks):
+            return blocks
         ordered = np.sort(blocks) if len(blocks) > 1 else blocks
         if int(ordered[0]) < 0 or int(ordered[-1]) >= self.num_blocks:
             raise InvalidArgumentError(f"blocks: expected ids from 0 to {self.num_blocks - 1}, got {blocks.tolist()}")

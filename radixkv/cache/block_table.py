@@ -261,7 +261,7 @@ class BlockTable:
     def _grow(self, num_new: int, copies_tail: bool) -> None:
         """Add ``num_new`` blocks, and replace a shared tail by a copy; the blocks are available."""
         store = self._store
-        if num_new == 1 and not copies_tail:
+        if num_new == 1 and not copies_tail and not self._low:
             self._add_block(store.allocate_one(self._last_block()))
         elif num_new or copies_tail:
             # Allocated all at once, before the table changes.

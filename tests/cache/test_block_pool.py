@@ -75,6 +75,7 @@ def test_low_blocks_are_taken_where_enough_of_them_follow_each_other() -> None:
     assert pool.allocate(2, low=True).tolist() == [7, 8]  # not 3, which is free alone
     assert pool.allocate(2, after=20, low=True).tolist() == [9, 10]
     assert pool.allocate(2, after=10, low=True).tolist() == [11, 12]
+    assert pool.allocate(1, low=True).tolist() == [3]
     pool.check()
 
 
@@ -108,10 +109,13 @@ def test_foreign_free_and_repeated_blocks_are_refused(call: Callable[..., object
     pool.check()
 
 
-@pytest.mark.parametrize("blocks", [[0], np.array([0.7]), np.array([0.0, 1.0]), np.array([[0, 1]]), np.array([True])])
+@pytest.mark.parametrize(
+    "blocks",
+    [0, None, [], [0], np.array([0.7]), np.array([0.0, 1.0]), np.array([[0, 1]]), np.array([True]), np.array(0)],
+)
 @pytest.mark.parametrize("call", [BlockPool.release, BlockPool.share])
 def test_ids_of_blocks_are_an_array_of_whole_numbers(call: Callable[..., object], blocks: Any) -> None:
-    """0.7 released block 0."""
+    """0.7 released block 0, and what has no length ended with a bare TypeError."""
     pool = BlockPool(4)
     pool.allocate(2)
     with pytest.raises(InvalidArgumentError, match="blocks: expected a one-dimensional array of ids, got"):

@@ -95,6 +95,14 @@ def test_a_copy_has_no_other_owner() -> None:
     assert cache.ref_counts().tolist().count(1) == 3
 
 
+def test_a_load_of_a_single_block_takes_a_low_one_too() -> None:
+    cache = PrefixCache(64, 2)
+    compute(cache, [1, 2])
+    table = cache.open_fill([3, 4])
+    cache.reserve(table, 2)
+    assert table.block_ids.tolist() == [1]  # without a preference, amid the free blocks
+
+
 def test_a_refusal_says_what_is_missing() -> None:
     cache = PrefixCache(4, 2)
     leave(cache, [1, 2, 3])
