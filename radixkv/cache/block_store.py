@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from radixkv.cache.block_pool import BlockIds, BlockPool
 from radixkv.cache.errors import OutOfBlocks
+from radixkv.cache.evicted import EvictedPrefixes
 from radixkv.cache.pin import Pins
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.stats import CacheStats
@@ -28,16 +29,20 @@ class BlockStore:
         tree: holds the cached prefixes; its leaves are evicted when no block is free.
         pins: expired ones are released whenever available blocks are counted, so before anything is evicted or refused.
         block_size: tokens per block.
+        evicted: the memory of evicted prefixes; None: there is none.
         stats: where everything is counted.
     """
 
-    __slots__ = ("_copies", "block_size", "pins", "pool", "stats", "tree")
+    __slots__ = ("_copies", "block_size", "evicted", "pins", "pool", "stats", "tree")
 
-    def __init__(self, pool: BlockPool, tree: RadixTree, pins: Pins, block_size: int) -> None:
+    def __init__(
+        self, pool: BlockPool, tree: RadixTree, pins: Pins, block_size: int, evicted: EvictedPrefixes | None
+    ) -> None:
         self.pool = pool
         self.tree = tree
         self.pins = pins
         self.block_size = block_size
+        self.evicted = evicted
         self.stats = CacheStats()
         self._copies: list[BlockCopy] = []
 

@@ -52,6 +52,7 @@ class BlockTable:
         "_low",
         "_num_published",
         "_past",
+        "_prompt",
         "_store",
         "_tail",
         "closed",
@@ -95,6 +96,7 @@ class BlockTable:
         self._tail = bytearray()  # tokens of the own blocks, encoded
         self._num_published = 0
         self._past: Sequence[tuple[int, int]] = ()  # `EvictedPrefixes.recall`
+        self._prompt = b""  # until blocks of it that were evicted are recalled
         self._low = low  # `BlockPool.allocate`
 
     @property
@@ -114,17 +116,15 @@ class BlockTable:
 
     # -- called by the cache -------------------------------------------------------------------------------------
 
-    def begin(self, match: Match, prompt: bytes, past: Sequence[tuple[int, int]] = ()) -> None:
+    def begin(self, match: Match, prompt: bytes) -> None:
         """Share the whole blocks of a matched prefix of ``prompt``, and copy the matched part of the next.
 
         If there is such a part, the caller has checked with `BlockStore.require` that a block to copy it into is available.
-
-        Args:
-            past: how often what follows the match was used before it was evicted (`EvictedPrefixes.recall`).
         """
         store = self._store
         num_tokens = match.num_tokens
-        self._past = past
+        if self.publishes and match.ends_node:  # elsewhere other blocks have replaced those that were evicted
+            self._prompt = prompt
         self._ids = match.path_blocks()
         self.num_blocks = self._num_published = len(self._ids)
         self.node = store.tree.lock(match)
@@ -233,7 +233,7 @@ class BlockTable:
         """Become an owner of the tree's blocks that it uses, and publish nothing more: the tree is about to be cleared."""
         self._store.pool.share(self._ids[: self._num_published])
         self._tail = bytearray(self._encoded_tokens())
-        self.node, self.publishes, self._num_published = None, False, 0
+        self.node, self.publishes, self._num_published, self._prompt = None, False, 0, b""
 
     def check(self) -> None:
         """Raise InvariantViolation unless its tokens and blocks agree with its counts and with its node."""
@@ -261,6 +261,8 @@ class BlockTable:
     def _grow(self, num_new: int, copies_tail: bool) -> None:
         """Add ``num_new`` blocks, and replace a shared tail by a copy; the blocks are available."""
         store = self._store
+        if self._prompt:
+            self._recall()
         if num_new == 1 and not copies_tail and not self._low:
             self._add_block(store.allocate_one(self._last_block()))
         elif num_new or copies_tail:
@@ -276,6 +278,15 @@ class BlockTable:
                 store.pool.release(shared)
             self._add_blocks(blocks[int(copies_tail) :])
         self.num_writable = self.num_blocks * store.block_size
+
+    def _recall(self) -> None:
+        """Learn how often what is about to be computed was used before it was evicted.
+
+        Not before blocks are reserved for it: a sequence for which there are none ends, and begins anew later.
+        """
+        prompt, self._prompt = self._prompt, b""
+        if self._store.evicted is not None and self.node is not None:
+            self._past = self._store.evicted.recall(self.node, prompt, self._num_published)
 
     def _publish(self) -> None:
         """Publish all whole blocks that are not published yet."""

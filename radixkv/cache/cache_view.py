@@ -15,7 +15,6 @@ from radixkv.cache.block_store import BlockStore
 from radixkv.cache.block_table import BlockTable
 from radixkv.cache.continuation import continuation
 from radixkv.cache.errors import ClosedError, InvalidArgumentError
-from radixkv.cache.evicted import EvictedPrefixes
 from radixkv.cache.explain import Explanation, explain
 from radixkv.cache.invariants import check_cache
 from radixkv.cache.outline import NodeOutline, outline
@@ -43,19 +42,17 @@ class CacheView:
     A query that counts what keeps blocks from eviction first releases the pins that have expired.
 
     Args:
-        store: the cache's blocks, tree and pins.
-        evicted: the memory of evicted prefixes; None: there is none.
+        store: the cache's blocks, tree, pins and memory of evicted prefixes.
         clock: the cache's, in seconds.
     """
 
-    def __init__(self, store: BlockStore, evicted: EvictedPrefixes | None, clock: Callable[[], float]) -> None:
+    def __init__(self, store: BlockStore, clock: Callable[[], float]) -> None:
         self.block_size = store.block_size
         self._store = store
         self._pool = store.pool
         self._tree = store.tree
         self._pins = store.pins
         self._stats = store.stats
-        self._evicted = evicted
         self._clock = clock
         self._tables: set[BlockTable] = set()
 
@@ -197,7 +194,7 @@ class CacheView:
         """
         check_namespace(namespace)
         prompt = encode_prompt(tokens)
-        return explain(self._tree, self._evicted, prompt, namespace, read, look_elsewhere, self._clock())
+        return explain(self._tree, self._store.evicted, prompt, namespace, read, look_elsewhere, self._clock())
 
     def check(self) -> None:
         """Verify every invariant of the cache.

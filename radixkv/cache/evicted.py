@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from radixkv.cache.block_hash import namespace_hash, next_hash, next_hashes
 from radixkv.cache.eviction import LearningPolicy
-from radixkv.cache.match import Match
 from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
 from radixkv.cache.tokens import TOKEN_BYTES
@@ -107,27 +106,22 @@ class EvictedPrefixes(TreeObserver):
                 start, newest = max(ends, key=lambda end: (end[0], end[1].evicted_at))
                 yield start, newest
 
-    def recall(self, match: Match, prompt: bytes) -> list[tuple[int, int]]:
-        """The evicted blocks that continue a match and are about to be recomputed; notifies the learner, and forgets them.
+    def recall(self, node: Node, prompt: bytes, stop: int) -> list[tuple[int, int]]:
+        """The evicted blocks of a prompt that are about to be recomputed; notifies the learner, and forgets them.
 
-        Only where the match ends with a node's last block: elsewhere other blocks have replaced them in the tree.
+        Args:
+            node: holds the block before them, as its last.
+            stop: that block is the prompt's block ``stop - 1``.
 
         Returns:
-            ``(stop, uses)`` in ascending order: the prompt's blocks from the previous ``stop``, or from the match's end, to
-            block index ``stop`` had been used that often. Empty without a learner.
+            ``(stop, uses)`` in ascending order: the prompt's blocks from the previous ``stop`` to this one had been used that
+            often. Empty without a learner.
         """
-        node = match.node
-        if (
-            self._learner is None
-            or not self._records
-            or match.num_partial_tokens
-            or match.num_node_blocks < node.num_blocks
-        ):
+        if self._learner is None or not self._records:
             return []
         past: list[tuple[int, int]] = []
-        stop, now = match.num_tokens // self._block_size, self._now()
-        before = node.block_hashes()[-1]
-        for record, num_tokens in list(self._follow(before, prompt, match.num_tokens * TOKEN_BYTES)):
+        now = self._now()
+        for record, num_tokens in list(self._follow(node.block_hashes()[-1], prompt, stop * self._block_bytes)):
             self._drop(record.hashes[0])
             self._file_rest(record, -(-num_tokens // self._block_size))
             stop += num_tokens // self._block_size

@@ -34,6 +34,11 @@ class Match:
         return self.num_tokens - self.num_partial_tokens
 
     @property
+    def ends_node(self) -> bool:
+        """Whether the prefix ends with the node's last block, and so goes on below it, or nowhere."""
+        return not self.num_partial_tokens and self.num_node_blocks == self.node.num_blocks
+
+    @property
     def num_evictable_blocks(self) -> int:
         """Whole blocks of the prefix that could be evicted, and cannot be once it is locked."""
         if self.node.lock_count:

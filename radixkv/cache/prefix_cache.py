@@ -105,8 +105,8 @@ class PrefixCache(CacheControl):
             notified.append(EventRecorder(events))
         notified += observers
         tree = RadixTree(pool, block_size, LRU() if policy is None else policy, clock, notified)
-        store = BlockStore(pool, tree, Pins(tree, max_pinned_blocks, clock), block_size)
-        super().__init__(store, evicted, clock)
+        store = BlockStore(pool, tree, Pins(tree, max_pinned_blocks, clock), block_size, evicted)
+        super().__init__(store, clock)
         if policy is not None:
             self._policies[id(policy)] = policy  # it indexes the leaves of one tree only
 
@@ -313,6 +313,5 @@ class PrefixCache(CacheControl):
         """Begin a new table on the match of its tokens; None: nothing of them is cached."""
         if match is None:
             match = Match(0, self._tree.root(table.namespace), 0)
-        past = self._evicted.recall(match, tokens) if table.publishes and self._evicted is not None else ()
-        table.begin(match, tokens, past)
+        table.begin(match, tokens)
         self._tables.add(table)

@@ -127,12 +127,12 @@ def test_evicted_prefixes_are_remembered_in_bounded_memory() -> None:
     cache = PrefixCache(4, 1, remembered_blocks=6)
     for first in range(100):
         leave(cache, [first, 1000, 1001])
-    memory = cache._evicted
+    memory = cache._store.evicted
     assert memory is not None
     assert memory.num_blocks <= 6
     assert reasons(cache, [98, 1000, 1001, 1])[0][0] is Reason.EVICTED
     assert reasons(cache, [5, 1000, 1001, 1]) == [(Reason.NEW, 4)]
-    assert PrefixCache(4, 1)._evicted is None
+    assert PrefixCache(4, 1)._store.evicted is None
 
 
 def test_what_is_cleared_is_forgotten() -> None:
@@ -185,8 +185,8 @@ def test_of_an_evicted_prompt_what_is_not_computed_anew_stays_remembered(policy:
     found = cache.explain(CHAT).computed
     assert [part.reason for part in found] == [Reason.EVICTED] * len(found)
     assert sum(part.num_tokens for part in found) == len(CHAT)
-    assert cache._evicted is not None
-    assert cache._evicted.num_blocks == 5  # the blocks of both, those in common once
+    assert cache._store.evicted is not None
+    assert cache._store.evicted.num_blocks == 5  # the blocks of both, those in common once
 
 
 @pytest.mark.parametrize("policy", [LRU, Adaptive])

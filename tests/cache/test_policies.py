@@ -18,8 +18,10 @@ from radixkv.cache import (
     CostAware,
     EvictableLeaf,
     EvictionPolicy,
+    OutOfBlocks,
     PrefixCache,
     PriorityTTL,
+    Reason,
     SegmentedLRU,
 )
 from radixkv.cache.eviction.reuse_times import AGE_BORDERS
@@ -224,6 +226,24 @@ def test_what_is_computed_anew_keeps_its_uses_and_what_is_new_does_not() -> None
     assert nodes == [([1, 2, 3], 3), ([4], 2), ([5, 6], 1)]
     table = compute(cache, [1, 2, 3, 4, 5, 6, 7])
     cache.abort(table)
+    cache.check()
+
+
+def test_a_sequence_for_which_there_are_no_blocks_leaves_what_it_would_have_recalled() -> None:
+    """What was remembered was lost when the sequence was opened: begun anew, it had no past, and was said to be new."""
+    cache = PrefixCache(8, 1, Adaptive())
+    leave(cache, [1, 2, 3, 4])
+    press(cache, 8)
+    other = compute(cache, [9] * 6, write=False)
+    for _ in range(2):
+        table = cache.open([1, 2, 3, 4])
+        with pytest.raises(OutOfBlocks):
+            cache.reserve(table, 4)
+        cache.abort(table)
+    assert [part.reason for part in cache.explain([1, 2, 3, 4]).computed] == [Reason.EVICTED]
+    cache.close(other)
+    leave(cache, [1, 2, 3, 4])
+    assert cache.tree_snapshot()[""].children[0].uses == 2
     cache.check()
 
 
