@@ -33,13 +33,16 @@ class NamespaceSelection:
         derived: whether to include those derived from it, whose names begin with its own and a slash.
     """
 
-    name: str | None = None
+    name: str | None
     derived: bool = True
 
     def __contains__(self, namespace: str) -> bool:
         if self.name is None or namespace == self.name:
             return True
         return self.derived and namespace.startswith(f"{self.name}/")
+
+
+ALL_NAMESPACES = NamespaceSelection(None)
 
 
 def clear(cache: PrefixCache, selection: NamespaceSelection) -> Cleared:

@@ -22,7 +22,7 @@ from pathlib import Path
 import radixkv.model.frameworks  # noqa: F401 (before all that imports torch)
 from radixkv.config import EngineConfig, ResolvedEngineConfig
 from radixkv.engine.begin_request import begin_request
-from radixkv.engine.clearing import Cleared, NamespaceSelection, clear
+from radixkv.engine.clearing import ALL_NAMESPACES, Cleared, NamespaceSelection, clear
 from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.engine.executor import Executor
 from radixkv.engine.named_pins import NamedPins
@@ -355,5 +355,5 @@ class Engine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix that no running request uses, in tiers too; True: the pool holds nothing any more."""
-        self.clear(NamespaceSelection())
+        self.clear(ALL_NAMESPACES)
         return self.cache.num_held_blocks == 0

@@ -11,7 +11,7 @@ from pydantic import BaseModel, model_validator
 from pydantic_core import PydanticCustomError
 
 from radixkv.cache import InvariantViolation
-from radixkv.engine.clearing import NamespaceSelection
+from radixkv.engine.clearing import ALL_NAMESPACES, NamespaceSelection
 from radixkv.server.authentication import administrator
 from radixkv.server.cache_insight import snapshot_json
 from radixkv.server.errors import ApiError
@@ -129,7 +129,7 @@ async def check_cache(llm: AsyncLLM) -> CheckResponse:
 def _selection_of(body: ClearRequest, tenants: Tenants) -> NamespaceSelection:
     """The namespaces that a request to clear selects."""
     if body.api_key is None and body.key_name is None and body.cache_salt is None:
-        return NamespaceSelection()
+        return ALL_NAMESPACES
     name = body.key_name
     tenant = tenants.selected_by_admin(body.api_key) if name is None else tenants.by_key_name(name)
     return NamespaceSelection(tenant.namespace(body.cache_salt), derived=body.cache_salt is None)

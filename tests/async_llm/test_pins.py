@@ -17,7 +17,7 @@ from radixkv import AsyncLLM, SamplingParams
 from radixkv.cache import PinQuotaExceeded
 from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
-from radixkv.engine.clearing import NamespaceSelection
+from radixkv.engine.clearing import ALL_NAMESPACES, NamespaceSelection
 from radixkv.engine.stats import EngineStats
 
 PINNED = {"prompt_token_ids": list(range(3, 23))}
@@ -177,5 +177,5 @@ def test_to_forget_everything_is_said_once() -> None:
         llm.generate({**PINNED, "cache_salt": salt}, GREEDY, use_tqdm=False)
     llm.engine.cache.add_observer(Observer())
     held = llm.engine.cache.num_held_blocks
-    assert llm.engine.clear(NamespaceSelection()).freed_blocks == held > 0
+    assert llm.engine.clear(ALL_NAMESPACES).freed_blocks == held > 0
     assert cleared == [None]

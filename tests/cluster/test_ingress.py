@@ -21,7 +21,7 @@ from radixkv.cache import InvariantViolation
 from radixkv.cluster import ClusterLLM, ReplicaSet, create_ingress, replica_pins, text_interface
 from radixkv.cluster.replica_pins import keep_prefix
 from radixkv.config import ModelConfig
-from radixkv.engine.clearing import NamespaceSelection
+from radixkv.engine.clearing import ALL_NAMESPACES
 from radixkv.observe.inspect.replica_snapshots import read_snapshots
 from radixkv.observe.inspect.snapshot import CacheSnapshot
 from radixkv.prompts import Prompt, as_prompts
@@ -421,7 +421,7 @@ def test_conversations_find_as_much_cached_as_on_one_server(default_tokenizer: A
                 for each in (replicas, others)
             )
             for ingresses in ((first,), (first, second)):
-                await first.clear(NamespaceSelection())
+                await first.clear(ALL_NAMESPACES)
                 texts, found = await all_talks(*ingresses)
                 assert texts == expected
                 assert found >= 0.95 * most, len(ingresses)

@@ -23,7 +23,7 @@ from support.pretended_replicas import (
 from radixkv.cluster import MismatchError, ReplicaSet
 from radixkv.cluster.membership import Membership, read_replicas
 from radixkv.cluster.records import Kind, encode_load, encode_record
-from radixkv.engine.clearing import NamespaceSelection
+from radixkv.engine.clearing import ALL_NAMESPACES
 from radixkv.errors import ReplicasLostError
 
 
@@ -190,14 +190,14 @@ def test_a_replica_that_was_never_reached_is_one_of_all() -> None:
         assert replicas.names == ["a", "b"]
         assert "b" not in replicas.loads
         with pytest.raises(ReplicasLostError, match="are down, or did not do it: 'b'; ask again"):
-            await llm_of(replicas).clear(NamespaceSelection())
+            await llm_of(replicas).clear(ALL_NAMESPACES)
         membership._update({"a": "http://a"})
         await until(lambda: not membership._changing)
-        assert (await llm_of(replicas).clear(NamespaceSelection())).namespaces == 1
+        assert (await llm_of(replicas).clear(ALL_NAMESPACES)).namespaces == 1
         membership._update({})
         await until(lambda: not replicas.added and not membership._changing)
         with pytest.raises(ReplicasLostError, match="there is no replica"):
-            await llm_of(replicas).clear(NamespaceSelection())
+            await llm_of(replicas).clear(ALL_NAMESPACES)
         await membership.close()
         await replicas.close()
 

@@ -29,7 +29,7 @@ from radixkv import BeamSearchParams, SamplingParams
 from radixkv.cluster import ReplicaSet
 from radixkv.cluster.losses import Losses, RefusedError
 from radixkv.cluster.wire import encode_begun
-from radixkv.engine.clearing import Cleared, NamespaceSelection
+from radixkv.engine.clearing import ALL_NAMESPACES, Cleared, NamespaceSelection
 from radixkv.errors import DrainingError, QueueFullError, ReplicasLostError, RequestTooLargeError
 from radixkv.prompts import Prompt
 
@@ -107,12 +107,12 @@ def test_clearing_is_no_success_where_a_replica_does_not_confirm_it() -> None:
         replicas = await cluster.up("a")
         await replicas.add("b", "http://broken")
         with pytest.raises(ReplicasLostError, match="replicas that are down, or did not do it: 'b'"):
-            await llm_of(replicas).clear(NamespaceSelection())
+            await llm_of(replicas).clear(ALL_NAMESPACES)
         await replicas.remove("b")
         cluster.hung.add("http://a")
         await until(lambda: not replicas.available)
         with pytest.raises(ReplicasLostError, match="or did not do it: 'a'"):  # it may come back with all that it holds
-            await llm_of(replicas).clear(NamespaceSelection())
+            await llm_of(replicas).clear(ALL_NAMESPACES)
         await replicas.close()
 
     asyncio.run(main())
@@ -142,12 +142,12 @@ def test_a_replica_that_has_left_the_list_is_cleared_while_it_finishes_its_strea
             llm = llm_of(replicas)
             removal = asyncio.ensure_future(replicas.remove("a"))
             await until(lambda: replicas.names == ["b"])
-            assert await llm.clear(NamespaceSelection()) == Cleared(1, 4, 6, 8)
+            assert await llm.clear(ALL_NAMESPACES) == Cleared(1, 4, 6, 8)
             refusing.add("a")
             with pytest.raises(ReplicasLostError, match="or did not do it: 'a at http://a'; ask again"):
-                await llm.clear(NamespaceSelection())
+                await llm.clear(ALL_NAMESPACES)
         await asyncio.wait_for(removal, HANGING)
-        assert await llm.clear(NamespaceSelection()) == cleared
+        assert await llm.clear(ALL_NAMESPACES) == cleared
         await replicas.close()
 
     asyncio.run(main())

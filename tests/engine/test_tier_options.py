@@ -10,7 +10,7 @@ import pytest
 from support.faulty_os import disconnected
 from support.tiered_llm import GREEDY, PROMPTS, answers, evict_all, make
 
-from radixkv.engine.clearing import NamespaceSelection
+from radixkv.engine.clearing import ALL_NAMESPACES
 from radixkv.server.run import namespaces_secret
 from radixkv.tiers import backoff
 
@@ -58,7 +58,7 @@ def test_a_folder_stays_where_it_was_when_the_program_changes_its_own(
         evict_all(llm)
         loaded = llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].metrics.loaded_tokens
         assert loaded == {name.removesuffix("_cache"): 40}
-        llm.engine.clear(NamespaceSelection())
+        llm.engine.clear(ALL_NAMESPACES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["blocks", "elsewhere"]
     assert not [*(tmp_path / "elsewhere").iterdir()]
     monkeypatch.chdir(tmp_path)

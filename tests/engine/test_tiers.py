@@ -18,7 +18,7 @@ from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, evict, evict_all,
 from support.tiny_engine import add, finish
 
 from radixkv import LLM
-from radixkv.engine.clearing import NamespaceSelection
+from radixkv.engine.clearing import ALL_NAMESPACES, NamespaceSelection
 from radixkv.errors import StoreInUseError
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.prefix_keys import PrefixKeys
@@ -298,7 +298,7 @@ def test_a_tenant_with_many_salts_is_cleared_below_once() -> None:
     assert len(tier.cleared) == 2
     assert not tier.blocks
     llm.engine.cache.clear("ann/1")  # by itself, at once
-    llm.engine.clear(NamespaceSelection())
+    llm.engine.clear(ALL_NAMESPACES)
     assert len(tier.cleared) == 4
     assert tier.cleared[-1] is None
 
