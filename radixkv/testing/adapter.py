@@ -24,6 +24,7 @@ class CacheAdapter(abc.ABC):
         deduplicates: a block that two live sequences computed is kept once, and both then hold that one (rule 11).
         keeps_closed: what a sequence computed is cached for later prompts when it is closed; False: the allocator shares
             blocks between forks only, or may forget (rule 4).
+        evicts_exactly: a call evicts no more blocks than it lacks; False: whole leaves, or some in advance (rule 6).
     """
 
     num_blocks: int
@@ -31,6 +32,7 @@ class CacheAdapter(abc.ABC):
     matches_tokens: bool = True
     deduplicates: bool = True
     keeps_closed: bool = True
+    evicts_exactly: bool = True
 
     @abc.abstractmethod
     def match(self, prompt: Sequence[int], namespace: str) -> int:

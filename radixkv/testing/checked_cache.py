@@ -89,6 +89,7 @@ class CheckedCache:
             self._fail(5, f"all {len(prompt)} tokens of {name}'s prompt are reused")
         if sequence.length != expected:
             self._fail(4, f"{expected} tokens of {name}'s prompt are known, and it was given {sequence.length}")
+        self._check_evicted(before)
         sequence._tags = next_tags(self._root_tag(namespace), prompt[: sequence.length])
         self._carry_out_copies()
         self._check_reads(sequence)
@@ -111,6 +112,7 @@ class CheckedCache:
         self._story.go_on(f"in blocks {self._blocks(sequence)}")
         if len(blocks) * self.adapter.block_size < total:
             self._fail(7, f"{sequence.name} has {len(blocks)} blocks and was promised room for {total} tokens")
+        self._check_evicted(before)
         if tokens:
             self._check_sole_owner(sequence, blocks, sequence.length, len(tokens))
             last_tag = sequence._tags[-1] if sequence._tags else self._root_tag(sequence.namespace)
@@ -143,6 +145,7 @@ class CheckedCache:
         self.live[name] = child
         if self._answers.length(handle) != sequence.length:
             self._fail(3, f"{name} has {self._answers.length(handle)} tokens of {sequence.length}")
+        self._check_evicted(before)
         self._carry_out_copies()
         self._check_reads(child)
         self._done()
@@ -254,6 +257,15 @@ class CheckedCache:
                 if count != owners:
                     self._fail(1, f"block {block} counts {count} owners and has {owners}")
         return holders
+
+    def _check_evicted(self, before: Any) -> None:
+        """A call that evicts takes every free block, too; ``before`` is the `_state` before the call."""
+        if before is None or not self.adapter.evicts_exactly:
+            return
+        evicted = sorted(set(before[1]) - set(self._answers.cached_blocks()))
+        free = sorted(self._answers.free_blocks())
+        if evicted and free:
+            self._fail(6, f"blocks {ids_in_words(evicted)} were evicted, and blocks {ids_in_words(free)} are left free")
 
     def _check_reads(self, sequence: LiveSequence) -> None:
         if self._answers.length(sequence.handle) != sequence.length:

@@ -17,7 +17,7 @@ RULES = MappingProxyType(
         3: "a sequence reads exactly what was written for its own tokens under its own namespace",
         4: "a match is the longest cached prefix, and every prefix of a cached prefix is cached",
         5: "at least one prompt token is left to compute",
-        6: "nothing that a live sequence uses is evicted",
+        6: "nothing that a live sequence uses is evicted, and no more than a call lacks",
         7: "no call raises; one that is refused changes nothing; what fits is not refused when no other sequence is live",
         8: "two namespaces never share a block",
         9: "tokens decide what is reused, not their hash",

@@ -79,6 +79,15 @@ class RefusesForNothing(Broken):
         return num_tokens < self.num_blocks * self.block_size and super().reserve(handle, num_tokens)
 
 
+class EvictsTooMuch(Broken):
+    def reserve(self, handle: BlockTable, num_tokens: int) -> bool:
+        before = self.cache.stats.evicted_blocks
+        done = super().reserve(handle, num_tokens)
+        if self.cache.stats.evicted_blocks > before and self.cache.num_evictable_blocks:
+            self.cache._tree.evict(1)
+        return done
+
+
 class Raises(Broken):
     def fork(self, handle: BlockTable) -> BlockTable:
         raise KeyError(handle)

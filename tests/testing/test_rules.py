@@ -11,6 +11,7 @@ from support.broken_adapters import (
     ChangesOnRefusal,
     ChecksItself,
     CountsWrong,
+    EvictsTooMuch,
     ForgetsCopies,
     FreesTwice,
     KeepsTwice,
@@ -23,7 +24,14 @@ from support.broken_adapters import (
     found_in,
 )
 
-from radixkv.testing import CacheAdapter, CheckedCache, LiveSequence, PrefixCacheAdapter, RuleViolation
+from radixkv.testing import (
+    CacheAdapter,
+    CheckedCache,
+    LiveSequence,
+    PrefixCacheAdapter,
+    RuleViolation,
+    find_violation,
+)
 
 
 def drive(cache: CheckedCache) -> None:
@@ -104,6 +112,17 @@ def test_the_search_looks_prompts_up_and_asks_the_cache_s_own_check(
     violation = found_in(kind, max_examples=300)
     assert re.fullmatch(problem, violation.problem)
     assert violation.story
+
+
+def test_a_cache_that_evicts_more_than_it_lacks_is_found() -> None:
+    violation = found_in(EvictsTooMuch)
+    assert violation.rule == 6
+    assert re.fullmatch(r"blocks .* were evicted, and blocks \d+ are left free", violation.problem)
+
+    class MayEvictMore(EvictsTooMuch):
+        evicts_exactly = False
+
+    assert find_violation(MayEvictMore, max_examples=300) is None
 
 
 def test_the_story_is_told() -> None:
