@@ -354,8 +354,7 @@ class LLM:
         """Run requests to their end. Whatever is raised here, none of them stays in the engine."""
         with self._use.hold(), deferred_interrupt() as interrupt:
             try:
-                for request in requests:
-                    self.engine.add(request)
+                self.engine.add(*requests)
                 unfinished = set(requests)
                 with _progress_bar(use_tqdm, len(requests)) as bar:
                     # A bar may use this LLM, too, and so have ended the rest.

@@ -11,6 +11,7 @@ A step carries one `Batch` through three parts::
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 import weakref
@@ -131,6 +132,7 @@ class Engine:
         self._speculator = make_speculator(
             config, self.cache, self._open_cache.index, self.scheduler.blocks, loaded.vocab_size, clock
         )
+        self._seeds = random.Random(config.seed)
         self.async_scheduling = config.async_scheduling
         self.thread: threading.Thread | None = None
         self._made_by = os.getpid()
@@ -173,16 +175,26 @@ class Engine:
                 'one in each process, with the start method "spawn" of multiprocessing'
             )
 
-    def add(self, request: Request) -> None:
-        """Queue a request that `request_factory` made.
+    def add(self, *requests: Request) -> None:
+        """Queue requests that `request_factory` made, and draw seeds for those without one.
 
         Raises:
-            ValueError: an unfinished request has the same id.
-            Exception: what its tokenizer or grammar raises; the request is not queued then.
+            ValueError: an unfinished request has the id of one of them.
+            Exception: what a tokenizer or a grammar raises.
+                Then none of the requests is queued, and later ones are answered as if these had never been made.
         """
-        self._requests.check_id(request)
-        groups = begin_request(request, self.loaded.tokenizer)  # may raise: only what has begun is accepted
-        self._requests.add(request, groups)
+        self._requests.check_ids(requests)
+        before = self._seeds.getstate()
+        try:
+            for request in requests:
+                if request.seed is None:
+                    request.seed = self._seeds.getrandbits(63)
+            begun = [begin_request(request, self.loaded.tokenizer) for request in requests]
+        except BaseException:
+            self._seeds.setstate(before)
+            raise
+        for request, groups in zip(requests, begun, strict=True):
+            self._requests.add(request, groups)
 
     def check_pin(self, prompt: Prompt, ttl: float | None) -> None:
         """Raise, before its uncached part is computed, what pinning a prompt would raise.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 from radixkv.cache.arguments import is_whole
@@ -26,7 +25,6 @@ class RequestFactory:
         self._loaded = loaded
         self._capacity = capacity
         self._enable_prefix_caching = config.enable_prefix_caching
-        self._seeds = random.Random(config.seed)
 
     def make(
         self,
@@ -67,7 +65,6 @@ class RequestFactory:
         if params.stop_strings:
             loaded.require_tokenizer()
         tokens = validate_prompt(prompt.token_ids, loaded.vocab_size, loaded.max_model_len, loaded.model_length)
-        own_seed = params.seed if isinstance(params, SamplingParams) else None
         # Nothing can follow the token that ends what a grammar asks for.
         ignore_eos = params.ignore_eos and params.structured_outputs is None
         request = Request(
@@ -75,7 +72,7 @@ class RequestFactory:
             prompt.text,
             tokens,
             params,
-            seed=own_seed or 0,
+            seed=params.seed if isinstance(params, SamplingParams) else None,
             max_new_tokens=self._max_new_tokens(len(tokens), params.max_tokens),
             end_token_ids=frozenset() if ignore_eos else loaded.eos_token_ids,
             namespace=prompt.namespace,
@@ -90,8 +87,6 @@ class RequestFactory:
         validate_capacity(request, self._capacity)
         if prompt.resume:
             resume_sequences(request, prompt.resume, loaded.tokenizer, loaded.vocab_size)
-        if own_seed is None:  # drawn last: a request that is refused above takes none from later ones
-            request.seed = self._seeds.getrandbits(63)
         return request
 
     def _max_new_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:

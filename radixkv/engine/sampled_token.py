@@ -25,7 +25,7 @@ def prepare_sampling(sequence: TokenSequence, tokenizer: Any) -> None:
     assert isinstance(params, SamplingParams)
     sequence.sampling = SamplingState(
         params=params,
-        seed=request.seed,
+        seed=request.seed or 0,  # only a greedy request that is resumed has none yet, and needs none
         sample_index=sequence.index,
         prompt_token_ids=request.prompt_token_ids,
         changes=request.logit_changes,

@@ -30,17 +30,20 @@ class UnfinishedRequests:
         """The request with this id, if there is one."""
         return self._by_id.get(request_id)
 
-    def check_id(self, request: Request) -> None:
-        """Raise unless a request can be added under its id.
+    def check_ids(self, requests: Iterable[Request]) -> None:
+        """Raise unless all of the requests can be added.
 
         Raises:
-            ValueError: an unfinished request has the same id.
+            ValueError: an unfinished request, or another one of these, has the id of one of them.
         """
-        if request.request_id in self._by_id:
-            raise ValueError(f"request_id {request.request_id!r} belongs to an unfinished request")
+        new: set[str] = set()
+        for request in requests:
+            if request.request_id in self._by_id or request.request_id in new:
+                raise ValueError(f"request_id {request.request_id!r} belongs to an unfinished request")
+            new.add(request.request_id)
 
     def add(self, request: Request, groups: list[SequenceGroup]) -> None:
-        """Accept a request after `check_id`, and schedule its groups; without any, `finish_ended_elsewhere` ends it."""
+        """Accept a request after `check_ids`, and schedule its groups; without any, `finish_ended_elsewhere` ends it."""
         self._by_id[request.request_id] = request
         if groups:
             self._scheduler.add(*groups)

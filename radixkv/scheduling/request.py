@@ -43,7 +43,7 @@ class Request:
         prompt: the text, if it was given as text.
         prompt_token_ids: int32, at least one.
         params: how to sample, or search.
-        seed: of the request's random numbers: its own, or one that the engine drew.
+        seed: of the request's random numbers; None: the engine draws one when the request is added.
         max_new_tokens: tokens to generate at most, limited by the model's length.
         end_token_ids: tokens that end a sample; with ``ignore_eos`` those that end what a grammar asks for, else none.
         namespace: only prefixes cached under the same namespace are shared.
@@ -68,7 +68,7 @@ class Request:
     prompt: str | None
     prompt_token_ids: NDArray[np.int32]
     params: SamplingParams | BeamSearchParams
-    seed: int
+    seed: int | None
     max_new_tokens: int
     end_token_ids: frozenset[int]
     namespace: str = ""

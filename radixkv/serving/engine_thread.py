@@ -143,16 +143,8 @@ class EngineThread:
 
         def add(engine: Engine) -> None:
             requests = make_requests(engine)
-            added: list[Request] = []
-            try:
-                for request in requests:
-                    engine.add(request)
-                    added.append(request)
-            except BaseException:
-                for request in added:
-                    engine.abort(request.request_id)
-                raise
-            self._requests.update((request.request_id, request) for request in added)
+            engine.add(*requests)
+            self._requests.update((request.request_id, request) for request in requests)
 
         return self.call(add)
 

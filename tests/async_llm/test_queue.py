@@ -10,9 +10,11 @@ import pytest
 from support.async_streams import ENDLESS, GREEDY, HANGING, prompts, run, tokens_of, until
 from support.held_steps import HeldSteps
 from support.model_zoo import VOCAB_SIZE, build_supported
-from support.tiny_engine import add, finish, tiny
+from support.tiny_engine import add, finish, raising_at, tiny
 
 from radixkv import AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, TenantShare
+from radixkv.engine import engine as engine_module
+from radixkv.engine.begin_request import begin_request
 from radixkv.errors import QueueFullError, RequestTooLargeError
 from radixkv.prompts import Prompt
 from radixkv.scheduling.queue_slots import QueueSlots
@@ -58,15 +60,7 @@ def test_unknown_options_are_refused_with_the_nearest_known_one() -> None:
 
 
 def test_requests_submitted_together_are_refused_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    offline = tiny(max_num_seqs=2)
-    add = offline.engine.add
-    added = []
-
-    def add_two(request: Any) -> None:
-        if len(added) == 2:
-            raise MemoryError("planted")
-        added.append(request)
-        add(request)
+    failing = raising_at(3, MemoryError("planted"), begin_request)
 
     async def test(llm: AsyncLLM) -> None:
         several = [Prompt([5, 6, 7]), Prompt([5, 6, VOCAB_SIZE])]
@@ -79,12 +73,11 @@ def test_requests_submitted_together_are_refused_together(monkeypatch: pytest.Mo
             await llm.submit([Prompt([5, 6, 7])] * 2, GREEDY)
         for stream in streams:
             assert [piece async for piece in stream][-1].finished
-        monkeypatch.setattr(offline.engine, "add", add_two)
+        monkeypatch.setattr(engine_module, "begin_request", failing)
         with pytest.raises(MemoryError, match="planted"):
             await llm.submit([Prompt([5, 6, 7])] * 3, GREEDY)
-        assert len(added) == 2
 
-    run(test, offline, max_queue=1)
+    run(test, tiny(max_num_seqs=2), max_queue=1)
 
 
 def test_who_tokenizes_or_compiles_a_grammar_has_a_place_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:

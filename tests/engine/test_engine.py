@@ -12,9 +12,11 @@ import pytest
 from support.forks import refusals_in_a_fork
 from support.model_zoo import VOCAB_SIZE, build_supported
 from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
-from support.tiny_engine import add, assert_empty, finish, tiny
+from support.tiny_engine import add, assert_empty, finish, raising_at, tiny
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
+from radixkv.engine import engine as engine_module
+from radixkv.engine.begin_request import begin_request
 from radixkv.prompts import Prompt
 
 
@@ -180,6 +182,35 @@ def test_a_seed_gives_the_same_tokens_whatever_else_runs() -> None:
         assert [sample.token_ids for sample in outputs[4].outputs] == alone
         again = llm.generate(prompts[4], params, use_tqdm=False)[0]
         assert [sample.token_ids for sample in again.outputs] == alone
+
+
+def test_a_refused_call_does_not_change_the_answers_to_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came before the refused prompt, or under a taken id, took the seeds that later requests would have had."""
+    prompt = {"prompt_token_ids": [5, 6, 7]}
+    drawn = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
+    expected = tokens_of(tiny(), [prompt], drawn)
+
+    llm = tiny()
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        llm.generate([prompt, {"prompt_token_ids": [10**6]}], drawn, use_tqdm=False)
+    llm.stream(prompt, drawn)  # never read
+    assert tokens_of(llm, [prompt], drawn) == expected
+
+    llm = tiny()
+    greedy = SamplingParams(temperature=0.0, seed=0, max_tokens=8)
+    add(llm.engine, "taken", [5, 6, 7], greedy)
+    requests = [llm.engine.request_factory.make(name, Prompt([5, 6, 7]), drawn) for name in ("free", "taken")]
+    with pytest.raises(ValueError, match="request_id 'taken' belongs to an unfinished request"):
+        llm.engine.add(*requests)
+    with pytest.raises(ValueError, match="request_id 'free' belongs to an unfinished request"):
+        llm.engine.add(requests[0], requests[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module, "begin_request", raising_at(2, RuntimeError("planted"), begin_request))
+        with pytest.raises(RuntimeError, match="planted"):
+            llm.engine.add(*(llm.engine.request_factory.make(name, Prompt([5]), drawn) for name in "ab"))
+    finish(llm.engine)
+    assert tokens_of(llm, [prompt], drawn) == expected
+    assert_empty(llm)
 
 
 def test_namespaces_and_switches_decide_what_is_reused() -> None:

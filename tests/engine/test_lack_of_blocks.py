@@ -53,17 +53,6 @@ def test_impossible_requests_are_refused_before_anything_runs(
     assert issubclass(RequestTooLargeError, ValueError)
 
 
-def test_a_refused_request_changes_no_answer_of_a_request_without_a_seed() -> None:
-    """It took the seed that the next such request would have had."""
-    prompts = [{"prompt_token_ids": [5, 6, 7]}]
-    drawn = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
-    expected = tokens_of(tiny(seed=5), prompts, drawn)
-    llm = tiny(seed=5)
-    with pytest.raises(RequestTooLargeError):
-        llm.generate(prompts, SamplingParams(n=99), use_tqdm=False)
-    assert tokens_of(llm, prompts, drawn) == expected
-
-
 def test_a_request_that_fits_exactly_is_answered_again_and_again() -> None:
     llm = tiny(num_blocks=16)
     prompt = {"prompt_token_ids": list(range(3, 48))}
