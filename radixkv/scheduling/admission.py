@@ -77,7 +77,7 @@ class Admission:
     def begin_step(self) -> None:
         """Forget what was noted for the step before."""
         self._looked_up.clear()
-        self._in_flight_prefixes.begin_step()
+        self._in_flight_prefixes.begin_step(self._running if self._waiting else ())
         self.first_without_room = None
         self._growth = self._usage = None
 
@@ -119,10 +119,10 @@ class Admission:
         computing = {group.request.tenant for group in self._running if group.num_pending > 1}
         victims: list[SequenceGroup] = []
         starting: list[SequenceGroup] = []
-        runs = dict(self._running)  # after what is decided here
+        self._in_flight_prefixes.look_at(self._running)
         for tenant in order:
             for group in self._waiting.groups(tenant):
-                if not usage.has_claim(group) or self._in_flight_prefixes.should_wait(group, runs):
+                if not usage.has_claim(group) or self._in_flight_prefixes.should_wait(group):
                     break
                 if self._loads is not None and self._loads.is_waiting(group):
                     break
@@ -139,8 +139,8 @@ class Admission:
                     usage.remove(more)
                     victims += more
                     for victim in more:
-                        del runs[victim]
-                runs[group] = None
+                        self._in_flight_prefixes.remove(victim)
+                self._in_flight_prefixes.add(group)
                 starting.append(group)
                 num_uncached = self._waiting.num_uncached(group)
                 num_reused = max(0, len(group.prompt) - num_uncached)
@@ -186,6 +186,8 @@ class Admission:
             if any(usage.may_hold_up_others(group) for group in did_not_fit if not self._waiting.may_be_passed(group)):
                 return None
             passed += did_not_fit[:1]
+            if len(passed) == self._waiting.window:
+                return None
         return None
 
     def _admit_first_of(
@@ -219,7 +221,7 @@ class Admission:
 
     def _waits_for_prefix(self, group: SequenceGroup) -> bool:
         """Whether it waits for a prefix that another group computes, or for a look-up or a load, which this advances."""
-        if self._in_flight_prefixes.should_wait(group, self._running):
+        if self._in_flight_prefixes.should_wait(group):
             return True
         return self._loads is not None and self._loads.find_or_load(group, self._num_spare_blocks)
 
@@ -293,6 +295,7 @@ class Admission:
             return False
         self.forget(group)
         self._waiting.admit(group)
+        self._in_flight_prefixes.add(group)
         if self._loads is not None:
             self._loads.note_admitted(group)
         return True

@@ -7,6 +7,7 @@ soon: because its owner no longer runs, or the cache was cleared under it, or th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -25,32 +26,63 @@ class _InFlightPrefix:
 class InFlightPrefixes:
     """Which group waits for which running group's prefix.
 
-    The prompts of two groups are compared once; after that, a wait costs one comparison of two numbers per step.
+    Owners are found by the block that they publish next, so a group looks only at those that compute its own prompt, however
+    many run. Whole prompts are compared once; after that, a wait costs one comparison of two numbers per step.
     """
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
         self._prefixes: dict[SequenceGroup, _InFlightPrefix] = {}
         self._stalled: set[SequenceGroup] = set()
+        # The groups whose prompts are in progress: all of them, and by the block that they publish next. Of each namespace,
+        # where such blocks begin.
+        self._owners: dict[SequenceGroup, None] = {}
+        self._by_block: defaultdict[tuple[str, int, bytes], list[SequenceGroup]] = defaultdict(list)
+        self._starts: defaultdict[str, dict[int, None]] = defaultdict(dict)
 
-    def begin_step(self) -> None:
-        """Forget which owners got no tokens in the step before."""
+    def begin_step(self, running: Iterable[SequenceGroup]) -> None:
+        """Forget which owners got no tokens in the step before, and look at what runs."""
         self._stalled.clear()
+        self.look_at(running)
+
+    def look_at(self, running: Iterable[SequenceGroup]) -> None:
+        """These groups run now."""
+        self._owners.clear()
+        self._by_block.clear()
+        self._starts.clear()
+        for group in running:
+            if group not in self._stalled:
+                self.add(group)
+
+    def add(self, owner: SequenceGroup) -> None:
+        """A group runs, or is about to."""
+        if owner.num_pending <= 1:
+            return
+        namespace, start = owner.request.namespace, owner.sequences[0].num_computed
+        block = owner.prompt[start : start + self._cache.block_size].tobytes()
+        self._owners[owner] = None
+        self._by_block[namespace, start, block].append(owner)
+        self._starts[namespace][start] = None
+
+    def remove(self, owner: SequenceGroup) -> None:
+        """A group will run no longer."""
+        self._owners.pop(owner, None)
 
     def note_stalled(self, owner: SequenceGroup) -> None:
         """A running group whose prompt is in progress gets no tokens in this step; nobody waits for it."""
         self._stalled.add(owner)
+        self.remove(owner)
 
     def forget(self, group: SequenceGroup) -> None:
         """``group`` no longer waits."""
         self._prefixes.pop(group, None)
 
-    def should_wait(self, group: SequenceGroup, running: dict[SequenceGroup, None]) -> bool:
-        """Whether one of ``running`` will soon publish at least a block more of the group's prompt than is cached now."""
+    def should_wait(self, group: SequenceGroup) -> bool:
+        """Whether a group that runs will soon publish at least a block more of this one's prompt than is cached now."""
         prefix = self._prefixes.get(group)
-        if prefix is not None and prefix.owner not in self._stalled:
+        if prefix is not None:
             owner = prefix.owner
-            if owner in running and _publishes(owner) and owner.sequences[0].num_computed < prefix.num_tokens:
+            if owner in self._owners and _publishes(owner) and owner.sequences[0].num_computed < prefix.num_tokens:
                 return True
             del self._prefixes[group]
         request = group.request
@@ -59,37 +91,19 @@ class InFlightPrefixes:
         size = self._cache.block_size
         # The last token of a prompt is always computed, for its logits.
         longest = len(group.prompt) - 1
-        blocks: dict[int, bytes] = {}
-        for owner in self._owners(group, running):
-            num_computed = owner.sequences[0].num_computed
-            # A quick test that rules out most owners: the next block that they publish differs from the group's prompt.
-            block = slice(num_computed, num_computed + size)
-            if block.stop > longest:
+        for start in self._starts.get(request.namespace, ()):
+            if start + size > longest:
                 continue
-            if num_computed not in blocks:
-                blocks[num_computed] = group.prompt[block].tobytes()
-            if owner.prompt[block].tobytes() != blocks[num_computed]:
-                continue
-            num_common = min(_num_common_tokens(group, owner), longest) // size * size
-            if num_common - num_computed >= size and (
-                num_common - self._cache.match(group.prompt, request.namespace) >= size
-            ):
-                self._prefixes[group] = _InFlightPrefix(owner, num_common)
-                return True
+            block = group.prompt[start : start + size].tobytes()
+            for owner in self._by_block.get((request.namespace, start, block), ()):
+                # A less urgent owner may be preempted, or get no tokens, for the sake of others.
+                if owner not in self._owners or owner.request.priority > request.priority or not _publishes(owner):
+                    continue
+                num_common = min(_num_common_tokens(group, owner), longest) // size * size
+                if num_common - max(start, self._cache.match(group.prompt, request.namespace)) >= size:
+                    self._prefixes[group] = _InFlightPrefix(owner, num_common)
+                    return True
         return False
-
-    def _owners(self, group: SequenceGroup, running: Iterable[SequenceGroup]) -> Iterable[SequenceGroup]:
-        """Groups that are being prefilled and whose prefixes ``group`` may share, without priority inversion."""
-        request = group.request
-        return (
-            owner
-            for owner in running
-            if owner.num_pending > 1
-            and owner not in self._stalled
-            and _publishes(owner)
-            and owner.request.namespace == request.namespace
-            and owner.request.priority <= request.priority
-        )
 
 
 def _publishes(owner: SequenceGroup) -> bool:

@@ -51,7 +51,8 @@ class WaitingQueue:
     since. Thirty-two look-ups of prompts of 4k tokens take about 0.1 ms.
 
     Args:
-        window: how many groups of a tenant are candidates for admission.
+        window: how many groups of a tenant are candidates for admission, and how many tenants may be passed because their
+            groups do not fit.
         max_overtaken: how often a group can be overtaken.
 
     Attributes:
@@ -61,7 +62,7 @@ class WaitingQueue:
 
     def __init__(self, cache: PrefixCache, window: int = 32, max_overtaken: int = 32) -> None:
         self._cache = cache
-        self._window = window
+        self.window = window
         self._max_overtaken = max_overtaken
         self._queues: dict[str, SortedDict[_Key, _Entry]] = {}
         self.num_seqs: dict[str, int] = {}
@@ -125,7 +126,7 @@ class WaitingQueue:
             look_up: update how much of their prompts is cached, if that may have changed.
         """
         candidates: list[tuple[_Key, _Entry]] = []
-        for key, entry in itertools.islice(self._queues[tenant].items(), self._window):
+        for key, entry in itertools.islice(self._queues[tenant].items(), self.window):
             candidates.append((key, entry))
             if entry.num_overtaken >= self._max_overtaken:
                 break

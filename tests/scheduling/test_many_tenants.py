@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from support.scheduler_driver import STEMS, SchedulerDriver, prompt, tail
@@ -14,6 +14,7 @@ from radixkv.scheduling.fair_shares import FairShares
 from radixkv.scheduling.request import SequenceGroup
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.scheduling.tenant_usage import TenantUsage
+from radixkv.scheduling.waiting_queue import WaitingQueue
 
 
 @pytest.fixture
@@ -67,9 +68,12 @@ def test_a_step_that_admits_nothing_takes_as_long_however_many_wait(calls: Count
     assert work[0] == work[1]
 
 
-def test_what_does_not_fit_is_retried_without_counting_what_runs_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waiting group that did not fit looked at all running groups, in every step, to see whether they had changed."""
-    num_looks = 0
+@pytest.mark.parametrize("options", [{}, {"read_cache": False}, {"n": 16}])
+def test_a_step_into_which_nothing_fits_takes_as_long_however_many_wait(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tenant's first group was tried, and looked at all running groups: whether they had changed, or had its prefix."""
+    num_looks = num_tried = 0
     num_pending = cast(property, SequenceGroup.num_pending)
 
     def counted(group: SequenceGroup) -> int:
@@ -77,19 +81,25 @@ def test_what_does_not_fit_is_retried_without_counting_what_runs_for_each(monkey
         num_looks += 1
         return cast(int, num_pending.fget(group))  # type: ignore[misc]
 
-    work = []
-    for count in (40, 80):
+    def tried(*arguments: Any, **options: Any) -> list[SequenceGroup]:
+        nonlocal num_tried
+        num_tried += 1
+        return candidates(*arguments, **options)
+
+    candidates, work = WaitingQueue.candidates, []
+    for count in (80, 160):
         driver = SchedulerDriver(max_num_seqs=16, budget=2048, num_blocks=120)
         for number in range(count):
-            driver.add(prompt(40), max_new=20, tenant=f"tenant {number}", read_cache=False)
+            driver.add(prompt(40), max_new=20, tenant=f"tenant {number}", **(options if number > 7 else {}))
         driver.steps(3)
-        num_looks, num_running = 0, len(driver.scheduler.running)
+        num_looks, num_tried, num_running = 0, 0, len(driver.scheduler.running)
         with monkeypatch.context() as patch:
             patch.setattr(SequenceGroup, "num_pending", property(counted))
+            patch.setattr(WaitingQueue, "candidates", tried)
             driver.step()
         assert len(driver.scheduler.running) == num_running < 16
         assert driver.scheduler.admission.first_without_room is not None
-        work.append(num_looks)
+        work.append((num_looks, num_tried))
     assert work[0] == work[1]
 
 
