@@ -101,7 +101,10 @@ class BlockRows(PoolRows):
         return event
 
     def to_host(self, data: torch.Tensor, fence: torch.cuda.Event | None) -> NDArray[np.uint8]:
-        """What `read` returned before ``fence`` was made, in host memory; from a GPU it is copied on a separate stream."""
+        """What `read` returned before ``fence`` was made, in host memory; may be called once.
+
+        From a GPU it is copied on a separate stream. The GPU's memory is free then, however long the copy is used.
+        """
         if fence is None:
             return data.numpy()
         stream = self._read_stream
@@ -110,6 +113,7 @@ class BlockRows(PoolRows):
             on_host = torch.empty(data.shape, dtype=torch.uint8, pin_memory=True)
             on_host.copy_(data, non_blocking=True)
         _wait_for(stream)
+        data.untyped_storage().resize_(0)
         return on_host.numpy()
 
     def erase_behind(self, row: NDArray[np.uint8], num_tokens: int) -> None:

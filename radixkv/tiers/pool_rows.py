@@ -35,7 +35,10 @@ class PoolRows(Protocol):
         """Mark what was launched so far; None where nothing keeps running after a call."""
 
     def to_host(self, data: Any, fence: Any) -> BlockBytes:
-        """What `read` returned, as ``[blocks, nbytes]``; ``fence`` was made after that call. Any thread may call."""
+        """What `read` returned, as ``[blocks, nbytes]``; ``fence`` was made after that call.
+
+        Any thread may call, once.
+        """
 
     def erase_behind(self, row: BlockBytes, num_tokens: int) -> None:
         """Overwrite with zeros what a row of `to_host`, ``[nbytes]``, holds behind its first ``num_tokens`` tokens."""

@@ -101,10 +101,22 @@ def test_blocks_are_copied_on_streams_that_neither_attention_nor_graphs_take(mon
     monkeypatch.setattr(torch.cuda, "Stream", new_stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **options: empty(*size, **options))
-    assert torch.from_numpy(rows.to_host(data, Mock())).equal(data)
-    rows._write_on_gpu(block_ids, data, Mock())
+    on_host = torch.from_numpy(rows.to_host(data.clone(), Mock()))
+    assert on_host.equal(data)
+    rows._write_on_gpu(block_ids, on_host, Mock())
     assert len(priorities) == 2
     assert max(priorities) < 0
+
+
+def test_the_memory_of_a_gpu_is_free_once_its_blocks_are_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was held until tiers had written the blocks, for which they may take seconds."""
+    rows, empty = BlockRows(KVPool(LAYERS, 4, 4, torch.float32)), torch.empty
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: Mock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **options: empty(*size, **options))
+    data = torch.ones(2, rows.nbytes, dtype=torch.uint8)
+    assert rows.to_host(data, Mock()).all()
+    assert data.untyped_storage().nbytes() == 0
 
 
 def test_memory_is_used_again_when_it_is_given_back_and_not_before() -> None:
