@@ -332,7 +332,7 @@ class Engine:
             raise _BatchError(requests) from error
 
     def write_behind(self) -> bool:
-        """Between steps: send some of the blocks that are due to go down to the tiers; False: none are."""
+        """Between steps, and with no request left: `KVTiers.send_some`."""
         return self.tiers is not None and self.tiers.send_some()
 
     def shutdown(self, seconds_left: Callable[[], float]) -> None:
@@ -357,6 +357,8 @@ class Engine:
 
     def clear(self, selection: NamespaceSelection) -> Cleared:
         """Forget what is cached for the selected namespaces, in tiers too, except what running requests use."""
+        if self.tiers is not None:
+            self.tiers.loads.end_unwanted()  # their blocks are nobody's by now
         with nullcontext() if self.tiers is None else self.tiers.clearing_groups_once():
             cleared = clear(self.cache, selection)
         self._requests.note_cleared(selection)

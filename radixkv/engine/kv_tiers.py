@@ -195,11 +195,14 @@ class KVTiers:
         return self._writer.flush(max(0.0, deadline - time.monotonic())) and not self._moves.has_wanted
 
     def send_some(self) -> bool:
-        """Send some of the blocks that are due to go down without being evicted; False: there are none. Not during a step.
+        """End loads that nobody waits for, and send some of the blocks that are due to go down; False: there are none.
 
-        It waits a moment if they cannot be queued yet.
+        Not during a step. It waits a moment if the blocks cannot be queued yet.
         """
-        if self._closed or not self._moves.has_wanted:
+        if self._closed:
+            return False
+        self.loads.end_unwanted()
+        if not self._moves.has_wanted:
             return False
         self._moves.send_down(self._cache, _IDLE_SECONDS)
         return True

@@ -188,6 +188,12 @@ class PrefixLoads:
             elif now > active.gives_up_at:
                 self._give_up(active)
 
+    def end_unwanted(self) -> None:
+        """Between steps: end loads that no group waits for. Unlike a step, this waits for chunks that are being written."""
+        for active in self._active:
+            if not active.waiting:
+                self._end(active)
+
     def wait_for_progress(self, timeout: float) -> None:
         """Return when a look-up or a load is done, or after ``timeout`` seconds."""
         if self._loader.progress.wait(timeout):

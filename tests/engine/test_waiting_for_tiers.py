@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from support.async_streams import HANGING
-from support.dict_tier import DictTier, SlowlyWritten
-from support.tiered_llm import GREEDY, answers, evict_all, make
+from support.dict_tier import DictTier, SlowlyRead, SlowlyWritten
+from support.tiered_llm import GREEDY, answers, evict_all, free_blocks, make
 from support.tiny_engine import add
 
 from radixkv import SamplingParams
@@ -25,7 +25,7 @@ from radixkv.errors import NoBlocksLeftError
 from radixkv.serving.engine_thread import EngineThread
 from radixkv.serving.heartbeat import Heartbeat
 from radixkv.threads import Worker
-from radixkv.tiers.load import LookUp
+from radixkv.tiers.load import Load, LookUp
 from radixkv.tiers.loader import BlockLoader
 from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.prefix_keys import PrefixKeys
@@ -324,6 +324,31 @@ def test_the_time_after_the_last_request_was_aborted_is_not_that_of_its_prompt(m
         engine.step()
     assert max(seconds for _, _, seconds in timed.observed) <= 4.0
     assert (40, 40, 4.0) in timed.observed
+
+
+@pytest.mark.usefixtures("loads_are_worth_it")
+@pytest.mark.parametrize("idle", [True, False])
+def test_an_idle_engine_keeps_no_blocks_for_an_aborted_load(idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a chunk was being written when its request was aborted, the load kept its blocks until the next request came."""
+    tier = SlowlyRead()
+    llm = make(tiers=[tier])
+    engine = llm.engine
+    tier.may_read.set()
+    answers(llm, UNLIKE[:1])
+    evict_all(llm)
+    tier.may_read.clear()
+    add(engine, "loads", UNLIKE[0]["prompt_token_ids"], GREEDY)
+    while not tier.reads.is_set():
+        engine.step()
+    monkeypatch.setattr(Load, "try_cancel", lambda load: False)  # as if a chunk were being written
+    engine.abort("loads")
+    assert free_blocks(llm) < 80
+    if idle:
+        engine.write_behind()
+        assert free_blocks(llm) == 80
+    assert llm.reset_prefix_cache()
+    tier.may_read.set()
+    llm.shutdown()
 
 
 class HangingLookUps(DictTier):
