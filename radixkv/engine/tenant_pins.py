@@ -53,8 +53,9 @@ class TenantPins:
     def __init__(self, pins: NamedPins) -> None:
         self._pins = pins
         self._cache = pins.cache
-        # By tenant, the oldest first.
+        # By tenant, the oldest first, and how many blocks these are.
         self._kept: dict[str, list[_Kept]] = {}
+        self._num_blocks: dict[str, int] = {}
 
     def keep(self, tenant: str, namespace: str, token_ids: Sequence[int] | NDArray[np.int32], ttl: float) -> int:
         """Keep the cached part of a prefix from eviction.
@@ -92,13 +93,13 @@ class TenantPins:
         # Released only once the new pin is there, since the cache counts shared blocks once.
         for kept in covered:
             self._release(tenant, kept)
-        self._kept.setdefault(tenant, []).append(_Kept(pin, new, expires_at))
+        self._set(tenant, [*self._kept.get(tenant, []), _Kept(pin, new, expires_at)])
         return pin.num_tokens
 
     def _too_much(self, own: list[_Kept], new: _Prefix, max_blocks: int) -> list[_Kept]:
         """Which of a tenant's pins must make room for a new prefix: the oldest of those that no other one continues."""
         left = own.copy()
-        while len(left) >= MAX_PINS or self._num_blocks([new, *(kept.prefix for kept in left)]) > max_blocks:
+        while len(left) >= MAX_PINS or self._count([new, *(kept.prefix for kept in left)]) > max_blocks:
             for kept in left:
                 others = (new, *(other.prefix for other in left if other is not kept))
                 if not any(map(kept.prefix.is_continued_by, others)):
@@ -111,13 +112,13 @@ class TenantPins:
     def _pin(self, tenant: str, new: _Prefix, ttl: float, released: list[tuple[str, _Kept]]) -> Pin | None:
         """Pin the prefix, releasing pins of tenants with more blocks if needed; None: no tenant has more."""
         tokens = decode(new.tokens)
-        num_blocks = self._num_blocks([new, *(kept.prefix for kept in self._kept.get(tenant, []))])
+        num_blocks = self._count([new, *(kept.prefix for kept in self._kept.get(tenant, []))])
         while True:
             try:
                 return self._pins.pin(tokens, new.namespace, ttl, by_tenant=True)
             except PinQuotaExceeded:
-                greediest = max(self._kept, key=self._num_blocks_of, default=None)
-                if greediest is None or self._num_blocks_of(greediest) <= num_blocks:
+                greediest = max(self._num_blocks, key=self._num_blocks.__getitem__, default=None)
+                if greediest is None or self._num_blocks[greediest] <= num_blocks:
                     return None
                 oldest = self._kept[greediest][0]
                 self._release(greediest, oldest)
@@ -126,24 +127,28 @@ class TenantPins:
     def _forget_released(self) -> None:
         """Forget pins that have expired, or were cleared with the cache."""
         self._cache.pins()  # notices which have expired
-        kept = {tenant: [kept for kept in own if not kept.pin.released] for tenant, own in self._kept.items()}
-        self._kept = {tenant: own for tenant, own in kept.items() if own}
+        for tenant, own in list(self._kept.items()):
+            if any(kept.pin.released for kept in own):
+                self._set(tenant, [kept for kept in own if not kept.pin.released])
 
     def _release(self, tenant: str, kept: _Kept) -> None:
         self._pins.release(kept.pin)
-        self._kept[tenant].remove(kept)
+        self._set(tenant, [each for each in self._kept[tenant] if each is not kept])
 
     def _pin_again(self, tenant: str, kept: _Kept) -> None:
         """Restore a released pin as the oldest: nothing was evicted since, and there is room for it again."""
         prefix, ttl = kept.prefix, kept.expires_at - self._cache.now()
         if ttl > 0:
             pin = self._pins.pin(decode(prefix.tokens), prefix.namespace, ttl, by_tenant=True)
-            self._kept.setdefault(tenant, []).insert(0, _Kept(pin, prefix, kept.expires_at))
+            self._set(tenant, [_Kept(pin, prefix, kept.expires_at), *self._kept.get(tenant, [])])
 
-    def _num_blocks_of(self, tenant: str) -> int:
-        return self._num_blocks(kept.prefix for kept in self._kept[tenant])
+    def _set(self, tenant: str, own: list[_Kept]) -> None:
+        if own:
+            self._kept[tenant], self._num_blocks[tenant] = own, self._count(kept.prefix for kept in own)
+        else:
+            del self._kept[tenant], self._num_blocks[tenant]
 
-    def _num_blocks(self, prefixes: Iterable[_Prefix]) -> int:
+    def _count(self, prefixes: Iterable[_Prefix]) -> int:
         """The blocks of all prefixes, where one that another continues adds none."""
         ordered = sorted(prefixes)
         ends = (

@@ -13,7 +13,7 @@ from support.in_process_server import make_client, serve
 from radixkv import LLM, AsyncLLM
 from radixkv.cache import PrefixCache
 from radixkv.engine.named_pins import NamedPins
-from radixkv.engine.tenant_pins import MAX_PINS, TenantPins
+from radixkv.engine.tenant_pins import MAX_PINS, TenantPins, _Prefix
 from radixkv.server.prefix_keeper import PrefixKeeper
 from radixkv.server.tenants import Tenants
 
@@ -117,6 +117,33 @@ def test_what_finds_no_room_costs_nobody_a_pin() -> None:
     assert keep(pins, cache, "c", prompt(4, 5)) == 0
     assert [num_pinned(cache, name) for name in ("a", "b", "c")] == [4, 3, 0]
     cache.check()
+
+
+def test_who_gives_way_is_found_without_comparing_the_tokens_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All pins of all tenants were sorted by their tokens for each pin that had to go."""
+    num_compared = []
+    is_continued_by = _Prefix.is_continued_by
+
+    def counted(prefix: _Prefix, other: _Prefix) -> bool:
+        num_compared[-1] += 1
+        return is_continued_by(prefix, other)
+
+    monkeypatch.setattr(_Prefix, "is_continued_by", counted)
+    for num_others in (5, 10):
+        cache = PrefixCache(100, BLOCK, max_pinned_blocks=40)
+        pins = TenantPins(NamedPins(cache))
+        num_compared.append(0)
+        for number in range(2 * num_others):
+            keep(pins, cache, f"other {number % num_others}", prompt(number, 1))
+        for number in (50, 51):
+            keep(pins, cache, "most", prompt(number, 3))
+        num_left = 40 - 2 * num_others - 6
+        leave(cache, prompt(60, num_left), namespace="admin")
+        cache.pin(prompt(60, num_left), "admin")
+        num_compared[-1] = 0
+        assert keep(pins, cache, "new", prompt(61, 3)) == 3 * BLOCK
+        assert (num_pinned(cache, "most"), len(cache.pins())) == (3, 2 * num_others + 3)
+    assert num_compared[0] == num_compared[1]
 
 
 def test_for_what_is_not_cached_no_pin_is_given_up() -> None:
