@@ -89,6 +89,10 @@ class AnswerSource:
         """The first characters, or all if there are fewer."""
         return self._text[self._start : self._start + length]
 
+    def peek_from(self, begin: int) -> str:
+        """All but the first ``begin`` characters."""
+        return self._text[self._start + begin :]
+
     def find(self, pattern: re.Pattern[str], begin: int) -> tuple[int, str] | None:
         """How many characters are before the first match, and the match; None: there is none.
 
@@ -178,7 +182,9 @@ def text_until(
     Returns:
         The marker; None: the text ended.
     """
-    pattern, searched = _any_of(markers), 0
+    pattern, searched, longest = _any_of(markers), 0, max(map(len, markers), default=0)
+    # White space at the beginning is text unless a marker follows, and may go on for long.
+    num_blank = 0
     while True:
         found = source.find(pattern, searched)
         if found is not None:
@@ -192,7 +198,14 @@ def text_until(
             return marker
         if source.cut_in_calls and piece is TextPiece:
             source.take(len(source))
-        length = len(source) if source.ended else _unambiguous(source.peek(len(source)), markers)
+        length = len(source)
+        if not source.ended and markers:
+            begin = max(0, num_blank - longest)  # a marker may have begun in it
+            text = source.peek_from(begin)
+            before = text[: _marker_start(text, markers)]
+            kept = before.rstrip(WHITESPACE)
+            length = begin + len(kept) if kept else 0
+            num_blank = begin + len(before) - length
         if length:
             yield piece(source.take(length))
         searched = _searched(source, markers)
@@ -233,14 +246,12 @@ def _searched(source: AnswerSource, markers: Sequence[str]) -> int:
     return max(0, len(source) - max(map(len, markers), default=0))
 
 
-def _unambiguous(text: str, markers: Sequence[str]) -> int:
-    """How much of a text can be neither part of a marker nor whitespace before one, whatever follows."""
-    if not markers:
-        return len(text)
+def _marker_start(text: str, markers: Sequence[str]) -> int:
+    """Where the end of a text may be the beginning of a marker; its length, if it is not."""
     end = len(text)
     for marker in markers:
         for length in range(min(len(marker) - 1, len(text)), 0, -1):
             if text.endswith(marker[:length]):
                 end = min(end, len(text) - length)
                 break
-    return len(text[:end].rstrip(WHITESPACE))
+    return end

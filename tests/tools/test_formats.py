@@ -15,6 +15,7 @@ from support.chat_templates import TEMPLATES, make_tokenizer
 
 from radixkv.tools.chat_format import CALL_FORMATS, ChatFormat
 from radixkv.tools.definitions import ParsedAnswer
+from radixkv.tools.source import AnswerSource
 
 
 def without_ids(answer: ParsedAnswer) -> Any:
@@ -168,3 +169,20 @@ def test_harmony_s_channels() -> None:
         "<|start|>assistant<|channel|>final<|message|>It is <b>warm</b>.<|return|>"
     )
     assert without_ids(read(form_of("harmony"), text)) == ("I look.It is <b>warm</b>.", "Think.", [])
+
+
+def test_white_space_that_may_come_before_a_call_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that was held back was looked at again with each further newline."""
+    num_characters = 0
+    peek_from = AnswerSource.peek_from
+
+    def counted(source: AnswerSource, begin: int) -> str:
+        nonlocal num_characters
+        text = peek_from(source, begin)
+        num_characters += len(text)
+        return text
+
+    monkeypatch.setattr(AnswerSource, "peek_from", counted)
+    answer = ["a", *["\n"] * 500, "b"]
+    assert read(form_of("hermes"), answer).text == "".join(answer)
+    assert num_characters < 20 * len(answer)
