@@ -42,8 +42,8 @@ class AsyncLLM(AsyncEngine):
     """A language model for asyncio programs; its streams share the prefixes of their prompts.
 
     One thread runs the engine, another one tokenizes, and the event loop is blocked by neither. The object belongs to the
-    event loop that uses it first. Use it in ``async with``, or await its `shutdown`: one that has begun to work and is merely
-    dropped keeps its pool, its threads and the lock on its ``disk_cache`` for as long as the process lives.
+    event loop that uses it first. Use it in ``async with``, or await its `shutdown`: one that is merely dropped is stopped
+    when it is collected, with a ResourceWarning, and then writes nothing more of what is cached into its ``disk_cache``.
 
     Args:
         model: as for `LLM`, or an `LLM`, which may not be used elsewhere until `shutdown`. Loading a model takes seconds,

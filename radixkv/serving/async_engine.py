@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -26,6 +28,7 @@ from radixkv.serving.engine_thread import EngineThread, StepResult, is_in_use, r
 from radixkv.serving.heartbeat import Heartbeat
 from radixkv.serving.request_intake import RequestIntake
 from radixkv.serving.request_stream import RequestStream
+from radixkv.threads import run_outside_workers
 
 _T = TypeVar("_T")
 
@@ -78,7 +81,7 @@ class AsyncEngine:
         engine.scheduler.set_tenants(self._intake.slots.tenants)
         self._engine = engine
         self._heartbeat = Heartbeat()
-        self._engine_thread = EngineThread(engine, self._deliver, self._heartbeat)
+        self._engine_thread = EngineThread(engine, _weakly(self._deliver), self._heartbeat)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_ended = False
         self._streams: dict[str, RequestStream] = {}
@@ -88,6 +91,9 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._died = asyncio.Event()
+        end = partial(_end_dropped, self._engine_thread, self._intake)
+        self._if_dropped = weakref.finalize(self, run_outside_workers, end)
+        self._if_dropped.atexit = False
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -356,6 +362,7 @@ class AsyncEngine:
             await asyncio.shield(asyncio.wrap_future(self._engine_thread.stop(left)))
         self._intake.shut_down()
         self._has_ended = True
+        self._if_dropped.detach()
         return not self._cut_short
 
     def _deliver(self, result: StepResult) -> None:
@@ -387,3 +394,27 @@ class AsyncEngine:
             self._engine_thread.abort(stream.request_id)
         if not self._streams:
             self._idle.set()
+
+
+def _weakly(deliver: Callable[[StepResult], None]) -> Callable[[StepResult], None]:
+    """A bound method that does not keep its object alive: the thread that calls it would otherwise do so for ever."""
+    method = weakref.WeakMethod(deliver)
+
+    def deliver_if_alive(result: StepResult) -> None:
+        alive = method()
+        if alive is not None:
+            alive(result)
+
+    return deliver_if_alive
+
+
+def _end_dropped(engine_thread: EngineThread, intake: RequestIntake) -> None:
+    """Stop the threads of an object that is no longer there."""
+    intake.shut_down()
+    if engine_thread.runs:
+        engine_thread.stop(0.0)
+        warnings.warn(
+            "an AsyncLLM was dropped while its engine ran: await its shutdown, or use it in `async with`",
+            ResourceWarning,
+            stacklevel=1,
+        )

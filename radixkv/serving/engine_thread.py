@@ -117,6 +117,11 @@ class EngineThread:
         self._ended = Future[None]()
         self._thread = threading.Thread(target=self._run, name="radixkv-engine", daemon=True)
 
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Begin to run the engine."""
         self._engine.thread = self._thread

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -191,6 +193,31 @@ def test_an_engine_that_was_never_used_gives_its_disk_back(tmp_path: Path) -> No
         async with AsyncLLM(tiny(disk_cache=tmp_path)):
             pass
         tiny(disk_cache=tmp_path).shutdown()
+
+    asyncio.run(asyncio.wait_for(main(), HANGING))
+
+
+def test_one_that_is_dropped_says_so_and_gives_its_engine_and_its_disk_back(tmp_path: Path) -> None:
+    """Its thread kept it alive, and with it the pool and the lock of the folder, for as long as the process lived."""
+    offline, (prompt,) = tiny(disk_cache=tmp_path), prompts(1)
+
+    async def main() -> None:
+        owned = [AsyncLLM(offline)]
+        expected = await tokens_of(owned[0], prompt)
+        thread, dropped = offline.engine.thread, weakref.ref(owned[0])
+        assert thread is not None
+
+        def is_gone() -> bool:
+            owned.clear()
+            gc.collect()
+            return dropped() is None
+
+        with pytest.warns(ResourceWarning, match="an AsyncLLM was dropped while its engine ran: await its shutdown"):
+            await until(is_gone)
+        await asyncio.to_thread(thread.join, HANGING)
+        tiny(disk_cache=tmp_path).shutdown()
+        async with AsyncLLM(offline) as another:
+            assert await tokens_of(another, prompt) == expected
 
     asyncio.run(asyncio.wait_for(main(), HANGING))
 
