@@ -1,6 +1,7 @@
 """How a request's parameters change its logits: biases, and tokens that may not be sampled.
 
-Tensors that stay the same are made once per request.
+Tensors that stay the same are made once per request. Tokens that have no logit, where the output head is narrower than the
+vocabulary, are left out.
 """
 
 from __future__ import annotations
@@ -54,13 +55,14 @@ class LogitChanges:
         if params.allowed_token_ids is not None:
             if self._disallowed is None:
                 disallowed = torch.ones(logits.shape[0], dtype=torch.bool)
-                disallowed[list(params.allowed_token_ids)] = False
+                disallowed[_with_logits(params.allowed_token_ids, logits)] = False
                 self._disallowed = to_device(disallowed, logits.device)
             logits.masked_fill_(self._disallowed, float("-inf"))
         if params.biases:
             if self._bias is None:
-                ids = torch.tensor(list(params.biases))
-                values = torch.tensor(list(params.biases.values()), dtype=torch.float32)
+                biased = _with_logits(params.biases, logits)
+                ids = torch.tensor(biased, dtype=torch.int64)
+                values = torch.tensor([params.biases[token_id] for token_id in biased], dtype=torch.float32)
                 self._bias = to_device(ids, logits.device), to_device(values, logits.device)
             ids, values = self._bias
             logits[ids] += values
@@ -76,11 +78,13 @@ class LogitChanges:
             if constrained or self._masks:
                 _mask_unless_all(logits, self._forbidden)
             else:  # the usual case, in a third of the time
-                logits.index_fill_(0, to_device(torch.tensor(self._forbidden), logits.device), float("-inf"))
+                forbidden = torch.tensor(_with_logits(self._forbidden, logits), dtype=torch.int64)
+                logits.index_fill_(0, to_device(forbidden, logits.device), float("-inf"))
 
 
 def _mask_unless_all(logits: torch.Tensor, token_ids: Sequence[int]) -> None:
     """Mask these tokens of one row, unless nothing else is allowed."""
+    token_ids = _with_logits(token_ids, logits)
     if not token_ids:
         return
     # Neither a list as index nor a branch on the result, which would wait for the device.
@@ -89,3 +93,7 @@ def _mask_unless_all(logits: torch.Tensor, token_ids: Sequence[int]) -> None:
     logits.index_fill_(0, ids, float("-inf"))
     # The maximum takes a tenth of the time of comparing each logit.
     logits[ids] = torch.where(torch.isneginf(logits.amax()), unmasked, float("-inf"))
+
+
+def _with_logits(token_ids: Iterable[int], logits: torch.Tensor) -> list[int]:
+    return [token_id for token_id in token_ids if token_id < len(logits)]

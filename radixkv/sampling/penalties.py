@@ -66,15 +66,21 @@ class Penalties:
         self._rows.append((row, ids, counts.copy(), strengths))
 
     def apply(self, logits: torch.Tensor) -> None:
-        """Change the rows of ``logits``, contiguous float32 ``[rows, vocabulary]``, in place."""
+        """Change the rows of ``logits``, contiguous float32 ``[rows, vocabulary]``, in place.
+
+        A prompt's tokens that have no logit, where the output head is narrower than the vocabulary, are left out.
+        """
         if not any(len(ids) for _, ids, _, _ in self._rows):
             return
         rows, ids, counts, strengths = zip(*self._rows, strict=True)
-        lengths = list(map(len, ids))
-        first = np.repeat(np.array(rows) * logits.shape[1], lengths)
-        seen = to_device(torch.from_numpy(first + np.concatenate(ids)), logits.device)
+        lengths, width = list(map(len, ids)), logits.shape[1]
+        all_ids = np.concatenate(ids)
+        has_logit = all_ids < width  # otherwise the index would be one in the next row
+        seen = to_device(
+            torch.from_numpy((np.repeat(np.array(rows) * width, lengths) + all_ids)[has_logit]), logits.device
+        )
         numbers = np.repeat(np.array(strengths, dtype=np.float32).T, lengths, axis=1)
-        numbers = np.concatenate([numbers, np.concatenate(counts)[None]])
+        numbers = np.concatenate([numbers, np.concatenate(counts)[None]])[:, has_logit]
         repetition, presence, frequency, times = to_device(torch.from_numpy(numbers), logits.device)
         flat = logits.view(-1)
         values = flat[seen]

@@ -101,6 +101,30 @@ def test_tokens_that_only_the_tokenizer_knows_are_never_generated() -> None:
     assert len(output.outputs[0].token_ids) in (3, 4)
 
 
+def test_tokens_beyond_a_narrower_output_head_change_no_logit() -> None:
+    """A prompt's ids beyond the head used to penalize tokens of the next row, and those of parameters failed the step."""
+    options = [
+        {"repetition_penalty": 2.0, "presence_penalty": 0.5},
+        {"allowed_token_ids": [1, 11], "logit_bias": {1: 2.0, 11: 9.0}},
+        {"min_tokens": 3},
+        {"min_tokens": 3, "allowed_token_ids": [1, 2, 11]},
+    ]
+    states = []
+    for each in options:
+        params = SamplingParams(**each)
+        changes = LogitChanges(params, forbidden_token_ids=[2, 10], bad_words=[[12], [4, 13]])
+        states.append(SamplingState(params, 0, 0, [3, 10, 11], changes, [4]))
+    logits = changed_logits(torch.ones(4, 10), states, [()] * 4)
+    expected = torch.ones(4, 10)
+    expected[0, [3, 4]] = torch.tensor([0.5, 0.0])
+    expected[1] = float("-inf")
+    expected[1, 1] = 3.0
+    expected[2, 2] = float("-inf")
+    expected[3] = float("-inf")
+    expected[3, 1] = 1.0
+    assert torch.equal(logits, expected)
+
+
 class _CountingOps(TorchDispatchMode):
     num_ops = 0
 
