@@ -19,6 +19,7 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
     draw          one token per row of logits
     logprobs      log-probabilities of tokens
     checks        what is refused before compiled code sees a pointer
+    fields        of the structures in which arguments are handed over
     src/          the C++, one file of the same name for each, and
       calls.h       the functions and their arguments
       simd.h        as many lanes of float32 as a register has

@@ -13,16 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv_cpu.checks import COMPILED_DTYPES, check_scores, check_tensor
+from radixkv_cpu.fields import floats, pointers, sizes
 from radixkv_cpu.library import require_library
 
 # Of every range of keys.
 _COLUMNS = ("row_start", "row_stop", "table", "key_start", "key_stop", "kinds")
-_POINTERS = ("query", "keys", "values", "out", "sinks", "block_ids", "positions", *_COLUMNS)
-_SIZES = (
-    "num_ranges", "num_rows", "blocks_per_table", "block_size",
-    "num_query_heads", "num_kv_heads", "key_dim", "value_dim",
-    "query_row_stride", "query_head_stride", "out_row_stride", "window",
-)  # fmt: skip
 
 _INT8, _INT32, _INT64 = map(np.dtype, (np.int8, np.int32, np.int64))
 _UNSIGNED: Mapping[np.dtype[Any], np.dtype[Any]] = MappingProxyType(
@@ -54,10 +49,11 @@ class _Attention(ctypes.Structure):
     """`Attention` of ``src/calls.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in _POINTERS),
-        *((name, ctypes.c_int64) for name in _SIZES),
-        ("scale", ctypes.c_float),
-        ("softcap", ctypes.c_float),
+        *pointers("query", "keys", "values", "out", "sinks", "block_ids", "positions", *_COLUMNS),
+        *sizes("num_ranges", "num_rows", "blocks_per_table", "block_size"),
+        *sizes("num_query_heads", "num_kv_heads", "key_dim", "value_dim"),
+        *sizes("query_row_stride", "query_head_stride", "out_row_stride", "window"),
+        *floats("scale", "softcap"),
     )
 
 
@@ -98,12 +94,12 @@ class PagedAttention:
         self._columns = tuple(column.copy() for column in (*row_ranges, tables, *key_ranges, kinds))
         self._positions = positions.copy()
         self._block_ids = np.ascontiguousarray(block_ids)
-        pointers = (column.ctypes.data for column in self._columns)
+        addresses = (column.ctypes.data for column in self._columns)
         # The arguments common to all layers, which each call copies.
         self._call = _Attention(
             block_ids=self._block_ids.ctypes.data,
             positions=self._positions.ctypes.data,
-            **dict(zip(_COLUMNS, pointers, strict=True)),
+            **dict(zip(_COLUMNS, addresses, strict=True)),
             num_ranges=len(tables),
             num_rows=len(positions),
             blocks_per_table=block_ids.shape[1],

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from radixkv_cpu.checks import check_tensor
+from radixkv_cpu.fields import pointers, sizes
 from radixkv_cpu.library import require_library
 
 
@@ -30,11 +31,8 @@ class _Draw(ctypes.Structure):
     """`Draw` of ``src/calls.h``."""
 
     _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("logits", "temperatures", "states", "top_k", "top_p", "min_p", "token_ids")
-        ),
-        *((name, ctypes.c_int64) for name in ("rows", "vocab_size")),
+        *pointers("logits", "temperatures", "states", "top_k", "top_p", "min_p", "token_ids"),
+        *sizes("rows", "vocab_size"),
     )
 
 

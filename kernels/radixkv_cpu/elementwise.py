@@ -7,6 +7,7 @@ import ctypes
 import torch
 
 from radixkv_cpu.checks import COMPILED_DTYPES, check_tensor
+from radixkv_cpu.fields import floats, pointers, sizes
 from radixkv_cpu.library import require_library
 
 
@@ -14,9 +15,9 @@ class _Norm(ctypes.Structure):
     """`Norm` of ``src/calls.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "out")),
-        *((name, ctypes.c_int64) for name in ("rows", "groups", "dim", "stride")),
-        ("epsilon", ctypes.c_float),
+        *pointers("x", "weight", "out"),
+        *sizes("rows", "groups", "dim", "stride"),
+        *floats("epsilon"),
     )
 
 
@@ -24,11 +25,8 @@ class _Rope(ctypes.Structure):
     """`Rope` of ``src/calls.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("query", "key", "cos", "sin")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("rows", "num_query_heads", "num_kv_heads", "dim", "rotary_dim", "row_stride")
-        ),
+        *pointers("query", "key", "cos", "sin"),
+        *sizes("rows", "num_query_heads", "num_kv_heads", "dim", "rotary_dim", "row_stride"),
     )
 
 
@@ -36,12 +34,9 @@ class _Write(ctypes.Structure):
     """`Write` of ``src/calls.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("key", "value", "keys", "values", "slots")),
-        *((name, ctypes.c_int64) for name in ("rows", "num_kv_heads", "key_bytes", "value_bytes")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("key_row_stride", "key_head_stride", "value_row_stride", "value_head_stride")
-        ),
+        *pointers("key", "value", "keys", "values", "slots"),
+        *sizes("rows", "num_kv_heads", "key_bytes", "value_bytes"),
+        *sizes("key_row_stride", "key_head_stride", "value_row_stride", "value_head_stride"),
     )
 
 

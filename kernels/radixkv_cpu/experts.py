@@ -7,6 +7,7 @@ import ctypes
 import torch
 
 from radixkv_cpu.checks import check_tensor
+from radixkv_cpu.fields import pointers, sizes
 from radixkv_cpu.library import require_library
 from radixkv_cpu.linear import PANEL, Weight
 
@@ -15,9 +16,9 @@ class _Experts(ctypes.Structure):
     """`Experts` of ``src/calls.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "chosen", "weights", "out")),
-        *((name, ctypes.c_int64) for name in ("rows", "per_row", "num_experts")),
-        *((name, ctypes.c_void_p) for name in ("gate_up", "down")),
+        *pointers("x", "chosen", "weights", "out"),
+        *sizes("rows", "per_row", "num_experts"),
+        *pointers("gate_up", "down"),
     )
 
 

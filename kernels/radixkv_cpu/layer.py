@@ -10,26 +10,25 @@ import torch
 
 from radixkv_cpu.checks import check_scores, check_tensor
 from radixkv_cpu.elementwise import rms_norm
+from radixkv_cpu.fields import floats, pointers, sizes
 from radixkv_cpu.linear import Weight
 
 _NORMS = ("input", "post", "query", "key", "attention", "mlp")
 _WEIGHTS = ("project", "project_back", "gate_up", "down")
-_HEADS = ("num_query_heads", "num_kv_heads", "head_dim")
 
 
 class LayerStruct(ctypes.Structure):
     """`Layer` of ``src/calls.h``."""
 
     _fields_ = (
-        ("width", ctypes.c_int64),
-        *((f"{name}_norm", ctypes.c_void_p) for name in _NORMS),
-        *((f"{name}_epsilon", ctypes.c_float) for name in _NORMS),
-        *((name, ctypes.c_void_p) for name in _WEIGHTS),
-        *((name, ctypes.c_int64) for name in _HEADS),
-        *((name, ctypes.c_void_p) for name in ("keys", "values", "sinks")),
-        ("window", ctypes.c_int64),
-        ("scale", ctypes.c_float),
-        ("softcap", ctypes.c_float),
+        *sizes("width"),
+        *pointers(*(f"{name}_norm" for name in _NORMS)),
+        *floats(*(f"{name}_epsilon" for name in _NORMS)),
+        *pointers(*_WEIGHTS),
+        *sizes("num_query_heads", "num_kv_heads", "head_dim"),
+        *pointers("keys", "values", "sinks"),
+        *sizes("window"),
+        *floats("scale", "softcap"),
     )
 
 

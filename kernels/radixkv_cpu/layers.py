@@ -9,6 +9,7 @@ import torch
 
 from radixkv_cpu.attention import PagedAttention
 from radixkv_cpu.checks import check_tensor
+from radixkv_cpu.fields import pointers, sizes
 from radixkv_cpu.layer import DecoderLayer, LayerStruct
 from radixkv_cpu.library import require_library
 
@@ -17,9 +18,9 @@ class _Layers(ctypes.Structure):
     """`Layers` of ``src/calls.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("layers", "x", "out", "normed", "kept", "decoding")),
-        *((name, ctypes.c_int64) for name in ("num_layers", "rows", "num_decoding", "rotary_dim")),
-        *((name, ctypes.c_void_p) for name in ("cos", "sin", "slots", "attention", "last_attention")),
+        *pointers("layers", "x", "out", "normed", "kept", "decoding"),
+        *sizes("num_layers", "rows", "num_decoding", "rotary_dim"),
+        *pointers("cos", "sin", "slots", "attention", "last_attention"),
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from radixkv_cpu.checks import check_tensor
+from radixkv_cpu.fields import pointers, sizes
 from radixkv_cpu.library import require_library
 
 PANEL = 32
@@ -26,12 +27,12 @@ class _Linear(ctypes.Structure):
     """`Linear` of ``src/calls.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "residual", "out")),
-        *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs")),
+        *pointers("x", "weight", "bias", "residual", "out"),
+        *sizes("rows", "inputs", "outputs"),
         ("activation", ctypes.c_int32),
         ("format", ctypes.c_int32),
-        ("decoding", ctypes.c_void_p),
-        ("num_decoding", ctypes.c_int64),
+        *pointers("decoding"),
+        *sizes("num_decoding"),
     )
 
 
@@ -39,8 +40,8 @@ class _Features(ctypes.Structure):
     """`Features` of ``src/calls.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("panels", "features", "out")),
-        *((name, ctypes.c_int64) for name in ("rows", "words")),
+        *pointers("panels", "features", "out"),
+        *sizes("rows", "words"),
     )
 
 

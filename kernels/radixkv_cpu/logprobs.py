@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from radixkv_cpu.checks import check_tensor
+from radixkv_cpu.fields import pointers, sizes
 from radixkv_cpu.library import require_library
 
 
@@ -32,8 +33,8 @@ class _Logprobs(ctypes.Structure):
     """`Logprobs` of ``src/calls.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("logits", "token_ids", *Logprobs._fields)),
-        *((name, ctypes.c_int64) for name in ("rows", "vocab_size", "count")),
+        *pointers("logits", "token_ids", *Logprobs._fields),
+        *sizes("rows", "vocab_size", "count"),
     )
 
 

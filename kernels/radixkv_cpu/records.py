@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv_cpu.fields import pointers, sizes
 from radixkv_cpu.library import require_library
 
 CHECKED_BYTES = 24
@@ -18,8 +19,8 @@ class _Records(ctypes.Structure):
     """`Records` of ``src/calls.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("files", "offsets", "headers", "rows", "outcomes")),
-        *((name, ctypes.c_int64) for name in ("num_records", "slot_bytes", "header_bytes", "row_bytes")),
+        *pointers("files", "offsets", "headers", "rows", "outcomes"),
+        *sizes("num_records", "slot_bytes", "header_bytes", "row_bytes"),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from radixkv_cpu.checks import check_tensor
+from radixkv_cpu.fields import pointers, sizes
 from radixkv_cpu.library import require_library
 
 
@@ -15,8 +16,8 @@ class _Rows(ctypes.Structure):
     """`Rows` of ``src/calls.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("parts", "part_bytes", "rows", "block_ids")),
-        *((name, ctypes.c_int64) for name in ("num_parts", "num_rows", "row_bytes")),
+        *pointers("parts", "part_bytes", "rows", "block_ids"),
+        *sizes("num_parts", "num_rows", "row_bytes"),
         ("in_parallel", ctypes.c_int32),
     )
 
