@@ -28,16 +28,18 @@ def make_backend(
     """
     if name not in BACKENDS:
         raise ValueError(f"attention_backend: expected one of {BACKENDS}, got {name!r}")
-    on_gpu = pool.keys[0].device.type == "cuda"
-    if name == "native" or (name == "auto" and is_available(pool, dtype)):
+    device = pool.keys[0].device.type
+    if name == "auto":
+        name = "triton" if device == "cuda" else "native" if is_available(pool, dtype) else "torch"
+    if name == "native":
         if not is_available(pool, dtype):
             raise ValueError(
                 "attention_backend: 'native' needs a CPU that one of its compiled variants runs on, and keys and values "
-                f"stored in the model's type, float32 or bfloat16; got {pool.dtype} on {pool.keys[0].device.type}"
+                f"stored in the model's type, float32 or bfloat16; got {pool.dtype} on {device}"
             )
         return NativeBackend(pool, limits.max_num_seqs, limits.max_model_len)
-    if name == "torch" or (name == "auto" and not on_gpu):
-        if on_gpu:
+    if name == "torch":
+        if device == "cuda":
             raise ValueError("attention_backend: 'torch' runs on a CPU, and the model is on a GPU")
         return TorchBackend(pool, limits.max_num_seqs, limits.max_model_len)
     if importlib.util.find_spec("triton") is None:
@@ -46,7 +48,7 @@ def make_backend(
     from radixkv.attention.triton import TritonBackend
     from radixkv_kernels.target import interpreted
 
-    if not on_gpu and not interpreted():
+    if device != "cuda" and not interpreted():
         raise ValueError("attention_backend: 'triton' needs a GPU, or TRITON_INTERPRET=1 to interpret kernels, slowly")
     return TritonBackend(
         pool,
