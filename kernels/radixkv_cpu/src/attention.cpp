@@ -31,22 +31,13 @@ constexpr int64_t kChunk = 256;  // keys of a task with few rows
 constexpr int64_t kLongChunk = 2048;  // keys of a prompt's task; a multiple of kChunk
 constexpr int64_t kMostDrafted = 32;  // most rows of a decoding range: each is computed as if it were the only one
 // Rows that pass packed keys and values at a time: many with AMX, whose tile stores are best read much later.
-#if defined(__AMX_BF16__)
-constexpr int64_t kBandRows = kTileRows;
-#else
-constexpr int64_t kBandRows = kMaxRows;
-#endif
+constexpr int64_t kBandRows = kHasTiles ? kTileRows : kMaxRows;
 // A head's queries and outputs are apart from row to row, so those of the row that comes so many later are prefetched.
 constexpr int64_t kRowsAhead = 8;
 // Up to so many rows of a head pass its keys as they lie in memory. AMX tiles compute 16 rows in the time of one, and so gain
 // from panels earlier.
-#if defined(__AMX_BF16__)
 template <typename T>
-constexpr int kUnpackedRows = kPairs<T> ? kTileColumns : 8;
-#else
-template <typename T>
-constexpr int kUnpackedRows = 8;
-#endif
+constexpr int kUnpackedRows = kAsTiles<T> ? kTileColumns : 8;
 
 struct Task {
     int64_t range, head_start, head_stop, row_start, row_stop, key_start, key_stop;

@@ -17,27 +17,24 @@
 namespace radixkv {
 
 // Sums of so many rows by 32 columns fill 24 of 32 registers, or by 16 columns 12 of 16.
-#if defined(__AVX512F__)
-constexpr int kMaxRows = 12;
-#else
-constexpr int kMaxRows = 6;
-#endif
+constexpr int kMaxRows = kLanes == 16 ? 12 : 6;
 // So many inputs of a panel stay in the first-level cache: 24 KiB of them, or 36 on processors with AMX, where it has 48. Of
 // bfloat16, which passes in tiles, 18, because tiles of rows pass through the cache, too, as fast as the second-level cache
 // gives them. A multiple of all groups.
-#if defined(__AMX_BF16__)
 template <typename T>
-constexpr int64_t kPanelDepth = 288;
-#else
-template <typename T>
-constexpr int64_t kPanelDepth = 24 * 1024 / kPanel / sizeof(T);
-#endif
+constexpr int64_t kPanelDepth = kHasTiles ? 288 : 24 * 1024 / kPanel / sizeof(T);
 constexpr int64_t kAhead = 12;
 // For up to so many rows, a product takes about as long as its weights take to be read.
 constexpr int64_t kMemoryBoundRows = 96;
 
 template <typename T>
 constexpr bool kPairs = std::is_same_v<T, BF16>;
+// How products of this type are computed; where both are false, by multiply-adds in float32. They differ in the order in which
+// products are added, which other ways of computing the same products must keep.
+template <typename T>
+constexpr bool kAsTiles = kPairs<T> && kHasTiles;
+template <typename T>
+constexpr bool kAsPairs = kPairs<T> && kHasPairProducts;
 
 constexpr int kPanelVectors = kPanel / kLanes;
 
@@ -190,11 +187,7 @@ template <typename T>
 class PanelProduct {
    public:
     // Inputs are a multiple of so many.
-#if defined(__AMX_BF16__)
-    static constexpr int kStep = kPairs<T> ? Tiles::kStep : 1;
-#else
-    static constexpr int kStep = kPairs<T> ? 2 : 1;
-#endif
+    static constexpr int kStep = kAsTiles<T> ? Tiles::kStep : kPairs<T> ? 2 : 1;
 
     // sums[row][0..31] (+)= x[row] . panel. Rows are stride and sum_stride apart. The panel that is read next, or null, is
     // `next`.
@@ -216,9 +209,7 @@ class PanelProduct {
 
     // Rows of a block: the fewest blocks that fit the registers, as equal as possible.
     static int64_t rows_at_once(int64_t rows) {
-#if defined(__AMX_BF16__)
-        if (kPairs<T>) return Tiles::kBlock;
-#endif
+        if (kAsTiles<T>) return Tiles::kBlock;
         const int64_t parts = (rows + kMaxRows - 1) / kMaxRows;
         return (rows + parts - 1) / parts;
     }
@@ -274,7 +265,7 @@ class PanelProduct {
                         [[maybe_unused]] Ahead& ahead) {
 #if defined(__AMX_BF16__)
         // A single row, too: so it adds in the order in which many do, and fetches ahead as they do.
-        if constexpr (kPairs<T>) return tiles_.multiply(rows, x, stride, panel, inputs, sums, sum_stride, add, ahead);
+        if constexpr (kAsTiles<T>) return tiles_.multiply(rows, x, stride, panel, inputs, sums, sum_stride, add, ahead);
 #endif
         multiply_rows<StridedRows, T>(rows, x, stride, panel, inputs, sums, sum_stride, add);
     }

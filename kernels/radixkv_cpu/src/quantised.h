@@ -175,36 +175,31 @@ void multiply_group(const float* x, int64_t stride, const uint8_t* group, int co
             for (int row = 0; row < ROWS; row++) {
                 const F32 first = broadcast(x[row * stride + input]), second = broadcast(x[row * stride + input + 1]);
 #if defined(__AMX_BF16__)
-                if constexpr (kPairs<T>) {
+                if constexpr (kAsTiles<T>) {
                     sums[0][row][j] += first * pair[0];
                     sums[1][row][j] += second * pair[1];
                     continue;
                 }
-#elif defined(__AVX512BF16__)
-                if constexpr (kPairs<T>) {
+#endif
+                if constexpr (kAsPairs<T>) {
                     total[row][j] += second * pair[1];
                     total[row][j] += first * pair[0];
-                    continue;
+                } else {
+                    total[row][j] += first * pair[0];
+                    total[row][j] += second * pair[1];
                 }
-#endif
-                total[row][j] += first * pair[0];
-                total[row][j] += second * pair[1];
             }
         }
     });
 #if defined(__AMX_BF16__)
-    if constexpr (kPairs<T>)
+    if constexpr (kAsTiles<T>)
         for (int row = 0; row < ROWS; row++)
             for (int j = 0; j < kVectors; j++) total[row][j] += sums[0][row][j] + sums[1][row][j];
 #endif
 }
 
 // Up to so many rows multiply integers in registers; more would turn the same ones into floats too often, or find no register.
-#if defined(__AVX512F__)
-constexpr int kFewRows = 4;
-#else
-constexpr int kFewRows = 1;
-#endif
+constexpr int kFewRows = kLanes == 16 ? 4 : 1;
 constexpr int64_t kPrefetchBytes = 2048;
 
 // Prefetches as many lines as a group has, so far ahead that they arrive in time.

@@ -19,6 +19,15 @@ constexpr int kLanes = 16;
 constexpr int kLanes = 8;
 #endif
 
+// What multiplies bfloat16 numbers without converting them to float32 first: AMX tiles, or dot products of pairs.
+#if defined(__AMX_BF16__)
+constexpr bool kHasTiles = true, kHasPairProducts = false;
+#elif defined(__AVX512BF16__)
+constexpr bool kHasTiles = false, kHasPairProducts = true;
+#else
+constexpr bool kHasTiles = false, kHasPairProducts = false;
+#endif
+
 typedef float F32 __attribute__((vector_size(4 * kLanes)));
 typedef int32_t I32 __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t U32 __attribute__((vector_size(4 * kLanes)));

@@ -34,11 +34,12 @@ class Ahead {
 // A thread's configuration of AMX tiles, kept while the number of rows stays the same.
 class Tiles {
    public:
-#if defined(__AMX_BF16__)
+    // Rows of a block.
     static constexpr int kBlock = 32;
     // Inputs that a tile instruction takes.
     static constexpr int kStep = 32;
 
+#if defined(__AMX_BF16__)
     ~Tiles() {
         if (rows_) _tile_release();
     }

@@ -9,33 +9,15 @@
 namespace radixkv {
 
 // So many rows and vectors of dimensions share a loop: their sums, and what they are made of, fit into the registers.
-#if defined(__AVX512F__)
-constexpr int kRowsAtOnce = 4, kVectorsAtOnce = 4;
-#else
-constexpr int kRowsAtOnce = 2, kVectorsAtOnce = 4;
-#endif
+constexpr int kRowsAtOnce = kLanes == 16 ? 4 : 2, kVectorsAtOnce = 4;
 
-// With AMX tiles, by which many rows are multiplied, few rows have the same sums to the last bit: a row's result does not
-// depend on how many rows are beside it. A tile instruction adds the products of every second of its 32 inputs to one sum
-// from 0 on, those of the others to another, then both to what was there (Intel's manual, TDPBF16PS).
-#if defined(__AMX_BF16__)
-template <typename T>
-constexpr bool kAsTiles = kPairs<T>;
-#else
-template <typename T>
-constexpr bool kAsTiles = false;
-#endif
-
-// Without tiles, but with dot products of bfloat16 pairs, few rows get their scores from panels of keys, too, whose packing
-// takes no longer than adding up the lanes of three rows' sums; values they read where they lie.
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
-template <typename T>
-constexpr bool kAsPairs = kPairs<T>;
-#else
-template <typename T>
-constexpr bool kAsPairs = false;
-#endif
-// Either way, few rows have the same sums as many.
+// Whether few rows have the same sums as many, to the last bit, so that a row's result does not depend on how many rows are
+// beside it.
+//
+// With tiles, values are added as a tile instruction adds them: the products of every second of its 32 inputs to one sum from
+// 0 on, those of the others to another, then both to what was there (Intel's manual, TDPBF16PS). With dot products of pairs,
+// few rows get their scores from panels of keys, too: packing a panel takes no longer than adding up the lanes of three rows'
+// sums. Values they read where they lie.
 template <typename T>
 constexpr bool kOneOrder = kAsTiles<T> || kAsPairs<T>;
 
