@@ -29,22 +29,16 @@ def frame_text(frame: AnswerFrame) -> str:
     return text
 
 
-def framed(frame: str, content: str) -> str:
-    """A frame with the grammar of the content in llguidance's format, or "" where there is none."""
-    grammars = json.loads(frame)
-    if content.startswith("{"):
-        inner = json.loads(content)["grammars"]
-        grammars += [{**inner[0], "name": "content"}, *inner[1:]]
-    elif content:
-        grammars.append({"name": "content", "lark_grammar": content})
-    return json.dumps({"grammars": grammars})
+def framed(frame: str, content: str, refusal: Callable[[str], str | None]) -> str:
+    """A frame with the grammar of its content, in llguidance's format.
 
-
-def without_refused_schemas(frame: str, refusal: Callable[[str], str | None]) -> str:
-    """A frame that leaves to the model what the compiler refuses: arguments with such a schema may be any.
+    A schema that the compiler refuses is left to the model: the arguments of its tool may be any. Each is checked alone,
+    because within the frame its cost shows only when a call has begun.
 
     Args:
-        refusal: why a grammar in llguidance's format is refused; None: it is not.
+        frame: from `frame_text`.
+        content: a grammar in llguidance's format; "": there is none.
+        refusal: why a schema, as JSON, is refused; None: it is not.
 
     Raises:
         ValueError: the schema of a strict tool is refused; the message names the tool.
@@ -52,7 +46,7 @@ def without_refused_schemas(frame: str, refusal: Callable[[str], str | None]) ->
     answer, *parts = json.loads(frame)
     for part in parts:
         schema = part["json_schema"]
-        reason = refusal(json.dumps({"grammars": [{"json_schema": schema}]}))
+        reason = refusal(json.dumps(schema))
         if reason is None:
             continue
         problem = f"the parameters of {schema['title']!r:.200} cannot be enforced: {locate_refusal([schema], reason)}"
@@ -61,7 +55,13 @@ def without_refused_schemas(frame: str, refusal: Callable[[str], str | None]) ->
         _log.warning("%s; they are left to the model", problem)
         anything = {"type": "object"} if schema.get("type") == "object" else {}
         part["json_schema"] = {**anything, "title": schema["title"], "x-guidance": schema["x-guidance"]}
-    return json.dumps([answer, *parts])
+    grammars = [answer, *parts]
+    if content.startswith("{"):
+        inner = json.loads(content)["grammars"]
+        grammars += [{**inner[0], "name": "content"}, *inner[1:]]
+    elif content:
+        grammars.append({"name": "content", "lark_grammar": content})
+    return json.dumps({"grammars": grammars})
 
 
 def _prepared(schema: Any) -> Any:

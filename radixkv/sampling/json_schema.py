@@ -64,6 +64,11 @@ def prepare_schema(schema: Any) -> Any:
     return schema
 
 
+def patterns_of(schema: Any) -> list[str]:
+    """The regular expressions of strings anywhere in a schema."""
+    return [part["pattern"] for _, part in _subschemas(schema) if isinstance(part.get("pattern"), str)]
+
+
 def locate_refusal(schemas: Iterable[Any], message: str) -> str:
     """An error message of llguidance, with the paths in these schemas of the keywords or the format that it refuses."""
     refused: set[str] = set()

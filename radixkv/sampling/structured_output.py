@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 
 from radixkv.errors import StructuredOutputError
 from radixkv.model.text_interface import TextInterface
-from radixkv.sampling.answer_frames import frame_text, framed, without_refused_schemas
+from radixkv.sampling.answer_frames import frame_text, framed
 from radixkv.sampling.grammar_budget import GrammarBudget
 from radixkv.sampling.grammar_tokenizer import grammar_tokenizer
-from radixkv.sampling.json_schema import MAX_NAME_CHARACTERS, locate_refusal, one_line, prepare_schema
+from radixkv.sampling.json_schema import MAX_NAME_CHARACTERS, locate_refusal, one_line, patterns_of, prepare_schema
 from radixkv.sampling.structural_tag import structural_tag_grammar
 from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.tools.grammar import JSON_WHITESPACE
@@ -51,12 +51,15 @@ _MAX_LEXER_STATES = 50_000
 _MASK_FUEL = 30_000
 _COMPILE_FUEL = 200_000
 _MAX_COMPILED_GRAMMARS = 64
+_MAX_CHECKED_SCHEMAS = 256
 _STRUCTURAL_TAG = "structural_tag"
+_TOO_MUCH_WORK = "its regular expressions take too much work to compile: repeat less in them"
 # Messages of llguidance about its internals, and what they mean for a specification.
 _MEANINGS = types.MappingProxyType(
     {
         "NoExtensionBias": "no answer satisfies it, or none that ends",
-        "lexer precomputation failed": "its regular expressions take too much work to compile: repeat less in them",
+        "lexer precomputation failed": _TOO_MUCH_WORK,
+        "too many expressions constructed": _TOO_MUCH_WORK,
     }
 )
 # Where a grammar forces no token, a draft guesses at most this many in a row.
@@ -195,6 +198,8 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._compiled = lru_cache(maxsize=_MAX_COMPILED_GRAMMARS)(self._compile)
+        # Of tools, whose schemas recur in many grammars.
+        self._schema_refusal = lru_cache(maxsize=_MAX_CHECKED_SCHEMAS)(self._refusal_of_schema)
 
     def compile(self, spec: StructuredOutputsParams) -> GrammarState:
         """The state of a sequence that has generated nothing yet.
@@ -231,10 +236,7 @@ class GrammarCompiler:
     def _compile(self, kind: str, text: str, frame: str | None) -> GrammarState:
         tokenizer = self._prepared_tokenizer()  # first: it raises if llguidance is not installed
         content = "" if kind == _NOTHING else _grammar(kind, text)
-        matcher = _matcher(tokenizer, content if frame is None else framed(frame, content))
-        if matcher.is_error() and frame is not None:
-            frame = without_refused_schemas(frame, lambda grammar: _refusal(_matcher(tokenizer, grammar)))
-            matcher = _matcher(tokenizer, framed(frame, content))
+        matcher = _matcher(tokenizer, content if frame is None else framed(frame, content, self._schema_refusal))
         reason = _refusal(matcher)
         if reason is not None:
             schemas = [json.loads(text)] if kind == "json" else []
@@ -243,6 +245,24 @@ class GrammarCompiler:
             name = f"structured_outputs: {kind}" if kind != _NOTHING else "tools: their calls"
             raise ValueError(f"{name} cannot be followed: {locate_refusal(schemas, reason)}")
         return GrammarState(matcher, tokenizer.vocab_size, self._shared, GrammarBudget())
+
+    def _refusal_of_schema(self, text: str) -> str | None:
+        """Why a schema, as JSON, is refused; None: it is not.
+
+        Each pattern is also tried by itself, because its cost shows only once its string has begun.
+        """
+        tokenizer, schema = self._prepared_tokenizer(), json.loads(text)
+        matcher = _matcher(tokenizer, _grammar_of_schema(schema))
+        for pattern in patterns_of(schema):
+            if not matcher.is_error():
+                matcher = _matcher(tokenizer, _grammar_of_schema({"type": "string", "pattern": pattern}))
+                matcher.consume_tokens(tokenizer.tokenize_str('"'))
+                matcher.compute_bitmask()
+        return _refusal(matcher)
+
+
+def _grammar_of_schema(schema: Any) -> str:
+    return json.dumps({"grammars": [{"json_schema": schema}]})
 
 
 def _matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:

@@ -14,7 +14,7 @@ from support.chat_templates import STRICT_TURNS, speaker, text_interface
 from support.in_process_server import serve
 from support.tools import ADD, WEATHER
 
-from radixkv import LLM, AsyncLLM, Chat, SamplingParams
+from radixkv import LLM, AsyncLLM, Chat, SamplingParams, StructuredOutputsParams
 from radixkv.outputs import RequestOutput
 from radixkv.prompts import render_chat
 from radixkv.tools.definitions import ParsedAnswer, as_tool_options
@@ -207,6 +207,30 @@ def test_a_schema_that_cannot_be_compiled_makes_no_other_tool_unusable(
     assert answer.tool_calls[0].name in ("add", "send_mail")
     (message,) = caplog.messages
     assert message.startswith("the parameters of 'send_mail' cannot be enforced: ")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_schema_that_takes_too_much_work_is_found_before_a_call_reaches_it(
+    llm: LLM, strict: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer failed in the middle of the call, by an error that named no tool."""
+    parameters = {"properties": {"a": {"type": "string", "pattern": "a?" * 4000 + "a" * 100}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "send_mail", "parameters": parameters, "strict": strict}}
+    chat_format = llm.engine.loaded.chat_format
+    assert chat_format is not None
+    form = chat_format.answer_form("", as_tool_options([ADD, tool], "required", None))
+    assert form is not None
+    spec = StructuredOutputsParams(frame=form.frame(content_is_constrained=False))
+    message = "the parameters of 'send_mail' cannot be enforced: its regular expressions take too much work to compile"
+    if strict:
+        with pytest.raises(ValueError, match=f"^tools: {message}"):
+            llm.engine.grammars.compile(spec)
+    else:
+        state = llm.engine.grammars.compile(spec)
+        assert caplog.messages[0].startswith(message)
+        text = '{"name": "send_mail", "arguments": {"a": "b"}}'
+        token_ids = llm.get_tokenizer()(text, add_special_tokens=False)["input_ids"]
+        assert state.num_allowed(token_ids) == len(token_ids)
 
 
 def test_a_streamed_answer_comes_in_its_parts(llm: LLM) -> None:
