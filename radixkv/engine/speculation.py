@@ -237,7 +237,7 @@ class Speculator:
 
     @staticmethod
     def _useful(sequence: TokenSequence, token_ids: Sequence[int]) -> Sequence[int]:
-        """The draft up to a token that ends the answer, which the row before it draws, or that the grammar does not allow."""
+        """The draft up to a token that the grammar does not allow, or that ends the answer: the row before it draws that."""
         state = sequence.sampling
         assert state is not None
         ends = sequence.request.end_token_ids | state.params.end_token_ids
@@ -246,7 +246,7 @@ class Speculator:
                 token_ids = token_ids[:position]
                 break
         if state.grammar is not None and token_ids:
-            token_ids = token_ids[: state.grammar.num_allowed(token_ids)]
+            token_ids = token_ids[: state.grammar.num_before_end(token_ids)]
         return token_ids
 
     def _choose(self, batch: Batch, candidates: list[_Candidate]) -> None:

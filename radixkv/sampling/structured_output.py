@@ -149,10 +149,16 @@ class GrammarState:
         self.budget.spend(self.shared.clock() - start)
         return found
 
-    def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens may come next, one after the other. Changes nothing."""
+    def num_before_end(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens may come next, one after the other, before one that completes the answer.
+
+        Changes nothing.
+        """
         start = self.shared.clock()
-        count: int = self._matcher.deep_copy().validate_tokens(list(token_ids))
+        matcher = self._matcher.deep_copy()
+        count: int = matcher.try_consume_tokens(list(token_ids))
+        if count and matcher.is_stopped():
+            count -= 1
         self.budget.spend(self.shared.clock() - start)
         return count
 

@@ -108,10 +108,13 @@ def test_a_right_draft_that_ends_an_answer_is_accepted(options: dict[str, Any]) 
     (plain,) = llm.generate(prompt, params, use_tqdm=False)
     oracle.sequences = [[*prompt["prompt_token_ids"], *plain.outputs[0].token_ids]]
     llm.reset_prefix_cache()
+    num_steps = llm.engine.num_steps
     (output,) = llm.generate(prompt, params, use_tqdm=False)
     assert output.outputs[0].token_ids == plain.outputs[0].token_ids
     counts = output.metrics.drafts["oracle"]
     assert counts.accepted == counts.drafted > 0
+    if "structured_outputs" in options:  # no row is behind the last token
+        assert counts.drafted == len(output.outputs[0].token_ids) - (llm.engine.num_steps - num_steps)
 
 
 def test_log_probabilities_of_prompts_are_those_without_drafts(drafter: tuple[LLM, Oracle], plain: LLM) -> None:

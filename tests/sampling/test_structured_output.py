@@ -106,7 +106,7 @@ def test_what_is_likely_next_is_forced_text_and_what_followed_the_same_token_bef
         state.advance(token_id)
         forced, likely = (state.likely_tokens(token_id, known, 8) for known in ({}, followers))
         assert len(likely) <= 8
-        assert state.num_allowed(likely) == len(likely)
+        assert state.num_before_end(likely) >= len(likely) - 1  # the last may complete the answer
         assert state.likely_tokens(token_id, followers, 8) == likely  # it changes nothing
         alone += f"{tokenizer.decode(forced)}\n"
         with_followers += f"{tokenizer.decode(likely)}\n"
@@ -390,7 +390,7 @@ def test_the_prompt_that_failed_is_named(llm: LLM, monkeypatch: pytest.MonkeyPat
     assert failure.value.__notes__ == ["of 3 prompts, prompts[1]"]
 
 
-@pytest.mark.parametrize("explore", ["likely_tokens", "num_allowed", "fill_bitmask"])
+@pytest.mark.parametrize("explore", ["likely_tokens", "num_before_end", "fill_bitmask"])
 def test_a_grammar_does_not_meet_its_limits_earlier_because_drafts_were_walked(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, explore: str
 ) -> None:
@@ -407,14 +407,22 @@ def test_a_grammar_does_not_meet_its_limits_earlier_because_drafts_were_walked(
             state.fill_bitmask(np.full((1, -(-vocab_size // 32)), -1, dtype=np.int32), 0)
             if explores and explore == "likely_tokens":
                 state.likely_tokens(letter, {letter: [letter]}, 8)
-            elif explores and explore == "num_allowed":
-                state.num_allowed([letter] * 8)
+            elif explores and explore == "num_before_end":
+                state.num_before_end([letter] * 8)
             elif explores:
                 state.fill_bitmask(np.full((9, -(-vocab_size // 32)), -1, dtype=np.int32), 0, [letter] * 8)
             state.advance(letter)
             lengths[-1] += 1
     assert lengths[0] > 8
     assert lengths[0] == lengths[1]
+
+
+def test_a_draft_goes_as_far_as_tokens_are_allowed_and_another_follows(llm: LLM) -> None:
+    """One that completed the answer had a row computed behind it, of which no token could be drawn."""
+    state = llm.engine.grammars.compile(StructuredOutputsParams(regex="[ab]{3}"))
+    a, b, c = llm.get_tokenizer().convert_tokens_to_ids(["a", "b", "c"])
+    drafts = [[], [a], [a, b], [a, b, a], [a, b, a, b], [a, c, a], [c]]
+    assert [state.num_before_end(draft) for draft in drafts] == [0, 1, 2, 2, 2, 1, 0]
 
 
 @pytest.mark.parametrize("step", ["prepare", "compile"])
