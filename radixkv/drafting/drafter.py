@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -34,6 +34,28 @@ class Draft(NamedTuple):
 NO_DRAFT = Draft(())
 
 
+class Notes(MutableMapping["Drafter", Any]):
+    """What drafters keep of one sequence. Each is known by its identity: dataclasses may be equal, and have no hash."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, tuple[Drafter, Any]] = {}
+
+    def __getitem__(self, drafter: Drafter) -> Any:
+        return self._by_id[id(drafter)][1]
+
+    def __setitem__(self, drafter: Drafter, note: Any) -> None:
+        self._by_id[id(drafter)] = drafter, note
+
+    def __delitem__(self, drafter: Drafter) -> None:
+        del self._by_id[id(drafter)]
+
+    def __iter__(self) -> Iterator[Drafter]:
+        return (drafter for drafter, _ in self._by_id.values())
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+
 # With slots, a name that is not a field raises.
 @dataclass(eq=False, slots=True)
 class DraftContext:
@@ -61,7 +83,7 @@ class DraftContext:
     prediction: Sequence[int] = ()
     grammar: Grammar | None = None
     table: BlockTable | None = None
-    notes: dict[Drafter, Any] = field(default_factory=dict)
+    notes: MutableMapping[Drafter, Any] = field(default_factory=Notes)
 
 
 class Drafter(ABC):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from support.drafting_engines import Work, answers, drafting, plain_llm
 from support.model_zoo import VOCAB_SIZE
 
 from radixkv import LLM, SamplingParams
-from radixkv.drafting import Draft, Drafter
+from radixkv.drafting import Draft, DraftContext, Drafter
 
 NO_LISTS: dict[str, Any] = {
     "an empty array": np.array([], dtype=int),
@@ -69,6 +70,29 @@ def test_a_draft_may_be_any_collection_of_ids(plain: LLM, kind: Any) -> None:
     requests: Work = [([5, 6, 7], SamplingParams(temperature=0.5, seed=seed, max_tokens=20)) for seed in range(2)]
     assert answers(llm, requests) == answers(plain, requests)
     assert llm.engine.draft_counts["own"].drafted > 0
+
+
+def test_drafters_that_are_equal_and_have_no_hash_keep_notes_of_their_own(
+    plain: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a dataclass: what it noted raised, and its drafts were dropped."""
+
+    @dataclass
+    class Noting(Drafter):
+        source = "noting"
+
+        def draft(self, context: DraftContext, max_tokens: int) -> Draft:
+            asked.append((self, context.notes.get(self)))
+            context.notes[self] = id(self)
+            return Draft([context.token_ids[-1]])
+
+    asked: list[tuple[Drafter, int | None]] = []
+    both = [Noting(), Noting()]
+    requests: Work = [([5, 6, 7], SamplingParams(temperature=0.5, seed=1, max_tokens=6))]
+    assert answers(drafting(both), requests) == answers(plain, requests)
+    assert not caplog.records
+    for drafter in both:
+        assert {note for each, note in asked if each is drafter} == {None, id(drafter)}
 
 
 @pytest.mark.parametrize(("answer", "shown"), [(None, "None"), ([3, 4], r"\[3, 4\]")])
