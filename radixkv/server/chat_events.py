@@ -211,13 +211,14 @@ class ChatEvents:
         async with aclosing(aiter(self.generation)) as deltas:
             async for delta in deltas:
                 output = delta.output
-                pieces = reader.read(delta.choice, output.text, output.finish_reason is not None)
+                read = reader.read(delta.choice, output.text, output.finish_reason is not None)
+                self._reasoning_tokens.read(delta.choice, output.token_ids, read)
+                pieces = [piece for piece, _ in read]
                 for piece in pieces:
                     if isinstance(piece, ToolCallBegin):
                         arguments[delta.choice] = []
                     elif isinstance(piece, ToolCallArguments):
                         arguments[delta.choice].append(piece.text)
-                self._reasoning_tokens.read(delta.choice, output, pieces)
                 reason = _finish_reason(output, arguments.get(delta.choice, []))
                 self._keeper.prompt_is_computed()
                 yield ChatEvent(delta.choice, pieces, output, reason)

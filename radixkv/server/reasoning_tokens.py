@@ -7,9 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from radixkv.outputs import CompletionOutput
 from radixkv.server.logprobs import TextLength
-from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece
+from radixkv.tools.pieces import ReadPiece, ReasoningPiece
 
 
 @dataclass(slots=True)
@@ -18,14 +17,10 @@ class _Answer:
 
     Attributes:
         length: of the text of its tokens.
-        position: how many characters end with the last piece.
-        rest: the text that follows it: it may be whitespace before a marker, or a part of one.
-        begins: position of each token that begins there or later.
+        begins: where in the text each token begins that no piece has reached yet.
     """
 
     length: TextLength
-    position: int = 0
-    rest: str = ""
     begins: list[int] = field(default_factory=list)
 
 
@@ -50,28 +45,19 @@ class ReasoningTokens:
         self._answers: defaultdict[int, _Answer] = defaultdict(lambda: _Answer(new_length()))
         self.count = 0
 
-    def read(self, choice: int, output: CompletionOutput, pieces: Sequence[AnswerPiece]) -> None:
+    def read(self, choice: int, token_ids: Sequence[int], pieces: Sequence[ReadPiece]) -> None:
         """Count what is new in an answer.
 
         Args:
-            output: the new tokens and their text, markers included.
-            pieces: that were read from it, and from text before it.
+            token_ids: the new tokens.
+            pieces: that were read from their text, and from text before it.
         """
         answer = self._answers[choice]
-        answer.rest += output.text
-        for token_id in output.token_ids:
+        for token_id in token_ids:
             answer.begins.append(answer.length.characters)
             answer.length.add(token_id)
-        for piece in pieces:
-            if not isinstance(piece, TextPiece | ReasoningPiece):
-                continue
-            end = answer.rest.index(piece.text) + len(piece.text)
-            answer.rest = answer.rest[end:]
-            answer.position += end
-            num_tokens = bisect_left(answer.begins, answer.position)
+        for piece, end in pieces:
+            num_tokens = bisect_left(answer.begins, end)
             del answer.begins[:num_tokens]
             if isinstance(piece, ReasoningPiece):
                 self.count += num_tokens
-        if pieces and not isinstance(pieces[-1], TextPiece | ReasoningPiece):
-            # Where the call ends is unknown; a thought that follows it begins with the tokens that arrive next.
-            del answer.begins[: bisect_left(answer.begins, answer.position + len(answer.rest))]

@@ -9,7 +9,7 @@ from radixkv.prompts import Prompt
 from radixkv.sampling_params import SamplingParams
 from radixkv.tools.chat_format import AnswerForm, AnswerParser
 from radixkv.tools.definitions import ParsedAnswer
-from radixkv.tools.pieces import AnswerPiece, TextPiece
+from radixkv.tools.pieces import AnswerPiece, ReadPiece, TextPiece
 
 
 class PieceReader:
@@ -22,8 +22,9 @@ class PieceReader:
     def __init__(self, form: AnswerForm | None) -> None:
         self._form = form
         self._parsers: dict[int, AnswerParser] = {}
+        self._num_characters: defaultdict[int, int] = defaultdict(int)  # of answers without a form
 
-    def read(self, index: int, text: str, ended: bool) -> list[AnswerPiece]:
+    def read(self, index: int, text: str, ended: bool) -> list[ReadPiece]:
         """The pieces that an answer's next text holds.
 
         Args:
@@ -32,7 +33,8 @@ class PieceReader:
             ended: nothing follows it.
         """
         if self._form is None:
-            return [TextPiece(text)] if text else []
+            self._num_characters[index] += len(text)
+            return [ReadPiece(TextPiece(text), self._num_characters[index])] if text else []
         if index not in self._parsers:
             self._parsers[index] = self._form.parser()
         parser = self._parsers[index]
@@ -58,7 +60,7 @@ class AnswerReader:
         if not self._has_text:
             return
         for part in output.outputs:
-            part.pieces = self._reader.read(part.index, part.text, part.finished())
+            part.pieces = [piece for piece, _ in self._reader.read(part.index, part.text, part.finished())]
             self._pieces[part.index] += part.pieces
             if part.finished():
                 part.answer = ParsedAnswer.of(self._pieces.pop(part.index))

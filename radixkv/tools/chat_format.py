@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -28,7 +28,7 @@ from radixkv.tools.formats.qwen3_coder import Qwen3CoderFormat
 from radixkv.tools.grammar import AnswerFrame, GrammarWriter
 from radixkv.tools.instructions import with_tools_in_words
 from radixkv.tools.names import SAME_AS, ReasoningParserName, ToolCallParserName
-from radixkv.tools.pieces import AnswerPiece
+from radixkv.tools.pieces import ReadPiece
 from radixkv.tools.reasoning import MISTRAL_THINK, THINK, ReasoningState, ReasoningTags
 from radixkv.tools.source import AnswerSource, Parsing, text_until
 from radixkv.tools.system_messages import later_ones_in_user_turns
@@ -199,7 +199,7 @@ class AnswerForm:
         source = AnswerSource(
             tools, self.format.calls.new_id, calls_required=self.calls_required, continues=self.continues
         )
-        return AnswerParser(source, self._parse)
+        return AnswerParser(source, self._parse(source))
 
     @property
     def _may_call(self) -> bool:
@@ -226,27 +226,27 @@ class AnswerForm:
 class AnswerParser:
     """Takes the text of one answer piece by piece."""
 
-    def __init__(self, source: AnswerSource, parse: Callable[[AnswerSource], Parsing[None]]) -> None:
+    def __init__(self, source: AnswerSource, steps: Parsing[None]) -> None:
         self._source = source
-        self._steps: Parsing[None] = parse(source)
+        self._steps = steps
 
-    def feed(self, text: str) -> list[AnswerPiece]:
+    def feed(self, text: str) -> list[ReadPiece]:
         """The pieces that more text completes."""
         self._source.feed(text)
         return self._read() if text else []
 
-    def finish(self) -> list[AnswerPiece]:
+    def finish(self) -> list[ReadPiece]:
         """The last pieces, after which there is no more text."""
         self._source.ended = True
         return self._read()
 
-    def _read(self) -> list[AnswerPiece]:
-        pieces = []
+    def _read(self) -> list[ReadPiece]:
+        read = []
         for piece in self._steps:
             if piece is None:
                 break
-            pieces.append(piece)
-        return pieces
+            read.append(ReadPiece(piece, self._source.num_taken))
+        return read
 
 
 def _form_of(template: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +38,10 @@ class ToolCallArguments:
 
 
 AnswerPiece = TextPiece | ReasoningPiece | ToolCallBegin | ToolCallArguments
+
+
+class ReadPiece(NamedTuple):
+    """A piece, and how many characters of the answer end with it, as the model wrote it."""
+
+    piece: AnswerPiece
+    end: int

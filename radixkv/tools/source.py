@@ -68,6 +68,7 @@ class AnswerSource:
         self._new_id = new_id
         self._text = ""
         self._start = 0  # of what is not parsed yet, within the text
+        self._num_fed = 0
         self._taken: list[str] = []
 
     @property
@@ -81,8 +82,14 @@ class AnswerSource:
     def __iter__(self) -> Iterator[str]:
         return map(self._text.__getitem__, range(self._start, len(self._text)))
 
+    @property
+    def num_taken(self) -> int:
+        """How many characters of the answer have been parsed."""
+        return self._num_fed - len(self)
+
     def feed(self, text: str) -> None:
         """More was generated."""
+        self._num_fed += len(text)
         self._text, self._start = self._text[self._start :] + text, 0
 
     def peek(self, length: int) -> str:
@@ -189,10 +196,10 @@ def text_until(
         found = source.find(pattern, searched)
         if found is not None:
             position, marker = found
-            source.mark()
-            text = source.take(position).rstrip(WHITESPACE)
-            if text:
-                yield piece(text)
+            length = len(source.peek(position).rstrip(WHITESPACE))
+            if length:
+                yield piece(source.take(length))
+            source.take(position - length)
             source.mark()
             source.take(len(marker))
             return marker

@@ -16,13 +16,12 @@ from support.model_zoo import build
 from support.sentencepiece_tokenizer import sentencepiece_tokenizer
 
 from radixkv import LLM
-from radixkv.outputs import CompletionOutput
 from radixkv.server.logprobs import TextLength
 from radixkv.server.reasoning_tokens import ReasoningTokens
 from radixkv.server.token_text import TokenTexts
 from radixkv.serving.answer_reader import PieceReader
 from radixkv.tools.chat_format import ChatFormat
-from radixkv.tools.pieces import ReasoningPiece
+from radixkv.tools.pieces import ReadPiece, ReasoningPiece
 
 NEXT = "<|end|><|start|>assistant<|channel|>"
 # Two thoughts, and text before, between and after them. Whether each token counts.
@@ -36,7 +35,7 @@ ANSWER = [
     (f"{NEXT}commentary<|message|>", False),
     ("Wait", False),
     (f"{NEXT}analysis<|message|>", True),
-    ("Oh", True),
+    ("an", True),  # as in the tag before it
     (f"{NEXT}final<|message|>", False),
     ("Yes", False),
 ]
@@ -51,7 +50,7 @@ def ways_to_cut(length: int) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("text_is_late", [False, True])
 def test_the_count_does_not_depend_on_how_the_answer_was_cut(text_is_late: bool) -> None:
-    """A tag before a thought did not count if it came with the text before it."""
+    """A tag before a thought did not count if it came with text before it, nor did a thought that its own tag contains."""
     form = ChatFormat.of(make_tokenizer(TEMPLATES["harmony"])).answer_form("", None)
     texts = Mock(
         bytes_of=lambda index: ANSWER[index][0].encode(), is_left_out=lambda index: index in [*LEFT_OUT, *MARKERS]
@@ -66,7 +65,7 @@ def test_the_count_does_not_depend_on_how_the_answer_was_cut(text_is_late: bool)
         reader = PieceReader(form)
         for number, (token_ids, text) in enumerate(zip(tokens, parts, strict=True), start=1):
             pieces = reader.read(0, text, number == len(parts))
-            counter.read(0, CompletionOutput(0, text, token_ids), pieces)
+            counter.read(0, token_ids, pieces)
         assert counter.count == sum(counts for _, counts in ANSWER), cuts
 
 
@@ -86,7 +85,7 @@ def test_tokens_of_a_call_before_a_thought_do_not_count() -> None:
     reader = PieceReader(form)
     for index, (text, _) in enumerate(answer):
         pieces = reader.read(0, text, index == len(answer) - 1)
-        counter.read(0, CompletionOutput(0, text, [index]), pieces)
+        counter.read(0, [index], pieces)
     assert counter.count == sum(counts for _, counts in answer)
 
 
@@ -95,7 +94,7 @@ def test_a_space_that_is_left_out_moves_no_token() -> None:
     tokenizer = sentencepiece_tokenizer()
     token_ids = tokenizer.convert_tokens_to_ids(["▁", "▁He", "l", "o", "!"])
     counter = ReasoningTokens(lambda: TextLength(TokenTexts(tokenizer)))
-    counter.read(0, CompletionOutput(0, " Helo!", token_ids), [ReasoningPiece("Helo!")])
+    counter.read(0, token_ids, [ReadPiece(ReasoningPiece("Helo!"), len(" Helo!"))])
     assert counter.count == len(token_ids)
 
 

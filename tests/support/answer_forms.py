@@ -52,7 +52,8 @@ def form_of(
 
 def read(form: AnswerForm, pieces: Iterable[str]) -> ParsedAnswer:
     parser = form.parser()
-    return ParsedAnswer.of([*itertools.chain.from_iterable(parser.feed(piece) for piece in pieces), *parser.finish()])
+    read = [*itertools.chain.from_iterable(parser.feed(piece) for piece in pieces), *parser.finish()]
+    return ParsedAnswer.of(piece for piece, _ in read)
 
 
 def functions(answer: ParsedAnswer) -> list[tuple[str, Any]]:
