@@ -190,12 +190,13 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 @contextmanager
 def silence_transformers() -> Iterator[None]:
-    """No progress bars or warnings from transformers while a model loads."""
-    level = transformers_logging.get_verbosity()
+    """No progress bars or warnings from transformers while a model loads; afterwards as the program has set them."""
+    level, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(level)
-        transformers_logging.enable_progress_bar()
+        if has_bars:
+            transformers_logging.enable_progress_bar()

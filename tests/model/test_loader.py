@@ -19,6 +19,7 @@ from support.model_zoo import build, build_supported
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from torch import nn
+from transformers.utils import logging as transformers_logging
 
 from radixkv import LLM, SamplingParams
 from radixkv.config import ModelConfig
@@ -247,6 +248,19 @@ def test_a_gpu_that_the_machine_lacks_is_refused_before_weights_are_read(
     message = "^device: expected a CPU or a CUDA device, of which this machine has 2, got 'cuda:2'$"
     with pytest.raises(ValueError, match=message):
         load_model(tmp_path, ModelConfig(device="cuda:2"))
+
+
+def test_progress_bars_that_a_program_has_turned_off_stay_off(tmp_path: Path) -> None:
+    """Loading a model turned on those of all that the program did with transformers afterwards."""
+    build_supported("llama").save_pretrained(tmp_path)
+    try:
+        for enabled in (True, False):
+            if not enabled:
+                transformers_logging.disable_progress_bar()
+            load_model(tmp_path)
+            assert transformers_logging.is_progress_bar_enabled() == enabled
+    finally:
+        transformers_logging.enable_progress_bar()
 
 
 def test_invalid_options_are_refused() -> None:
