@@ -3,6 +3,7 @@
 ::
 
     loader.py               from a hub id, a folder, a GGUF file or memory to a model that is ready to run
+      placement.py          on which device, in which type, by compiled code or not
       source.py, checkpoint.py, deferred_weights.py, whole_weights.py     files and weights
       gguf_model.py, gguf_*.py, default_model.py                          GGUF files
       quantised/            checkpoints whose weights others have quantised

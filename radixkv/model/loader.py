@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.dynamic_rotation import stop_changes
-from radixkv.model.equivalence import probe_attention
+from radixkv.model.equivalence import compute_a_few_tokens, probe_attention
 from radixkv.model.fingerprint import ModelFiles, model_fingerprint, remember_fingerprint
 from radixkv.model.generation_config import (
     end_tokens_of,
@@ -32,23 +31,13 @@ from radixkv.model.longrope import choose_factors
 from radixkv.model.merged_linear import merge_linears
 from radixkv.model.model_cache import packed_folder, quantised_folder, remove_unused
 from radixkv.model.native import AnyQuantiser, BlockKeeper, PanelCache, Quantiser, prepare_for_cpu, weights_of
+from radixkv.model.placement import Placement
 from radixkv.model.quantisation_report import report_quantised
 from radixkv.model.shared_weights import share_weights
 from radixkv.model.source import load_errors, print_progress, resolve_folder
 from radixkv.model.supported import check_supported
 from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, read_tokenizer, silence_transformers
-from radixkv_cpu import COMPILED_DTYPES, library
-
-_DTYPES = MappingProxyType(
-    {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-        "float": torch.float32,
-        "half": torch.float16,
-    }
-)
 
 _log = logging.getLogger(__name__)
 
@@ -120,12 +109,11 @@ def load_model(
     """
     config = config or ModelConfig()
     generation_config = read_generation_config(config.generation_config)
-    device = _resolve_device(config.device)
-    dtype = _resolve_dtype(config.dtype, device, native)
+    placement = Placement.of(config, native)
     if isinstance(model, transformers.PreTrainedModel):
-        unprepared = _from_memory(model, config, dtype, native)
+        unprepared = _from_memory(model, config, placement)
     else:
-        unprepared = _from_files(model, config, device, dtype, native, progress or print_progress)
+        unprepared = _from_files(model, config, placement, progress or print_progress)
     loaded_model, name = unprepared.model, unprepared.name
     loaded_model.eval()
     check_supported(loaded_model, name)
@@ -164,43 +152,36 @@ def load_model(
     )
 
 
-def _from_memory(
-    model: transformers.PreTrainedModel, config: ModelConfig, dtype: torch.dtype, native: bool
-) -> _Unprepared:
-    if config.dtype != "auto" and dtype != model.dtype:
+def _from_memory(model: transformers.PreTrainedModel, config: ModelConfig, placement: Placement) -> _Unprepared:
+    if config.dtype != "auto" and placement.dtype != model.dtype:
         raise ValueError(
             f"dtype: expected 'auto', for a loaded model keeps its own, {model.dtype}, got {config.dtype!r}; "
-            f"model.to({dtype}) converts it"
+            f"model.to({placement.dtype}) converts it"
         )
-    _check_quantization(config.quantization, model.device, model.dtype, native)
+    Placement(model.device, model.dtype, placement.native).check_quantization(config.quantization)
     tokenizer = chosen_tokenizer(config, lambda: None)
     return _Unprepared(model, model.config.name_or_path or type(model).__name__, tokenizer)
 
 
 def _from_files(
-    model: str | Path | None,
-    config: ModelConfig,
-    device: torch.device,
-    dtype: torch.dtype,
-    native: bool,
-    progress: ProgressCallback,
+    model: str | Path | None, config: ModelConfig, placement: Placement, progress: ProgressCallback
 ) -> _Unprepared:
-    _check_quantization(config.quantization, device, dtype, native)
+    placement.check_quantization(config.quantization)
     name = DEFAULT_MODEL_NAME if model is None else str(model)
     with silence_transformers():
         folder, revision = resolve_folder(model, progress, config.quantization == "gguf")
-    tokenizer = chosen_tokenizer(config, partial(_read_own_tokenizer, folder, name))
-    # Weights may stay in their files until compiled code packs them.
-    may_defer = native and device.type == "cpu" and library() is not None and dtype in COMPILED_DTYPES
-    with silence_transformers(), load_errors(name):
-        origin = revision or ModelFiles.of(folder)
-        generation_config = read_own_generation_config(folder, config.generation_config)
-        loaded, deferred = read_checkpoint(folder, dtype, device, may_defer)
+        tokenizer = chosen_tokenizer(config, partial(_read_own_tokenizer, folder, name))
+        with load_errors(name):
+            origin = revision or ModelFiles.of(folder)
+            generation_config = read_own_generation_config(folder, config.generation_config)
+            # Weights may stay in their files until compiled code packs them.
+            may_defer = placement.obstacle is None
+            loaded, deferred = read_checkpoint(folder, placement.dtype, placement.device, may_defer)
     return _Unprepared(loaded, name, tokenizer, origin, deferred, generation_config)
 
 
 def _read_own_tokenizer(folder: Path, name: str) -> Any:
-    with silence_transformers(), load_errors(name):
+    with load_errors(name):
         return read_tokenizer(folder)
 
 
@@ -216,27 +197,6 @@ def _fingerprint(unprepared: _Unprepared, quantization: str | None, is_wanted: b
         if is_wanted:
             raise
         return None
-
-
-def _check_quantization(quantization: str | None, device: torch.device, dtype: torch.dtype, native: bool) -> None:
-    """Refuse it where there is nothing that could compute with it.
-
-    Raises:
-        ValueError: says what is possible.
-    """
-    if quantization is None:
-        return
-    if device.type != "cpu":
-        obstacle = f"not on {device.type}: use a CPU"
-    elif not native:
-        obstacle = "not what torch's compiler traces: leave enable_torch_compile off"
-    elif dtype not in COMPILED_DTYPES:
-        obstacle = f"with float32 or bfloat16 inputs, not {str(dtype).removeprefix('torch.')}: use another dtype"
-    elif library() is None:
-        obstacle = "and none of its variants runs here"
-    else:
-        return
-    raise ValueError(f"quantization: {quantization!r} is computed by compiled code for CPUs, {obstacle}, or None")
 
 
 def _prepare_on_cpu(unprepared: _Unprepared, config: ModelConfig, native: bool) -> None:
@@ -263,39 +223,9 @@ def _prepare_on_gpu(model: transformers.PreTrainedModel, name: str, config: Mode
     """Merge linear layers, and leave rotation to the kernel that stores keys, where ``config`` asks for it."""
     restore_rotation(model)
     if config.merge_linears:
-        num_merged = merge_linears(model, partial(_compute_two_tokens, model))
+        # Another LLM may have left it with an attention that only its runner can carry out.
+        with probe_attention(model):
+            num_merged = merge_linears(model, partial(compute_a_few_tokens, model))
         _log.info("%s: %d linear layers were merged with others of the same input", name, num_merged)
     if config.fuse_rotary:
         _log.info("%s: %d attention layers leave rotation to the kernel that stores keys", name, defer_rotation(model))
-
-
-def _compute_two_tokens(model: transformers.PreTrainedModel) -> None:
-    # Another LLM may have left it with an attention that only its runner can carry out.
-    with probe_attention(model):
-        model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device), use_cache=False)
-
-
-def _resolve_device(device: str | torch.device) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        parsed = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device: expected 'auto', 'cpu' or 'cuda', got {device!r}") from error
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if parsed.type not in ("cpu", "cuda") or (parsed.type == "cuda" and (parsed.index or 0) >= num_gpus):
-        raise ValueError(
-            f"device: expected a CPU or a CUDA device, of which this machine has {num_gpus}, got {device!r}"
-        )
-    return parsed
-
-
-def _resolve_dtype(dtype: str | torch.dtype, device: torch.device, native: bool) -> torch.dtype:
-    if isinstance(dtype, torch.dtype) and dtype in _DTYPES.values():
-        return dtype
-    if dtype == "auto":
-        compiled = library() if native else None
-        return torch.bfloat16 if device.type == "cuda" or (compiled and compiled.is_fast_in_bf16) else torch.float32
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise ValueError(f"dtype: expected 'auto' or one of {sorted(_DTYPES)}, got {dtype!r}")
-    return _DTYPES[str(dtype)]

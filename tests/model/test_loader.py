@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from radixkv import LLM, SamplingParams
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
-from radixkv.model import gguf_conversion, loader
+from radixkv.model import gguf_conversion, placement
 from radixkv.model.default_model import find_default_model
 from radixkv.model.gguf_conversion import converted_folder, ensure_converted, find_damage
 from radixkv.model.loader import load_model
@@ -234,7 +234,7 @@ def test_bfloat16_is_chosen_where_compiled_code_multiplies_it_fast(
     compiled: object, native: bool, expected: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_supported("llama").save_pretrained(tmp_path)
-    monkeypatch.setattr(loader, "library", lambda: compiled)
+    monkeypatch.setattr(placement, "library", lambda: compiled)
     config = ModelConfig(device="cpu")
     assert load_model(tmp_path, config, native=native).dtype == expected
     assert load_model(tmp_path, config.model_copy(update={"dtype": "float32"}), native=native).dtype == torch.float32

@@ -14,7 +14,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from radixkv import LLM, SamplingParams
 from radixkv.config import ModelConfig
-from radixkv.model import loader
+from radixkv.model import loader, placement
 from radixkv.model.loader import load_model
 from radixkv.model.native import replace, weights_of
 from radixkv.model.native.layer import NativeDecoderLayer
@@ -164,16 +164,17 @@ def test_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
         LLM(tiny("llama", torch.float16), quantization="int8")
     with pytest.raises(ValueError, match=r"quantization: expected None for .*, got 'int4': .* multiple of 32 inputs"):
         LLM(build("llama", {"hidden_size": 36, "head_dim": 12}), quantization="int4")
-    monkeypatch.setattr(loader, "library", lambda: None)
+    monkeypatch.setattr(placement, "library", lambda: None)
     with pytest.raises(ValueError, match=r"quantization: 'int4' is computed .* none of its variants runs here"):
         LLM(tiny("llama"), quantization="int4")
 
 
 def test_a_gpu_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "_resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(loader, "resolve_folder", lambda *_: pytest.fail("it was looked for"))
     with pytest.raises(ValueError, match=r"quantization: 'int8' is computed .* not on cuda: use a CPU"):
-        load_model(None, ModelConfig(quantization="int8"))
+        load_model(None, ModelConfig(quantization="int8", device="cuda"))
 
 
 @each_quantization
