@@ -147,7 +147,7 @@ def run_ingress(
     with (
         ReloadSignal() as reload_signal,
         listener_for(config, tenants) as listener,
-        metrics_listener_for(config, tenants) as metrics_listener,
+        metrics_listener_for(config, tenants, listener) as metrics_listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         return runner.run(main(listener, metrics_listener))

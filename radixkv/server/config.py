@@ -9,7 +9,6 @@ from pydantic import Field, field_validator
 
 from radixkv.config import Config
 
-_ALL_HOSTS = frozenset({"0.0.0.0", "::"})
 # An origin as browsers send it. "null" is the origin of a file, and of a page in a sandbox.
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\sA-Z/?#@]+")
 
@@ -108,7 +107,3 @@ class ServerConfig(Config):
             value = getattr(self, name)
             if self.uds is not None and value != type(self).model_fields[name].default:
                 raise ValueError(f"{name}: expected none beside uds, got {value!r:.80}")
-        # Both sockets can be bound before either listens, and then one of them gets no connection.
-        hosts = {self.host, self.metrics_host}
-        if self.uds is None and self.metrics_port == self.port != 0 and (len(hosts) == 1 or hosts & _ALL_HOSTS):
-            raise ValueError(f"metrics_port: expected another port than that of the API, got {self.metrics_port}")

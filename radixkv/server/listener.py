@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # TCP keep-alive of a silent connection: seconds until the first probe, seconds between further ones, and how many unanswered
 # probes mean that the other end is gone.
 _PROBES = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+_ALL_HOSTS = frozenset({"0.0.0.0", "::"})
 # Bytes of a Unix socket's path at most (unix(7)), without the one that ends it.
 _MAX_UNIX_PATH = 107
 
@@ -114,23 +115,35 @@ def listener_for(config: ServerConfig, tenants: Tenants, *, shared: bool = False
 
 
 @contextmanager
-def metrics_listener_for(config: ServerConfig, tenants: Tenants) -> Iterator[socket.socket | None]:
+def metrics_listener_for(
+    config: ServerConfig, tenants: Tenants, api_listener: socket.socket
+) -> Iterator[socket.socket | None]:
     """A socket bound to the address that is configured for the metrics; None: they have no address of their own.
 
     Raises:
         OSError: the address cannot be used.
-        ValueError: other machines could see prompts there without a key.
+        ValueError: it is that of the API, or other machines could see prompts there without a key.
     """
     if config.metrics_port is None:
         yield None
         return
     with tcp_listener(config.metrics_host, config.metrics_port) as listener:
+        if _share_an_address(listener, api_listener):
+            raise ValueError(f"metrics_port: expected another port than that of the API, got {config.metrics_port}")
         if tenants.open_to_all and not is_private(listener) and config.metrics_key is None:
             raise ValueError(
                 f"metrics_host: whoever can reach {config.metrics_host} could see prompts, since there are no API keys; set "
                 "metrics_key"
             )
         yield listener
+
+
+def _share_an_address(one: socket.socket, other: socket.socket) -> bool:
+    """Whether two bound sockets could be connected to by one address. The system refuses only the second that listens."""
+    if socket.AF_UNIX in (one.family, other.family):
+        return False
+    (host, port), (other_host, other_port) = one.getsockname()[:2], other.getsockname()[:2]
+    return port == other_port and (host == other_host or not _ALL_HOSTS.isdisjoint((host, other_host)))
 
 
 def _open_locked(path: Path) -> BinaryIO:

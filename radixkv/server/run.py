@@ -69,7 +69,7 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
     with (
         ReloadSignal() as reload_signal,
         listener_for(config, tenants) as listener,
-        metrics_listener_for(config, tenants) as metrics_listener,
+        metrics_listener_for(config, tenants, listener) as metrics_listener,
     ):
         _log.info("loading %s ...", config.model or DEFAULT_MODEL_NAME)
         from radixkv.async_llm import AsyncLLM

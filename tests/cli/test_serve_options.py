@@ -114,7 +114,6 @@ def test_a_bad_file_is_one_line_with_its_name(serve: Serve, tmp_path: Path, name
     ("text", "line"),
     [
         ("ssl_keyfile = 'key.pem'", ("--ssl-certfile", "certificate.pem")),
-        ("metrics_port = 8000", ("--port", "8001")),
         ("store_key_file = 'store.key'", ("--disk-cache", "blocks")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else value.partition(" ")[0],

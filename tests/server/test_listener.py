@@ -152,17 +152,6 @@ def test_a_key_file_needs_a_certificate() -> None:
         ServerConfig(ssl_keyfile="key.pem")
 
 
-def test_metrics_have_a_port_of_their_own() -> None:
-    """Both used to be bound to one port, and metrics were asked of the API, which has none then."""
-    for hosts in ({}, {"host": "0.0.0.0"}, {"metrics_host": "::"}):
-        with pytest.raises(ValueError, match="metrics_port: expected another port than that of the API, got 8001"):
-            ServerConfig(port=8001, metrics_port=8001, allow_unauthenticated=True, **hosts)
-    for others in ({"metrics_host": "127.0.0.2"}, {"port": 8002}):
-        assert ServerConfig(**{"port": 8001, "metrics_port": 8001, **others}).metrics_port == 8001
-    assert ServerConfig(port=0, metrics_port=0).metrics_port == 0
-    assert ServerConfig(uds="socket", metrics_port=8000).metrics_port == 8000
-
-
 @pytest.mark.parametrize(("name", "value"), [("host", "0.0.0.0"), ("port", 8001)])
 def test_an_address_beside_a_unix_socket_is_refused(name: str, value: str | int) -> None:
     """It used to be ignored."""

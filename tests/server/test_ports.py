@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -30,7 +31,7 @@ def test_both_ports_are_served_until_the_end(metrics_port: int | None) -> None:
 
     async def main() -> tuple[list[str], int]:
         drain = asyncio.Event()
-        with listener_for(config, tenants) as first, metrics_listener_for(config, tenants) as second:
+        with listener_for(config, tenants) as first, metrics_listener_for(config, tenants, first) as second:
             listeners = [first] if second is None else [first, second]
             serving = asyncio.ensure_future(serve(llm, config, "it", tell_port, first, second, drain=drain))
             async with httpx.AsyncClient() as client:
@@ -57,7 +58,7 @@ def test_of_two_servers_that_started_on_one_port_the_second_ends(
     llm, config, tenants = idle_model(), ServerConfig(port=0, metrics_port=metrics_port), Tenants()
 
     async def main() -> None:
-        with listener_for(config, tenants) as first, metrics_listener_for(config, tenants) as second:
+        with listener_for(config, tenants) as first, metrics_listener_for(config, tenants, first) as second:
             host, port = (first if second is None else second).getsockname()
             with tcp_listener(host, port) as other:
                 other.listen()
@@ -97,9 +98,43 @@ def test_where_strangers_could_see_prompts_it_is_not_served(options: dict[str, A
 
 def test_only_this_machine_reaches_it_unless_told_otherwise() -> None:
     tenants = Tenants(["key"])
-    with metrics_listener_for(ServerConfig(host="0.0.0.0", metrics_port=0), tenants) as listener:
-        assert listener is not None
-        assert listener.getsockname()[0] == "127.0.0.1"
-    with metrics_listener_for(ServerConfig(metrics_port=0, metrics_host="0.0.0.0"), tenants) as listener:
-        assert listener is not None
-        assert listener.getsockname()[0] == "0.0.0.0"
+    with listener_for(ServerConfig(host="0.0.0.0", port=0), tenants) as first:
+        for config, host in (
+            (ServerConfig(metrics_port=0), "127.0.0.1"),
+            (ServerConfig(metrics_port=0, metrics_host="0.0.0.0"), "0.0.0.0"),
+        ):
+            with metrics_listener_for(config, tenants, first) as listener:
+                assert listener is not None
+                assert listener.getsockname()[0] == host
+
+
+def test_metrics_have_a_port_of_their_own() -> None:
+    """With "localhost" for the API, that was noticed only when the model was loaded and both sockets were to listen."""
+    tenants = Tenants(["key"])
+    for host, metrics_host in (
+        ("127.0.0.1", "127.0.0.1"),
+        ("localhost", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("127.0.0.1", "0.0.0.0"),
+    ):
+        with listener_for(ServerConfig(host=host, port=0), tenants) as first:
+            port = first.getsockname()[1]
+            config = ServerConfig(metrics_port=port, metrics_host=metrics_host)
+            message = f"metrics_port: expected another port than that of the API, got {port}"
+            with pytest.raises(ValueError, match=message), metrics_listener_for(config, tenants, first):
+                pass
+
+
+def test_metrics_may_have_the_port_of_the_api_on_another_address(tmp_path: Path) -> None:
+    tenants = Tenants(["key"])
+    with listener_for(ServerConfig(port=0), tenants) as first:
+        port = first.getsockname()[1]
+        config = ServerConfig(metrics_port=port, metrics_host="127.0.0.2")
+        with metrics_listener_for(config, tenants, first) as second:
+            assert second is not None
+            assert second.getsockname() == ("127.0.0.2", port)
+    with (
+        listener_for(ServerConfig(uds=tmp_path / "socket"), tenants) as first,
+        metrics_listener_for(ServerConfig(metrics_port=0), tenants, first) as second,
+    ):
+        assert second is not None
