@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -108,6 +108,10 @@ class ClusterLLM:
         return max(1, sum(capacity["max_num_seqs"] for capacity in self.replicas.generations.capacities))
 
     # -- requests ------------------------------------------------------------------------------------------------
+
+    def coming_in(self) -> AbstractContextManager[None]:
+        """As `AsyncLLM.coming_in`."""
+        return self._intake.coming_in()
 
     async def submit(
         self,
@@ -279,14 +283,12 @@ class ClusterLLM:
         Returns:
             Whether all requests finished without being aborted, by this call or an earlier one.
         """
-        self._intake.draining = True
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), grace_seconds)
+        finished = await self._intake.finish(self._idle, grace_seconds)
+        self._intake.shut_down()
         cut_short = list(self._unfinished)
         for request_id in cut_short:
             self.fail(request_id, DrainingError("the server is shutting down; the answer is incomplete"))
-        self._has_aborted = self._has_aborted or bool(cut_short)
-        self._intake.shut_down()
+        self._has_aborted = self._has_aborted or bool(cut_short) or not finished
         return not self._has_aborted
 
     # -- internals -----------------------------------------------------------------------------------------------

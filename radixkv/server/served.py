@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 from radixkv.engine.clearing import Cleared, NamespaceSelection
@@ -41,6 +42,8 @@ class ServedModel(Protocol):
 
     @property
     def num_unfinished(self) -> int: ...
+
+    def coming_in(self) -> AbstractContextManager[None]: ...
 
     async def submit(
         self,

@@ -80,12 +80,14 @@ class Deadlines:
             A timer for each prompt; they count the prompts as aborted if this takes too long, or is cancelled.
 
         Raises:
+            DrainingError, EngineDeadError: it may not come in now. If that begins later, it comes in nevertheless.
             RequestTimeoutError: it took longer than the first limit.
         """
         timers = [RequestTimer(self._metrics, self.arrival) for _ in range(num_prompts)]
         try:
-            async with self._within(self._stages):
-                yield timers
+            with self._llm.coming_in():
+                async with self._within(self._stages):
+                    yield timers
         except (RequestTimeoutError, asyncio.CancelledError):
             for timer in timers:
                 timer.end()

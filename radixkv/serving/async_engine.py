@@ -7,7 +7,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -122,6 +122,14 @@ class AsyncEngine:
         if stream is not None and not stream.ended:
             stream.put(error)
             self._engine_thread.abort(request_id)
+
+    def coming_in(self) -> AbstractContextManager[None]:
+        """Announces requests to `shutdown`: while inside, they are tokenized and submitted, and count as unfinished.
+
+        Raises:
+            DrainingError, EngineDeadError: new requests are refused.
+        """
+        return self._intake.coming_in()
 
     @contextmanager
     def preparing(self, request_id: str | None) -> Iterator[None]:
@@ -293,7 +301,7 @@ class AsyncEngine:
         return death
 
     def start_draining(self) -> None:
-        """From now on refuse new requests, and those that are still being prepared, see `shutdown`; unfinished ones go on."""
+        """From now on refuse new requests; unfinished ones go on. See `shutdown` for those that are still being prepared."""
         self._intake.draining = True
 
     def abandon(self, reason: str) -> None:
@@ -312,7 +320,7 @@ class AsyncEngine:
         """Refuse new requests, give unfinished ones ``grace_seconds``, abort the rest, and stop the threads.
 
         A request is unfinished from when the engine has it: one whose prompt is being tokenized, or whose grammar is being
-        compiled, is refused like a new one.
+        compiled, is refused like a new one, unless it is `coming_in`.
 
         In what is left of that time, what is cached is written into the tiers below the pool. Leaving ``async with`` aborts
         what is unfinished at once, and then writes for up to 30 seconds.
@@ -351,16 +359,14 @@ class AsyncEngine:
     async def _end(self, grace_seconds: float, write_until: float) -> bool:
         """`shutdown` with a separate deadline, by `time.monotonic`, for writing what is cached."""
         self._engine.check_process()
-        self._intake.draining = True
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), grace_seconds)
-        self._cut_short = self._cut_short or bool(self._streams)
+        finished = await self._intake.finish(self._idle, grace_seconds)
+        self._intake.shut_down()
+        self._cut_short = self._cut_short or bool(self._streams) or not finished
         if self._loop is None and not (self._has_ended or self.abandoned or is_in_use(self._engine)):
             self._start()  # one that was never used holds its tiers, too
         if self._loop is not None and not self.abandoned:
             left = max(0.0, write_until - time.monotonic())
             await asyncio.shield(asyncio.wrap_future(self._engine_thread.stop(left)))
-        self._intake.shut_down()
         self._has_ended = True
         self._if_dropped.detach()
         return not self._cut_short

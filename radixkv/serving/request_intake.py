@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -81,7 +81,7 @@ class RequestIntake:
         tenants: what each tenant may have, by its name.
 
     Attributes:
-        draining: refuse all requests.
+        draining: refuse new requests, and all others once nothing is `coming_in`.
         death: why the engine has died; None while it is alive.
         slots: of the unfinished requests; a submitted one holds its slot until it is given back.
     """
@@ -105,12 +105,45 @@ class RequestIntake:
         # A single thread, because tokenizers are not thread-safe. The engine's thread only decodes.
         self._tokenizer_thread = FairThread("radixkv-tokenizer")
         self._shut_down = False
+        self._num_coming_in = 0
+        self._nothing_coming_in = asyncio.Event()
+        self._nothing_coming_in.set()
         self._mean_seconds = 1.0
 
     @property
     def max_unfinished(self) -> int | None:
         """Requests that may be unfinished at a time; None: any number. It changes as engines elsewhere come and go."""
         return None if self._max_queue is None else self._engine.max_num_seqs + self._max_queue
+
+    @contextmanager
+    def coming_in(self) -> Iterator[None]:
+        """Announces requests: while inside, they are tokenized and submitted, also if draining begins meanwhile.
+
+        Raises:
+            DrainingError, EngineDeadError: they may not come in now.
+        """
+        self._refuse_if_stopped(is_new=True)
+        self._num_coming_in += 1
+        self._nothing_coming_in.clear()
+        try:
+            yield
+        finally:
+            self._num_coming_in -= 1
+            if not self._num_coming_in:
+                self._nothing_coming_in.set()
+
+    async def finish(self, idle: asyncio.Event, grace_seconds: float) -> bool:
+        """Refuse new requests, and wait until nothing is coming in and the engine is ``idle``, or the time is over.
+
+        Returns:
+            Whether all that was coming in has come in.
+        """
+        self.draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_seconds):
+                await self._nothing_coming_in.wait()
+                await idle.wait()
+        return not self._num_coming_in
 
     async def run_tokenizer(self, function: Callable[[], _T], tenant: str | None, num_prompts: int = 1) -> _T:
         """Run a function in the tokenizer's thread; see `AsyncLLM.run_tokenizer`."""
@@ -208,7 +241,7 @@ class RequestIntake:
         self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
 
     def shut_down(self) -> None:
-        """Stop the threads; what waits in them is still run."""
+        """Refuse what is still coming in, too, and stop the threads; what waits in them is still run."""
         self._shut_down = True
         self._tokenizer_thread.shutdown()
         self._grammar_thread.shutdown()
@@ -242,10 +275,10 @@ class RequestIntake:
         if limit is not None and count > limit:
             raise RequestTooLargeError(f"{name}: expected at most {limit}, the tenant's limit, got {count}")
 
-    def _refuse_if_stopped(self) -> None:
+    def _refuse_if_stopped(self, *, is_new: bool = False) -> None:
         if self.death is not None:
             raise EngineDeadError(str(self.death)) from self.death
-        if self.draining:
+        if self._shut_down or (self.draining and (is_new or not self._num_coming_in)):
             raise DrainingError("no new requests are taken: the engine is finishing what it has, or was closed")
 
     @contextmanager

@@ -1,11 +1,13 @@
-"""What a server that shuts down answers to the requests that it aborts."""
+"""What a server that shuts down answers to the requests that have arrived."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
+from support.async_streams import HANGING
 from support.held_steps import HeldSteps
 from support.in_process_server import make_client
 
@@ -38,5 +40,38 @@ def test_an_aborted_answer_is_an_error(
             assert response.status_code == (200 if stream else 503)
             assert "the server is shutting down; the answer is incomplete" in response.text
             assert '"finish_reason":"' not in response.text
+
+    asyncio.run(main())
+
+
+BODIES: Any = {
+    "/v1/completions": {"prompt": "Once", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("has_time", [True, False])
+def test_what_is_tokenized_when_a_drain_begins_is_finished_if_there_is_time(
+    llm: LLM, path: str, has_time: bool
+) -> None:
+    """It used to be answered 503, although it came before the signal."""
+    may_tokenize = threading.Event()
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as client:
+            others = asyncio.ensure_future(engine.run_tokenizer(lambda _: may_tokenize.wait(HANGING)))
+            answer = asyncio.ensure_future(client.post(path, json=BODIES[path]))
+            while not engine._intake._num_coming_in:
+                await asyncio.sleep(0)
+            engine.start_draining()
+            assert (await client.post(path, json=BODIES[path])).status_code == 503
+            shutdown = asyncio.ensure_future(engine.shutdown(HANGING if has_time else 0))
+            if not has_time:
+                assert not await shutdown
+            may_tokenize.set()
+            assert (await answer).status_code == (200 if has_time else 503)
+            assert await others
+            assert await shutdown == has_time
 
     asyncio.run(main())

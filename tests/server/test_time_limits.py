@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import httpx
 import pytest
@@ -189,7 +189,7 @@ def test_who_is_in_time_is_not_disturbed(llm: LLM) -> None:
 
 def test_another_s_timeout_is_not_reported_as_the_limit() -> None:
     async def main() -> None:
-        deadlines = Deadlines(Mock(), TimeLimits(total=900), Mock())
+        deadlines = Deadlines(MagicMock(), TimeLimits(total=900), Mock())
         error = TimeoutError("the tokenizer's file system")
         for within in (deadlines.before_admission(), deadlines.before_first_token(), deadlines.before_end()):
             with pytest.raises(TimeoutError) as raised:
