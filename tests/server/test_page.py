@@ -100,6 +100,7 @@ def test_a_chat_shows_what_was_reused_and_the_tree_grows(page: Page) -> None:
     page.wait(lambda: len(page.find(".node")) == 1)
     page.browser.execute_script("document.querySelector('.node').focus()")
     page.wait(lambda: "tokens in" in page.one("#detail").text)
+    assert "tokens in" in page.one(".node").accessible_name
     page.one("#new-chat").click()
     assert page.find(".message") == []
 
@@ -143,21 +144,57 @@ def test_markup_in_a_prompt_is_shown_as_text(page: Page) -> None:
     assert "<b id=injected>" in page.find(".message.user")[0].text
 
 
-def test_a_refusal_that_comes_after_the_key_does_not_ask_for_it_again(page: Page) -> None:
-    page.wait(lambda: page.one("#key-form").is_displayed())
-    page.browser.execute_script(
-        "const plain = window.fetch;"
-        "window.fetch = async (path, options) => {"
-        "  const response = await plain(path, options);"
-        "  if (response.status === 401) await new Promise(resolve => { window.refuse = resolve; });"
-        "  return response;"
-        "};"
-        "window.dispatchEvent(new Event('resize'))"
-    )
-    page.wait(lambda: page.script("window.refuse !== undefined"))
+def test_the_state_is_asked_for_once_at_a_time(page: Page) -> None:
+    """An answer could come after a later one, and show what was before."""
     page.log_in(TENANT_A)
-    page.script("window.refuse()")
-    assert not page.one("#key-form").is_displayed()
+    page.browser.execute_script(
+        "const plain = window.fetch; window.asking = window.most = window.asked = 0;"
+        "window.fetch = async (path, options) => {"
+        "  window.most = Math.max(window.most, ++window.asking);"
+        "  if (!window.asked++) await new Promise(resolve => { window.answer = resolve; });"
+        "  return plain(path, options).finally(() => window.asking--);"
+        "}"
+    )
+    page.wait(lambda: page.script("window.answer !== undefined"))
+    page.browser.execute_script("for (let i = 0; i < 3; i++) window.dispatchEvent(new Event('resize')); answer()")
+    page.wait(lambda: page.script("window.asked > 2"))
+    assert page.script("window.most") == 1
+
+
+def test_a_server_that_does_not_answer_is_reported(page: Page) -> None:
+    """The page showed the last state for ever."""
+    page.log_in(TENANT_A)
+    page.browser.execute_script("AbortSignal.timeout = () => AbortSignal.abort(new Error('too slow'))")
+    page.wait(lambda: page.one("#status").text == "no answer: too slow")
+
+
+def test_a_refusal_by_a_proxy_is_shown_by_its_status(page: Page) -> None:
+    """It was shown as JSON that cannot be parsed."""
+    page.log_in(TENANT_A)
+    page.browser.execute_script("window.fetch = async () => new Response('<html>Bad gateway</html>', { status: 502 })")
+    page.wait(lambda: page.one("#status").text == "no answer: status 502")
+    page.one("#question").send_keys("Hi", Keys.ENTER)
+    page.wait(lambda: page.texts(".message.failed") == ["status 502"])
+
+
+def test_a_key_that_cannot_be_sent_is_not_taken(page: Page) -> None:
+    """The form vanished, every request failed, and no other key could be entered."""
+    page.wait(lambda: page.one("#key-form").is_displayed())
+    page.one("#key").send_keys("\u043a\u043b\u044e\u0447", Keys.ENTER)
+    assert page.one("#key-form").is_displayed()
+    page.one("#key").clear()
+    page.log_in(TENANT_A)
+
+
+def test_enter_that_ends_a_composed_word_sends_nothing(page: Page) -> None:
+    page.log_in(TENANT_A)
+    page.one("#question").send_keys("\u306b\u307b\u3093")
+    page.browser.execute_script(
+        "const options = { key: 'Enter', isComposing: true, bubbles: true, cancelable: true };"
+        "arguments[0].dispatchEvent(new KeyboardEvent('keydown', options))",
+        page.one("#question"),
+    )
+    assert page.find(".message") == []
 
 
 def test_a_refused_question_shows_the_reason(page: Page) -> None:
@@ -193,10 +230,12 @@ def test_a_new_chat_gives_up_the_answer_of_the_old_one(page: Page) -> None:
     for question in ("The first?", "The second?"):
         page.one("#question").send_keys(question, Keys.ENTER)
         page.wait(lambda: page.texts(".message.assistant") == ["Well"])
+        assert page.one("#messages").get_attribute("aria-busy") == "true"
         assert page.script("window.sent") == [{"role": "user", "content": question}]
         page.one("#new-chat").click()
         page.script("window.end()")
         page.wait(lambda: page.one("#send").is_enabled())
+        assert page.one("#messages").get_attribute("aria-busy") == "false"
         assert page.find(".message, .reuse") == []
 
 

@@ -4,6 +4,8 @@
 const ROW_HEIGHT = 24; // pixels per leaf of the tree
 const MIN_NODE_WIDTH = 8; // pixels
 const MAX_POINTS = 60; // of the line of recent hit rates
+const SECONDS_BETWEEN_LOOKS = 1;
+const MAX_SECONDS_TO_ANSWER = 10;
 
 const $ = (id) => document.getElementById(id);
 const count = (number) => number.toLocaleString("en");
@@ -16,9 +18,10 @@ function headers() {
   return key === null ? {} : { Authorization: `Bearer ${key}` };
 }
 
-function askForKey() {
-  $("key-form").hidden = false;
-  $("status").textContent = "";
+// Why a request was refused. A proxy in between answers with a page of its own.
+async function refusal(response) {
+  const answer = await response.json().catch(() => null);
+  return new Error(answer?.error?.message ?? `status ${response.status}`);
 }
 
 $("key-form").addEventListener("submit", (event) => {
@@ -26,30 +29,41 @@ $("key-form").addEventListener("submit", (event) => {
   sessionStorage.setItem("api-key", $("key").value);
   $("key").value = "";
   $("key-form").hidden = true;
-  refresh();
+  refreshNow();
 });
 
+function showStatus(text, className = "") {
+  // Screen readers speak whenever it is set.
+  if ($("status").textContent !== text) $("status").textContent = text;
+  $("status").className = className;
+}
+
 async function refresh() {
-  const sent = headers();
   try {
-    const response = await fetch("live", { headers: sent });
+    const signal = AbortSignal.timeout(1000 * MAX_SECONDS_TO_ANSWER);
+    const response = await fetch("live", { headers: headers(), signal });
     if (response.status === 401) {
-      if (sent.Authorization === headers().Authorization) askForKey(); // else a key was entered meanwhile
+      $("key-form").hidden = false;
+      showStatus("");
       return;
     }
-    if (!response.ok) throw new Error((await response.json()).error.message);
+    if (!response.ok) throw await refusal(response);
     show(await response.json());
-    $("status").className = "";
   } catch (error) {
-    $("status").textContent = `no answer: ${error.message}`;
-    $("status").className = "alarm";
+    showStatus(`no answer: ${error.message}`, "alarm");
   }
 }
 
+let refreshNow = () => {}; // ends the pause between two looks
+
+// The only one that refreshes: so no answer comes after a later one, or after the key was changed.
 async function pollForever() {
   for (;;) {
     if (!document.hidden && $("key-form").hidden) await refresh();
-    await new Promise((resolve) => setTimeout(resolve, 1000));
+    await new Promise((resolve) => {
+      refreshNow = resolve;
+      setTimeout(resolve, 1000 * SECONDS_BETWEEN_LOOKS);
+    });
   }
 }
 
@@ -59,7 +73,7 @@ const hitRates = []; // at the latest refreshes; null before any prompt
 
 function show(state) {
   $("model").textContent = state.model;
-  $("status").textContent = state.draining ? "draining" : `RadixKV ${state.version}`;
+  showStatus(state.draining ? "draining" : `RadixKV ${state.version}`);
   $("running").textContent = count(state.running);
   $("waiting").textContent = count(state.waiting);
   showBlocks(state.blocks);
@@ -187,6 +201,8 @@ function drawNode(canvas, node, parentPath, left, row, scale, drawn) {
     box.style.setProperty("--fresh", (0.3 + 0.7 / (1 + node.age / 60)).toFixed(3));
     box.textContent = width > 40 ? node.text : "";
     box.tabIndex = 0;
+    box.role = "img";
+    box.ariaLabel = `${sizeOf(node)}: ${node.text}`;
     box.describe = () => describe(node);
   });
   return rows;
@@ -234,11 +250,13 @@ function fittingScale(trees, width) {
   return low;
 }
 
+const sizeOf = (node) => `${plural(node.tokens, "token")} in ${plural(node.blocks, "block")}`;
+
 function describe(node) {
   const when = node.age < 1 ? "just now" : `${count(Math.round(node.age))} s ago`;
   const use = node.users ? `used by ${plural(node.users, "sequence")} now` : `not in use, last used ${when}`;
   const title = document.createElement("b");
-  title.textContent = `${plural(node.tokens, "token")} in ${plural(node.blocks, "block")}, ${use}`;
+  title.textContent = `${sizeOf(node)}, ${use}`;
   $("detail").replaceChildren(title, document.createElement("br"), `${node.text} …`);
 }
 
@@ -303,7 +321,7 @@ async function ask(question) {
         stream_options: { include_usage: true },
       }),
     });
-    if (!response.ok) throw new Error((await response.json()).error.message);
+    if (!response.ok) throw await refusal(response);
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
       const delta = event.choices[0]?.delta ?? {};
@@ -348,13 +366,16 @@ $("chat-form").addEventListener("submit", async (event) => {
   if (!question || $("send").disabled) return;
   $("question").value = "";
   $("send").disabled = true;
+  $("messages").ariaBusy = "true"; // so that screen readers speak the whole answer, not each piece
   await ask(question);
+  $("messages").ariaBusy = "false";
   $("send").disabled = false;
-  refresh();
+  refreshNow();
 });
 
 $("question").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey) {
+  // While a word is composed, as in Japanese, Enter ends the word.
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
     $("chat-form").requestSubmit();
   }
@@ -367,5 +388,5 @@ $("new-chat").addEventListener("click", () => {
   $("question").focus();
 });
 
-window.addEventListener("resize", refresh);
+window.addEventListener("resize", () => refreshNow());
 pollForever();
