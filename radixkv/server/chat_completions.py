@@ -35,6 +35,7 @@ class AssistantMessage(BaseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    refusal: None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[AssistantToolCall] | None = None

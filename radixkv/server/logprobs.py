@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import json
-import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -30,9 +29,10 @@ class ChosenTokenLogprob(TokenLogprob):
 
 
 class ChatLogprobs(BaseModel):
-    """One entry per token."""
+    """One entry per token; no model here refuses, but the API's answers have the field."""
 
     content: list[ChosenTokenLogprob]
+    refusal: None = None
 
 
 class CompletionLogprobs(BaseModel):
@@ -61,7 +61,7 @@ def encode_chat_logprobs(
         top = ",".join([_chat_entry(top_id, entry.logprob, texts) for top_id, entry in _likeliest(entries, num_top)])
         chosen = _chat_entry(token_id, entries[token_id].logprob, texts)
         tokens.append(f'{chosen[:-1]},"top_logprobs":[{top}]}}')
-    return EncodedChatLogprobs.of(f'{{"content":[{",".join(tokens)}]}}'.encode())
+    return EncodedChatLogprobs.of(f'{{"content":[{",".join(tokens)}],"refusal":null}}'.encode())
 
 
 class TextLength:
@@ -222,5 +222,5 @@ def _chat_entry(token_id: int, logprob: float, texts: TokenTexts) -> str:
 
 
 def _number(value: float) -> str:
-    # JSON has no infinity.
-    return repr(value) if value > -math.inf else "null"
+    # JSON has no infinity; OpenAI's API and vLLM write this number for the least likely tokens.
+    return repr(value) if value > -9999.0 else "-9999.0"

@@ -131,6 +131,14 @@ def _entries(chunk: Any) -> list[Any]:
     return [] if logprobs is None else logprobs.content
 
 
+def test_an_answer_has_all_fields_that_the_api_requires(http: httpx.Client) -> None:
+    """Some clients are generated from OpenAI's description, and take no answer without them."""
+    body = {"messages": QUESTION, "max_tokens": 1, "logprobs": True}
+    (choice,) = http.post("/v1/chat/completions", json=body).json()["choices"]
+    assert choice["message"]["refusal"] is None
+    assert choice["logprobs"]["refusal"] is None
+
+
 def test_max_tokens_by_either_name_and_by_default(client: openai.OpenAI) -> None:
     assert chat(client, max_tokens=3, max_completion_tokens=None).usage.completion_tokens == 3
     assert chat(client, max_tokens=5, max_completion_tokens=2).usage.completion_tokens == 2

@@ -91,11 +91,11 @@ def test_completion_logprobs_are_what_pydantic_writes(default_tokenizer: Any) ->
     expected = CompletionLogprobs(
         text_offset=offsets[:-1],
         tokens=shown,
-        token_logprobs=[None, *(e[i].logprob for i, e in zip(token_ids, logprobs, strict=True))],
+        token_logprobs=[None, *(max(e[i].logprob, -9999.0) for i, e in zip(token_ids, logprobs, strict=True))],
         top_logprobs=[
             None,
             *(
-                {texts.text(i): v.logprob for i, v in by_rank(e)[:4]} | {texts.text(chosen): e[chosen].logprob}
+                {texts.text(i): max(v.logprob, -9999.0) for i, v in [*by_rank(e)[:4], (chosen, e[chosen])]}
                 for chosen, e in zip(token_ids, logprobs, strict=True)
             ),
         ],
