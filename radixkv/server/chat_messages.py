@@ -10,7 +10,7 @@ from radixkv.prompts import Message
 from radixkv.server.prompt_caching import PromptCacheBreakpoint
 from radixkv.server.strict import StrictModel
 from radixkv.server.tool_protocol import EarlierToolCall
-from radixkv.server.unions import one_of_types
+from radixkv.server.unions import OneOf
 
 # So that refusing a request takes little time; the model's length bounds what is accepted.
 _MAX_MESSAGES = 4096
@@ -44,9 +44,7 @@ class RefusalPart(StrictModel):
         return self.refusal
 
 
-ContentPart = Annotated[
-    Annotated[TextPart | RefusalPart, Field(discriminator="type")], one_of_types("parts", TextPart, RefusalPart)
-]
+ContentPart = Annotated[TextPart | RefusalPart, OneOf("parts")]
 
 
 class ChatMessage(StrictModel):

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError
 
 
-def one_of_types(what: str, *models: type[BaseModel], default: str | None = None) -> BeforeValidator:
-    """Refuses an object whose ``type`` is not supported, by that type's name.
+@dataclass(frozen=True)
+class OneOf:
+    """Annotates a union of models, or one model: the ``type`` of an object decides which it is, or that it is none.
 
-    Args:
+    Attributes:
         what: the plural of what it is, for the error.
-        models: those that are supported.
         default: the ``type`` of an object in which it is missing or null; None: it must have one.
     """
-    types = [kind for model in models for kind in get_args(model.model_fields["type"].annotation)]
 
-    def check(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        kind = value.get("type")
-        if kind is None:
-            kind = default
-        if kind not in types:
-            raise PydanticCustomError(
-                "type_not_supported",
-                "{what} of type {kind} are not supported, only {types}",
-                {"what": what, "kind": f"{kind!r:.80}", "types": ", ".join(types)},
-            )
-        return {**value, "type": kind}
+    what: str
+    default: str | None = None
 
-    return BeforeValidator(check)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        models = get_args(source) or (source,)
+        if len(models) > 1:
+            source = Annotated[source, Field(discriminator="type")]
+        types = [kind for model in models for kind in get_args(model.model_fields["type"].annotation)]
+
+        def check(value: Any) -> Any:
+            if not isinstance(value, dict):
+                return value
+            kind = value.get("type")
+            if kind is None:
+                kind = self.default
+            if kind not in types:
+                raise PydanticCustomError(
+                    "type_not_supported",
+                    "{what} of type {kind} are not supported, only {types}",
+                    {"what": self.what, "kind": f"{kind!r:.80}", "types": ", ".join(types)},
+                )
+            return {**value, "type": kind}
+
+        return handler.generate_schema(Annotated[source, BeforeValidator(check)])

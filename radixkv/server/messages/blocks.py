@@ -8,7 +8,7 @@ from pydantic import Field
 
 from radixkv.server.not_supported import Only
 from radixkv.server.strict import StrictModel
-from radixkv.server.unions import one_of_types
+from radixkv.server.unions import OneOf
 
 MAX_BLOCKS = 4096
 
@@ -57,10 +57,7 @@ class MediaBlock(StrictModel):
         return f"[{self.type} left out: this model reads text only]"
 
 
-ResultPart = Annotated[
-    Annotated[TextBlock | MediaBlock, Field(discriminator="type")],
-    one_of_types("content blocks", TextBlock, MediaBlock),
-]
+ResultPart = Annotated[TextBlock | MediaBlock, OneOf("content blocks")]
 
 
 class ToolResultBlock(StrictModel):
@@ -92,11 +89,6 @@ class RedactedThinkingBlock(StrictModel):
 
 
 Block = Annotated[
-    Annotated[
-        TextBlock | MediaBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
-        Field(discriminator="type"),
-    ],
-    one_of_types(
-        "content blocks", TextBlock, ToolUseBlock, ToolResultBlock, ThinkingBlock, RedactedThinkingBlock, MediaBlock
-    ),
+    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock | MediaBlock,
+    OneOf("content blocks"),
 ]

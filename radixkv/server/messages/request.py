@@ -11,7 +11,7 @@ from radixkv.server.not_supported import Only
 from radixkv.server.protocol import MAX_STOP_STRINGS, StopString
 from radixkv.server.strict import StrictModel
 from radixkv.server.tool_protocol import MAX_TOOLS, FunctionName
-from radixkv.server.unions import one_of_types
+from radixkv.server.unions import OneOf
 
 
 class MessageParam(StrictModel):
@@ -36,7 +36,7 @@ class CustomTool(StrictModel):
     input_examples: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
 
 
-Tool = Annotated[CustomTool, one_of_types("tools", CustomTool, default="custom")]
+Tool = Annotated[CustomTool, OneOf("tools", default="custom")]
 
 
 class ToolChoice(StrictModel):

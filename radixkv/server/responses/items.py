@@ -11,7 +11,7 @@ from radixkv.server.chat_messages import RefusalPart
 from radixkv.server.not_supported import Only
 from radixkv.server.prompt_caching import PromptCacheBreakpoint
 from radixkv.server.strict import StrictModel
-from radixkv.server.unions import one_of_types
+from radixkv.server.unions import OneOf
 
 MAX_ITEMS = 4096
 
@@ -65,14 +65,8 @@ class SummaryText(StrictModel):
     text: str
 
 
-Part = Annotated[
-    Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type")],
-    one_of_types("parts", InputText, OutputText, RefusalPart),
-]
-ResultPart = Annotated[
-    Annotated[InputText | InputImage, Field(discriminator="type")],
-    one_of_types("parts", InputText, InputImage),
-]
+Part = Annotated[InputText | OutputText | RefusalPart, OneOf("parts")]
+ResultPart = Annotated[InputText | InputImage, OneOf("parts")]
 
 _Part = TypeVar("_Part")
 
@@ -143,6 +137,5 @@ class ReasoningItem(StrictModel):
 
 
 InputItem = Annotated[
-    Annotated[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, Field(discriminator="type")],
-    one_of_types("items", MessageItem, FunctionCallItem, FunctionCallOutputItem, ReasoningItem, default="message"),
+    MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, OneOf("items", default="message")
 ]

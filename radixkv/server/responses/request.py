@@ -14,7 +14,7 @@ from radixkv.server.response_format import JsonObjectFormat, TextFormat
 from radixkv.server.responses.items import MAX_ITEMS, InputItem
 from radixkv.server.strict import StrictModel, refuse_half_pairs
 from radixkv.server.tool_protocol import MAX_TOOLS, FunctionName
-from radixkv.server.unions import one_of_types
+from radixkv.server.unions import OneOf
 
 
 class FunctionTool(StrictModel):
@@ -36,9 +36,7 @@ class NamespaceTool(StrictModel):
 
     type: Literal["namespace"]
     name: FunctionName
-    tools: Annotated[
-        list[Annotated[FunctionTool, one_of_types("tools in a namespace", FunctionTool)]], Field(max_length=MAX_TOOLS)
-    ]
+    tools: Annotated[list[Annotated[FunctionTool, OneOf("tools in a namespace")]], Field(max_length=MAX_TOOLS)]
     description: str | None = None  # not part of the prompt
 
 
@@ -90,10 +88,7 @@ class ResponseStreamOptions(StrictModel):
     include_obfuscation: bool | None = None
 
 
-Tool = Annotated[
-    Annotated[FunctionTool | NamespaceTool, Field(discriminator="type")],
-    one_of_types("tools", FunctionTool, NamespaceTool),
-]
+Tool = Annotated[FunctionTool | NamespaceTool, OneOf("tools")]
 
 
 class ResponseRequest(StrictModel):
