@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import MappingProxyType
 
-from fastapi import APIRouter
-from fastapi.responses import FileResponse
+from fastapi import APIRouter, Response
 
 _STATIC = Path(__file__).parent / "static"
 # The page shows prompts, which may contain any markup: no script but the page's own may run.
@@ -24,9 +23,11 @@ def page_routes() -> APIRouter:
     router = APIRouter(include_in_schema=False)
 
     def add_file(path: str, name: str, media_type: str) -> None:
+        content = (_STATIC / name).read_bytes()
+
         @router.get(path)
-        async def file() -> FileResponse:
-            return FileResponse(_STATIC / name, media_type=media_type, headers=_HEADERS)
+        async def file() -> Response:
+            return Response(content, media_type=media_type, headers=_HEADERS)
 
     add_file("/", "index.html", "text/html; charset=utf-8")
     add_file("/favicon.svg", "favicon.svg", "image/svg+xml")

@@ -99,6 +99,8 @@ def test_a_key_is_needed_for_the_state_and_not_for_the_page(server: ServerProces
             response = http.get(path)
             assert response.status_code == 200
             assert response.headers["content-type"].startswith(kind)
+        # It was refused in plain text.
+        assert http.get("page.js", headers={"Range": "malformed"}).status_code == 200
 
 
 def seen_without_keys(llm: LLM, config: ServerConfig | None = None) -> str:
