@@ -130,6 +130,8 @@ def _expected(error: Any) -> str:
     """What one of pydantic's errors says that it expected; empty: it says something else."""
     if error["type"] == "model_attributes_type":
         return "an object"
+    if error["type"] == "string_unicode":
+        return "Unicode text"
     message: str = error["msg"]
     return message.removeprefix(_PYDANTIC_OPENING) if message.startswith(_PYDANTIC_OPENING) else ""
 
@@ -145,6 +147,8 @@ def _one_in_words(location: str, path: _Path, error: Any, fields: Collection[str
             return "body: expected a JSON object, sent with content-type: application/json"
         case "missing":
             return f"{location}: required"
+        case "string_unicode":
+            return f"{location}: expected names of fields in Unicode, got {_QUOTED.repr(error['input'])}"
         case "string_pattern_mismatch":
             return f"{location}: expected a text like {context['pattern']}, got {_QUOTED.repr(error['input'])}"
         case "union_tag_not_found":

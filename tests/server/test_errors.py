@@ -217,6 +217,20 @@ def test_errors_name_the_field_that_was_sent(http: httpx.Client, path: str, chan
     assert response.json()["error"]["message"].startswith(f"{param}:")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stop": "\ud800"}, "stop: expected Unicode text, got '\\ud800'"),
+        ({"\ud800": 1}, "body: expected names of fields in Unicode, got '\\ud800'"),
+    ],
+)
+def test_text_that_is_not_unicode_is_named(http: httpx.Client, change: dict[str, Any], message: str) -> None:
+    """Of a field's name, only pydantic's words about raw data were said."""
+    content = json.dumps({**TEXT, **change}).encode()
+    response = http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    assert_error(response, 400, message=message)
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
 def test_parts_of_a_message_that_are_no_text_are_refused(http: httpx.Client, path: str) -> None:
     response = http.post(path, json={"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})

@@ -218,7 +218,7 @@ def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:
         (
             {"input": [{"type": "function_call_output", "call_id": "\ud83c", "output": "x"}]},
             "input",
-            "input.0.call_id: expected a valid string",
+            "input.0.call_id: expected Unicode text",
         ),
         ({"\ud83c": "x"}, None, "body"),
     ],
