@@ -8,6 +8,10 @@ from pydantic import BaseModel
 
 from radixkv.server.responses.objects import OutputItem, OutputTextPart, ReasoningTextPart, ResponseObject
 
+ResponseEventType = Literal[
+    "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+]
+
 
 class StreamEvent(BaseModel):
     """Numbered from 0 on."""
@@ -19,13 +23,7 @@ class StreamEvent(BaseModel):
 class ResponseEvent(StreamEvent):
     """The response as a whole: at the beginning without output, at the end complete."""
 
-    type: Literal[
-        "response.created",
-        "response.in_progress",
-        "response.completed",
-        "response.incomplete",
-        "response.failed",
-    ]
+    type: ResponseEventType
     response: ResponseObject
 
 

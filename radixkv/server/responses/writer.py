@@ -6,12 +6,12 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any
 
 from radixkv.sampling_defaults import SamplingDefaults
 from radixkv.server.chat_events import ChatEvents
 from radixkv.server.errors import as_api_error
-from radixkv.server.responses.events import ResponseEvent, StreamEvent
+from radixkv.server.responses.events import ResponseEvent, ResponseEventType, StreamEvent
 from radixkv.server.responses.objects import (
     IncompleteDetails,
     InputTokensDetails,
@@ -48,45 +48,43 @@ class ResponsesWriter:
         self._store = store
         self._pending = pending
         self._response = _head(body, response_id, model_name, defaults)
+        self._output = Output(namespaced_functions(body))
 
     async def full_response(self, events: ChatEvents) -> ResponseObject:
         """The finished response; it is stored."""
-        output = Output(namespaced_functions(self._body))
-        async with aclosing(self._grow(events, output)) as stream:
+        async with aclosing(self._grow(events)) as stream:
             async for _ in stream:
                 pass
         return self._response
 
     async def chunks(self, events: ChatEvents) -> AsyncGenerator[StreamEvent, None]:
         """The response's events; it is stored before the last one, unless it failed."""
-        output = Output(namespaced_functions(self._body))
-        yield self._response_event("response.created", output)
-        yield self._response_event("response.in_progress", output)
+        yield self._response_event("response.created")
+        yield self._response_event("response.in_progress")
         try:
-            async with aclosing(self._grow(events, output)) as stream:
+            async with aclosing(self._grow(events)) as stream:
                 async for event in stream:
                     yield event
         except Exception as error:
             # The status was sent long ago, so a failure is an event.
             failure = as_api_error(error)
-            if output.items:
-                for event in output.end("incomplete"):
+            if self._output.items:
+                for event in self._output.end("incomplete"):
                     yield event
             self._response.status = "failed"
-            self._response.output = output.items
+            self._response.output = self._output.items
             self._response.error = ResponseFailure(
                 code="server_error" if failure.status >= 500 else "invalid_prompt", message=failure.body.error.message
             )
-            yield self._response_event("response.failed", output)
+            yield self._response_event("response.failed")
             return
-        kind: Literal["response.completed", "response.incomplete"] = "response.completed"
-        if self._response.status == "incomplete":
-            kind = "response.incomplete"
-        yield self._response_event(kind, output)
+        yield self._response_event(
+            "response.incomplete" if self._response.status == "incomplete" else "response.completed"
+        )
 
-    async def _grow(self, events: ChatEvents, output: Output) -> AsyncGenerator[StreamEvent, None]:
+    async def _grow(self, events: ChatEvents) -> AsyncGenerator[StreamEvent, None]:
         """The events of the output; at the end the response is complete and stored."""
-        truncated = False
+        output, truncated = self._output, False
         async with aclosing(aiter(events)) as parts:
             async for part in parts:
                 truncated = part.finish_reason == "length"
@@ -120,14 +118,9 @@ class ResponsesWriter:
             own = sys.getsizeof(response.model_dump_json()) + num_inputs * sys.getsizeof(self._body.model_dump_json())
             self._store.finish(self._pending, response, output_messages(output.items), own)
 
-    def _response_event(
-        self,
-        kind: Literal[
-            "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
-        ],
-        output: Output,
-    ) -> ResponseEvent:
-        return ResponseEvent(type=kind, sequence_number=output.next_number(), response=self._response.model_copy())
+    def _response_event(self, kind: ResponseEventType) -> ResponseEvent:
+        number = self._output.next_number()
+        return ResponseEvent(type=kind, sequence_number=number, response=self._response.model_copy())
 
 
 def _head(body: ResponseRequest, response_id: str, model_name: str, defaults: SamplingDefaults) -> ResponseObject:
