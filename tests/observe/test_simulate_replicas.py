@@ -64,6 +64,21 @@ def test_one_cache_finds_what_any_replica_computed() -> None:
     assert (apart.num_hit_blocks, shared.num_hit_blocks) == (2, 4)
 
 
+def test_a_prompt_waits_for_the_blocks_of_a_cache_that_another_replica_fills() -> None:
+    """A replica that decoded nothing took it for too large: it began at once, and nothing of it was cached."""
+    trace = trace_of((0.0, [1, 2], 4), (0.0, [3, 4], 0), (100.0, [3, 4], 0))
+    outcome = Cluster(trace, 2, 1, COST, one_cache=True).run(RoundRobin(2, 0))
+    assert outcome.first_token_seconds[1] == 22.0 + 4 * 1.5 + 22.0
+    assert outcome.num_hit_blocks == 2
+
+
+def test_a_prompt_larger_than_the_cache_is_computed_at_once() -> None:
+    trace = trace_of((0.0, [1, 2], 4), (0.0, [3, 4, 5], 0), (0.0, [3, 4], 0))
+    outcome = Cluster(trace, 1, 2, COST).run(RoundRobin(1, 0))
+    assert outcome.first_token_seconds[:2] == [22.0, 22.0 + 31 + 1.5]
+    assert outcome.num_hit_blocks == 0
+
+
 def test_what_happens_to_a_request_is_told_to_all_a_little_later() -> None:
     told: list[tuple[float, str, int]] = []
 

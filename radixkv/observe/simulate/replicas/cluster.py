@@ -142,20 +142,19 @@ class Cluster:
         return len(request.prompt) * self._trace.block_size + 1
 
     def _start(self, replica: _Replica) -> None:
-        """Begin the next prompt, if there is one and its blocks fit."""
+        """Begin the next prompt, if there is one and its blocks fit; one that never fits is computed, and not cached."""
         if replica.prompt_tokens or not replica.queue:
             return
         number = replica.queue[0]
         request = self._trace.requests[number]
-        prompt = np.concatenate([request.prompt, LAST_TOKEN])
-        table = replica.cache.open(prompt)
-        num_hits = table.num_cached_tokens
+        table = replica.cache.open(np.concatenate([request.prompt, LAST_TOKEN]))
+        num_hits, num_blocks = table.num_cached_tokens, len(request.prompt) + len(request.output)
         try:
-            replica.cache.reserve(table, len(prompt) - 1 + len(request.output))
+            replica.cache.reserve(table, num_blocks)
         except OutOfBlocks:
             replica.cache.abort(table)
-            if replica.decoding:
-                return  # until one of them ends
+            if num_blocks <= replica.cache.num_blocks:
+                return  # until a sequence that holds some of them ends
         else:
             self._tables[number] = table
         replica.queue.popleft()
@@ -211,7 +210,9 @@ class Cluster:
         self._change(replica, replica.prompt_tokens)
         self._chooser.finish(number)
         self._later(_SECONDS_TO_PUBLISH, lambda: self._chooser.expected_finished(replica.number, number))
-        self._start(replica)
+        for waiting in self._replicas:
+            if waiting.cache is replica.cache:
+                self._start(waiting)
 
     def _publish_events(self, replica: _Replica) -> None:
         assert replica.cache.events is not None
