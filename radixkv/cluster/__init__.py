@@ -8,7 +8,7 @@
     in each ingress:
       ingress.py            the public server over replicas; cluster_routes.py, replica_metrics.py
       cluster_llm.py        all replicas as one model
-      replica_set.py        which of them are up, and what they hold: member.py, connection.py, generations.py
+      replica_set.py        which of them are up, and what they hold: member.py, connection.py, silence.py, generations.py
         membership.py       which are wanted
       streams.py            answers that go on when their replica is lost
         attempt.py, losses.py                                             one try, and how often it is made

@@ -25,6 +25,7 @@ from radixkv.cluster.generations import Generations, MismatchError
 from radixkv.cluster.load import ReplicaLoad
 from radixkv.cluster.member import Member
 from radixkv.cluster.records import Kind, RecordReader, decode_load, tell_router
+from radixkv.cluster.silence import until_silent
 from radixkv.cluster.streams import ReplicaStreams
 from radixkv.cluster.tenant_shares import TenantShares
 from radixkv.routing import Router
@@ -291,15 +292,20 @@ class ReplicaSet:
             member.description = description
             if member.client is not client:
                 await self._tenants.send(member, client)
-            silence = httpx.Timeout(_SECONDS_OF_SILENCE)
-            async with client.stream("GET", "/events", headers=self._headers, timeout=silence) as response:
+            async with (
+                until_silent(_SECONDS_OF_SILENCE) as hear,
+                client.stream("GET", "/events", headers=self._headers) as response,
+            ):
                 response.raise_for_status()
                 reader = RecordReader()
                 async for data in response.aiter_bytes():
+                    hear()
                     for kind, payload in reader.read(data):
                         self._note(member, client, kind, payload)
             if member.client is not client:
                 raise ConnectionError(f"{member}: expected events, and they ended")
+        except TimeoutError as error:
+            raise ConnectionError(f"{member}: it has been silent for {_SECONDS_OF_SILENCE:g} seconds") from error
         except httpx.HTTPError as error:
             # Where a replica that is up breaks off without having been silent, the next attempt finds out its state.
             broke_off = isinstance(error, httpx.TransportError) and not isinstance(error, httpx.TimeoutException)

@@ -44,7 +44,7 @@ class Restarting:
                 yield load
                 await asyncio.sleep(0)  # its streams are called away, but have not run yet
             self._is_restarted = True
-            raise httpx.ReadTimeout("planted")
+            raise TimeoutError("planted")
         await asyncio.Event().wait()
 
 

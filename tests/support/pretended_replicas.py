@@ -139,7 +139,7 @@ class Cluster:
             for record in self.events.get(url, [encode_record(Kind.HELD), encode_load(LOAD)]):
                 yield record
             await until(lambda: url in self.hung)
-            raise httpx.ReadTimeout("planted")
+            raise TimeoutError("planted")
 
         async def handler(request: httpx.Request) -> httpx.Response:
             if request.url.path in self.answers:

@@ -1,0 +1,74 @@
+"""A replica that is silent is down, but not one that an ingress could not listen to because its event loop stood still."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.pretended_replicas import until
+from support.replica_servers import SECRET, local_replicas, tiny_llm
+
+from radixkv.cluster import ReplicaSet
+from radixkv.cluster.silence import until_silent
+
+
+def stalling(loop: asyncio.AbstractEventLoop) -> Callable[[float], None]:
+    """A function that sets the clock of a loop forward, as if the loop had stood still for so many seconds."""
+    clock, late = loop.time, 0.0
+
+    def stall(seconds: float) -> None:
+        nonlocal late
+        late += seconds
+
+    loop.time = lambda: clock() + late  # type: ignore[method-assign]
+    return stall
+
+
+async def turn() -> None:
+    """Let the loop run all that is due."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_silence_is_what_the_loop_could_have_heard() -> None:
+    async def main() -> None:
+        stall = stalling(asyncio.get_running_loop())
+        num_looks = 0
+        with pytest.raises(TimeoutError):
+            async with until_silent(1000.0) as hear:
+                stall(5000.0)
+                await turn()
+                for _ in range(8):
+                    stall(100.0)
+                    await turn()
+                hear()
+                while True:
+                    num_looks += 1
+                    stall(100.0)
+                    await turn()
+        assert num_looks == 10
+
+    asyncio.run(main())
+
+
+def test_a_replica_is_not_down_because_the_ingress_stood_still(
+    default_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each stall of more than ten seconds put all replicas down, and moved all streams."""
+
+    async def main() -> None:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (_, (server,)):
+            replicas = ReplicaSet(SECRET)
+            with monkeypatch.context() as patch:
+                patch.setattr("radixkv.cluster.replica_set._SECONDS_OF_SILENCE", 10.0)
+                await replicas.add("0", server.url)
+                heard = replicas.loads["0"]
+                stalling(asyncio.get_running_loop())(60.0)
+                await until(lambda: replicas.loads.get("0", heard) is not heard)
+            await replicas.close()
+
+    asyncio.run(main())
+    assert "is down" not in caplog.text
