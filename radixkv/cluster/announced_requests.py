@@ -1,8 +1,6 @@
 """Announces requests that have come to a replica, from their arrival to their end, to the readers of its events.
 
-An ingress knows the requests that it sent itself, so a replica with one reader announces none. With several, each reader
-hears of all requests, and recognises its own by their sender. When a second reader comes, both are told of the unfinished
-requests: some may be of an ingress whose connection has just broken off.
+Each reader hears of the requests that others have sent; its own it knows.
 """
 
 from __future__ import annotations
@@ -23,59 +21,57 @@ class AnnouncedRequests:
     """The unfinished requests of a replica, and the readers that hear of them. It belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._feeds: list[BlockFeed] = []
+        self._readers: dict[BlockFeed, int] = {}  # each with the number by which it sends requests
         self._requests: dict[int, PendingRequest] = {}
         self._numbers = itertools.count(1)
 
     def add(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, sender: int) -> PendingRequest:
-        """A request has come; it is announced if there are several readers. Whoever calls this must `end` it.
+        """A request has come, which is announced to the readers that have not sent it. Whoever calls this must `end` it.
 
         Args:
             prompt: of the request.
             params: of the request.
-            sender: who sent it, see `TakenRequest`.
+            sender: the number of the ingress that has sent it.
 
         Raises:
-            InvalidArgumentError: its tokens or its namespace are invalid, and there are several readers.
+            InvalidArgumentError: its tokens or its namespace are invalid, and there is such a reader.
         """
         request = PendingRequest(self, next(self._numbers), prompt, params, sender)
-        if len(self._feeds) > 1:
-            self._announce(request)
+        for feed, reader in self._readers.items():
+            if reader != sender:
+                feed.append(request.records(feed.block_size))
+                request.told.add(feed)
         self._requests[request.number] = request
         return request
 
-    def join(self, feed: BlockFeed) -> Iterator[bytes]:
+    def join(self, feed: BlockFeed, reader: int) -> Iterator[bytes]:
         """Announce requests to one more reader from now on.
 
+        Args:
+            feed: of the reader.
+            reader: the number by which it sends requests.
+
         Returns:
-            Records of the unfinished requests, which the reader must get before those of its feed. They are made one by one,
-            since each may mean hashing a prompt; other readers that have not heard of a request are told of it then.
+            Records of the unfinished requests that others have sent, which the reader must get before those of its feed. They
+            are made one by one, since each may mean hashing a prompt.
         """
-        self._feeds.append(feed)
-        return self._records(feed, list(self._requests.values()))
+        self._readers[feed] = reader
+        return self._records(feed, [request for request in self._requests.values() if request.sender != reader])
 
     def _records(self, feed: BlockFeed, requests: list[PendingRequest]) -> Iterator[bytes]:
         for request in requests:
-            if request.number not in self._requests or feed in request.told:
+            if request.number not in self._requests:
                 continue
             try:
                 record = request.records(feed.block_size)
             except InvalidArgumentError:
                 continue  # the engine is about to refuse it
             request.told.add(feed)
-            self._announce(request)
             yield record
-
-    def _announce(self, request: PendingRequest) -> None:
-        for feed in self._feeds:
-            if feed not in request.told:
-                feed.append(request.records(feed.block_size))
-                request.told.add(feed)
 
     def leave(self, feed: BlockFeed) -> None:
         """Announce nothing more to a reader; one that has not joined is ignored."""
-        if feed in self._feeds:
-            self._feeds.remove(feed)
+        self._readers.pop(feed, None)
 
     def tell(self, request: PendingRequest, kind: Kind) -> None:
         """Announce that a request is PREFILLED, or has ENDED, to all that have heard of it; after its end, do nothing."""
@@ -83,9 +79,8 @@ class AnnouncedRequests:
             return
         if kind is Kind.ENDED:
             del self._requests[request.number]
-        for feed in self._feeds:
-            if feed in request.told:
-                feed.append(encode_number(kind, request.number))
+        for feed in request.told & self._readers.keys():
+            feed.append(encode_number(kind, request.number))
 
 
 class PendingRequest:
@@ -93,6 +88,7 @@ class PendingRequest:
 
     Attributes:
         number: its name in records.
+        sender: the number of the ingress that has sent it.
         told: the readers that have heard of it.
     """
 
@@ -105,11 +101,11 @@ class PendingRequest:
         sender: int,
     ) -> None:
         self.number = number
+        self.sender = sender
         self.told: set[BlockFeed] = set()
         self._requests = requests
         self._prompt = prompt
         self._params = params
-        self._sender = sender
         self._prefilled = False
         self._taken: bytes | None = None
 
@@ -136,5 +132,5 @@ class PendingRequest:
             reads = reuses_prefixes(prompt, self._params, has_tokens=bool(prompt.resume))
             if not (reads and prompt.write_cache):
                 hashes = []  # all of it may be computed, and none of it be held
-            self._taken = encode_taken(TakenRequest(self.number, self._sender, len(prompt.token_ids), hashes))
+            self._taken = encode_taken(TakenRequest(self.number, len(prompt.token_ids), hashes))
         return self._taken + (encode_number(Kind.PREFILLED, self.number) if self._prefilled else b"")

@@ -46,10 +46,13 @@ class Announcements:
         for waker in self._wakers:
             waker.set()
 
-    async def subscribe(self) -> AsyncGenerator[bytes, None]:
+    async def subscribe(self, reader: int) -> AsyncGenerator[bytes, None]:
         """The records for one reader: the present state, then each change.
 
         They end when the reader is too slow, or the engine has died or finished draining.
+
+        Args:
+            reader: the number by which it sends requests, of which it is told nothing.
         """
         llm, loop, awake = self._llm, asyncio.get_running_loop(), asyncio.Event()
 
@@ -76,7 +79,7 @@ class Announcements:
             except EngineDeadError:
                 return
             (feed,) = begun
-            taken = self.requests.join(feed)
+            taken = self.requests.join(feed, reader)
             for record in encode_held(held):
                 yield record
             for record in taken:

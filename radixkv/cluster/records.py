@@ -5,15 +5,15 @@
     byte      kind
     4 bytes   bytes that follow
     ...       STORED, REMOVED: hashes of blocks, 8 bytes each
-              TAKEN: the request's number, its sender, the number of its prompt's tokens, the hashes of its whole blocks
+              TAKEN: the request's number, the number of its prompt's tokens, the hashes of its whole blocks
               PREFILLED, ENDED: the request's number
               LOAD: a JSON object
               HELD, CLEARED: nothing
 
 Numbers are little-endian, and have 8 bytes where nothing else is said. A stream begins with HELD (what was known is
-forgotten), STORED for all that the replica holds, and TAKEN for the requests that have not ended, PREFILLED if their prompts
-are computed; then every change follows in order. The blocks of a prompt are STORED before it is PREFILLED. Before HELD there
-may be LOADs.
+forgotten), STORED for all that the replica holds, and TAKEN for the unfinished requests of others than its reader, PREFILLED
+if their prompts are computed; then every change follows in order. The blocks of a prompt are STORED before it is PREFILLED.
+Before HELD there may be LOADs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from radixkv.engine.stats import SUMMED_GAUGES
 from radixkv.routing import Router
 
 _HEADER = struct.Struct("<BI")
-_TAKEN = struct.Struct("<QQQ")
+_TAKEN = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<Q")
 _HASH = np.dtype("<u8")
 HASH_BYTES = _HASH.itemsize
@@ -66,13 +66,11 @@ class TakenRequest:
 
     Attributes:
         number: the replica's name for it.
-        sender: the number that its sender calls itself by.
         num_tokens: of its prompt.
         block_hashes: of its prompt's whole blocks; empty where it does not both read and write the cache.
     """
 
     number: int
-    sender: int
     num_tokens: int
     block_hashes: Sequence[int]
 
@@ -129,7 +127,7 @@ def decode_load(payload: bytes) -> ReplicaLoad:
 
 def encode_taken(request: TakenRequest) -> bytes:
     """The record of a request that has come."""
-    numbers = _TAKEN.pack(request.number, request.sender, request.num_tokens)
+    numbers = _TAKEN.pack(request.number, request.num_tokens)
     return encode_record(Kind.TAKEN, numbers + encode_hashes(request.block_hashes))
 
 
@@ -142,11 +140,11 @@ def decode_taken(payload: bytes, block_size: int) -> TakenRequest:
     num_hash_bytes = len(payload) - _TAKEN.size
     if num_hash_bytes < 0 or num_hash_bytes % HASH_BYTES:
         raise ValueError(f"expected a request and the hashes of its blocks, got {len(payload)} bytes")
-    number, sender, num_tokens = _TAKEN.unpack_from(payload)
+    number, num_tokens = _TAKEN.unpack_from(payload)
     num_blocks = num_hash_bytes // HASH_BYTES
     if num_tokens < max(1, num_blocks * block_size):
         raise ValueError(f"expected a prompt of at least {max(1, num_blocks * block_size)} tokens, got {num_tokens}")
-    return TakenRequest(number, sender, num_tokens, _hashes(payload[_TAKEN.size :]))
+    return TakenRequest(number, num_tokens, _hashes(payload[_TAKEN.size :]))
 
 
 def encode_number(kind: Kind, number: int) -> bytes:
@@ -208,7 +206,7 @@ def as_event(kind: Kind, payload: bytes, block_size: int) -> CacheEvent:
     return BlocksRemoved(hashes, 0, "")
 
 
-def tell_router(router: Router, replica: str, kind: Kind, payload: bytes, sender: int) -> None:
+def tell_router(router: Router, replica: str, kind: Kind, payload: bytes) -> None:
     """Have a router note what a replica has reported.
 
     Args:
@@ -216,7 +214,6 @@ def tell_router(router: Router, replica: str, kind: Kind, payload: bytes, sender
         replica: its name there.
         kind: of the record, and no LOAD.
         payload: what follows the record's header.
-        sender: of the router's own requests, which it knows already.
 
     Raises:
         ValueError: it is malformed.
@@ -226,8 +223,7 @@ def tell_router(router: Router, replica: str, kind: Kind, payload: bytes, sender
             router.reset(replica)
         case Kind.TAKEN:
             taken = decode_taken(payload, router.block_size)
-            if taken.sender != sender:
-                router.expect(replica, taken.number, taken.block_hashes, taken.num_tokens)
+            router.expect(replica, taken.number, taken.block_hashes, taken.num_tokens)
         case Kind.PREFILLED:
             router.expected_prefilled(replica, decode_number(payload))
         case Kind.ENDED:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from radixkv.cache import PinQuotaExceeded
 from radixkv.cluster.answers import all_answers
 from radixkv.cluster.replica_set import ReplicaSet
-from radixkv.cluster.wire import encode_pin, encode_sender, refusal_of
+from radixkv.cluster.wire import encode_pin, refusal_of
 from radixkv.errors import ReplicasLostError
 from radixkv.prompts import Prompt
 from radixkv.routing import Placement, Router, prompt_hashes
@@ -89,10 +89,9 @@ class ReplicaPins(AdministratorPins):
         router = self._replicas.router
         if router is None or (placement := _placed(router, prompt)) is None:
             raise ReplicasLostError("no replica is up")
-        name, sender = placement.replica, encode_sender(self._replicas.streams.sender)
-        content = encode_pin(None, prompt.namespace, prompt.token_ids, ttl)
+        name, content = placement.replica, encode_pin(None, prompt.namespace, prompt.token_ids, ttl)
         try:
-            answer = await self._replicas.ask(name, "POST", "/pin", content, sender)
+            answer = await self._replicas.ask(name, "POST", "/pin", content)
             if answer is not None and answer.is_success:
                 router.prefilled(placement)
         finally:

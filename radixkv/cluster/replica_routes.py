@@ -170,7 +170,8 @@ class _Replica:
             )
 
     async def events(self, request: Request) -> Response:
-        return _Records(self._announcements.subscribe(), media_type="application/octet-stream")
+        records = self._announcements.subscribe(decode_sender(request.headers))
+        return _Records(records, media_type="application/octet-stream")
 
     async def description(self, request: Request) -> Response:
         if self._llm.death is not None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Collection, Mapping
-from types import MappingProxyType
 
 import httpx
 
@@ -28,6 +28,7 @@ from radixkv.cluster.records import Kind, RecordReader, decode_load, tell_router
 from radixkv.cluster.silence import until_silent
 from radixkv.cluster.streams import ReplicaStreams
 from radixkv.cluster.tenant_shares import TenantShares
+from radixkv.cluster.wire import private_headers
 from radixkv.routing import Router
 from radixkv.scheduling.tenant_share import TenantShare
 
@@ -73,7 +74,8 @@ class ReplicaSet:
         self.counters = CounterTotals()
         self.secret = secret
         self.wanted: Collection[str] = ()
-        self._headers = {"Authorization": f"Bearer {secret}"}
+        self._sender = secrets.randbits(64)
+        self._headers = private_headers(secret, self._sender)
         self._max_attempts = max_attempts
         self._wait_seconds = wait_seconds
         self._connect = connect
@@ -204,9 +206,7 @@ class ReplicaSet:
         """Set each tenant's share on every replica; replicas that come later, or do not confirm it now, get it later."""
         await self._tenants.set(tenants, [member for member in self._members.values() if member.client is not None])
 
-    async def ask(
-        self, name: str, method: str, path: str, content: bytes = b"", headers: Mapping[str, str] = MappingProxyType({})
-    ) -> httpx.Response | None:
+    async def ask(self, name: str, method: str, path: str, content: bytes = b"") -> httpx.Response | None:
         """Ask one replica; None: it is down, or does not answer.
 
         Args:
@@ -214,9 +214,8 @@ class ReplicaSet:
             method: of HTTP.
             path: of `replica_app`.
             content: the body.
-            headers: beside that with the secret.
         """
-        return await ask(self._clients.get(name), method, path, content, {**self._headers, **headers})
+        return await ask(self._clients.get(name), method, path, content, self._headers)
 
     async def ask_all(
         self, method: str, path: str, content: bytes = b"", *, leaving: bool = False
@@ -343,6 +342,7 @@ class ReplicaSet:
                 Router(description.identity["block_size"]),
                 self._clients,
                 self.secret,
+                sender=self._sender,
                 generations=self.generations.names,
                 rooms=self.generations.rooms,
                 vocab_size=description.identity["vocab_size"],
@@ -368,7 +368,7 @@ class ReplicaSet:
         if kind is Kind.LOAD:
             self._note_load(member, client, decode_load(payload))
         else:
-            tell_router(self.streams.router, member.name, kind, payload, self.streams.sender)
+            tell_router(self.streams.router, member.name, kind, payload)
 
     def _note_load(self, member: Member, client: httpx.AsyncClient, load: ReplicaLoad) -> None:
         member.load = load

@@ -37,7 +37,7 @@ from radixkv.cluster.connection import check_secret
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.prefix_reuse import reuses_prefixes
 from radixkv.cluster.received import Received
-from radixkv.cluster.wire import ACCEPTED_HEADER, decode_beams, decode_delta, encode_request, encode_sender
+from radixkv.cluster.wire import ACCEPTED_HEADER, decode_beams, decode_delta, encode_request, private_headers
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.engine.resume_checks import check_resumable
 from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestMetrics, RequestOutput
@@ -99,6 +99,7 @@ class ReplicaStreams:
         clients: of each replica's `replica_app`, by name, with the replica's address as its base. The mapping may change at
             any time: a restarted replica gets a new client.
         secret: the replicas'.
+        sender: the number by which replicas tell its requests from those of other ingresses. By default they do not.
         generations: the generation of each replica, by its name; like ``clients``, it may change. By default there is one.
         rooms: the most tokens of a sequence that each replica has room for, by its name, likewise. By default any number.
         vocab_size: of all replicas: answers have only token ids below it. By default any.
@@ -107,7 +108,6 @@ class ReplicaStreams:
 
     Attributes:
         router: see above.
-        sender: number by which requests from here are recognised among those that a replica has taken.
 
     Raises:
         TypeError, ValueError: the secret is impossible, or ``max_attempts`` is below 1.
@@ -119,6 +119,7 @@ class ReplicaStreams:
         clients: Mapping[str, httpx.AsyncClient],
         secret: str,
         *,
+        sender: int = 0,
         generations: Mapping[str, str] = MappingProxyType({}),
         rooms: Mapping[str, float] = MappingProxyType({}),
         vocab_size: int = MAX_TOKEN_ID + 1,
@@ -133,8 +134,7 @@ class ReplicaStreams:
         self._rooms = rooms
         self._vocab_size = vocab_size
         self._seeds = random.SystemRandom()
-        self.sender = self._seeds.getrandbits(64)
-        self._headers = {"Authorization": f"Bearer {secret}", **encode_sender(self.sender)}
+        self._headers = private_headers(secret, sender)
         self._max_attempts = max_attempts
         self._wait_seconds = wait_seconds
         self._tickets: dict[httpx.AsyncClient, set[Ticket]] = {}

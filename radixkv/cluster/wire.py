@@ -35,7 +35,7 @@ from radixkv.sampling_params import BeamSearchParams, SamplingParams, Structured
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.tools.grammar import AnswerFrame
 
-# Request header with the hexadecimal number by which a sender recognises its own requests in a replica's records.
+# Request header with the hexadecimal number of an ingress: a replica announces a request to all others.
 SENDER_HEADER = "radixkv-sender"
 # Request header, of any value: another replica had accepted the request.
 ACCEPTED_HEADER = "radixkv-accepted"
@@ -94,13 +94,18 @@ def decode_request(body: bytes) -> tuple[Prompt, SamplingParams | BeamSearchPara
     return prompt, kind(**params), sent["priority"], sent["tenant"]
 
 
-def encode_sender(sender: int) -> dict[str, str]:
-    """The header that says who has sent a request."""
-    return {SENDER_HEADER: f"{sender:x}"}
+def private_headers(secret: str, sender: int) -> dict[str, str]:
+    """The headers of every request to a replica.
+
+    Args:
+        secret: the replicas'.
+        sender: the number of the ingress.
+    """
+    return {"Authorization": f"Bearer {secret}", SENDER_HEADER: f"{sender:x}"}
 
 
 def decode_sender(headers: Mapping[str, str]) -> int:
-    """The sender of a request; 0 if it does not say.
+    """The number of the ingress that has sent a request; 0 if it does not say.
 
     Raises:
         ValueError: it is not a number of 64 bits.

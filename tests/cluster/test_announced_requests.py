@@ -1,4 +1,4 @@
-"""Where a replica's events have several readers, they hear of its requests, and of each end that they wait for."""
+"""Each reader of a replica's events hears of the requests that others have sent, and of each end that it waits for."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from radixkv.cluster.records import Kind, RecordReader, decode_number, decode_ta
 from radixkv.prompts import Prompt
 
 BLOCK = 4
+OTHER = 9  # an ingress that reads nothing, or no longer
 
 
 class Reader:
     """One reader, and the numbers of the requests that are unfinished, and prefilled, as far as it knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, sender: int = 0) -> None:
+        self.sender = sender
         self.feed = BlockFeed(BLOCK, lambda: None)
         self.known: set[int] = set()
         self.prefilled: set[int] = set()
@@ -38,8 +40,10 @@ class Reader:
                 number = decode_taken(payload, BLOCK).number
                 assert number not in self.known
                 self.known.add(number)
-            elif kind is Kind.PREFILLED:
-                self.prefilled |= {decode_number(payload)} & self.known
+                continue
+            assert decode_number(payload) in self.known
+            if kind is Kind.PREFILLED:
+                self.prefilled.add(decode_number(payload))
             else:
                 self.known.discard(decode_number(payload))
                 self.prefilled.discard(decode_number(payload))
@@ -55,9 +59,9 @@ class Unfinished(RuleBasedStateMachine):
         self.prefilled: set[int] = set()
         self.readers: list[Reader] = []
 
-    @rule(length=st.integers(1, 10))
-    def take(self, length: int) -> None:
-        request = self.requests.add(Prompt(list(range(length))), GREEDY, 1)
+    @rule(length=st.integers(1, 10), sender=st.sampled_from([1, 2, OTHER]))
+    def take(self, length: int, sender: int) -> None:
+        request = self.requests.add(Prompt(list(range(length))), GREEDY, sender)
         self.present[request.number] = request
 
     @precondition(lambda self: self.present)
@@ -77,11 +81,11 @@ class Unfinished(RuleBasedStateMachine):
             request.end()
         request.prefilled()  # an answer may end before it is known that its prompt is computed
 
-    @rule(prefilled=st.integers(0, 2), ended=st.integers(0, 3))
-    def join(self, prefilled: int, ended: int) -> None:
+    @rule(sender=st.integers(1, 3), prefilled=st.integers(0, 2), ended=st.integers(0, 3))
+    def join(self, sender: int, prefilled: int, ended: int) -> None:
         """Some requests are prefilled, or end, while the reader gets the first records."""
-        reader = Reader()
-        records = self.requests.join(reader.feed)
+        reader = Reader(sender)
+        records = self.requests.join(reader.feed, sender)
         for which in range(min(prefilled, len(self.present))):
             self.prefill(which)
         for _ in range(min(ended, len(self.present))):
@@ -93,7 +97,7 @@ class Unfinished(RuleBasedStateMachine):
     def join_and_leave(self, told: int) -> None:
         """A reader leaves while it gets the first records."""
         feed = BlockFeed(BLOCK, lambda: None)
-        list(islice(self.requests.join(feed), told))
+        list(islice(self.requests.join(feed, 1), told))
         self.requests.leave(feed)
 
     @precondition(lambda self: self.readers)
@@ -103,16 +107,15 @@ class Unfinished(RuleBasedStateMachine):
         self.requests.leave(reader.feed)
         self.requests.leave(reader.feed)
         reader.feed.take()
-        self.take(3)
+        self.take(3, OTHER)
         assert reader.feed.take() == b""
 
     @invariant()
-    def each_reader_knows_what_is_unfinished(self) -> None:
+    def each_reader_knows_what_is_unfinished_of_others(self) -> None:
         for reader in self.readers:
             reader.read(reader.feed.take())
-            assert reader.known <= self.present.keys()
+            assert reader.known == {number for number, each in self.present.items() if each.sender != reader.sender}
             assert reader.prefilled == reader.known & self.prefilled
-            assert reader.known == self.present.keys() or len(self.readers) == 1
 
     def teardown(self) -> None:
         for request in self.present.values():
@@ -127,40 +130,17 @@ TestUnfinished = Unfinished.TestCase
 TestUnfinished.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 
 
-def test_to_a_single_reader_nothing_is_announced() -> None:
-    requests, reader, other = AnnouncedRequests(), Reader(), Reader()
-    assert not list(requests.join(reader.feed))
-
-    def announced() -> int:
-        request = requests.add(Prompt([1, 2, 3]), GREEDY, 1)
+def test_a_sole_reader_hears_of_an_ingress_that_reads_no_longer() -> None:
+    """With one reader nothing was announced: what another ingress still ran there did not count as work of the replica."""
+    requests, reader = AnnouncedRequests(), Reader(1)
+    assert not list(requests.join(reader.feed, 1))
+    for sender, num_records in ((1, 0), (OTHER, 3)):
+        request = requests.add(Prompt([1, 2, 3]), GREEDY, sender)
         request.prefilled()
         request.end()
+        reader.num_records = 0
         reader.read(reader.feed.take())
-        num_records, reader.num_records = reader.num_records, 0
-        return num_records
-
-    assert announced() == 0
-    requests.join(other.feed)
-    assert announced() == 3
-    requests.leave(other.feed)
-    assert announced() == 0
-
-
-def test_requests_from_before_there_were_several_readers_are_told_to_all() -> None:
-    """Those of an ingress whose connection had just broken off were told to the next reader only."""
-    requests, readers = AnnouncedRequests(), [Reader() for _ in range(3)]
-    requests.join(readers[0].feed)
-    present = [requests.add(Prompt([1, 2, 3]), GREEDY, 1) for _ in range(3)]
-    first = [requests.join(reader.feed) for reader in readers[1:]]
-    # Two come at once, and get their first records in turns.
-    for records, reader in zip(
-        [first[0], first[1], first[1], first[0]], [readers[i] for i in (1, 2, 2, 1)], strict=True
-    ):
-        reader.read(next(records, b""))
-    present[0].end()
-    for reader in readers:
-        reader.read(reader.feed.take())
-        assert reader.known == {2, 3}
+        assert reader.num_records == num_records
 
 
 def test_what_is_taken_is_hashed_when_it_is_told_for_the_first_time(monkeypatch: Any) -> None:
@@ -172,23 +152,23 @@ def test_what_is_taken_is_hashed_when_it_is_told_for_the_first_time(monkeypatch:
 
     monkeypatch.setattr("radixkv.cluster.announced_requests.prompt_hashes", prompt_hashes)
     requests, readers = AnnouncedRequests(), [Reader() for _ in range(3)]
-    requests.join(readers[0].feed)
+    requests.join(readers[0].feed, 1)
     requests.add(Prompt([1, 2, 3]), GREEDY, 1)
     ended = requests.add(Prompt([1, 2]), GREEDY, 1)
     assert not hashed
-    records = requests.join(readers[1].feed)
+    records = requests.join(readers[1].feed, 2)
     ended.end()
     assert len(list(records)) == 1
-    assert len(list(requests.join(readers[2].feed))) == 1
+    assert len(list(requests.join(readers[2].feed, 3))) == 1
     assert hashed == [3]
 
 
 @pytest.mark.parametrize("prompt", [Prompt([-1]), Prompt([]), Prompt(["a"]), Prompt([1], namespace=1)])  # type: ignore[list-item, arg-type]
 def test_what_the_engine_is_about_to_refuse_is_announced_to_nobody(prompt: Prompt) -> None:
     requests, readers = AnnouncedRequests(), [Reader() for _ in range(2)]
-    requests.join(readers[0].feed)
+    requests.join(readers[0].feed, 1)
     request = requests.add(prompt, GREEDY, 1)
-    assert not list(requests.join(readers[1].feed))
+    assert not list(requests.join(readers[1].feed, 2))
     request.end()
     with pytest.raises(InvalidArgumentError):
         requests.add(prompt, GREEDY, 1)
@@ -215,7 +195,7 @@ def test_of_what_is_not_shared_by_the_cache_only_its_length_is_announced(
     """With prompt_logprobs, what a replica held of a prompt did not count as work for it."""
     requests, feed = AnnouncedRequests(), BlockFeed(BLOCK, lambda: None)
     requests.add(prompt, params, 1)
-    (record,) = requests.join(feed)
+    (record,) = requests.join(feed, OTHER)
     ((_, payload),) = RecordReader().read(record)
     taken = decode_taken(payload, BLOCK)
     assert (taken.num_tokens, len(taken.block_hashes)) == (9, num_blocks)

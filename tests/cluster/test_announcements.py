@@ -29,7 +29,7 @@ def test_a_reader_hears_of_an_engine_in_a_long_step(monkeypatch: pytest.MonkeyPa
         answer = asyncio.ensure_future(stream_tokens(llm, prompts(1)[0]))
         while not steps.is_holding:
             await asyncio.sleep(0)
-        async with aclosing(Announcements(llm).subscribe()) as records:
+        async with aclosing(Announcements(llm).subscribe(0)) as records:
             kinds = [(await anext(records))[0] for _ in range(3)]
             assert kinds == [Kind.LOAD] * 3
             steps.allow_all()
@@ -60,7 +60,7 @@ def test_a_reader_that_leaves_while_its_feed_begins_is_forgotten() -> None:
 
         llm: Any = Llm()
         announcements = Announcements(llm)
-        reading = asyncio.ensure_future(anext(announcements.subscribe()))
+        reading = asyncio.ensure_future(anext(announcements.subscribe(0)))
         await begun.wait()
         assert observers
         reading.cancel()

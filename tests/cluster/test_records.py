@@ -26,11 +26,9 @@ BLOCK = 16
 NUMBERS = st.integers(0, 2**64 - 1)
 
 
-@given(NUMBERS, NUMBERS, st.lists(NUMBERS, max_size=50), st.integers(0, BLOCK), st.integers(1, 100))
-def test_what_is_sent_of_a_request_is_what_is_read(
-    number: int, sender: int, hashes: list[int], rest: int, chunk: int
-) -> None:
-    taken = TakenRequest(number, sender, max(1, BLOCK * len(hashes) + rest), hashes)
+@given(NUMBERS, st.lists(NUMBERS, max_size=50), st.integers(0, BLOCK), st.integers(1, 100))
+def test_what_is_sent_of_a_request_is_what_is_read(number: int, hashes: list[int], rest: int, chunk: int) -> None:
+    taken = TakenRequest(number, max(1, BLOCK * len(hashes) + rest), hashes)
     data = encode_taken(taken) + b"".join(encode_number(kind, number) for kind in (Kind.PREFILLED, Kind.ENDED))
     reader = RecordReader()
     records = [each for at in range(0, len(data), chunk) for each in reader.read(data[at : at + chunk])]
@@ -51,9 +49,9 @@ def test_what_is_no_request_is_refused_in_one_way(payload: bytes) -> None:
 def test_why_a_request_is_refused() -> None:
     for payload, message in (
         (b"", "expected a request and the hashes of its blocks, got 0 bytes"),
-        (bytes(24 + 7), "expected a request and the hashes of its blocks, got 31 bytes"),
-        (bytes(24), "expected a prompt of at least 1 tokens, got 0"),
-        (struct.pack("<5Q", 1, 2, 31, 3, 4), "expected a prompt of at least 32 tokens, got 31"),
+        (bytes(16 + 7), "expected a request and the hashes of its blocks, got 23 bytes"),
+        (bytes(16), "expected a prompt of at least 1 tokens, got 0"),
+        (struct.pack("<4Q", 1, 31, 3, 4), "expected a prompt of at least 32 tokens, got 31"),
     ):
         with pytest.raises(ValueError, match=message):
             decode_taken(payload, BLOCK)

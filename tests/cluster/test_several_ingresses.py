@@ -18,8 +18,6 @@ from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_l
 
 from radixkv import LLM, SamplingParams
 from radixkv.cluster import ReplicaSet
-from radixkv.cluster.announced_requests import AnnouncedRequests
-from radixkv.cluster.feed import BlockFeed
 from radixkv.cluster.records import (
     Kind,
     TakenRequest,
@@ -32,7 +30,7 @@ from radixkv.cluster.records import (
     encode_taken,
 )
 from radixkv.cluster.replica_pins import ReplicaPins
-from radixkv.cluster.wire import SENDER_HEADER, encode_request
+from radixkv.cluster.wire import SENDER_HEADER, encode_request, private_headers
 from radixkv.prompts import Prompt
 from radixkv.routing import prompt_hashes
 
@@ -162,58 +160,42 @@ def test_one_that_comes_later_learns_what_waits(default_tokenizer: Any, tmp_path
     asyncio.run(main())
 
 
-def test_requests_are_announced_where_there_are_several_ingresses(
+def test_requests_are_announced_to_the_other_ingresses(
     default_tokenizer: Any, tmp_path: Path, heard: list[tuple[ReplicaSet, Kind, bytes]]
 ) -> None:
     async def main() -> None:
         async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (one, servers):
             await answer(one, FIRST)
             async with another_ingress(servers) as two:
-                assert not {Kind.TAKEN, Kind.PREFILLED, Kind.ENDED} & {kind for _, kind, _ in heard}
-                heard.clear()
                 await answer(one, LONG)
-                for replicas in (one, two):
-                    await until(lambda replicas=replicas: (replicas, Kind.ENDED) in [each[:2] for each in heard])
-                    of_one = [
-                        (kind, payload) for who, kind, payload in heard if who is replicas and kind is not Kind.LOAD
-                    ]
-                    taken = decode_taken(of_one[0][1], 16)
-                    assert (taken.sender, taken.num_tokens) == (one.streams.sender, len(LONG))
-                    assert list(taken.block_hashes) == prompt_hashes(LONG, "", 16)
-                    # What is not expected any longer has been reported by then.
-                    prefilled = [kind for kind, _ in of_one].index(Kind.PREFILLED)
-                    assert decode_number(of_one[prefilled][1]) == decode_number(of_one[-1][1]) == taken.number
-                    events = [as_event(kind, payload, 16) for kind, payload in of_one[1:prefilled]]
-                    stored = {block for event in events for block in event.block_hashes}
-                    assert stored >= set(taken.block_hashes)
+                await until(lambda: (two, Kind.ENDED) in [each[:2] for each in heard])
+                assert not {Kind.TAKEN, Kind.PREFILLED, Kind.ENDED} & {kind for who, kind, _ in heard if who is one}
+                of_one = [(kind, payload) for who, kind, payload in heard if who is two and kind is not Kind.LOAD]
+                kinds = [kind for kind, _ in of_one]
+                begun, prefilled = kinds.index(Kind.TAKEN), kinds.index(Kind.PREFILLED)
+                taken = decode_taken(of_one[begun][1], 16)
+                assert (taken.num_tokens, list(taken.block_hashes)) == (len(LONG), prompt_hashes(LONG, "", 16))
+                assert decode_number(of_one[prefilled][1]) == decode_number(of_one[-1][1]) == taken.number
+                # What is not expected any longer has been reported by then.
+                events = [as_event(kind, payload, 16) for kind, payload in of_one[begun + 1 : prefilled]]
+                assert {block for event in events for block in event.block_hashes} >= set(taken.block_hashes)
 
     asyncio.run(main())
 
 
-def test_when_the_other_ingress_has_left_nothing_is_announced(
-    default_tokenizer: Any,
-    tmp_path: Path,
-    heard: list[tuple[ReplicaSet, Kind, bytes]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    left: list[BlockFeed] = []
-    leave = AnnouncedRequests.leave
-
-    def note(requests: AnnouncedRequests, feed: BlockFeed) -> None:
-        leave(requests, feed)
-        left.append(feed)
-
-    monkeypatch.setattr(AnnouncedRequests, "leave", note)
+def test_what_an_ingress_without_events_has_sent_counts_as_work(default_tokenizer: Any, tmp_path: Path) -> None:
+    """A sole ingress took a replica for idle that still computed what one had sent that reads its events no longer."""
 
     async def main() -> None:
-        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (one, servers):
-            async with another_ingress(servers):
-                pass
-            await until(lambda: left)
-            heard.clear()
-            await answer(one, FIRST)
-            await until(lambda: Kind.STORED in [kind for _, kind, _ in heard])
-            assert not {Kind.TAKEN, Kind.PREFILLED, Kind.ENDED} & {kind for _, kind, _ in heard}
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (one, (server,)):
+            steps = await server.llm.call(HeldSteps)
+            body, headers = encode_request(Prompt(LONG), PARAMS, 0, ""), private_headers(SECRET, 1)
+            answering = asyncio.ensure_future(one._clients["0"].post("/generate", content=body, headers=headers))
+            await until(lambda: others_on(one, "0") == 1)
+            assert one.streams.router._replicas["0"].queued == len(LONG)
+            steps.allow_all()
+            await answering
+            await until(lambda: not others_on(one, "0"))
 
     asyncio.run(main())
 
@@ -252,7 +234,7 @@ def test_a_reader_that_begins_anew_forgets_what_it_was_told_before() -> None:
     async def main() -> None:
         cluster = Cluster()
         held, load = encode_record(Kind.HELD), encode_load(LOAD)
-        first, second = (encode_taken(TakenRequest(number, 0, 40, [number, 10 * number])) for number in (1, 2))
+        first, second = (encode_taken(TakenRequest(number, 40, [number, 10 * number])) for number in (1, 2))
         cluster.events["http://a"] = [held, first, held, second, load]
         replicas = await cluster.up("a")
         state = replicas.streams.router._replicas["a"]
