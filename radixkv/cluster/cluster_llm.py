@@ -169,7 +169,7 @@ class ClusterLLM:
             request.task.cancel()
 
     async def times(self, streams: Sequence[RequestStream]) -> list[RequestMetrics]:
-        """As `AsyncLLM.times`; a request that was sent to a replica counts as scheduled with its first token."""
+        """As `AsyncLLM.times`, as far as replicas have told."""
         return [stream.times for stream in streams if stream.times is not None and not stream.ended]
 
     async def run_tokenizer(
@@ -329,9 +329,7 @@ class ClusterLLM:
             if not taken.done():
                 taken.set_result(None)
 
-        assert stream.times is not None
-        arrived = stream.times.arrival_time
-        options: Any = {"priority": priority, "tenant": tenant, "arrival_time": arrived, "on_accepted": accept}
+        options: Any = {"priority": priority, "tenant": tenant, "times": stream.times, "on_accepted": accept}
         try:
             while True:
                 try:
@@ -353,20 +351,13 @@ class ClusterLLM:
     async def _read(
         self, stream: RequestStream, prompt: Prompt, params: SamplingParams | BeamSearchParams, options: Any
     ) -> None:
-        streams, times = self.replicas.streams, stream.times
-        assert times is not None
+        streams = self.replicas.streams
         if isinstance(params, BeamSearchParams):
-
-            def begin(first_token_time: float) -> None:
-                times.scheduled_time = times.first_token_time = first_token_time
-
-            result = await streams.beam_search(prompt, params, stream.request_id, on_first_token=begin, **options)
+            result = await streams.beam_search(prompt, params, stream.request_id, **options)
             self._note_duration(result.metrics)
             stream.put(result)
             return
         async for delta in streams.generate(prompt, params, stream.request_id, **options):
-            if times.first_token_time is None:
-                times.scheduled_time = times.first_token_time = delta.metrics.first_token_time
             if delta.finished:
                 self._note_duration(delta.metrics)
             stream.put(delta)

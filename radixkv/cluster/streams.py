@@ -37,7 +37,14 @@ from radixkv.cluster.connection import check_secret
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.prefix_reuse import reuses_prefixes
 from radixkv.cluster.received import Received
-from radixkv.cluster.wire import ACCEPTED_HEADER, decode_beams, decode_delta, encode_request, private_headers
+from radixkv.cluster.wire import (
+    ACCEPTED_HEADER,
+    decode_beams,
+    decode_delta,
+    encode_request,
+    is_scheduled,
+    private_headers,
+)
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.engine.resume_checks import check_resumable
 from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestMetrics, RequestOutput
@@ -150,7 +157,7 @@ class ReplicaStreams:
         *,
         priority: int = 0,
         tenant: str = "",
-        arrival_time: float | None = None,
+        times: RequestMetrics | None = None,
         on_accepted: Callable[[], object] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, piece by piece, as `AsyncLLM.generate` does; leaving the iteration early aborts it.
@@ -161,7 +168,7 @@ class ReplicaStreams:
             request_id: shown in the outputs.
             priority: among the tenant's own requests.
             tenant: on whose behalf.
-            arrival_time: from which it is timed, by `time.monotonic`; None: this call.
+            times: updated as the request progresses; None: it is timed from this call.
             on_accepted: called once, when a replica has taken the request.
 
         Raises:
@@ -180,9 +187,9 @@ class ReplicaStreams:
             check_resumable(params, prompt.resume)  # checked here: a replica always gets a seed and every sample
         if params.seed is None and not params.greedy:
             params = replace(params, seed=self._seeds.getrandbits(63))
-        metrics = RequestMetrics(time.monotonic() if arrival_time is None else arrival_time)
-        known = RequestOutput(request_id, prompt.text, list(prompt.token_ids), None, [], False, 0, metrics)
-        received = Received(params.n, prompt.resume, params.max_tokens, metrics)
+        times = times or RequestMetrics(time.monotonic())
+        known = RequestOutput(request_id, prompt.text, list(prompt.token_ids), None, [], False, 0, times)
+        received = Received(params.n, prompt.resume, params.max_tokens, times)
         checks = AnswerChecks(known.prompt_token_ids, params, self._vocab_size)
         sent = self._sent_request(prompt, params, priority, tenant)
 
@@ -193,14 +200,11 @@ class ReplicaStreams:
         def read(line: Mapping[str, Any]) -> RequestOutput:
             return received.add(checks.checked(decode_delta(line, known)))
 
-        async with aclosing(self._pieces(request_id, prompt, params, body, read, on_accepted)) as deltas:
+        async with aclosing(self._pieces(request_id, prompt, params, body, read, times, on_accepted)) as deltas:
             async for delta in deltas:
-                has_tokens = _has_tokens(delta)
-                if has_tokens:
-                    metrics.first_token_time = metrics.first_token_time or time.monotonic()
                 if delta.finished:
-                    metrics.finished_time = time.monotonic()
-                if delta.finished or has_tokens:
+                    times.finished_time = time.monotonic()
+                if delta.finished or _has_tokens(delta):
                     yield delta
                 if delta.finished:
                     return
@@ -213,9 +217,8 @@ class ReplicaStreams:
         *,
         priority: int = 0,
         tenant: str = "",
-        arrival_time: float | None = None,
+        times: RequestMetrics | None = None,
         on_accepted: Callable[[], object] | None = None,
-        on_first_token: Callable[[float], object] | None = None,
     ) -> BeamSearchOutput:
         """The best continuations of a prompt, as `AsyncLLM.beam_search` finds them; a search that is lost starts over.
 
@@ -225,32 +228,28 @@ class ReplicaStreams:
             request_id: for errors.
             priority: among the tenant's own requests.
             tenant: on whose behalf.
-            arrival_time: from which it is timed, by `time.monotonic`; None: this call.
+            times: updated as the request progresses; None: it is timed from this call.
             on_accepted: called once, when a replica has taken the request.
-            on_first_token: called once, with the time of `time.monotonic` at which a replica has computed the first tokens.
 
         Raises:
             Exception: what `generate` raises.
         """
         prompt, params = self._validated(prompt, params)
-        metrics = RequestMetrics(time.monotonic() if arrival_time is None else arrival_time)
+        times = times or RequestMetrics(time.monotonic())
         checks = AnswerChecks(prompt.token_ids, params, self._vocab_size)
         body = partial(self._sent_request(prompt, params, priority, tenant).body, prompt.resume)
 
         def read(line: Mapping[str, Any]) -> BeamSearchOutput:
             if not line["finished"]:
-                return BeamSearchOutput([], len(prompt.token_ids), 0, metrics)  # see `encode_begun`
-            return checks.checked_beams(decode_beams(line, metrics))
+                return BeamSearchOutput([], len(prompt.token_ids), 0, times)  # see `encode_begun`
+            return checks.checked_beams(decode_beams(line, times))
 
-        async with aclosing(self._pieces(request_id, prompt, params, body, read, on_accepted)) as results:
+        async with aclosing(self._pieces(request_id, prompt, params, body, read, times, on_accepted)) as results:
             async for result in results:
-                if metrics.first_token_time is None:
-                    metrics.first_token_time = time.monotonic()
-                    if on_first_token is not None:
-                        on_first_token(metrics.first_token_time)
                 if result.sequences:
-                    result.metrics.first_token_time = metrics.first_token_time
-                    result.metrics.finished_time = time.monotonic()
+                    result.metrics.scheduled_time = times.scheduled_time
+                    result.metrics.first_token_time = times.first_token_time
+                    result.metrics.finished_time = times.finished_time = time.monotonic()
                     return result
         raise AssertionError("only its result ends a search")
 
@@ -311,6 +310,7 @@ class ReplicaStreams:
         params: SamplingParams | BeamSearchParams,
         body: Callable[[], bytes],
         read: Callable[[Mapping[str, Any]], _Piece],
+        times: RequestMetrics,
         on_accepted: Callable[[], object] | None,
     ) -> AsyncGenerator[_Piece, None]:
         """Pieces from one replica after another. The generator does not end by itself: its reader closes it after the last.
@@ -318,6 +318,7 @@ class ReplicaStreams:
         Args:
             body: of the request, with what was received until now.
             read: makes a piece of a line.
+            times: gets the time at which the request was scheduled, and that of its first token.
         """
         hashes = prompt_hashes(prompt.token_ids, prompt.namespace, self.router.block_size)
         losses = Losses(request_id, self._max_attempts)
@@ -343,11 +344,17 @@ class ReplicaStreams:
                                 on_accepted()
                                 on_accepted = None
                             continue
+                        if is_scheduled(line):
+                            times.scheduled_time = times.scheduled_time or time.monotonic()
+                            continue
                         piece = _piece(read, line, placement.replica)
                         has_tokens = _has_tokens(piece)
                         if has_tokens or isinstance(piece, BeamSearchOutput):  # whose first line says that it has begun
                             self.router.prefilled(placement)
                             trial.end()
+                            if times.first_token_time is None:
+                                times.first_token_time = time.monotonic()
+                                times.scheduled_time = times.scheduled_time or times.first_token_time
                         if has_tokens:
                             ticket.begin()
                             losses.progress(generation)

@@ -158,6 +158,16 @@ def decode_delta(line: Mapping[str, Any], known: RequestOutput) -> RequestOutput
     )
 
 
+def encode_scheduled() -> bytes:
+    """A line that says that the prompt is being computed, which may take long."""
+    return _line({"finished": False, "scheduled": True})
+
+
+def is_scheduled(line: Mapping[str, Any]) -> bool:
+    """Whether a line is what `encode_scheduled` wrote."""
+    return "scheduled" in line
+
+
 def encode_begun() -> bytes:
     """A line that says that the first step of a beam search is computed, whose result comes much later."""
     return _line({"finished": False})

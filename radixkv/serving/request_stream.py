@@ -51,8 +51,9 @@ class RequestStream:
 
     @property
     def admitted(self) -> bool:
-        """Whether its prompt has been computed, at least in part; of a request in another process it is assumed."""
-        return self.request is None or self.request.metrics.scheduled_time is not None
+        """Whether its prompt has been computed, at least in part, as far as is known here."""
+        times = self.times if self.request is None else self.request.metrics
+        return times is not None and times.scheduled_time is not None
 
     def put(self, update: RequestUpdate) -> None:
         """Add what the engine delivered; after a failure nothing is added."""
