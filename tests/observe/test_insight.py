@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.cache_driver import press
 from typer.testing import CliRunner
 
 from radixkv.cache import Reason
@@ -107,10 +108,7 @@ def test_a_pinned_prompt_survives_the_eviction_of_others() -> None:
 
 def test_an_evicted_prompt_is_explained(llm: LLM) -> None:
     answer(llm, SYSTEM)
-    cache = llm.engine.cache
-    table = cache.open([1], read=False, write=False)
-    cache.reserve(table, cache.num_blocks * cache.block_size)
-    cache.abort(table)
+    press(llm.engine.cache, llm.engine.cache.num_blocks)
     explanation = llm.explain(SYSTEM)
     assert explanation.computed[0].reason is Reason.EVICTED
     assert "evicted 0 s ago, unused for 0 s; used once before" in str(explanation)

@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from support.traces import BLOCK_SIZE, trace_of, traced
 from typer.testing import CliRunner
 
 from radixkv.cache import LRU, POLICIES, EvictionPolicy
@@ -23,14 +23,8 @@ from radixkv.observe.simulate.bounds import belady, block_lru, unlimited
 from radixkv.observe.simulate.replay import replay
 from radixkv.observe.simulate.report import Report, advise, load, parse_names, parse_sizes, simulate
 from radixkv.observe.simulate.synthetic import SYNTHETIC, agents, chats, documents, long_documents, mixed, scans
-from radixkv.observe.simulate.trace import Trace, TracedRequest, read_trace
+from radixkv.observe.simulate.trace import Trace, read_trace
 from radixkv.observe.trace_format import TRACE_FORMAT, TRACE_VERSION
-
-
-def trace_of(*prompts: list[int]) -> Trace:
-    return Trace(
-        [TracedRequest(float(t), np.array(p, np.int32), np.array([], np.int32)) for t, p in enumerate(prompts)], 16
-    )
 
 
 def hit_rate(trace: Trace, num_blocks: int, policy: EvictionPolicy) -> float:
@@ -39,7 +33,7 @@ def hit_rate(trace: Trace, num_blocks: int, policy: EvictionPolicy) -> float:
 
 
 def test_hits_are_counted_by_blocks() -> None:
-    trace = trace_of([1, 2, 3], [1, 2, 4], [9, 9], [1, 2, 3])
+    trace = trace_of([[1, 2, 3], [1, 2, 4], [9, 9], [1, 2, 3]])
     assert unlimited(trace) == (2 + 3) / 11
     assert hit_rate(trace, 100, LRU()) == (2 + 3) / 11
     # Five blocks: the scan of the third request evicts 3, the oldest leaf.
@@ -49,32 +43,26 @@ def test_hits_are_counted_by_blocks() -> None:
 def test_requests_of_one_instant_are_used_one_after_another() -> None:
     """Which of them counted as the least recently used depended on the order in which leaves were indexed."""
     prompts = [[1, 2], [1, 0], [0], [2, 1, 1], [1, 1]]
-    apart = trace_of(*prompts)
-    at_once = Trace([replace(request, time=0.0) for request in apart.requests], 16)
+    apart = trace_of(prompts)
+    at_once = Trace([replace(request, time=0.0) for request in apart.requests], BLOCK_SIZE)
     assert list(replay(at_once, 4, LRU())) == list(replay(apart, 4, LRU())) == [0, 1, 0, 0, 0]
     assert all(sum(replay(at_once, 4, make())) <= 5 for make in POLICIES.values())
 
 
 def test_the_bound_knows_the_future() -> None:
-    trace = trace_of([1], [2], [3], [1], [2], [3], [1], [2], [3])
+    trace = trace_of([[1], [2], [3]] * 3)
     assert hit_rate(trace, 2, LRU()) == block_lru(trace, 2) == 0
     assert belady(trace, 2) == 4 / 9
     assert belady(trace, 3) == unlimited(trace) == 6 / 9
 
 
 def test_a_request_larger_than_the_cache_leaves_nothing() -> None:
-    trace = trace_of([1, 2], [1, 2, 3, 4], [1, 2])
+    trace = trace_of([[1, 2], [1, 2, 3, 4], [1, 2]])
     assert hit_rate(trace, 2, LRU()) == block_lru(trace, 2) == 4 / 8
 
 
 def test_answers_are_cached_but_not_counted_as_requested() -> None:
-    trace = Trace(
-        [
-            TracedRequest(0.0, np.array([1], np.int32), np.array([2, 3], np.int32)),
-            TracedRequest(1.0, np.array([1, 2, 3, 4], np.int32), np.array([], np.int32)),
-        ],
-        16,
-    )
+    trace = Trace([traced(0.0, [1], [2, 3]), traced(1.0, [1, 2, 3, 4])], BLOCK_SIZE)
     assert unlimited(trace) == hit_rate(trace, 9, LRU()) == block_lru(trace, 9) == belady(trace, 9) == 3 / 5
 
 
@@ -99,13 +87,7 @@ def test_no_policy_beats_the_bound_where_answers_repeat(asked: str, size: int) -
         "c": ([2], [3]),
         "d": ([4, 5], [6, 7]),
     }
-    trace = Trace(
-        [
-            TracedRequest(float(time), np.array(prompt, np.int32), np.array(output, np.int32))
-            for time, (prompt, output) in enumerate(work[letter] for letter in asked)
-        ],
-        16,
-    )
+    trace = Trace([traced(float(time), *work[letter]) for time, letter in enumerate(asked)], BLOCK_SIZE)
     for policy in POLICIES.values():
         assert hit_rate(trace, size, policy()) <= belady(trace, size) <= unlimited(trace)
 

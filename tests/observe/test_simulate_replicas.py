@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from support.traces import BLOCK_SIZE, traced
 from typer.testing import CliRunner
 
 from radixkv.cli.main import app
@@ -19,24 +19,21 @@ from radixkv.observe.simulate.replicas.cost_model import CostModel
 from radixkv.observe.simulate.replicas.report import parse_replicas, run_router, stretch_for
 from radixkv.observe.simulate.report import parse_names
 from radixkv.observe.simulate.synthetic import chats, documents
-from radixkv.observe.simulate.trace import Trace, TracedRequest
+from radixkv.observe.simulate.trace import Trace
 from radixkv.routing import Router
 
 COST = CostModel(prefill=1.0, decode=0.5, step=1.0, chunk=1000)
 
 
-def trace_of(*requests: tuple[float, list[int], int]) -> Trace:
+def timed(*requests: tuple[float, list[int], int]) -> Trace:
+    """A trace of requests by their time, the blocks of their prompt, and the number of tokens of their answer."""
     return Trace(
-        [
-            TracedRequest(time, np.array(prompt, np.int32), np.array([], np.int32), num_output_tokens=num_tokens)
-            for time, prompt, num_tokens in requests
-        ],
-        10,
+        [traced(time, prompt, num_output_tokens=num_tokens) for time, prompt, num_tokens in requests], BLOCK_SIZE
     )
 
 
 def test_times_are_those_of_the_cost_model() -> None:
-    trace = trace_of((0.0, [1, 2], 4), (0.0, [1, 2, 3], 1), (100.0, [1, 2], 1))
+    trace = timed((0.0, [1, 2], 4), (0.0, [1, 2, 3], 1), (100.0, [1, 2], 1))
     outcome = Cluster(trace, 1, 100, COST).run(RoundRobin(1, 0))
     assert outcome.num_hit_blocks == 4
     # 20 tokens, the last one of the prompt, and a step; 10 + 1 tokens and a step beside one that decodes; a full hit.
@@ -46,11 +43,11 @@ def test_times_are_those_of_the_cost_model() -> None:
 
 def test_decoding_takes_longer_beside_a_prompt() -> None:
     # Blocks for one prompt at a time: the second waits for the end of the first.
-    alone = trace_of((0.0, [1, 2], 4), (0.0, [3, 4], 1))
+    alone = timed((0.0, [1, 2], 4), (0.0, [3, 4], 1))
     outcome = Cluster(alone, 1, 3, COST).run(RoundRobin(1, 0))
     assert outcome.first_token_seconds == [22.0, 22.0 + 4 * 1.5 + 22.0]
     # The third does as well, but the first gets only 22.5 / 22.5 = 1 token while the second is computed.
-    beside = trace_of((0.0, [1, 2], 4), (0.0, [3, 4], 100), (0.0, [5, 6], 1))
+    beside = timed((0.0, [1, 2], 4), (0.0, [3, 4], 100), (0.0, [5, 6], 1))
     outcome = Cluster(beside, 1, 5, COST).run(RoundRobin(1, 0))
     step = 1.0 + 21 + 0.5
     assert outcome.first_token_seconds[:2] == [22.0, 22.0 + step]
@@ -58,7 +55,7 @@ def test_decoding_takes_longer_beside_a_prompt() -> None:
 
 
 def test_one_cache_finds_what_any_replica_computed() -> None:
-    trace = trace_of((0.0, [1, 2], 0), (100.0, [1, 2], 0), (200.0, [1, 2], 0))
+    trace = timed((0.0, [1, 2], 0), (100.0, [1, 2], 0), (200.0, [1, 2], 0))
     apart = Cluster(trace, 2, 10, COST).run(RoundRobin(2, 0))
     shared = Cluster(trace, 2, 10, COST, one_cache=True).run(RoundRobin(2, 0))
     assert (apart.num_hit_blocks, shared.num_hit_blocks) == (2, 4)
@@ -66,14 +63,14 @@ def test_one_cache_finds_what_any_replica_computed() -> None:
 
 def test_a_prompt_waits_for_the_blocks_of_a_cache_that_another_replica_fills() -> None:
     """A replica that decoded nothing took it for too large: it began at once, and nothing of it was cached."""
-    trace = trace_of((0.0, [1, 2], 4), (0.0, [3, 4], 0), (100.0, [3, 4], 0))
+    trace = timed((0.0, [1, 2], 4), (0.0, [3, 4], 0), (100.0, [3, 4], 0))
     outcome = Cluster(trace, 2, 1, COST, one_cache=True).run(RoundRobin(2, 0))
     assert outcome.first_token_seconds[1] == 22.0 + 4 * 1.5 + 22.0
     assert outcome.num_hit_blocks == 2
 
 
 def test_a_prompt_larger_than_the_cache_is_computed_at_once() -> None:
-    trace = trace_of((0.0, [1, 2], 4), (0.0, [3, 4, 5], 0), (0.0, [3, 4], 0))
+    trace = timed((0.0, [1, 2], 4), (0.0, [3, 4, 5], 0), (0.0, [3, 4], 0))
     outcome = Cluster(trace, 1, 2, COST).run(RoundRobin(1, 0))
     assert outcome.first_token_seconds[:2] == [22.0, 22.0 + 31 + 1.5]
     assert outcome.num_hit_blocks == 0
@@ -99,7 +96,7 @@ def test_what_happens_to_a_request_is_told_to_all_a_little_later() -> None:
             assert seconds_per_token is None  # prompts this short tell nothing of the speed
 
     # 20 tokens and one in 22 seconds, and then four in four.
-    cluster = Cluster(trace_of((0.0, [1, 2], 4), (1.0, [1, 3], 0)), 1, 100, COST)
+    cluster = Cluster(timed((0.0, [1, 2], 4), (1.0, [1, 3], 0)), 1, 100, COST)
     cluster.run(Listening(1, 0))
     assert told[:3] == [(0.1, "expect", 0), (1.1, "expect", 1), (22.1, "prefilled", 0)]
     assert sorted(event for _, event, request in told if request == 1) == ["expect", "finished", "prefilled"]
@@ -113,7 +110,7 @@ def test_imbalance_is_the_busiest_against_the_average() -> None:
 
 def test_a_prompt_that_cannot_be_parted_leaves_imbalance_to_the_best_router() -> None:
     # On each replica one of 12 seconds.
-    outcome = Cluster(trace_of((0.0, [1], 0), (5.0, [2], 0)), 2, 100, COST).run(RoundRobin(2, 0))
+    outcome = Cluster(timed((0.0, [1], 0), (5.0, [2], 0)), 2, 100, COST).run(RoundRobin(2, 0))
     assert outcome.longest == {0: 10.0, 1: 7.0}
     busy = [{0: 6.0, 1: 9.0}, {0: 4.0, 1: 3.0}, {0: 2.0}, {7: 5.0}]
     # The average is 3 in both windows: the longest prompt takes twice as much in the first, and less in the second.

@@ -5,27 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
+from support.traces import trace_of
 from typer.testing import CliRunner
 
 from radixkv.cache import POLICIES
 from radixkv.cli.main import app
 from radixkv.observe.simulate.report import load, run_simulation
 from radixkv.observe.simulate.tiers import TieredRun, TierSpec, simulate_tiers
-from radixkv.observe.simulate.trace import Trace, TracedRequest
+from radixkv.observe.simulate.trace import Trace
 
 LRU = POLICIES["lru"]
-NOTHING = np.array([], dtype=np.int32)
-
-
-def trace(*prompts: range) -> Trace:
-    """A trace of blocks of ten tokens."""
-    requests = [
-        TracedRequest(float(time), np.array(prompt, dtype=np.int32), NOTHING) for time, prompt in enumerate(prompts)
-    ]
-    return Trace(requests, 10)
 
 
 def run(of: Trace, size: int, *specs: TierSpec) -> TieredRun:
@@ -34,19 +25,19 @@ def run(of: Trace, size: int, *specs: TierSpec) -> TieredRun:
 
 
 def test_what_was_evicted_is_loaded_from_the_nearest_tier_that_has_it() -> None:
-    again = trace(range(6), range(10, 16), range(20, 26), range(6))
+    again = trace_of([range(6), range(10, 16), range(20, 26), range(6)])
     near, far = TierSpec("near", 4, 0.25), TierSpec("far", 100, 0.5)
     assert run(again, 6, far) == TieredRun(6, 0, {"far": 6}, 18, 24.0, 18 + 6 * 0.5)
     # Of the nearer one, what was evicted later has taken the place; the last of a prefix goes first.
     both = run(again, 6, near, far)
     assert both.loaded == {"near": 0, "far": 6}
-    assert run(trace(range(6), range(10, 16), range(6)), 6, near, far).loaded == {"near": 4, "far": 2}
+    assert run(trace_of([range(6), range(10, 16), range(6)]), 6, near, far).loaded == {"near": 4, "far": 2}
 
 
 def test_what_was_loaded_is_in_the_nearer_tiers_too() -> None:
     prompts = [range(6), range(10, 16), range(20, 26)]
     near, far = TierSpec("near", 12, 0.25), TierSpec("far", 100, 0.5)
-    counted = run(trace(*prompts, *prompts, prompts[0]), 6, near, far)
+    counted = run(trace_of([*prompts, *prompts, prompts[0]]), 6, near, far)
     assert counted.pool == 0
     assert sum(counted.loaded.values()) == 24
     assert counted.seconds == 18 + counted.loaded["near"] * 0.25 + counted.loaded["far"] * 0.5
@@ -56,12 +47,12 @@ def test_what_was_loaded_for_a_refused_request_is_in_the_nearer_tiers() -> None:
     """The pool never holds it, and so does not evict it into them."""
     near, far = TierSpec("near", 6, 0.25), TierSpec("far", 100, 0.5)
     too_large = range(8)
-    counted = run(trace(range(6), range(10, 16), range(20, 26), too_large, range(6)), 6, near, far)
+    counted = run(trace_of([range(6), range(10, 16), range(20, 26), too_large, range(6)]), 6, near, far)
     assert counted.loaded == {"near": 6, "far": 6}
 
 
 def test_a_tier_that_is_slower_than_computing_brings_nothing() -> None:
-    again = trace(range(6), range(10, 16), range(6))
+    again = trace_of([range(6), range(10, 16), range(6)])
     slow = run(again, 6, TierSpec("slow", 100, 1.0))
     assert slow.loaded == {"slow": 0}
     assert slow.seconds == slow.seconds_without == 18.0
