@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, CacheEvent
 from radixkv.cache.arguments import is_number
 from radixkv.cluster.load import ReplicaLoad
 from radixkv.engine.stats import SUMMED_GAUGES
@@ -92,6 +91,16 @@ def encode_hashes(block_hashes: Sequence[int] | NDArray[np.uint64]) -> bytes:
     return np.array(block_hashes, dtype=_HASH).tobytes()
 
 
+def decode_hashes(payload: bytes) -> list[int]:
+    """What `encode_hashes` was given.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    hashes: list[int] = np.frombuffer(payload, dtype=_HASH).tolist()
+    return hashes
+
+
 def encode_load(load: ReplicaLoad) -> bytes:
     """The record of a load."""
     return encode_record(Kind.LOAD, json.dumps(asdict(load), separators=(",", ":")).encode())
@@ -144,7 +153,7 @@ def decode_taken(payload: bytes, block_size: int) -> TakenRequest:
     num_blocks = num_hash_bytes // HASH_BYTES
     if num_tokens < max(1, num_blocks * block_size):
         raise ValueError(f"expected a prompt of at least {max(1, num_blocks * block_size)} tokens, got {num_tokens}")
-    return TakenRequest(number, num_tokens, _hashes(payload[_TAKEN.size :]))
+    return TakenRequest(number, num_tokens, decode_hashes(payload[_TAKEN.size :]))
 
 
 def encode_number(kind: Kind, number: int) -> bytes:
@@ -196,16 +205,6 @@ class RecordReader:
         self._rest = data[offset:]
 
 
-def as_event(kind: Kind, payload: bytes, block_size: int) -> CacheEvent:
-    """A STORED, REMOVED or CLEARED record as the event that a router takes."""
-    if kind is Kind.CLEARED:
-        return AllCleared()
-    hashes = tuple(_hashes(payload))
-    if kind is Kind.STORED:
-        return BlocksStored(hashes, None, (), block_size, 0, "")
-    return BlocksRemoved(hashes, 0, "")
-
-
 def tell_router(router: Router, replica: str, kind: Kind, payload: bytes) -> None:
     """Have a router note what a replica has reported.
 
@@ -221,6 +220,12 @@ def tell_router(router: Router, replica: str, kind: Kind, payload: bytes) -> Non
     match kind:
         case Kind.HELD:
             router.reset(replica)
+        case Kind.STORED:
+            router.stored(replica, decode_hashes(payload))
+        case Kind.REMOVED:
+            router.removed(replica, decode_hashes(payload))
+        case Kind.CLEARED:
+            router.cleared(replica)
         case Kind.TAKEN:
             taken = decode_taken(payload, router.block_size)
             router.expect(replica, taken.number, taken.block_hashes, taken.num_tokens)
@@ -228,10 +233,3 @@ def tell_router(router: Router, replica: str, kind: Kind, payload: bytes) -> Non
             router.expected_prefilled(replica, decode_number(payload))
         case Kind.ENDED:
             router.expected_finished(replica, decode_number(payload))
-        case _:
-            router.update(replica, as_event(kind, payload, router.block_size))
-
-
-def _hashes(payload: bytes) -> list[int]:
-    hashes: list[int] = np.frombuffer(payload, dtype=_HASH).tolist()
-    return hashes

@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, CacheEvent
 from radixkv.cache.arguments import check_count, check_namespace, is_number
@@ -132,15 +132,31 @@ class Router:
             self._held.clear(replica.number)
 
     def update(self, name: str, event: CacheEvent) -> None:
-        """Note a change of a replica's cache; changes of unknown replicas are ignored."""
+        """Note a change of a replica's cache: see `stored`, `removed` and `cleared`."""
+        match event:
+            case BlocksStored():
+                self.stored(name, event.block_hashes)
+            case BlocksRemoved():
+                self.removed(name, event.block_hashes)
+            case AllCleared():
+                self.cleared(name)
+
+    def stored(self, name: str, block_hashes: Iterable[int]) -> None:
+        """A replica holds these blocks; an unknown replica is ignored."""
         replica = self._replicas.get(name)
-        if replica is None:
-            return
-        if isinstance(event, BlocksStored):
-            self._held.add(event.block_hashes, replica.number)
-        elif isinstance(event, BlocksRemoved):
-            self._held.discard(event.block_hashes, replica.number)
-        elif isinstance(event, AllCleared):
+        if replica is not None:
+            self._held.add(block_hashes, replica.number)
+
+    def removed(self, name: str, block_hashes: Iterable[int]) -> None:
+        """A replica no longer holds these blocks; an unknown replica is ignored."""
+        replica = self._replicas.get(name)
+        if replica is not None:
+            self._held.discard(block_hashes, replica.number)
+
+    def cleared(self, name: str) -> None:
+        """A replica holds nothing any more; an unknown replica is ignored."""
+        replica = self._replicas.get(name)
+        if replica is not None:
             self._held.clear(replica.number)
             replica.clear()
 
@@ -219,7 +235,7 @@ class Router:
         if replica is not None:
             for request in list(replica.others):
                 self.expected_finished(name, request)
-            self.update(name, AllCleared())
+            self.cleared(name)
 
     def holder(self, block_hashes: Sequence[int]) -> str | None:
         """The replica that holds, or will hold, most of a prefix; None: no replica holds any of it.

@@ -12,7 +12,6 @@ from support.model_zoo import build_supported
 from support.pretended_replicas import SECRET, Handler, client_of, streams_over
 
 from radixkv import LLM, AsyncLLM, SamplingParams
-from radixkv.cache import BlocksStored
 from radixkv.cluster import ReplicaSet, replica_app, replica_pins
 from radixkv.cluster.replica_pins import keep_prefix
 from radixkv.cluster.wire import encode_pin
@@ -39,8 +38,7 @@ def holding(answer: Handler) -> ReplicaSet:
     replicas = ReplicaSet(SECRET)
     replicas._clients["one"] = client_of(answer)
     replicas._streams = streams_over(replicas._clients)
-    stored = BlocksStored(tuple(prompt_hashes(PREFIX, "", 16)), None, (), 16, 0, "CPU")
-    replicas.streams.router.update("one", stored)
+    replicas.streams.router.stored("one", prompt_hashes(PREFIX, "", 16))
     return replicas
 
 

@@ -21,7 +21,7 @@ from radixkv.cluster import ReplicaSet
 from radixkv.cluster.records import (
     Kind,
     TakenRequest,
-    as_event,
+    decode_hashes,
     decode_number,
     decode_taken,
     encode_hashes,
@@ -177,8 +177,8 @@ def test_requests_are_announced_to_the_other_ingresses(
                 assert (taken.num_tokens, list(taken.block_hashes)) == (len(LONG), prompt_hashes(LONG, "", 16))
                 assert decode_number(of_one[prefilled][1]) == decode_number(of_one[-1][1]) == taken.number
                 # What is not expected any longer has been reported by then.
-                events = [as_event(kind, payload, 16) for kind, payload in of_one[begun + 1 : prefilled]]
-                assert {block for event in events for block in event.block_hashes} >= set(taken.block_hashes)
+                stored = b"".join(payload for kind, payload in of_one[begun:prefilled] if kind is Kind.STORED)
+                assert set(decode_hashes(stored)) >= set(taken.block_hashes)
 
     asyncio.run(main())
 

@@ -25,7 +25,6 @@ from radixkv import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from radixkv.cache import BlocksStored
 from radixkv.cluster import ReplicaStreams, replica_app
 from radixkv.cluster.received import Received
 from radixkv.cluster.wire import (
@@ -400,7 +399,7 @@ def test_a_prompt_whose_log_probabilities_have_come_goes_on_where_it_is_cached()
         cluster = Cluster()
         together = await cluster.up(*"ab")
         held = prompt_hashes([1] * 64, "", 16)
-        together.streams.router.update("b", BlocksStored(tuple(held), None, (), 16, 0, ""))
+        together.streams.router.stored("b", held)
         begun = Prompt([1] * 65, resume=[CompletionOutput(0, "x", [2], 0.0)])
         stream = together.streams.generate(begun, replace(GREEDY, prompt_logprobs=0), "one")
         task = asyncio.ensure_future(anext(stream))

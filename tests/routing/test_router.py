@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, EventLog, PrefixCache
+from radixkv.cache import EventLog, PrefixCache
 from radixkv.routing import Placement, Router, prompt_hashes
 
 BLOCK = 16
@@ -34,10 +34,6 @@ def router(clock: Clock) -> Router:
     return router
 
 
-def stored(*hashes: int) -> BlocksStored:
-    return BlocksStored(hashes, None, (), BLOCK, 0, "CPU")
-
-
 def send(router: Router, *hashes: int) -> Placement:
     placement = router.choose(hashes, len(hashes) * BLOCK + 1)
     assert placement is not None
@@ -45,19 +41,19 @@ def send(router: Router, *hashes: int) -> Placement:
 
 
 def test_a_prompt_goes_to_who_holds_most_of_it(router: Router) -> None:
-    router.update("a", stored(1, 2))
-    router.update("b", stored(1, 2, 3))
+    router.stored("a", [1, 2])
+    router.stored("b", [1, 2, 3])
     placement = send(router, 1, 2, 3, 4)
     assert (placement.replica, placement.num_tokens) == ("b", BLOCK + 1)
-    router.update("b", BlocksRemoved((2, 3), 0, "CPU"))
+    router.removed("b", [2, 3])
     router.finish(placement)
     assert send(router, 1, 2, 3).replica == "a"
 
 
 def test_the_holder_of_a_prefix_has_most_of_it(router: Router) -> None:
     assert router.holder([1, 2, 3]) is None
-    router.update("a", stored(1))
-    router.update("b", stored(1, 2))
+    router.stored("a", [1])
+    router.stored("b", [1, 2])
     assert router.holder([1, 2, 3]) == "b"
     placement = router.choose([1, 2, 3], 49, excluded={"a", "b"})
     assert placement is not None
@@ -68,7 +64,7 @@ def test_the_holder_of_a_prefix_has_most_of_it(router: Router) -> None:
 def test_a_replica_that_holds_a_prefix_goes_before_one_that_will(router: Router) -> None:
     """Half of the prefixes were pinned where a request for them waited, or had been refused, and nothing was held."""
     prefixes = [[first, first + 1] for first in range(0, 40, 2)]
-    router.update("a", stored(*range(40)))
+    router.stored("a", range(40))
     for prefix in prefixes:
         assert router.choose([*prefix, 99], 3 * BLOCK, excluded={"a", "c"}) is not None
     assert {router.holder(prefix) for prefix in prefixes} == {"a"}
@@ -78,7 +74,7 @@ def test_prefixes_that_all_replicas_hold_have_holders_among_all_of_them(router: 
     """The first replica got all pins, beyond the bound of each tenant there."""
     prefixes = [[first, first + 1] for first in range(0, 200, 2)]
     for name in "abc":
-        router.update(name, stored(*range(200)))
+        router.stored(name, range(200))
     holders = [router.holder(prefix) for prefix in prefixes]
     assert all(holders.count(name) > 20 for name in "abc")
     router.remove("c")  # of the others, none changes
@@ -122,7 +118,7 @@ def test_what_was_sent_long_ago_is_forgotten_between_choices_and_not_all_at_once
 
 
 def test_a_hot_prefix_gets_a_second_replica_once_waiting_costs_more_than_computing_it_again(router: Router) -> None:
-    router.update("a", stored(*range(1, 11)))
+    router.stored("a", range(1, 11))
     replicas = [send(router, *range(1, 11), 100 * number).replica for number in range(40)]
     # Each adds a block to the queue at `a`; computing ten blocks elsewhere counts about twice.
     assert replicas[:10] == ["a"] * 10
@@ -135,7 +131,7 @@ def test_of_many_replicas_a_prefix_moves_later_to_an_idle_one() -> None:
         router = Router(block_size=4)
         for number in range(num_replicas):
             router.add(str(number))
-        router.update("0", stored(*range(1, 11)))
+        router.stored("0", range(1, 11))
         for tokens in itertools.count(1):
             router.expect("0", "another's", [], tokens)
             placement = router.choose(list(range(1, 11)), 40)
@@ -152,7 +148,7 @@ def test_of_many_replicas_a_prefix_moves_later_to_an_idle_one() -> None:
 
 def test_what_another_holds_is_computed_anew_only_where_few_wait_for_that(router: Router) -> None:
     """The same tokens are waited for, in many requests or in few."""
-    router.update("a", stored(*range(1, 11)))
+    router.stored("a", range(1, 11))
     for num_requests, expected in ((20, "a"), (2, "b")):
         for name, queued in (("a", 2000), ("b", 1000), ("c", 4000)):
             for number in range(num_requests * queued // 2000):
@@ -162,7 +158,7 @@ def test_what_another_holds_is_computed_anew_only_where_few_wait_for_that(router
         router.finish(placement)
         for name in router.replicas:
             router.reset(name)
-        router.update("a", stored(*range(1, 11)))
+        router.stored("a", range(1, 11))
 
 
 def test_unknown_prompts_are_spread_also_when_nobody_has_anything_to_do(router: Router) -> None:
@@ -195,7 +191,7 @@ def test_what_other_routers_decode_counts_beside_ones_own(router: Router) -> Non
 def test_decoding_sequences_count_until_they_end(router: Router) -> None:
     first = send(router, 1, 2, 3)
     router.prefilled(first)
-    router.update(first.replica, AllCleared())
+    router.cleared(first.replica)
     elsewhere = send(router, 7)
     assert elsewhere.replica != first.replica
     router.finish(first)
@@ -213,11 +209,11 @@ def test_progress_of_the_first_prompt_is_taken_into_account(router: Router, cloc
 
 
 def test_what_is_not_cached_is_not_expected(router: Router) -> None:
-    router.update("b", stored(1, 2))
+    router.stored("b", [1, 2])
     first = router.choose([1, 2, 3, 4], 4 * BLOCK + 1, writes=False)
     assert first is not None
     assert (first.replica, first.num_tokens) == ("b", 2 * BLOCK + 1)  # what is held is reused
-    router.update("b", AllCleared())
+    router.cleared("b")
     router.finish(first)
     assert router.holder([1, 2, 3, 4]) is None
 
@@ -236,7 +232,7 @@ def test_a_replica_that_does_not_cache_is_expected_to_hold_nothing(clock: Clock)
 def test_a_slow_replica_gets_less(router: Router) -> None:
     for name, seconds in (("a", 4e-3), ("b", 1e-4), ("c", None)):
         router.report(name, seconds)
-    router.update("a", stored(1))
+    router.stored("a", [1])
     assert send(router, 1, 2).replica == "b"
     router.expect("b", 1, [], 1000)
     # Of one that has computed nothing yet, the others' average is expected.
@@ -261,7 +257,7 @@ def test_others_prompts_make_no_replica_slow(router: Router, clock: Clock) -> No
         router.finish(placement)
     for name in "abc":
         router.report(name, 1e-3)
-    router.update("a", stored(1))
+    router.stored("a", [1])
     # As fast as the others, and with the least to do.
     assert send(router, 1, 2).replica == "a"
 
@@ -273,14 +269,14 @@ def test_a_speed_that_is_none_is_refused(router: Router) -> None:
 
 
 def test_a_removed_replica_is_chosen_and_known_no_more(router: Router) -> None:
-    router.update("a", stored(1, 2, 3))
+    router.stored("a", [1, 2, 3])
     placement = send(router, 1, 2, 3)
     assert placement.replica == "a"
     router.remove("a")
     router.remove("a")
     router.prefilled(placement)
     router.finish(placement)
-    router.update("a", stored(1, 2, 3))
+    router.stored("a", [1, 2, 3])
     assert send(router, 1, 2, 3).num_tokens == 3 * BLOCK + 1
     router.add("a")
     assert router.choose([1, 2, 3], 49, excluded=["b", "c"]).num_tokens == 49

@@ -11,7 +11,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored
 from radixkv.routing import Placement, Router
 
 BLOCK = 16
@@ -51,10 +50,6 @@ class Routers(RuleBasedStateMachine):
         self.numbers = itertools.count()
         self.read_anew = False  # then it is not known any more in which order requests of different routers came
 
-    def tell(self, name: str, event: BlocksStored | BlocksRemoved | AllCleared) -> None:
-        for each in self.routers:
-            each.update(name, event)
-
     def report(self, name: str) -> None:
         for each in self.routers:
             each.report(name, 0.001)
@@ -93,7 +88,8 @@ class Routers(RuleBasedStateMachine):
         sent = self.waiting[which % len(self.waiting)]
         name, hashes = sent.placement.replica, sent.placement.block_hashes
         self.held[name].update(hashes)
-        self.tell(name, BlocksStored(tuple(hashes), None, (), BLOCK, 0, ""))
+        for each in self.routers:
+            each.stored(name, hashes)
         self.end_waiting(sent, computed=True)
         self.decoding.append(sent)
         self.report(name)
@@ -117,21 +113,23 @@ class Routers(RuleBasedStateMachine):
         needed = {block for sent in self.waiting for block in sent.placement.block_hashes}
         gone = self.held[name] - needed
         self.held[name] -= gone
-        self.tell(name, BlocksRemoved(tuple(gone), 0, ""))
+        for each in self.routers:
+            each.removed(name, gone)
 
     @rule(name=st.sampled_from(NAMES), again=st.booleans())
     def clear(self, name: str, again: bool) -> None:
         """The cache is cleared, or its reader begins anew: then it is told all that there is."""
         if not again:
             self.held[name].clear()
-            self.tell(name, AllCleared())
+            for each in self.routers:
+                each.cleared(name)
             return
         self.read_anew = True
         for sent in [sent for sent in self.waiting if sent.placement.replica == name][:1]:
             self.end_waiting(sent, computed=False, told=False)
         for number, each in enumerate(self.routers):
             each.reset(name)
-            each.update(name, BlocksStored(tuple(self.held[name]), None, (), BLOCK, 0, ""))
+            each.stored(name, self.held[name])
             for sent in self.waiting:
                 if sent.placement.replica == name and sent.by != number:
                     each.expect(name, sent.number, sent.placement.block_hashes, sent.num_prompt_tokens)

@@ -15,7 +15,6 @@ from rich.table import Table
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.timing import frozen_garbage
-from radixkv.cache import BlocksStored
 from radixkv.routing import Router, prompt_hashes
 
 NUM_REPLICAS, NUM_BLOCKS, BLOCK_SIZE = 16, 1_000_000, 16
@@ -44,7 +43,7 @@ def fill(router: Router, num_blocks: int, rng: random.Random) -> list[list[int]]
         num_blocks -= len(own)
         prompts.append(rng.choice(systems) + own)
         for name in rng.sample(router.replicas, rng.choice((1, 1, 1, 2))):
-            router.update(name, BlocksStored(tuple(prompts[-1]), None, (), BLOCK_SIZE, 0, "CPU"))
+            router.stored(name, prompts[-1])
     return prompts
 
 
