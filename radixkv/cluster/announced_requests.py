@@ -36,7 +36,7 @@ class AnnouncedRequests:
         Raises:
             InvalidArgumentError: its tokens or its namespace are invalid, and there is such a reader.
         """
-        request = PendingRequest(self, next(self._numbers), prompt, params, sender)
+        request = PendingRequest(self._requests, next(self._numbers), prompt, params, sender)
         for feed, reader in self._readers.items():
             if reader != sender:
                 feed.append(request.records(feed.block_size))
@@ -72,15 +72,8 @@ class AnnouncedRequests:
     def leave(self, feed: BlockFeed) -> None:
         """Announce nothing more to a reader; one that has not joined is ignored."""
         self._readers.pop(feed, None)
-
-    def tell(self, request: PendingRequest, kind: Kind) -> None:
-        """Announce that a request is PREFILLED, or has ENDED, to all that have heard of it; after its end, do nothing."""
-        if request.number not in self._requests:
-            return
-        if kind is Kind.ENDED:
-            del self._requests[request.number]
-        for feed in request.told & self._readers.keys():
-            feed.append(encode_number(kind, request.number))
+        for request in self._requests.values():
+            request.told.discard(feed)
 
 
 class PendingRequest:
@@ -89,12 +82,12 @@ class PendingRequest:
     Attributes:
         number: its name in records.
         sender: the number of the ingress that has sent it.
-        told: the readers that have heard of it.
+        told: the readers that have heard of it, and wait for its end.
     """
 
     def __init__(
         self,
-        requests: AnnouncedRequests,
+        requests: dict[int, PendingRequest],
         number: int,
         prompt: Prompt,
         params: SamplingParams | BeamSearchParams,
@@ -113,11 +106,13 @@ class PendingRequest:
         """Its prompt is computed; later calls do nothing."""
         if not self._prefilled:
             self._prefilled = True
-            self._requests.tell(self, Kind.PREFILLED)
+            self._tell(Kind.PREFILLED)
 
     def end(self) -> None:
         """It has ended; later calls do nothing."""
-        self._requests.tell(self, Kind.ENDED)
+        self._requests.pop(self.number, None)
+        self._tell(Kind.ENDED)
+        self.told.clear()
 
     def records(self, block_size: int) -> bytes:
         """The records of its arrival, made when it is first asked for, and of its prompt's computation, where that is done.
@@ -134,3 +129,7 @@ class PendingRequest:
                 hashes = []  # all of it may be computed, and none of it be held
             self._taken = encode_taken(TakenRequest(self.number, len(prompt.token_ids), hashes))
         return self._taken + (encode_number(Kind.PREFILLED, self.number) if self._prefilled else b"")
+
+    def _tell(self, kind: Kind) -> None:
+        for feed in self.told:
+            feed.append(encode_number(kind, self.number))
