@@ -241,7 +241,7 @@ class ReplicaSet:
     # -- following one replica -----------------------------------------------------------------------------------
 
     async def _follow(self, member: Member, client: httpx.AsyncClient | None) -> None:
-        complaint, loop = "", asyncio.get_running_loop()
+        said, loop = "", asyncio.get_running_loop()
         while True:
             began = loop.time()
             try:
@@ -252,23 +252,23 @@ class ReplicaSet:
                     if member.client is not None:
                         await self._mark_down(member)
                     raise
-                complaint = ""
+                said = ""
                 draining = member.load is not None and member.load.draining
                 if not draining and loop.time() - began > _SECONDS_OF_SILENCE:
                     continue  # the replica was read too slowly, or is gone: the next attempt finds out
             except Exception as error:
                 if member.leaving:
                     return
-                expected = isinstance(error, (MismatchError, ConnectionError))
-                if not expected and repr(error) != complaint:
+                expected = isinstance(error, MismatchError | ConnectionError)
+                complaint = str(error) if expected else f"{member}: {error!r}"
+                if not expected and complaint != said:
                     _log.error("replica %r cannot be followed", member.name, exc_info=error)
-                    complaint = repr(error)
                 if not member.joined.done():
-                    member.joined.set_exception(error if expected else ConnectionError(f"{member}: {error!r}"))
+                    member.joined.set_exception(error if expected else ConnectionError(complaint))
                     return
-                if expected and str(error) != complaint:
-                    complaint = str(error)
-                    _log.warning("%s", error)
+                if expected and complaint != said:
+                    _log.warning("%s", complaint)
+                said = complaint
             finally:
                 client = None
             await asyncio.sleep(_SECONDS_BETWEEN_ATTEMPTS)
