@@ -169,7 +169,7 @@ class ClusterLLM:
             request.task.cancel()
 
     async def times(self, streams: Sequence[RequestStream]) -> list[RequestMetrics]:
-        """As `AsyncLLM.times`, as far as replicas have told."""
+        """As `AsyncLLM.times`: what replicas have reported so far."""
         return [stream.times for stream in streams if stream.times is not None and not stream.ended]
 
     async def run_tokenizer(

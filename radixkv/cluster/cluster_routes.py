@@ -48,7 +48,7 @@ class ReplicaList(BaseModel):
 
 
 class ClusterState(LiveState):
-    """Everything on the page: sums, and what each replica told of itself last."""
+    """Everything on the page: sums, and the latest report of each replica."""
 
     replicas: list[ReplicaState]
 
@@ -60,13 +60,13 @@ def cluster_routes(service: Service, llm: ClusterLLM) -> APIRouter:
 
     @router.get("/live", tags=["observation"])
     async def live(tenant: CurrentTenant) -> ClusterState:
-        """The sums over all replicas, and each of them; what each has cached, it alone knows."""
+        """The sums over all replicas, and the latest report of each; what is cached, only the replicas know."""
         totals = live_state(service.model_name, llm.draining, llm.stats, llm.block_size, requests=[], trees=[])
         return ClusterState(**dict(totals), replicas=_states(llm))
 
     @admin.get("/replicas")
     async def replicas() -> ReplicaList:
-        """Each replica, as it told of itself last."""
+        """The latest report of each replica."""
         return ReplicaList(replicas=_states(llm))
 
     @admin.get("/snapshot", response_class=Response)

@@ -104,7 +104,7 @@ def check_secret(secret: str) -> None:
         raise TypeError(f"secret: expected a string, got a value of type {type(secret).__name__}")
     if len(secret) < 16 or not (secret.isascii() and secret.isprintable()):
         raise ValueError("secret: expected at least 16 printable ASCII characters")
-    if secret.endswith(" "):  # which HTTP takes for no part of a header's value
+    if secret.endswith(" "):  # HTTP drops it from a header's value
         raise ValueError("secret: expected no space at its end")
 
 

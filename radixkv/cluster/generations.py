@@ -42,7 +42,7 @@ class Generations:
         self._first: ReplicaDescription | None = None
         # The replicas that are up; while none is, the one that was up last.
         self._last: dict[str, ReplicaDescription] = {}
-        # When the first replica of each generation was started, as far as it was seen here.
+        # When the first replica of each generation was started, of those that were up here.
         self._begun: dict[str, float] = {}
 
     def check(self, replica: object, description: ReplicaDescription) -> None:

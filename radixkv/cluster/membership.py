@@ -135,7 +135,7 @@ def read_replicas(path: Path) -> dict[str, str]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: a line is malformed, a url is impossible, a name is there twice, or the file is not UTF-8.
+        ValueError: a line is malformed, a url is impossible, a name is given twice, or the file is not UTF-8.
     """
     found: dict[str, str] = {}
     for number, line in enumerate(read_utf8(path).splitlines(), start=1):
@@ -143,7 +143,7 @@ def read_replicas(path: Path) -> dict[str, str]:
         if text:
             name, url = parse_replica(text, f"{path}: line {number}")
             if name in found:
-                raise ValueError(f"{path}: line {number}: {name!r} is there twice")
+                raise ValueError(f"{path}: line {number}: {name!r} is given twice")
             found[name] = url
     return found
 

@@ -70,11 +70,11 @@ def _piece(read: Callable[[Mapping[str, Any]], _Piece], line: Mapping[str, Any],
     try:
         return read(line)
     except (ValueError, TypeError, KeyError) as error:
-        raise LostError(f"{replica}: it sent no piece of an answer: {error!r}") from error
+        raise LostError(f"{replica}: it did not send a piece of an answer: {error!r}") from error
 
 
 def _has_tokens(piece: RequestOutput | BeamSearchOutput) -> bool:
-    """Whether tokens have come with which another replica can go on; of a search, there are none before its end."""
+    """Whether it brings tokens with which another replica can go on; those of a search come at its end."""
     if isinstance(piece, BeamSearchOutput):
         return bool(piece.sequences)
     return any(output.token_ids for output in piece.outputs)

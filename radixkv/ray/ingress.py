@@ -87,7 +87,7 @@ class _IngressDeployment:
                 keys; or it was drained, and has answered everything.
         """
         if any(task.done() for task in self._tasks):
-            raise RuntimeError("the ingress follows the registry, or the file of keys, no more")
+            raise RuntimeError("the ingress no longer follows the registry, or the file of keys")
         if self._membership.is_outdated:
             raise RuntimeError("the replicas run something else now than when this ingress began")
         if self._llm.draining and not self._llm.num_unfinished:

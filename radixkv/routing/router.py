@@ -53,7 +53,7 @@ def prompt_hashes(token_ids: TokenIds, namespace: str, block_size: int) -> list[
     """Hashes of the whole blocks of a prompt, as they are in the events of a cache with this block size.
 
     Raises:
-        InvalidArgumentError: there are no tokens, or they are no token ids, or ``namespace`` is not a string.
+        InvalidArgumentError: there are no tokens, one is not a token id, or ``namespace`` is not a string.
     """
     check_namespace(namespace)
     encoded, block_bytes = encode_prompt(token_ids), block_size * TOKEN_BYTES

@@ -153,7 +153,7 @@ def test_a_response_that_is_left_early_ends_its_connection(tmp_path: Path) -> No
     ],
     ids=["nothing", "half", "no response", "no chunk", "no header"],
 )
-def test_what_is_no_whole_response_is_an_error(tmp_path: Path, sent: bytes) -> None:
+def test_a_broken_response_is_an_error(tmp_path: Path, sent: bytes) -> None:
     async def answer(writer: asyncio.StreamWriter, number: int) -> None:
         writer.write(sent)
         await writer.drain()

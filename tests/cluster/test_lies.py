@@ -67,7 +67,7 @@ LIES = {
     "no outputs": b'{"finished": false}\n',
     "a sample that nobody asked for": line([0, "a", [9], 0.0, None, None, None], [1, "a", [9], 0.0, None, None, None]),
     "a sample before the first": line([-1, "a", [9], 0.0, None, None, None]),
-    "a sample that is no whole number": line([0.0, "a", [9], 0.0, None, None, None]),
+    "a sample with a fraction": line([0.0, "a", [9], 0.0, None, None, None]),
     "tokens as text": line([0, "a", ["9"], 0.0, None, None, None]),
     "a token below 0": line([0, "a", [-9], 0.0, None, None, None]),
     "no text": line([0, 1, [9], 0.0, None, None, None]),
@@ -76,26 +76,26 @@ LIES = {
     "a sample that goes on after its end": line([*TOKEN[:5], "stop", None], TOKEN),
     "half of a surrogate pair": token_with(1, "\ud800"),
     "a token beyond the vocabulary": line([0, "a", [10**6], -1.0, [[[10**6, -1.0, 1, "a"]]], None, None]),
-    "a sum that is no number": token_with(3, "low"),
+    "a sum as text": token_with(3, "low"),
     "no sum": token_with(3, None),
     "no log-probabilities": token_with(4, None),
     "too few of them": token_with(4, []),
     "those of another token": token_with(4, [[[8, -1.0, 1, "a"]]]),
     "those of a token beyond the vocabulary": token_with(4, [[[9, -1.0, 1, "a"], [10**6, -1.0, 2, "b"]]]),
-    "a log-probability that is no number": token_with(4, [[[9, "-1.0", 1, "a"]]]),
-    "a rank that is no whole number": token_with(4, [[[9, -1.0, "first", "a"]]]),
-    "a token's text that is none": token_with(4, [[[9, -1.0, 1, 7]]]),
+    "a log-probability as text": token_with(4, [[[9, "-1.0", 1, "a"]]]),
+    "a rank as text": token_with(4, [[[9, -1.0, "first", "a"]]]),
+    "a number as a token's text": token_with(4, [[[9, -1.0, 1, 7]]]),
     "an unknown end": token_with(5, "tired"),
-    "an end that is no text": token_with(5, ["stop"]),
+    "an end as a list": token_with(5, ["stop"]),
     "a reason that is an object": token_with(6, {}),
     "cached tokens as text": line(TOKEN, num_cached_tokens="none"),
     "more cached tokens than there are": line(TOKEN, num_cached_tokens=len(PROMPT) + 1),
     "the prompt's log-probabilities of other tokens": line(TOKEN, prompt_logprobs=[None, *[[[9, -1.0, 1, "a"]]] * 39]),
     "more tokens than were asked for": line([0, "a", [9] * 7, -1.0, [[[9, -1.0, 1, "a"]]] * 7, None, None]),
-    "loaded tokens of no whole number": line(TOKEN, loaded_tokens={"disk": 1.5}),
-    "a time that is none": line(TOKEN, loaded_tokens={"disk": 16}, load_seconds=-1),
+    "loaded tokens with a fraction": line(TOKEN, loaded_tokens={"disk": 1.5}),
+    "a time below 0": line(TOKEN, loaded_tokens={"disk": 16}, load_seconds=-1),
     "drafts of a source without numbers": line(TOKEN, drafts={"tree": [1]}),
-    "fewer drafts than none": line(TOKEN, drafts={"tree": [1, -1]}),
+    "drafts below 0": line(TOKEN, drafts={"tree": [1, -1]}),
     "those of a part of the prompt": line(TOKEN, prompt_logprobs=[None, [[6, -1.0, 1, "a"]]]),
 }
 BEAMS = {
@@ -107,7 +107,7 @@ BEAMS = {
     "no tokens": beam_with(0, "abc"),
     "no log-probabilities": beam_with(1, None),
     "those of another token": beam_with(1, [[[8, -1.0, 1, "a"]]]),
-    "a score that is no number": beam_with(2, "low"),
+    "a score as text": beam_with(2, "low"),
     "no end": beam_with(3, None),
     "an unknown end": beam_with(3, "tired"),
     "a reason that is an object": beam_with(4, {}),
@@ -122,13 +122,13 @@ REFUSALS = {
 }
 BAD_REQUESTS = {
     "many kinds": b'{"error": "odd", "kind": ["odd"]}',
-    "a reason that is no text": b'{"error": 7, "kind": "ValueError"}',
+    "a reason as a number": b'{"error": 7, "kind": "ValueError"}',
 }
 STATUSES = {**dict.fromkeys(REFUSALS, 503), **dict.fromkeys(BAD_REQUESTS, 400)}
 
 
 class Lying(httpx.AsyncBaseTransport):
-    """Answers that many requests with a body that is no answer; then tells the truth."""
+    """Answers that many requests with this body; then tells the truth."""
 
     def __init__(self, app: Any, body: bytes, times: int, status: int) -> None:
         self._inner = httpx.ASGITransport(app)
@@ -173,7 +173,7 @@ def test_a_lie_is_not_passed_on_and_another_replica_answers() -> None:
     asyncio.run(main())
 
 
-def test_a_search_that_is_none_is_begun_anew() -> None:
+def test_a_malformed_search_is_begun_anew() -> None:
     llm = LLM(build_supported("llama"), num_blocks=40)
     (expected,) = llm.beam_search([{"prompt_token_ids": PROMPT}], BEAM_PARAMS)
 
@@ -244,7 +244,7 @@ def test_a_description_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch
     asyncio.run(main())
 
 
-def test_who_is_no_replica_leaves_the_set_as_it_was() -> None:
+def test_a_server_that_is_not_a_replica_leaves_the_set_as_it_was() -> None:
     """Otherwise no other replica would be of the same kind as this first one."""
     load = encode_load(LOAD)
     held = b"".join(encode_held(np.zeros(0, np.uint64)))

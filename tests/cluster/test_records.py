@@ -38,7 +38,7 @@ def test_what_is_sent_of_a_request_is_what_is_read(number: int, hashes: list[int
 
 
 @given(st.binary(max_size=60))
-def test_what_is_no_request_is_refused_in_one_way(payload: bytes) -> None:
+def test_other_bytes_than_a_request_s_are_refused_in_one_way(payload: bytes) -> None:
     for decode in (lambda: decode_taken(payload, BLOCK), lambda: decode_number(payload)):
         try:
             decode()

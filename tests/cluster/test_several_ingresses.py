@@ -266,7 +266,7 @@ def test_a_report_that_crosses_the_end_of_a_request_does_not_send_the_next_one_e
     asyncio.run(main())
 
 
-def test_shares_that_are_none_are_refused(default_tokenizer: Any, tmp_path: Path) -> None:
+def test_malformed_shares_are_refused(default_tokenizer: Any, tmp_path: Path) -> None:
     """A list used to end as an error of the server."""
 
     async def main() -> None:

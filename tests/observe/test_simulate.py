@@ -121,7 +121,7 @@ def test_mooncakes_format_is_read(tmp_path: Path) -> None:
         '{"format": "radixkv-trace", "version": 1, "block_size": 0}',
     ],
 )
-def test_what_is_no_trace_is_refused_by_line(tmp_path: Path, text: str) -> None:
+def test_a_malformed_trace_is_refused_by_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(text, errors="surrogateescape")
     with pytest.raises(ValueError, match=r"trace\.jsonl(, line 1|: there is no request)") as refusal:
@@ -185,7 +185,7 @@ def test_the_priority_of_urgent_requests_keeps_their_blocks(
     assert report.rates["priority"] == [pytest.approx(expected * 20 / 21)]
 
 
-def test_a_priority_that_is_no_whole_number_is_refused(tmp_path: Path) -> None:
+def test_a_priority_other_than_a_whole_number_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(json.dumps({"timestamp": 0, "hash_ids": [1], "priority": "high"}))
     with pytest.raises(ValueError, match=r"line 1.*priority: expected a whole number, got 'high'"):
@@ -344,7 +344,7 @@ def test_tokens_without_bytes_are_refused(size: str) -> None:
 
 @pytest.mark.parametrize("name", ["input_length", "output_length"])
 @pytest.mark.parametrize("value", ["1e400", "NaN", "-3", "true"])
-def test_lengths_that_are_no_numbers_of_tokens_are_refused(name: str, value: str, tmp_path: Path) -> None:
+def test_impossible_lengths_are_refused(name: str, value: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(f'{{"timestamp": 0, "hash_ids": [1], "{name}": {value}}}')
     with pytest.raises(ValueError, match=f"line 1: .*{name}: expected a number of tokens, got "):

@@ -89,12 +89,12 @@ def test_the_command_says_what_tiers_would_save(tmp_path: Path) -> None:
     "text",
     ["host", "host=5%", "=5%@1", "host=5%@-1", "host=5%@nan", "host=5%@inf", "host=@1", "host=0@1", "host=50%,20%@1"],
 )
-def test_what_is_no_tier_is_refused(text: str) -> None:
+def test_a_malformed_tier_is_refused(text: str) -> None:
     """Of several sizes, the smallest used to be taken."""
     with pytest.raises(ValueError, match="--tier: expected"):
         run_simulation(Console(quiet=True), "documents", "5%", "lru", None, None, None, [text], 1e-3)
 
 
-def test_a_tier_that_is_there_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match="--tier: 'a' is there twice"):
+def test_a_tier_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="--tier: 'a' is given twice"):
         run_simulation(Console(quiet=True), "documents", "5%", "lru", None, None, None, ["a=5%@1", "a=6%@1"], 1e-3)

@@ -119,7 +119,7 @@ class CacheSnapshot:
         """
         try:
             if not isinstance(given, dict):
-                raise ValueError("it is no JSON object")
+                raise ValueError("it is not a JSON object")
             fields: dict[str, Any] = dict(given)
             if fields.pop("format") != FORMAT or fields.pop("version") != 1:
                 raise ValueError("another format or version")

@@ -66,7 +66,7 @@ def _fetch(url: str, key: str | None) -> bytes:
     except (ValueError, http.client.InvalidURL) as error:
         raise ValueError(f"source: expected a file or a URL, got {url!r} ({error})") from error
     except http.client.HTTPException as error:
-        raise OSError(f"{url}: no HTTP: {type(error).__name__}: {error}{_hint(url)}") from error
+        raise OSError(f"{url}: the answer is not HTTP: {type(error).__name__}: {error}{_hint(url)}") from error
 
 
 def _hint(url: str) -> str:

@@ -66,7 +66,7 @@ def belady(trace: Trace, num_blocks: int) -> float:
 def _next_uses(trace: Trace) -> tuple[list[int], int]:
     """For every block of all requests in order, the position of its next use; and the value that stands for never.
 
-    A block that an answer fills again is cached anew, whether or not it was kept until then: that is no use.
+    An answer that fills a block again caches it anew, whether or not it was kept until then: that does not count as a use.
     """
     blocks = [
         (block, is_asked)

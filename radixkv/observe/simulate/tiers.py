@@ -91,7 +91,7 @@ def parse_tiers(texts: Sequence[str], parse_size: Callable[[str], int]) -> list[
         parse_size: a size in blocks from its text.
 
     Raises:
-        ValueError: a text is no tier, or a name is there twice.
+        ValueError: a text is malformed, or a name is given twice.
     """
     specs: list[TierSpec] = []
     for text in texts:
@@ -104,7 +104,7 @@ def parse_tiers(texts: Sequence[str], parse_size: Callable[[str], int]) -> list[
         if not (name and equals and at and "," not in size and 0 <= block_seconds < float("inf")):
             raise ValueError(f"--tier: expected NAME=SIZE@MILLISECONDS, such as host=50%@0.02, got {text!r}")
         if name in (spec.name for spec in specs):
-            raise ValueError(f"--tier: {name!r} is there twice")
+            raise ValueError(f"--tier: {name!r} is given twice")
         specs.append(TierSpec(name, parse_size(size), block_seconds))
     return specs
 

@@ -226,5 +226,5 @@ ROUTERS = (PREFIX, *BASELINES, ONE_CACHE)
 
 
 def _character(number: int) -> str:
-    # Skips the surrogates, which are no characters.
+    # Without the surrogates, which are not characters.
     return chr(number if number < 0xD800 else number + 0x800)

@@ -78,7 +78,7 @@ def parse_replicas(text: str) -> list[int]:
     """Numbers of replicas from ``4,16``.
 
     Raises:
-        ValueError: an entry is no whole number from 1 to 1,024.
+        ValueError: an entry is not a whole number from 1 to 1,024.
     """
     counts = []
     for part in text.split(","):
