@@ -172,7 +172,7 @@ def run_check(console: Console, results: Path = RESULTS) -> bool:
     worse = [comparison for comparison in comparisons if comparison.is_worse(same_processor)]
     for one in worse:
         console.print(
-            f"[red]slower[/] {one.case.name}: {one.ratio:.2f} times the committed ratio, noise {one.noise:.0%}"
+            f"slower {one.case.name}: {one.ratio:.2f} times the committed ratio, noise {one.noise:.0%}", style="red"
         )
     if not worse:
         console.print("nothing became slower by more than the noise")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from radixkv.cli.options import JsonPath, Model
 from radixkv.cli.output_paths import writable_plot
@@ -214,7 +213,7 @@ def check() -> None:
     """Run the fast benches, and report what became slower than the committed figures by more than the noise."""
     from radixkv.bench.check import run_check
 
-    _exit_unless(run_check(Console()))
+    _exit_unless(run_check(console_for()))
 
 
 @app.command()

@@ -20,5 +20,9 @@ class _UnreadConsole(Console):
 
 
 def console_for(*files: Path | None) -> Console:
-    """A console for what is also written to files; if any is given, these are written even if the reader of a pipe leaves."""
-    return Console() if all(file is None for file in files) else _UnreadConsole()
+    """A console for what is also written to files; if any is given, these are written even if the reader of a pipe leaves.
+
+    It reads no markup: the names, paths and messages that a report quotes may have brackets in them.
+    """
+    kind = Console if all(file is None for file in files) else _UnreadConsole
+    return kind(markup=False, emoji=False)

@@ -151,5 +151,5 @@ def _report(console: Console, result: SoakResult, seconds: float) -> None:
     peaks = " ".join(f"{peak / 2**20:,.0f}" for peak in result.peak_bytes)
     console.print(f"peak memory after each tenth of the run, MiB: {peaks}")
     for failure in result.failures[:5]:
-        console.print(failure, style="red", markup=False)
+        console.print(failure, style="red")
     console.print(f"{len(result.failures)} failures", style="red" if result.failures else "green")

@@ -223,7 +223,7 @@ def run_chaos(
         f"connections broke and were retried, the new one was up after {report.seconds_until_known:.1f} s"
     )
     for line in [*report.different, *(f"{number}: {why}" for number, why in report.failed.items())][:10]:
-        console.print(line, markup=False)
+        console.print(line)
     if not report.kills:
         console.print(
             "no replica was killed before the last stream ended: more streams or fewer seconds between kills are needed"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from radixkv.bench.drafts.equality import Difference
 from radixkv.outputs import DraftCounts
@@ -78,7 +79,7 @@ def table(rows: Sequence[Row]) -> Table:
             row.name,
             f"{statistics.median(row.without):.1f}",
             f"{statistics.median(row.with_drafts):.1f}",
-            f"[{style}]{row.ratio:.2f}[/]",
+            Text(f"{row.ratio:.2f}", style),
             f"{row.cpu_ratio:.2f}",
             "" if row.wanted is None else f"{row.wanted:.2f}",
             *(f"{row.peers[name]:.1f}" if name in row.peers else "" for name in peers),

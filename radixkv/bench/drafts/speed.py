@@ -129,7 +129,7 @@ def run_drafts(
     rows = []
     try:
         for work in works:
-            console.print(f"[dim]{work.name}[/dim]")
+            console.print(work.name, style="dim")
             rows.append(_measure(work, rounds, plain, drafting, comparison, peers if work.peers else ()))
     finally:
         for peer in peers:

@@ -114,7 +114,7 @@ class FirstLight:
             status = self._status(part.name)
             is_over = status == DONE or (status not in (None, CUT_SHORT) and not part.needed)
             if is_over and part.name not in self._to_run_again:
-                self._console.print(f"{part.name}: {status} before", markup=False)
+                self._console.print(f"{part.name}: {status} before")
                 continue
             left = end - self._clock() - _SPARE_SECONDS
             if left < MIN_SECONDS:
@@ -159,7 +159,7 @@ class FirstLight:
 
     def _run(self, part: Part, left: float) -> None:
         if part.missing:
-            self._console.print(part.missing, markup=False)
+            self._console.print(part.missing)
             self.results[part.name] = {"status": SKIPPED, "why": part.missing, "seconds": 0.0}
             self._write()
             return
@@ -215,7 +215,7 @@ class FirstLight:
             elif limit == part.seconds:
                 result["status"] = TIMED_OUT
             self._take(result, part_json)
-            self._console.print(f"{part.name}: {result['status']}, {result['seconds']:.0f} s", markup=False)
+            self._console.print(f"{part.name}: {result['status']}, {result['seconds']:.0f} s")
 
     def _wait(self, process: subprocess.Popen[str], end: float, take: Callable[[], None]) -> int | None:
         """The process's exit status; None: its time is over, and it has not ended."""
@@ -329,7 +329,7 @@ def run_first_light(
         complete = light.run(wanted, minutes, total_minutes, again=only)
     console.rule("what to do next")
     for line in light.report(wanted):
-        console.print(f"- {line}", markup=False, highlight=False)
+        console.print(f"- {line}", highlight=False)
     if json_path is not None:
-        console.print(f"all of it is in {json_path}", markup=False)
+        console.print(f"all of it is in {json_path}")
     return complete and all(light.results[part.name]["status"] in (DONE, SKIPPED) for part in wanted)

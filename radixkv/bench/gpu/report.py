@@ -110,7 +110,7 @@ class GpuReport:
             row = work()
         except UnavailableError as why:
             self.unavailable[name] = str(why)
-            self._console.print(f"{name} is unavailable: {why}", markup=False)
+            self._console.print(f"{name} is unavailable: {why}")
             self.write()
             return None
         except Exception as error:  # whatever it is, it concerns this row alone, and is in `failed`
@@ -125,17 +125,15 @@ class GpuReport:
         self._rows[:] = [row for row in self._rows if row["name"] != name]
         self._rows.append({"name": name, **figures})
         # Plain lines: a spinner would take time from the host while it is measured.
-        self._console.print(
-            f"{name}: " + ", ".join(f"{key} {value:,.4g}" for key, value in figures.items()), markup=False
-        )
+        self._console.print(f"{name}: " + ", ".join(f"{key} {value:,.4g}" for key, value in figures.items()))
         self.write()
 
     def note_failure(self, name: str, error: Exception) -> None:
         """Keep what a row, or the preparation of some, failed with."""
         self.failed[name] = f"{type(error).__name__}: {error}"
         self.tracebacks[name] = without_folders("".join(traceback.format_exception(error)))
-        self._console.print(self.tracebacks[name], markup=False, highlight=False)
-        self._console.print(f"{name} failed: {self.failed[name]}", style="red", markup=False)
+        self._console.print(self.tracebacks[name], highlight=False)
+        self._console.print(f"{name} failed: {self.failed[name]}", style="red")
         self.write()
 
     def end(self, *summary: RenderableType) -> bool:
@@ -143,9 +141,9 @@ class GpuReport:
         for part in summary:
             self._console.print(part)
         for name, error in self.failed.items():
-            self._console.print(f"failed: {name}: {error}", markup=False)
+            self._console.print(f"failed: {name}: {error}")
         for name, why in self.unavailable.items():
-            self._console.print(f"unavailable: {name}: {why}", markup=False)
+            self._console.print(f"unavailable: {name}: {why}")
         return not self.failed
 
     def write(self) -> None:

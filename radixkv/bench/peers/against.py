@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from radixkv.bench.common.figures import write_figures
@@ -185,7 +186,7 @@ def _table(title: str, peer: str, rows: list[Row]) -> Table:
     for row in rows:
         style = "green" if row.ratio < 1 else "red"
         ours, theirs = (f"{1000 * median(seconds):,.1f}" for seconds in (row.ours, row.theirs))
-        table.add_row(row.name, ours, theirs, f"[{style}]{row.ratio:.2f}[/]")
+        table.add_row(row.name, ours, theirs, Text(f"{row.ratio:.2f}", style))
     return table
 
 

@@ -105,5 +105,5 @@ def run_serve(
         write_figures(json_path, document)
     console.print(report_table(report, title))
     for line in report_lines(report):
-        console.print(line, markup=False, highlight=False)
+        console.print(line, highlight=False)
     return report.completed > 0

@@ -158,7 +158,7 @@ def run_soak_server(
         f"check {max(stalls):.2f} at most. Memory {min(result.rss):.0f} to {max(result.rss):.0f} MB"
     )
     for failure in result.failures:
-        console.print(failure, style="red", markup=False)
+        console.print(failure, style="red")
     if json_path is not None:
         figures = {**vars(result), "attacks": dict(result.attacks)}
         document = {**describe_machine("torch", "radixkv"), "minutes": minutes, "seed": seed, **figures}

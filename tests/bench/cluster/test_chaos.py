@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from radixkv.bench.cluster import chaos
+from radixkv.cli.report_console import console_for
 
 
 class Process:
@@ -82,8 +83,9 @@ def test_texts_that_differ_are_printed_as_they_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What they have in brackets was taken for markup, which ended the command before its figures were written."""
+    monkeypatch.setenv("COLUMNS", "200")
     pretend(monkeypatch, iter(["[red] oak", "[/INST] elm"]))
-    assert not chaos.run_chaos(Console(width=200), None, 2, 1, 16, 0.0, 48, 0, None)
+    assert not chaos.run_chaos(console_for(), None, 2, 1, 16, 0.0, 48, 0, None)
     assert "0 greedy: '[red] oak' became '[/INST] elm'" in capsys.readouterr().out
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import subprocess
 import sys
@@ -21,12 +20,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from support.preloaded_process import COMMAND_LINE, run_preloaded
+from typer.testing import CliRunner
 
 from radixkv.bench.serving.client import Answer, HttpClient, Messages
-from radixkv.bench.serving.load_test import Arrivals, collect, collect_answered, run_serve
+from radixkv.bench.serving.load_test import Arrivals, collect, collect_answered
 from radixkv.bench.serving.pacing import run_open_loop
 from radixkv.bench.serving.report import make_report, plot_latencies, report_lines, report_table
 from radixkv.bench.serving.workload import LoadShape, make_conversations
+from radixkv.cli.main import app
 
 
 class FakeServer:
@@ -289,14 +290,17 @@ def test_the_command_writes_its_figures(server: FakeServer, tmp_path: Path) -> N
     assert all("ignore_eos" not in body for body in server.bodies)
 
 
-def test_a_refusal_is_printed_as_the_server_wrote_it(server: FakeServer) -> None:
-    """What it has in brackets was taken for markup: it was left out, or ended the command with an error."""
+def test_a_models_name_and_a_refusal_are_printed_as_they_are(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they have in brackets was taken for markup: it was left out, or ended the command with an error."""
     server.refusal = JSONResponse({"error": {"message": "expected [a, b] before [/INST]"}}, 400)
-    printed = io.StringIO()
-    shape = LoadShape(conversations=3, answer_tokens=1)
-    client = HttpClient(server.url)
-    assert run_serve(Console(file=printed, width=200), client, server.url, shape, Arrivals(), None, None)
-    assert '1 x HTTP 400: {"error":{"message":"expected [a, b] before [/INST]"}}' in printed.getvalue()
+    monkeypatch.setenv("COLUMNS", "200")
+    options = ["--conversations", "3", "--answer-tokens", "1", "--model", "[red] oak [/INST] :smiley:"]
+    result = CliRunner().invoke(app, ["bench", "serve", "--url", server.url, *options], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "[red] oak [/INST] :smiley:, 16 at a time" in result.output
+    assert '1 x HTTP 400: {"error":{"message":"expected [a, b] before [/INST]"}}' in result.output
 
 
 def test_an_unreachable_server_is_a_one_line_error() -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from radixkv.bench.serving import server_process, soak
 from radixkv.bench.serving.attacks import run_attacks
 from radixkv.bench.serving.soak import ServerSoak, run_soak_server
+from radixkv.cli.report_console import console_for
 
 
 @pytest.mark.parametrize(
@@ -42,5 +43,6 @@ def test_a_failed_answer_is_printed_as_it_was(
 
     monkeypatch.setattr(soak, "server_process", lambda *_, **__: nullcontext(SimpleNamespace(address="", pid=1)))
     monkeypatch.setattr(soak, "soak", broken)
-    assert not run_soak_server(Console(width=200), 1.0, 0, 4.0, 1.0, None)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert not run_soak_server(console_for(), 1.0, 0, 4.0, 1.0, None)
     assert "What is a tree? '[red] oak [/INST]'" in capsys.readouterr().out
