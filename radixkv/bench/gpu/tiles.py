@@ -292,21 +292,19 @@ def _splitting(batch: int, splits: int) -> Timed:
 def run_tiles(console: Console, json_path: Path | None, only: str | None = None, resume: bool = False) -> bool:
     """Measure, print the tables, and write the rows.
 
-    A configuration that does not fit the GPU is noted as unavailable; the others are measured all the same.
+    A configuration that does not fit the GPU is noted as unavailable, and a row that fails as failed; the others are measured
+    all the same.
 
     Args:
         only: rows whose name contains this.
         resume: keep the rows that are in the file, and measure the others.
 
     Returns:
-        Whether anything was measured.
+        Whether anything was measured, and no row failed.
 
     Raises:
         ValueError: there is no GPU.
     """
     report = GpuReport.begin(console, json_path, only, resume)
-    # Printed last, all at once, after the lines of the rows.
     tables = _sharing_table(report), _tile_classes_table(report), _splitting_table(report)
-    for table in [*tables, *_tile_tables(report)]:
-        console.print(table)
-    return report.num_rows > 0
+    return report.end(*tables, *_tile_tables(report)) and report.num_rows > 0

@@ -147,6 +147,22 @@ def test_tiles(part: str, expected: int, launches: list[str], tmp_path: Path) ->
         run_part(part, path)
 
 
+def test_tiles_that_fail_are_named_at_the_end(
+    launches: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were noted among hundreds of lines, and the command succeeded."""
+
+    def fail(levels: object, one_class: bool) -> tiles.Timed:
+        if one_class:
+            raise RuntimeError("no such tile")
+        return tiles.Timed(1.0)
+
+    monkeypatch.setattr(tiles, "_placed", fail)
+    (name, _) = tiles.SHARED_TREES
+    assert not tiles.run_tiles(Console(width=200), None, name)
+    assert capsys.readouterr().out.splitlines()[-1] == f"failed: {name}, one: RuntimeError: no such tile"
+
+
 def test_every_tile_class_has_candidates_of_its_own(launches: list[str], tmp_path: Path) -> None:
     report = run_part("tiles-64", tmp_path / "tiles.json")
     assert not report["failed"]
