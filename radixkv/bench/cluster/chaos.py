@@ -8,7 +8,6 @@ again; the new ingress learns from the replicas what they hold.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import random
 import time
@@ -26,6 +25,7 @@ from radixkv.bench.cluster.replica_process import cluster
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.words import WORDS
+from radixkv.bench.serving.client import stream_events
 from radixkv.bench.serving.server_process import BenchProcess
 
 _SCHEMA = MappingProxyType({"type": "array", "items": {"type": "integer"}, "minItems": 8, "maxItems": 12})
@@ -141,17 +141,14 @@ class _Chaos:
         ):
             if response.status_code != httpx.codes.OK:
                 raise ValueError(f"{response.status_code} {(await response.aread()).decode()[:200]}")
-            done = False
-            async for line in response.aiter_lines():
-                data = line.removeprefix("data: ")
-                if data == "[DONE]":
-                    done = True
-                elif line.startswith("data: "):
-                    event = json.loads(data)
-                    if "error" in event:
-                        raise ValueError(str(event["error"]))
-                    text += "".join(choice["text"] for choice in event["choices"])
-            if not done:
+            complete = False
+            async for event in stream_events(response):
+                if "error" in event:
+                    raise ValueError(str(event["error"]))
+                for choice in event["choices"]:
+                    text += choice["text"]
+                    complete = choice.get("finish_reason") is not None
+            if not complete:
                 raise httpx.ReadError("the stream broke off")
         return text
 

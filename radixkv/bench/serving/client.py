@@ -129,7 +129,7 @@ class HttpClient:
         try:
             async with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code == httpx.codes.OK:
-                    async for event in _events(response):
+                    async for event in stream_events(response):
                         _record_event(event, answer, self._clock())
                 else:
                     answer.error = (
@@ -142,9 +142,10 @@ class HttpClient:
         return answer
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    """The server-sent events' data. (httpx's line iterator also splits at characters that JSON strings may contain.)"""
+async def stream_events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """The data of a stream's server-sent events."""
     rest = b""
+    # httpx's own iterator over lines also splits at characters that JSON strings may contain.
     async for data in response.aiter_bytes():
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:

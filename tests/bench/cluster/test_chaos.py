@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import httpx
 import pytest
 from rich.console import Console
 
@@ -96,3 +99,23 @@ def test_streams_that_end_before_a_replica_is_killed_prove_nothing(
     pretend(monkeypatch, itertools.repeat("text"))
     assert not chaos.run_chaos(Console(width=200), None, 2, 2, 16, 0.0, 48, 0, None)
     assert "no replica was killed" in capsys.readouterr().out
+
+
+def test_a_line_separator_in_a_text_is_not_the_end_of_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a stream failed: its line was cut inside of a JSON string."""
+    event = {"choices": [{"text": "oak\u2028elm", "finish_reason": None}]}
+    end = {"choices": [{"text": ".", "finish_reason": "stop"}]}
+    streams = [[event, end], [event]]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(
+            200, text="".join(f"data: {json.dumps(e, ensure_ascii=False)}\n\n" for e in streams.pop(0))
+        )
+
+    client = partial(httpx.AsyncClient, transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(chaos.httpx, "AsyncClient", client)
+    ingress: Any = Process()
+    disturbed = chaos._Chaos({}, ingress, 0.0, 48, 0)
+    assert asyncio.run(disturbed._stream({})) == "oak\u2028elm."
+    with pytest.raises(httpx.ReadError, match="broke off"):
+        asyncio.run(disturbed._stream({}))
