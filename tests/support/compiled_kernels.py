@@ -96,6 +96,15 @@ class NoGpu(DriverBase):  # type: ignore[misc]
 
 
 @contextmanager
+def pretended_gpu(run: Callable[..., Any], arch: int = 90) -> Iterator[None]:
+    """Inside, Triton finds a GPU of this architecture, and launches call ``run``, as `JITFunction.run` is called."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JITFunction, "run", run)
+        patch.setattr(driver, "_active", NoGpu(arch))
+        yield
+
+
+@contextmanager
 def compile_only(arch: int) -> Iterator[list[Compiled]]:
     """Inside, launches compile for ``arch`` and run nothing; yields the list of what was compiled."""
     compiled: list[Compiled] = []
@@ -106,9 +115,7 @@ def compile_only(arch: int) -> Iterator[list[Compiled]]:
         compiled.append(_examine(kernel))
         return kernel
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JITFunction, "run", compile_instead)
-        patch.setattr(driver, "_active", NoGpu(arch))
+    with pretended_gpu(compile_instead, arch):
         yield compiled
 
 
@@ -116,9 +123,7 @@ def compile_only(arch: int) -> Iterator[list[Compiled]]:
 def grids_only() -> Iterator[list[tuple[int, ...]]]:
     """Inside, launches compile and run nothing; yields the list of their grids."""
     grids: list[tuple[int, ...]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JITFunction, "run", lambda self, *args, grid, warmup, **kwargs: grids.append(grid))
-        patch.setattr(driver, "_active", NoGpu(90))
+    with pretended_gpu(lambda self, *args, grid, warmup, **kwargs: grids.append(grid)):
         yield grids
 
 

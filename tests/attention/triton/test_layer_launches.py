@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from support.attention_batches import Chunk, Table, query_batch
-from support.compiled_kernels import NoGpu
-from triton.runtime.driver import driver
+from support.compiled_kernels import pretended_gpu
 from triton.runtime.jit import JITFunction
 
 from radixkv.attention import AttentionOptions
@@ -39,7 +38,7 @@ def _noted(names: list[str], arguments: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     """Pretended CUDA: launchers check their arguments, and nothing is compiled."""
     launches = Launches()
 
@@ -57,11 +56,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
         launches.checked.append((kernel.fn.__name__, (*grid, 1, 1)[:3], _noted(names, arguments)))
         return Compiled(kernel)
 
-    monkeypatch.setattr(JITFunction, "run", run)
-    monkeypatch.setattr(driver, "_active", NoGpu(90))
     # Small batches share.
     monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 1024)
-    return launches
+    with pretended_gpu(run):
+        yield launches
 
 
 def make_backend(dtype: torch.dtype = torch.bfloat16) -> TritonBackend:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from support.attention_batches import Chunk, Table, query_batch
-from support.compiled_kernels import NoGpu
+from support.compiled_kernels import pretended_gpu
 from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
 
 from radixkv.attention import AttentionLayer, AttentionOptions
 from radixkv.attention.triton import TritonBackend, cost_model
@@ -28,7 +28,7 @@ Specialisations = defaultdict[str, set[str]]
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Specialisations:
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Specialisations]:
     """Pretended CUDA."""
     specialisations: Specialisations = defaultdict(set)
 
@@ -42,11 +42,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Specialisations:
         specialisations[kernel.fn.__name__].add(f"{specialisation} {compile_options}")
         return Compiled()
 
-    monkeypatch.setattr(JITFunction, "run", run)
-    monkeypatch.setattr(driver, "_active", NoGpu(90))
     # Small batches share.
     monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 1024)
-    return specialisations
+    with pretended_gpu(run):
+        yield specialisations
 
 
 def attend(batch: Attends, rows: int, shape: LayerShape, num_query_heads: int, rotates: bool) -> None:

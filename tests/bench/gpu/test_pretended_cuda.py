@@ -21,11 +21,10 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from support.compiled_kernels import NoGpu
+from support.compiled_kernels import pretended_gpu
 from support.model_zoo import VOCAB_SIZE, build
 from support.on_cpu import OnCpu
 from torch.autograd import DeviceType
-from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 from typer.testing import CliRunner
 
@@ -69,7 +68,6 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, value=value: value)
     monkeypatch.setattr(torch, "randn", drawn)
-    monkeypatch.setattr(JITFunction, "run", run)
     for module in (timing, attention, tiles):
         monkeypatch.setattr(module, "median_seconds", seconds_of)
     for module in (attention, tiles):
@@ -83,8 +81,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         (attention, "CACHED", 128),
     ):
         monkeypatch.setattr(module, name, size)
-    monkeypatch.setattr(driver, "_active", NoGpu(90))
-    with OnCpu():
+    with pretended_gpu(run), OnCpu():
         yield launched
 
 

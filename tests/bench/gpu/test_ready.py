@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.compiled_kernels import NoGpu
+from support.compiled_kernels import pretended_gpu
 from support.on_cpu import OnCpu
-from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
 
 from radixkv.bench.gpu import ready
 from radixkv.bench.gpu.ready import main, missing_modules, needed_modules
@@ -45,7 +43,9 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_a_kernel_that_does_nothing_is_no_kernel_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(JITFunction, "run", lambda *args, **options: None)
-    monkeypatch.setattr(driver, "_active", NoGpu(90))
-    with OnCpu(), pytest.raises(RuntimeError, match=r"says \(30, 0\) instead of \(31, 95\)"):
+    with (
+        pretended_gpu(lambda *args, **options: None),
+        OnCpu(),
+        pytest.raises(RuntimeError, match=r"says \(30, 0\) instead of \(31, 95\)"),
+    ):
         main()
