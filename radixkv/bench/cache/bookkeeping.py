@@ -303,13 +303,12 @@ def run_cache(console: Console, rounds: int, json_path: Path | None) -> None:
             table.add_row(row.name, f"{ours.median_us:,.1f}", f"{ours.min_us:,.1f}", *compared)
             progress.advance(task)
     memory = host_bytes_per_block()
-    if json_path is not None:
-        document = {
-            "machine": describe_machine("numpy", "sortedcontainers"),
-            "rows": figures,
-            "host_bytes_per_block": memory,
-        }
-        write_figures(json_path, document)
+    document = {
+        "machine": describe_machine("numpy", "sortedcontainers"),
+        "rows": figures,
+        "host_bytes_per_block": memory,
+    }
+    write_figures(json_path, document)
     console.print(table)
     for name, size in memory.items():
         console.print(f"host memory per cached block {name}: {size:,.0f} bytes")

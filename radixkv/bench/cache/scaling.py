@@ -189,19 +189,18 @@ def run_scaling(console: Console, json_path: Path | None, plot_path: Path) -> No
     console.print(table)
     _plot(results, plot_path)
     console.print(f"plot: {plot_path}")
-    if json_path is not None:
-        figures = [
-            {
-                "call": curve.name,
-                "by": curve.panel,
-                "sizes": list(curve.sizes),
-                "median_us": medians,
-                "exponent": exponent(curve.sizes, medians),
-            }
-            for curve, medians in results
-        ]
-        document = {"machine": describe_machine("numpy", "sortedcontainers"), "curves": figures}
-        write_figures(json_path, document)
+    figures = [
+        {
+            "call": curve.name,
+            "by": curve.panel,
+            "sizes": list(curve.sizes),
+            "median_us": medians,
+            "exponent": exponent(curve.sizes, medians),
+        }
+        for curve, medians in results
+    ]
+    document = {"machine": describe_machine("numpy", "sortedcontainers"), "curves": figures}
+    write_figures(json_path, document)
 
 
 def _plot(results: Sequence[tuple[Curve, list[float]]], path: Path) -> None:

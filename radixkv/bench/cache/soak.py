@@ -132,9 +132,8 @@ def run_soak(console: Console, minutes: float, seed: int, json_path: Path | None
                 result.peak_bytes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     result.caches = number
     _report(console, result, time.monotonic() - begin)
-    if json_path is not None:
-        document = {"machine": describe_machine("numpy"), "seed": seed, "minutes": minutes, **vars(result)}
-        write_figures(json_path, document)
+    document = {"machine": describe_machine("numpy"), "seed": seed, "minutes": minutes, **vars(result)}
+    write_figures(json_path, document)
     return not result.failures
 
 

@@ -225,8 +225,7 @@ def run_chaos(
         console.print(
             "no replica was killed before the last stream ended: more streams or fewer seconds between kills are needed"
         )
-    if json_path is not None:
-        write_figures(json_path, {"machine": describe_machine(), **asdict(report)})
+    write_figures(json_path, {"machine": describe_machine(), **asdict(report)})
     return report.kills > 0 and report.equal == report.streams
 
 

@@ -95,17 +95,16 @@ def run_cluster_bench(
     by_one = max(1, kept["one server"].cached_tokens or 0)
     shares = {name: (kept[name].cached_tokens or 0) / by_one for name in replicas}
     equal = {name: texts[name] == texts["one server"] for name in replicas}
-    if json_path is not None:
-        figures = {
-            "machine": describe_machine(),
-            "costs": {name: [asdict(report) for report in each] for name, each in reports.items()},
-            "first_tokens_beside_streams": beside,
-            "conversations": {name: asdict(report) for name, report in kept.items()},
-            "cached_share": shares,
-            "equal_answers": equal,
-            "replicas_mib": {name: [asdict(one) for one in each] for name, each in memory.items()},
-        }
-        write_figures(json_path, figures)
+    figures = {
+        "machine": describe_machine(),
+        "costs": {name: [asdict(report) for report in each] for name, each in reports.items()},
+        "first_tokens_beside_streams": beside,
+        "conversations": {name: asdict(report) for name, report in kept.items()},
+        "cached_share": shares,
+        "equal_answers": equal,
+        "replicas_mib": {name: [asdict(one) for one in each] for name, each in memory.items()},
+    }
+    write_figures(json_path, figures)
     _print(console, reports)
     alone, over_ingress = (1e3 * statistics.median(seconds) for seconds in beside.values())
     console.print(

@@ -80,9 +80,8 @@ def run_replica_memory(console: Console, model: str | None, num_replicas: int, j
             ]
             table.add_row(dtype, weights, *(f"{value:,.0f}" for value in medians))
     console.print(table)
-    if json_path is not None:
-        figures = {"machine": describe_machine(), "model": model, "num_replicas": num_replicas, "rows": rows}
-        write_figures(json_path, figures)
+    figures = {"machine": describe_machine(), "model": model, "num_replicas": num_replicas, "rows": rows}
+    write_figures(json_path, figures)
 
 
 def _measure(model: str | None, num_replicas: int, *options: str) -> list[ProcessMemory]:

@@ -104,9 +104,8 @@ def run_routing(console: Console, num_decisions: int, json_path: Path | None) ->
     """Measure, print a table, and write the rows."""
     with console.status("routing"):
         rows = measure(NUM_BLOCKS, num_decisions)
-    if json_path is not None:
-        content = {"machine": describe_machine(), "rows": [asdict(row) for row in rows]}
-        write_figures(json_path, content)
+    content = {"machine": describe_machine(), "rows": [asdict(row) for row in rows]}
+    write_figures(json_path, content)
     table = Table(f"{NUM_REPLICAS} replicas, {NUM_BLOCKS:,} blocks", "median, us", "p99, us")
     for row in rows:
         table.add_row(row.name, f"{row.median_us:,.0f}", f"{row.p99_us:,.0f}")

@@ -134,14 +134,13 @@ def run_drafts(
     finally:
         for peer in peers:
             peer.close()
-    if json_path is not None:
-        machine = {**describe_machine("torch", "transformers"), "threads": torch.get_num_threads()}
-        document = {
-            "machine": machine,
-            "dtype": str(plain.llm.engine.loaded.dtype).removeprefix("torch."),
-            "rows": [{**asdict(row), "ratio": row.ratio, "cpu_ratio": row.cpu_ratio} for row in rows],
-        }
-        write_figures(json_path, document)
+    machine = {**describe_machine("torch", "transformers"), "threads": torch.get_num_threads()}
+    document = {
+        "machine": machine,
+        "dtype": str(plain.llm.engine.loaded.dtype).removeprefix("torch."),
+        "rows": [{**asdict(row), "ratio": row.ratio, "cpu_ratio": row.cpu_ratio} for row in rows],
+    }
+    write_figures(json_path, document)
     if plot_path is not None:
         plot(rows, plot_path)
     console.print(table(rows))

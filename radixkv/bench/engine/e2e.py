@@ -152,10 +152,9 @@ def run_e2e(console: Console, rounds: int, only: str | None, json_path: Path | N
             results.append(Result(workload.name, seconds["generate"], seconds["radixkv"], equal))
     if only is None:
         results.insert(0, _measure_startup(rounds, folder))
-    if json_path is not None:
-        machine = {**describe_machine("torch", "transformers"), "threads": torch.get_num_threads()}
-        document = {"machine": machine, "rows": [{**asdict(r), "ratio": r.ratio} for r in results]}
-        write_figures(json_path, document)
+    machine = {**describe_machine("torch", "transformers"), "threads": torch.get_num_threads()}
+    document = {"machine": machine, "rows": [{**asdict(r), "ratio": r.ratio} for r in results]}
+    write_figures(json_path, document)
     console.print(_table(results, rounds))
 
 

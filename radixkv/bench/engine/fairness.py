@@ -233,17 +233,16 @@ def run_fairness(
     open_load = replace(load, open_loop=True, think_steps=load.think_steps + 2 * load.answer_tokens)
     open_runs = _rounds(engine, console, open_load, rounds)
     open_ratios = compare(open_runs)
-    if json_path is not None:
-        document = {
-            "machine": describe_machine("torch", "transformers"),
-            "model": engine.loaded.name,
-            "max_num_seqs": _MAX_NUM_SEQS,
-            "load": asdict(load),
-            "ratios": ratios,
-            "runs": _as_dicts(runs),
-            "open_loop": {"load": asdict(open_load), "ratios": open_ratios, "runs": _as_dicts(open_runs)},
-        }
-        write_figures(json_path, document)
+    document = {
+        "machine": describe_machine("torch", "transformers"),
+        "model": engine.loaded.name,
+        "max_num_seqs": _MAX_NUM_SEQS,
+        "load": asdict(load),
+        "ratios": ratios,
+        "runs": _as_dicts(runs),
+        "open_loop": {"load": asdict(open_load), "ratios": open_ratios, "runs": _as_dicts(open_runs)},
+    }
+    write_figures(json_path, document)
     if plot_path is not None:
         plot_fairness(runs, plot_path)
     for title, table, lines in (

@@ -71,10 +71,9 @@ def run_quality(console: Console, json_path: Path | None) -> None:
             rows.append(_measure(llm, dtype, quantization, answered))
             del llm
             gc.collect()
-    if json_path is not None:
-        variant = library()
-        machine = {**describe_machine("torch", "transformers"), "variant": variant and variant.variant}
-        write_figures(json_path, {"machine": machine, "rows": [asdict(row) for row in rows]})
+    variant = library()
+    machine = {**describe_machine("torch", "transformers"), "variant": variant and variant.variant}
+    write_figures(json_path, {"machine": machine, "rows": [asdict(row) for row in rows]})
     console.print(_table(rows))
 
 

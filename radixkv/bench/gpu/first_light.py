@@ -24,8 +24,8 @@ from typing import IO, Any, Self
 
 from rich.console import Console
 
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.folders import without_folders
-from radixkv.bench.common.whole_file import write_whole
 from radixkv.bench.gpu.targets import next_steps
 
 # No part is begun with less than this left of the time for all.
@@ -239,9 +239,8 @@ class FirstLight:
         self._write()
 
     def _write(self, lines: Sequence[str] = ()) -> None:
-        if self._json_path is not None:
-            content = {"seconds": round(self._seconds, 1), "parts": self.results, "next": list(lines)}
-            write_whole(self._json_path, json.dumps(content, indent=2) + "\n")
+        content = {"seconds": round(self._seconds, 1), "parts": self.results, "next": list(lines)}
+        write_figures(self._json_path, content)
 
 
 def _end(process: subprocess.Popen[str]) -> bool:

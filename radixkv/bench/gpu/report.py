@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 from rich.console import Console, RenderableType
 
+from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.folders import without_folders
-from radixkv.bench.common.whole_file import write_whole
 from radixkv.bench.gpu.timing import Limits, describe_gpu, measure_limits, require_gpu
 
 Row = TypeVar("Row")
@@ -148,5 +148,4 @@ class GpuReport:
 
     def write(self) -> None:
         """Write the file, if there is to be one, as it is now."""
-        if self._json_path is not None:
-            write_whole(self._json_path, json.dumps(self._content, indent=2) + "\n")
+        write_figures(self._json_path, self._content)

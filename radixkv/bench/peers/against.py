@@ -125,8 +125,7 @@ def run_against(
     title = f"{document['cpu']}, {precision}"
     if plot_path is not None:
         plot_against(rows, peer, title, plot_path)
-    if json_path is not None:
-        write_figures(json_path, document)
+    write_figures(json_path, document)
     console.print(_table(title, peer, rows))
     console.print(
         f"from the start of the process until it can serve: {ours.loaded:.1f} s, {peer} {theirs.loaded:.1f} s; "

@@ -99,10 +99,9 @@ def run_attacks(console: Console, seconds: float, seed: int, checkout: Path | No
         ):
             costs[version] = asyncio.run(_collect(measure_attacks(server.address, normal, hostile, seconds, seed)))
         console.print(_table(version, costs[version]))
-    if json_path is not None:
-        rows = {version: [asdict(cost) for cost in each] for version, each in costs.items()}
-        document = {**describe_machine("torch", "radixkv"), "seconds": seconds, "seed": seed, "costs": rows}
-        write_figures(json_path, document)
+    rows = {version: [asdict(cost) for cost in each] for version, each in costs.items()}
+    document = {**describe_machine("torch", "radixkv"), "seconds": seconds, "seed": seed, "costs": rows}
+    write_figures(json_path, document)
 
 
 async def _collect(costs: AsyncGenerator[AttackCost, None]) -> list[AttackCost]:

@@ -100,16 +100,15 @@ def run_http_cost(
     with console.status("loading the model twice"), server_process(*arguments) as server:
         llm = AsyncLLM(model, max_num_seqs=streams)
         cost = asyncio.run(_measure(console, llm, server.address, shape, rounds))
-    if json_path is not None:
-        document = {
-            "machine": describe_machine("torch", "fastapi", "uvicorn", "httpx"),
-            "load": asdict(shape),
-            "ms_a_token": cost.ms_per_token,
-            "ms_between_tokens": cost.ms_between_tokens,
-            "throughput_lost": cost.throughput_lost,
-            **{name: [asdict(report) for report in getattr(cost, name)] for name in ("direct", "http")},
-        }
-        write_figures(json_path, document)
+    document = {
+        "machine": describe_machine("torch", "fastapi", "uvicorn", "httpx"),
+        "load": asdict(shape),
+        "ms_a_token": cost.ms_per_token,
+        "ms_between_tokens": cost.ms_between_tokens,
+        "throughput_lost": cost.throughput_lost,
+        **{name: [asdict(report) for report in getattr(cost, name)] for name in ("direct", "http")},
+    }
+    write_figures(json_path, document)
     console.print(_table(cost, streams, rounds))
     console.print(
         f"HTTP adds {cost.ms_per_token:.2f} ms per token, {cost.ms_between_tokens:.2f} ms between two tokens of a stream, "

@@ -95,14 +95,13 @@ def run_serve(
     if plot_path is not None:
         plot_latencies(answers, title, plot_path)
         console.print(f"plot: {plot_path}")
-    if json_path is not None:
-        document = {
-            "machine": describe_machine("httpx"),
-            "server": {"url": url, "model": model},
-            "load": {**asdict(shape), **asdict(arrivals)},
-            "report": asdict(report),
-        }
-        write_figures(json_path, document)
+    document = {
+        "machine": describe_machine("httpx"),
+        "server": {"url": url, "model": model},
+        "load": {**asdict(shape), **asdict(arrivals)},
+        "report": asdict(report),
+    }
+    write_figures(json_path, document)
     console.print(report_table(report, title))
     for line in report_lines(report):
         console.print(line, highlight=False)

@@ -159,10 +159,9 @@ def run_soak_server(
     )
     for failure in result.failures:
         console.print(failure, style="red")
-    if json_path is not None:
-        figures = {**vars(result), "attacks": dict(result.attacks)}
-        document = {**describe_machine("torch", "radixkv"), "minutes": minutes, "seed": seed, **figures}
-        write_figures(json_path, document)
+    figures = {**vars(result), "attacks": dict(result.attacks)}
+    document = {**describe_machine("torch", "radixkv"), "minutes": minutes, "seed": seed, **figures}
+    write_figures(json_path, document)
     return not result.failures
 
 

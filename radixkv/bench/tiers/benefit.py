@@ -133,16 +133,15 @@ def run_tiers(
     if shared_cache is not None:
         with console.status("a shared store"), _new_folder() as folder:
             shared = measure_shared(model, shared_cache, Path(folder), MORE_ROUNDS * rounds)
-    if json_path is not None:
-        figures = {
-            "machine": describe_machine("torch", "transformers"),
-            "restart": [asdict(each) for each in restarts],
-            "working_set": {"conversations": conversations, "turns": turns, "rows": [asdict(each) for each in sets]},
-            "arrivals": [asdict(each) for each in arrivals],
-            "writing": asdict(writing),
-            **({} if shared is None else {"shared": asdict(shared)}),
-        }
-        write_figures(json_path, figures)
+    figures = {
+        "machine": describe_machine("torch", "transformers"),
+        "restart": [asdict(each) for each in restarts],
+        "working_set": {"conversations": conversations, "turns": turns, "rows": [asdict(each) for each in sets]},
+        "arrivals": [asdict(each) for each in arrivals],
+        "writing": asdict(writing),
+        **({} if shared is None else {"shared": asdict(shared)}),
+    }
+    write_figures(json_path, figures)
     if plot_path is not None:
         plot_tiers(restarts, sets, plot_path)
     _print(console, restarts, sets, arrivals, writing, shared)

@@ -76,16 +76,15 @@ def run_tier_reads(console: Console, folder: Path | None, rounds: int, json_path
         f"memcpy {reads.memcpy:.2f} GB/s: from the page cache {reads.cached['tier'] / reads.memcpy:.2f} of it"
     )
     console.print(f"opening {NUM_INDEXED:,} blocks: {reads.open_seconds:.2f} s")
-    if json_path is not None:
-        figures = asdict(reads)
-        document = {
-            "machine": describe_machine("numpy", "xxhash"),
-            "block_bytes": BLOCK_BYTES,
-            "num_blocks": NUM_BLOCKS,
-            "open_seconds": figures.pop("open_seconds"),
-            "gigabytes_per_second": figures,
-        }
-        write_figures(json_path, document)
+    figures = asdict(reads)
+    document = {
+        "machine": describe_machine("numpy", "xxhash"),
+        "block_bytes": BLOCK_BYTES,
+        "num_blocks": NUM_BLOCKS,
+        "open_seconds": figures.pop("open_seconds"),
+        "gigabytes_per_second": figures,
+    }
+    write_figures(json_path, document)
 
 
 def measure_tier_reads(folder: Path | None, rounds: int) -> TierReads:

@@ -11,14 +11,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from radixkv.bench.common.whole_file import write_whole
 from radixkv.bench.gpu import first_light
 from radixkv.bench.gpu.first_light import FirstLight, Part, run_first_light
 from radixkv.bench.gpu.first_light_parts import first_light_parts
@@ -107,21 +105,6 @@ def test_what_a_part_gave_is_kept_until_it_runs_again(tmp_path: Path) -> None:
     assert not run(path, parts, resume=True, only=["a"])
     assert read(path)["a"]["report"] == REPORT
     assert json.loads(path.read_text())["next"][-1].startswith("not finished: a: run again with --resume and more")
-
-
-def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
-    """As root, figures for /dev/null used to replace the device by a file."""
-    file, link, pipe = tmp_path / "file", tmp_path / "link", tmp_path / "pipe"
-    file.write_text("old")
-    link.symlink_to(file)
-    write_whole(link, "new")
-    assert (link.is_symlink(), file.read_text()) == (True, "new")
-    os.mkfifo(pipe)
-    with ThreadPoolExecutor(1) as pool:
-        read_back = pool.submit(pipe.read_text)
-        write_whole(pipe, "figures")
-        assert read_back.result() == "figures"
-    assert pipe.is_fifo()
 
 
 def test_whoever_ends_it_ends_what_it_started(tmp_path: Path) -> None:
