@@ -98,6 +98,8 @@ def _check_eviction(tree: RadixTree, nodes: list[Node]) -> None:
     if tree.num_evictable_blocks != sum(node.num_blocks for node in unlocked):
         raise InvariantViolation(f"{tree.num_evictable_blocks} blocks count as evictable, others are")
     leaves = {node for node in unlocked if not node.children and node.parent is not None}
+    if tree.leaves is not (tree.owner_limits or tree.policy):
+        raise InvariantViolation("leaves are not indexed where they should be")
     if set(tree.policy.leaves()) != leaves:
         raise InvariantViolation("the eviction index is not the leaves that may be evicted")
     if tree.owner_limits is not None:

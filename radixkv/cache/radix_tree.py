@@ -45,6 +45,7 @@ class RadixTree:
     Attributes:
         policy: which leaf is evicted first where no owner is beyond its limit.
         owner_limits: in front of the policy, where owners have limits.
+        leaves: the index of evictable leaves: the limits where there are any, or the policy.
         observers: who is notified of changes.
         roots: the root of each namespace that has something cached or in use.
         num_evictable_blocks: those of them that are not locked.
@@ -64,8 +65,7 @@ class RadixTree:
         self._block_bytes = block_size * TOKEN_BYTES
         self.policy = policy
         self.owner_limits: OwnerLimits | None = None
-        # The index of evictable leaves: the limits where there are any, or the policy.
-        self._leaves: EvictionPolicy = policy
+        self.leaves: EvictionPolicy = policy
         self._now = now
         self.observers = Observers(observers)
         self.roots: dict[str, Root] = {}
@@ -101,7 +101,7 @@ class RadixTree:
             self.observers.remove(self.owner_limits)
         if owner_limits is not None:
             self.observers.add(owner_limits)
-        self.owner_limits, self._leaves = owner_limits, owner_limits or self.policy
+        self.owner_limits, self.leaves = owner_limits, owner_limits or self.policy
 
     # -- look-up -------------------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class RadixTree:
         self.num_evictable_blocks -= len(node.blocks)
         if node.parent is not None:
             if node.children is None:
-                self._leaves.remove(node)
+                self.leaves.remove(node)
             for notify in self.observers.on_reuse:
                 notify(node.group, len(node.blocks), node.last_use, now, False)
 
@@ -185,7 +185,7 @@ class RadixTree:
         for notify in self.observers.on_idle:
             notify(node)
         if node.children is None:
-            self._leaves.add(node)
+            self.leaves.add(node)
 
     # -- insertion -----------------------------------------------------------------------------------------------
 
@@ -321,7 +321,7 @@ class RadixTree:
         num_tokens, missing = 0, count
         freed = array("i")  # released together: the pool then joins neighbours once
         while missing:
-            leaf = self._leaves.next_leaf()
+            leaf = self.leaves.next_leaf()
             assert isinstance(leaf, Node), f"next_leaf: expected a leaf that was added, got {leaf!r:.80}"
             most = missing if self.owner_limits is None else self.owner_limits.num_to_evict(leaf, missing)
             keep = max(0, len(leaf.blocks) - most)
@@ -345,7 +345,7 @@ class RadixTree:
         """Unlink an unlocked leaf; its blocks are the caller's to release."""
         parent = leaf.parent
         assert parent is not None and parent.children is not None
-        self._leaves.remove(leaf)
+        self.leaves.remove(leaf)
         self.num_evictable_blocks -= len(leaf.blocks)
         del parent.children[bytes(leaf.tokens[: self._block_bytes])]
         if not parent.children:
@@ -354,7 +354,7 @@ class RadixTree:
                 if parent.parent is None:
                     del self.roots[parent.namespace]
                 else:
-                    self._leaves.add(parent)
+                    self.leaves.add(parent)
 
     def clear(self, namespace: str | None) -> None:
         """Remove a whole namespace, or all for None, locked nodes included: whoever locked these must not unlock them."""
@@ -365,7 +365,7 @@ class RadixTree:
             if node.children is not None:
                 removed.extend(node.children.values())
             elif node.lock_count == 0 and node.parent is not None:
-                self._leaves.remove(node)
+                self.leaves.remove(node)
             if node.lock_count == 0:
                 self.num_evictable_blocks -= node.num_blocks
             self._pool.release(node.block_ids())

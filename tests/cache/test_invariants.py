@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.cache_driver import leave
 
-from radixkv.cache import BlockTable, InvariantViolation, Pin, PrefixCache
+from radixkv.cache import LRU, BlockTable, InvariantViolation, Pin, PrefixCache
 from radixkv.cache.children import Children
 from radixkv.cache.node import Node, Root
 from radixkv.cache.owner_limits import OwnerLimits
@@ -122,6 +122,8 @@ BREAKAGES: list[tuple[str, Callable[[State], object]]] = [
     ("published blocks are not those", lambda s: swap_published(s.table)),
     ("count as evictable", lambda s: setattr(s.tree, "num_evictable_blocks", 0)),
     ("the eviction index", lambda s: s.tree.policy.remove(s.leaf)),
+    ("not indexed where they should be", lambda s: (limit(s), setattr(s.tree, "leaves", s.tree.policy))),
+    ("not indexed where they should be", lambda s: setattr(s.tree, "leaves", LRU())),
     ("'' counts 9 blocks and has 5", lambda s: limit(s)._num_blocks.update({"": 4})),
     ("'' has 5 blocks of 1, which was not noticed", lambda s: limit(s)._beyond.clear()),
     ("the eviction index of '' is not its leaves", lambda s: limit(s)._leaves[""].remove(s.leaf)),
