@@ -113,7 +113,7 @@ class CacheControl(CacheView):
         """Stop notifying an observer.
 
         Raises:
-            InvalidArgumentError: it is no `TreeObserver`, such as the policy, or was not added.
+            InvalidArgumentError: it is no `TreeObserver`, or was not added, as the cache's policy was not.
         """
         check_observer("observer", observer)
         self._tree.observers.remove(observer)

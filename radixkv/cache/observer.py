@@ -55,10 +55,12 @@ class Observers:
     """Who is notified of a tree's changes: for each call of `TreeObserver`, the bound methods to be called, in order.
 
     Args:
-        added: observers, in the order in which they are notified; a policy that learns is one of them.
+        learner: a policy that learns, which is notified first, once, and always; None: there is none.
+        added: others, in the order in which they are notified.
     """
 
-    def __init__(self, added: Iterable[TreeObserver | LearningPolicy]) -> None:
+    def __init__(self, learner: LearningPolicy | None, added: Iterable[TreeObserver]) -> None:
+        self._learner = learner
         self._added = list(added)
         self._update()
 
@@ -79,12 +81,14 @@ class Observers:
         self._update()
 
     def _update(self) -> None:
-        self.on_insert = handlers(self._added, "on_insert")
-        self.on_split = handlers(self._added, "on_split")
-        self.on_remove = handlers(self._added, "on_remove")
-        self.on_clear = handlers(self._added, "on_clear")
-        self.on_idle = handlers(self._added, "on_idle")
-        self.on_reuse = handlers(self._added, "on_reuse")
+        first: list[object] = [] if self._learner is None else [self._learner]
+        notified = [*first, *(each for each in self._added if each not in first)]
+        self.on_insert = handlers(notified, "on_insert")
+        self.on_split = handlers(notified, "on_split")
+        self.on_remove = handlers(notified, "on_remove")
+        self.on_clear = handlers(notified, "on_clear")
+        self.on_idle = handlers(notified, "on_idle")
+        self.on_reuse = handlers(notified, "on_reuse")
 
 
 def check_observer(name: str, observer: TreeObserver) -> None:

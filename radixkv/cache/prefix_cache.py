@@ -96,7 +96,7 @@ class PrefixCache(CacheControl):
         self.events = events
         if isinstance(policy, ClockedPolicy):
             policy.use_clock(clock)
-        notified: list[TreeObserver | LearningPolicy] = [] if learner is None else [learner]
+        notified: list[TreeObserver] = []
         evicted = None
         if remembered_blocks:
             evicted = EvictedPrefixes(remembered_blocks, block_size, clock, learner)

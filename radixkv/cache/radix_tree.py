@@ -40,7 +40,7 @@ class RadixTree:
         pool: where the blocks' references are counted.
         policy: which leaf is evicted first.
         now: the cache's clock, in seconds.
-        observers: are notified of changes, in this order; a policy that learns is one of them.
+        observers: are notified of changes, in this order, a policy that learns before them.
 
     Attributes:
         policy: which leaf is evicted first where no owner is beyond its limit.
@@ -58,7 +58,7 @@ class RadixTree:
         block_size: int,
         policy: EvictionPolicy,
         now: Callable[[], float],
-        observers: Sequence[TreeObserver | LearningPolicy],
+        observers: Sequence[TreeObserver],
     ) -> None:
         self._pool = pool
         self._block_size = block_size
@@ -67,7 +67,7 @@ class RadixTree:
         self.owner_limits: OwnerLimits | None = None
         self.leaves: EvictionPolicy = policy
         self._now = now
-        self.observers = Observers(observers)
+        self.observers = Observers(policy if isinstance(policy, LearningPolicy) else None, observers)
         self.roots: dict[str, Root] = {}
         self.num_evictable_blocks = 0
         self.version = 0

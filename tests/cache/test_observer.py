@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from support.cache_driver import compute, leave, press
 
-from radixkv.cache import LRU, AllCleared, BlocksRemoved, BlocksStored, EventLog, EvictableLeaf, PrefixCache
+from radixkv.cache import (
+    LRU,
+    AllCleared,
+    BlocksRemoved,
+    BlocksStored,
+    EventLog,
+    EvictableLeaf,
+    InvalidArgumentError,
+    PrefixCache,
+)
 from radixkv.cache.observer import TreeObserver, handlers
 
 
@@ -103,6 +112,23 @@ def test_only_overridden_calls_are_made() -> None:
 
     observers, calls = [OnlyClears(), Listening(), LRU()], ("on_insert", "on_remove", "on_clear", "on_idle", "on_reuse")
     assert [len(handlers(observers, call)) for call in calls] == [0, 0, 1, 1, 1]
+
+
+class ListeningObserver(Listening, TreeObserver):
+    """A policy that learns, and is an observer, too."""
+
+
+def test_a_policy_is_not_removed_from_the_observers() -> None:
+    """It learned nothing more then; and one that was also added was notified of everything twice."""
+    policy = ListeningObserver()
+    cache = PrefixCache(8, 2, policy, clock=lambda: 1.0)
+    with pytest.raises(InvalidArgumentError, match="observer: expected one that was added, got "):
+        cache.remove_observer(policy)
+    for change in (cache.add_observer, cache.remove_observer):
+        change(policy)
+        cache.clear()
+        leave(cache, [1, 1])
+        assert policy.taken() == [("idle", 1, 1.0)]
 
 
 @pytest.mark.parametrize("at_most", [(), (10**30,)], ids=["all", "more than there are"])
