@@ -1,4 +1,10 @@
-"""How far a prompt is cached: the node in which it leaves the tree, and where in that node."""
+"""How far a prompt is cached: the node in which it leaves the tree, and where in that node.
+
+::
+
+    path above the node | node: block, block, block ...
+    prompt              |       block, blo                  num_node_blocks 1; partial_block: the node's second block
+"""
 
 from __future__ import annotations
 
@@ -13,13 +19,14 @@ from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How far a prompt is cached.
+    """The longest cached prefix of a prompt.
 
     Attributes:
-        num_tokens: length of the longest cached prefix.
-        node: the node in which it ends.
-        num_node_blocks: whole blocks of ``node`` that it covers; all of the path above is covered.
-        partial_block: the block that holds the prefix's last ``num_partial_tokens``, where it ends inside one.
+        num_tokens: its length.
+        node: the node in which it ends; it covers all nodes above.
+        num_node_blocks: whole blocks of ``node`` that it covers.
+        num_partial_tokens: tokens that it covers of the next block, if it ends inside one.
+        partial_block: the id of that block; -1: it ends between blocks.
     """
 
     num_tokens: int
@@ -30,7 +37,7 @@ class Match:
 
     @property
     def num_whole_tokens(self) -> int:
-        """Length of the prefix's whole blocks."""
+        """Tokens in the prefix's whole blocks."""
         return self.num_tokens - self.num_partial_tokens
 
     @property
@@ -40,7 +47,7 @@ class Match:
 
     @property
     def num_evictable_blocks(self) -> int:
-        """Whole blocks of the prefix that could be evicted, and cannot be once it is locked."""
+        """Whole blocks of the prefix that locking it takes from eviction."""
         if self.node.lock_count:
             return 0
         num_blocks, step = self.num_node_blocks, self.node.parent
@@ -50,7 +57,7 @@ class Match:
         return num_blocks
 
     def path_blocks(self) -> BlockIds:
-        """The whole blocks of the prefix, from the first on."""
+        """The ids of the prefix's whole blocks, in order."""
         last, *before = self.node.path()
         return np.concatenate(
             [*(node.block_ids() for node in reversed(before)), last.block_ids(0, self.num_node_blocks)]
@@ -58,7 +65,10 @@ class Match:
 
 
 def match_in_first_block(node: Node, prompt: bytes, offset: int) -> Match:
-    """A prompt that leaves the tree behind ``node``, at byte ``offset``: its next block may begin like a child's."""
+    """The match of a prompt that covers ``node``, which ends at byte ``offset``, and no child's first block as a whole.
+
+    It may share the first tokens of a child's first block.
+    """
     assert node.children is not None
     key = prompt[offset : offset + node.block_bytes]
     num_before = offset // TOKEN_BYTES
@@ -69,7 +79,7 @@ def match_in_first_block(node: Node, prompt: bytes, offset: int) -> Match:
 
 
 def match_inside(child: Node, prompt: bytes, offset: int) -> Match:
-    """A prompt whose bytes from ``offset`` on begin with the first block of ``child``, and end or differ further on in it."""
+    """The match of a prompt that covers, from byte ``offset`` on, the first block of ``child`` but not all of its tokens."""
     common = common_tokens(prompt, offset, child.tokens)
     whole, partial = divmod(common, child.block_bytes // TOKEN_BYTES)
     block = child.blocks[whole] if partial else -1

@@ -106,7 +106,7 @@ class NamedPins:
         self._forget(pin)
 
     def store_again(self, cleared: str) -> None:
-        """A namespace was cleared, for which a disk forgets the pins of its whole group: remember those still in force."""
+        """Store those pins of a cleared namespace's group again that are in force: a disk forgets all of the group's."""
         stored = self._stored
         if stored is None or self._tiers is None:
             return

@@ -63,10 +63,11 @@ def block_keys(namespace: bytes, tokens: bytes, block_bytes: int, before: bytes 
     """The keys of consecutive whole blocks, first to last.
 
     Args:
-        namespace: of the keys.
+        namespace: becomes `BlockKey.namespace` of each key.
         tokens: of the blocks, int32 little-endian.
-        block_bytes: of one block's encoded tokens.
-        before: what the first digest continues: that of the block before it, or of its namespace; None: ``namespace``.
+        block_bytes: length of one block's encoded tokens.
+        before: digest of the block before the first one, or of the namespace of a prefix that begins with it; None: that is
+            ``namespace`` itself.
     """
     digest = namespace if before is None else before
     for end in range(block_bytes, len(tokens) + 1, block_bytes):
