@@ -143,6 +143,7 @@ def _open_disk_tier(
         block_format,
         capacity_bytes=num_bytes,
         key=key,
+        secret=secret if config.cache_secret_file is None and config.shared_cache is None else None,
         read_only=read_only,
         read_records=None if library() is None else read_records,
     )

@@ -33,6 +33,8 @@ class DiskTier:
         capacity_bytes: of the slots, at least one; rounded down to whole ones.
         queue_bytes: of blocks that may wait to be written; any beyond that are dropped.
         key: encrypts the blocks, 32 bytes; None: they are stored as they are.
+        secret: of the names of namespaces, to be kept in ``root``. A root with another one is not written. None: it is kept
+            elsewhere.
         read_only: read what another process writes; never put, clear or forget anything.
         read_records: see `radixkv.tiers.slot_reader.SlotReader`.
         clock: seconds, for statistics and for when to try a failed disk again.
@@ -58,6 +60,7 @@ class DiskTier:
         capacity_bytes: int,
         queue_bytes: int = 256 << 20,
         key: bytes | None = None,
+        secret: bytes | None = None,
         read_only: bool = False,
         read_records: RecordsReader | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -84,6 +87,7 @@ class DiskTier:
                 capacity=capacity_bytes // slot_bytes,
                 queue_bytes=queue_bytes,
                 counters=self._counters,
+                secret=secret,
                 clock=clock,
             )
             self.table, self.pins = self._writer.table, self._writer.pins

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -107,9 +108,29 @@ def namespace_secret(folder: Path, may_make: bool = True, initial: bytes | None 
     """
     path = folder / _NAME
     if may_make and not path.exists():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(path, initial or secrets.token_bytes(_NUM_BYTES))
+        _make(path, initial or secrets.token_bytes(_NUM_BYTES))
     return _read(path)
+
+
+def keep_secret(folder: Path, secret: bytes) -> None:
+    """Have a folder hold the secret that is in use: put it back if the folder was emptied.
+
+    Raises:
+        OSError: it can be neither read nor written, or the folder holds another one, as a disk that is mounted late may.
+    """
+    path = folder / _NAME
+    if not path.exists():
+        _make(path, secret)
+    if path.read_bytes() != secret:
+        raise OSError(
+            errno.ESTALE, "another folder, with another secret, is in its place; start again to use it", str(path)
+        )
+
+
+def _make(path: Path, secret: bytes) -> None:
+    """`_write` into a folder that is made if it is not there."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _write(path, secret)
 
 
 def _write(path: Path, secret: bytes) -> None:

@@ -63,6 +63,22 @@ class OpenStore:
             self.lock.close()
 
 
+class Opened(NamedTuple):
+    """A store that this process writes, and what was in it.
+
+    Attributes:
+        store: the store.
+        entries: its blocks by digest, least recently used first.
+        free: its free slots.
+        pins: its pins.
+    """
+
+    store: OpenStore
+    entries: OrderedDict[bytes, IndexedBlock]
+    free: list[int]
+    pins: list[IndexedPin]
+
+
 class Found(NamedTuple):
     """Blocks of one prefix.
 
@@ -90,9 +106,7 @@ def open_to_read(root: Path, codec: RecordCodec) -> OpenStore:
     return OpenStore(None, SlotIndex(folder, writable=False), files)
 
 
-def open_to_write(
-    root: Path, codec: RecordCodec, capacity: int, cleared: Iterable[bytes | None]
-) -> tuple[OpenStore, OrderedDict[bytes, IndexedBlock], list[int], list[IndexedPin]]:
+def open_to_write(root: Path, codec: RecordCodec, capacity: int, cleared: Iterable[bytes | None]) -> Opened:
     """Open a store, made if it is not there, as the one process that writes it.
 
     Args:
@@ -100,9 +114,6 @@ def open_to_write(
         codec: of the records; its name is that of the store.
         capacity: slots, at least 1; of more blocks, the most recently used ones are kept, and the other space is given back.
         cleared: namespaces to forget; a None among them: all.
-
-    Returns:
-        The store, its blocks by digest, least recently used first, its free slots, and its pins.
 
     Raises:
         OSError, sqlite3.Error: the disk fails.
@@ -132,7 +143,7 @@ def open_to_write(
         taken = {entry.slot for entry in rows}
         free = [slot for slot in range(files.num_slots) if slot not in taken]
         opened.pop_all()
-        return OpenStore(lock, index, files), entries, free, pins
+        return Opened(OpenStore(lock, index, files), entries, free, pins)
 
 
 def _read_index(

@@ -17,6 +17,7 @@ from radixkv.tiers.backoff import Backoff, warn_of_uncleared
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.medium_queue import MediumQueue, PendingBlock
 from radixkv.tiers.mount import Mount
+from radixkv.tiers.namespace_secret import keep_secret
 from radixkv.tiers.open_store import Found, MediumErrors, OpenStore, open_to_write
 from radixkv.tiers.record import RecordCodec, Verdict
 from radixkv.tiers.slot_files import SlotFiles
@@ -44,6 +45,7 @@ class StoreWriter:
         capacity: slots at most.
         queue_bytes: of blocks that may wait to be written.
         counters: count what happens.
+        secret: see `radixkv.tiers.disk_tier.DiskTier`.
         clock: seconds.
 
     Attributes:
@@ -62,9 +64,11 @@ class StoreWriter:
         capacity: int,
         queue_bytes: int,
         counters: StoreCounters,
+        secret: bytes | None,
         clock: Callable[[], float],
     ) -> None:
         self._root = root
+        self._secret = secret
         self._codec = codec
         self._capacity = capacity
         self._counters = counters
@@ -153,26 +157,28 @@ class StoreWriter:
         with self._index_lock:
             cleared = self._uncleared
             self._mount.check()
-            opened, entries, free, pins = open_to_write(self._root, self._codec, self._capacity, cleared)
+            if self._secret is not None:
+                keep_secret(self._root, self._secret)
+            opened = open_to_write(self._root, self._codec, self._capacity, cleared)
             try:
                 self._mount.check()  # now it is there
-                self.pins.load(pins)
+                self.pins.load(opened.pins)
             except BaseException:
-                opened.close()
+                opened.store.close()
                 raise
             with self._clear_lock:
-                self._files = opened.files
-                self.table.fill(entries)
-                self._opened, self._free = opened, free
+                self._files = opened.store.files
+                self.table.fill(opened.entries)
+                self._opened, self._free = opened.store, opened.free
                 if cleared:  # what this store had of that may be in any of them
-                    self._unwiped.update(free)
+                    self._unwiped.update(opened.free)
                 self._stale.clear()
                 self._uncleared -= cleared
                 for namespace in self._uncleared:  # cleared meanwhile; pins and blocks put since then are newer
                     slots = self.table.clear(namespace)
                     self._free += slots
                     self._unwiped.update(slots)
-        return opened
+        return opened.store
 
     def _give_up(self) -> None:
         """Close the store, so that nothing keeps the failed disk in use; the next batch opens it anew."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from support.faulty_os import disconnected
 from support.tiered_llm import GREEDY, PROMPTS, answers, evict_all, make
 
-from radixkv.engine.clearing import ALL_NAMESPACES
+from radixkv.engine.clearing import ALL_NAMESPACES, NamespaceSelection
 from radixkv.server.run import namespaces_secret
 from radixkv.tiers import backoff
 
@@ -65,6 +66,22 @@ def test_a_folder_stays_where_it_was_when_the_program_changes_its_own(
     assert namespaces_secret({name: folder}) == (tmp_path / "blocks" / "namespaces.secret").read_bytes()
     with make(**{name: folder}) as llm:
         assert llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+@pytest.mark.usefixtures("loads_are_worth_it")
+def test_what_is_stored_in_a_folder_that_was_emptied_is_found_after_a_restart(tmp_path: Path) -> None:
+    """It was stored under a secret that was gone with what had been in the folder."""
+    options = {"disk_cache": tmp_path / "blocks", "cache_write_policy": "write-through"}
+    with make(**options) as llm:
+        shutil.rmtree(tmp_path / "blocks")
+        answers(llm)
+    with make(**options) as llm:
+        assert llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].metrics.loaded_tokens == {"disk": 40}
+
+
+def test_a_selection_of_namespaces_does_not_mean_all_by_itself() -> None:
+    with pytest.raises(TypeError, match="name"):
+        NamespaceSelection()  # type: ignore[call-arg]
 
 
 @pytest.mark.usefixtures("loads_are_worth_it")

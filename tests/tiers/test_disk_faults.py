@@ -18,6 +18,7 @@ from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
 from radixkv.tiers import slot_files
 from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.namespace_secret import namespace_secret
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import SlotIndex
 from radixkv.tiers.stored_pins import StoredPins
@@ -200,6 +201,40 @@ def test_a_batch_is_written_into_a_folder_that_was_emptied_before(open_tier: Ope
     put(tier, prefix_keys("bob", *range(6)))
     tier.close()
     assert open_tier().contains_prefix(prefix_keys("bob", *range(6))) == 6
+
+
+def test_a_folder_that_was_emptied_gets_its_secret_back(open_tier: OpenTier, tmp_path: Path) -> None:
+    """What was written from then on was under a secret that the next start did not find, as nothing held it any more."""
+    root = tmp_path / "store"
+    secret = namespace_secret(root)
+    tier = open_tier(secret=secret)
+    put(tier)
+    shutil.rmtree(root)
+    put(tier, prefix_keys("bob", *range(6)))
+    assert namespace_secret(root) == secret
+    assert tier.contains_prefix(prefix_keys("bob", *range(6))) == 6
+
+
+def test_a_disk_that_is_mounted_late_is_not_written_under_another_secret(
+    open_tier: OpenTier, tmp_path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor did the next start find that: it took the disk's own."""
+    root = tmp_path / "store"
+    tier = open_tier(secret=namespace_secret(root))
+    put(tier, KEYS[:2], BLOCKS[:2])
+    root.rename(tmp_path / "mount point")
+    theirs = namespace_secret(root)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            put(tier)
+            clock.now += 60
+    (record,) = caplog.records
+    assert "another folder, with another secret, is in its place; start again" in record.getMessage()
+    assert (namespace_secret(root), [*root.iterdir()]) == (theirs, [root / "namespaces.secret"])
+    shutil.rmtree(root)
+    (tmp_path / "mount point").rename(root)
+    put(tier)
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
 
 
 def test_a_file_that_ends_too_early_gives_misses(open_tier: OpenTier, tmp_path: Path) -> None:
