@@ -318,26 +318,22 @@ class RadixTree:
             How many tokens were in them.
         """
         self.version += 1
-        num_tokens, missing = 0, count
+        num_tokens = 0
         freed = array("i")  # released together: the pool then joins neighbours once
-        while missing:
+        while missing := count - len(freed):
             leaf = self.leaves.next_leaf()
             assert isinstance(leaf, Node), f"next_leaf: expected a leaf that was added, got {leaf!r:.80}"
             most = missing if self.owner_limits is None else self.owner_limits.num_to_evict(leaf, missing)
             keep = max(0, len(leaf.blocks) - most)
             for notify in self.observers.on_remove:
                 notify(leaf, keep, True)
-            if not keep:
-                missing -= len(leaf.blocks)
-                num_tokens += leaf.num_tokens
-                freed += leaf.blocks
-                self._remove_leaf(leaf)
-                continue
             num_tokens += leaf.num_tokens - keep * self._block_size
             freed += leaf.blocks[keep:]
-            leaf.truncate(keep)
-            self.num_evictable_blocks -= most
-            missing -= most
+            if keep:
+                leaf.truncate(keep)
+                self.num_evictable_blocks -= most
+            else:
+                self._remove_leaf(leaf)
         self._pool.release(np.frombuffer(freed, dtype=np.int32))
         return num_tokens
 
