@@ -65,7 +65,6 @@ class CheckedCache:
         self._broken = False
         self._names = _names()
         self._always = always
-        self._keep_story = keep_story
         self._story = Story(keep_story)
 
     # -- steps ---------------------------------------------------------------------------------------------------
@@ -376,7 +375,7 @@ class CheckedCache:
         return self._root_tags.setdefault(namespace, namespace_tag(namespace))
 
     def _blocks(self, sequence: LiveSequence) -> str:
-        return ids_in_words(self._answers.blocks(sequence.handle)) if self._keep_story else ""
+        return ids_in_words(self._answers.blocks(sequence.handle)) if self._story.keep else ""
 
     def _fail(self, rule: int, problem: str) -> NoReturn:
         self._broken = True

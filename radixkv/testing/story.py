@@ -14,17 +14,17 @@ class Story:
 
     def __init__(self, keep: bool) -> None:
         self.steps: list[str] = []
-        self._keep = keep
+        self.keep = keep
 
     def begin(self, step: str) -> None:
         """Add a step."""
-        if not self._keep:
+        if not self.keep:
             self.steps.clear()
         self.steps.append(step)
 
     def go_on(self, what: str) -> None:
         """Add what came of the last step."""
-        if self._keep:
+        if self.keep:
             self.steps[-1] += f": {what}" if ":" not in self.steps[-1] else f"; {what}"
         else:
             self.steps[:] = [what]
