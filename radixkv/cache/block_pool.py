@@ -39,7 +39,7 @@ class BlockPool:
 
     Raises:
         InvalidArgumentError: ``num_blocks`` is not a whole number from 1 to 2**31 - 1.
-        MemoryError: there is no room for the counts of so many.
+        MemoryError: their counts do not fit into memory.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -122,7 +122,7 @@ class BlockPool:
         """``count`` more owners for each of these blocks.
 
         Raises:
-            InvalidArgumentError: ``blocks`` are no array of ids, an id is foreign or given twice, its block is free, or
+            InvalidArgumentError: ``blocks`` is not an array of ids, an id is foreign or given twice, its block is free, or
                 ``count`` is not a whole number of at least 0; nothing is changed.
         """
         count = check_count("count", count, 0)
@@ -133,7 +133,7 @@ class BlockPool:
         """One owner fewer for each of these blocks; those without any become free. Returns how many did.
 
         Raises:
-            InvalidArgumentError: ``blocks`` are no array of ids, an id is foreign or given twice, or its block is free
+            InvalidArgumentError: ``blocks`` is not an array of ids, an id is foreign or given twice, or its block is free
                 already; nothing is changed.
         """
         ordered = self._require_held(blocks)

@@ -104,7 +104,7 @@ class CacheControl(CacheView):
         """Notify an observer of changes of the tree from now on; `block_hashes` lists what is cached already.
 
         Raises:
-            InvalidArgumentError: it is no `TreeObserver`.
+            InvalidArgumentError: it is not a `TreeObserver`.
         """
         check_observer("observer", observer)
         self._tree.observers.add(observer)
@@ -113,7 +113,7 @@ class CacheControl(CacheView):
         """Stop notifying an observer.
 
         Raises:
-            InvalidArgumentError: it is no `TreeObserver`, or was not added, as the cache's policy was not.
+            InvalidArgumentError: it is not a `TreeObserver`, or was not added, as the cache's policy was not.
         """
         check_observer("observer", observer)
         self._tree.observers.remove(observer)

@@ -36,7 +36,7 @@ class Demand(NamedTuple):
 
 
 class CacheView:
-    """The half of `PrefixCache` that only reads.
+    """The part of `PrefixCache` that only reads.
 
     Only the thread that changes the cache may use it: a query from another thread can even break a change in progress.
     A query that counts what keeps blocks from eviction first releases the pins that have expired.
@@ -144,7 +144,7 @@ class CacheView:
     def cached_blocks(self, tokens: TokenIds, namespace: str = "") -> BlockIds:
         """The physical blocks of the longest cached prefix's whole blocks, int32, until the cache changes.
 
-        If all of the tokens are cached, and the last ones do not fill a block, the block that holds these is one more.
+        If all of the tokens are cached, and end inside a block, that block is included.
 
         Raises:
             InvalidArgumentError: ``tokens`` are not token ids, or ``namespace`` is not a string.

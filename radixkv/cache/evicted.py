@@ -152,7 +152,7 @@ class EvictedPrefixes(TreeObserver):
         """The record that begins with the prompt's next block.
 
         Args:
-            partial: or consists of one partly filled block, found at one more look-up per possible length.
+            partial: accept a record of one partly filled block as well, at one more look-up per possible length.
         """
         record = self._records.get(next_hash(before, prompt[offset : offset + self._block_bytes]))
         if record is not None or not partial:

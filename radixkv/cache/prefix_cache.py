@@ -57,7 +57,7 @@ class PrefixCache(CacheControl):
     Raises:
         InvalidArgumentError: a size is not a whole number, or out of its range; ``policy`` is not a policy, but its name or
             class, or another cache's, ``events`` is not an EventLog, or ``clock`` cannot be called.
-        MemoryError: there is no room for the counts of so many blocks.
+        MemoryError: the blocks' counts do not fit into memory.
     """
 
     # The policies that caches use, by id, because a policy need not be hashable.

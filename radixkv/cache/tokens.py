@@ -54,7 +54,7 @@ def _is_id(token: Any) -> bool:
 
 
 def encode_prompt(tokens: TokenIds) -> bytes:
-    """`encode` of at least one token: none are refused, too."""
+    """`encode`, which refuses an empty list as well."""
     prompt = encode(tokens)
     if not prompt:
         raise InvalidArgumentError("tokens: expected at least one, got none")

@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def check_maker(name: str, make: Any, arguments: str) -> None:
-    """Raise a TypeError unless ``make`` can be called, with these ``arguments`` in parentheses, and is no abstract class."""
+    """Raise a TypeError unless ``make`` can be called, and is not an abstract class; ``arguments`` are for the message."""
     if not callable(make):
         raise TypeError(f"{name}: expected a class, or a function of {arguments}, got {make!r:.80}")
     if inspect.isabstract(make):
@@ -43,7 +43,7 @@ class Answers:
         raised: what to do with an exception that a method of the adapter raises.
 
     Raises:
-        TypeError: it is no `CacheAdapter`, or an answer has a wrong type; the message names the method and the right type.
+        TypeError: it is not a `CacheAdapter`, or an answer has a wrong type; the message names the method and the right type.
         ValueError: likewise, where an answer is out of range.
     """
 

@@ -133,7 +133,7 @@ class BlockMoves(TreeObserver):
             self._want(table.node, behind if self._parts_inside(table.node, behind) else b"")
 
     def note_missing(self, table: BlockTable, block: bytes) -> None:
-        """A sequence began, and no tier had the first block that it computes: they may have lost others, too.
+        """A sequence began, and no tier had the first block that it computes: others may be gone as well.
 
         Args:
             table: of the sequence, just opened.
@@ -329,7 +329,7 @@ class BlockMoves(TreeObserver):
         return rows
 
     def _parts_inside(self, node: Node, behind: bytes) -> bool:
-        """Whether prompts part inside the block behind a node, after the tokens ``behind``, which others then share, too."""
+        """Whether prompts diverge in the block after a node, behind its tokens ``behind``: others may share these."""
         if len(behind) == self._block_bytes or node.children is None:
             return True
         if behind in node.children.by_key:
@@ -340,8 +340,9 @@ class BlockMoves(TreeObserver):
         return not any(next_hash(before, behind[:length]) in self._known for length in lengths)
 
     def _is_worth_its_room(self, num_bytes: int, num_before: int) -> bool:
-        """Whether to send down a partly filled block of ``num_bytes`` of tokens, behind so many others: `find_prefix` finds
-        none that is alone.
+        """Whether to send down a partly filled block with ``num_bytes`` of tokens, behind ``num_before`` others.
+
+        `find_prefix` finds none that is alone.
         """
         return num_before > 0 and self._keeps_partly_filled and is_filled_enough(num_bytes, self._block_bytes)
 

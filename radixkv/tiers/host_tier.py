@@ -77,7 +77,7 @@ class HostTier:
             rows = self._leading_rows(keys)
             self._readers.update(rows)
         try:
-            # Without the lock, which several readers, and whoever puts, would wait for.
+            # Without the lock: other calls need not wait for the copy.
             np.take(self._rows, rows, axis=0, out=out[: len(rows)], mode="clip")
         finally:
             with self._lock:

@@ -34,7 +34,7 @@ class KnownBlocks:
             self._hashes.pop(block_hash, None)
 
     def lost(self, block_hash: int) -> None:
-        """Tiers turned out not to have the block, so they may have lost those put before it, too."""
+        """Tiers turned out not to have the block: those put before it may be gone as well."""
         if block_hash in self._hashes:
             while self._hashes.popitem(last=False)[0] != block_hash:
                 pass

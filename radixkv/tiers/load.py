@@ -40,7 +40,7 @@ class LookUp:
         return self.tokens[: (stop - 1) * len(self.keys[0].tokens) + len(self.keys[stop - 1].tokens)]
 
     def first_missing(self, spans: Sequence[Span]) -> int:
-        """The index of the first block that is not there as a whole, if ``spans`` are all that are."""
+        """The index of the first block that is missing or only partly filled, if tiers have no more than ``spans``."""
         if not spans:
             return self.start
         stop = spans[-1].stop

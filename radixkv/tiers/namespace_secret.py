@@ -80,7 +80,7 @@ def _shared_secret(shared: Path, disk: Path, *, may_write: bool) -> bytes:
 
 
 def _secret_or_random(folder: Path, may_make: bool) -> bytes:
-    """The folder's secret; if it can be neither read nor made, a random one with a warning, since tiers go on, too."""
+    """The folder's secret; if it can be neither read nor made, a random one and a warning: tiers go on without."""
     try:
         return namespace_secret(folder, may_make)
     except OSError as error:

@@ -105,7 +105,7 @@ class TierStack:
         return found
 
     def read(self, span: Span, keys: Sequence[BlockKey], out: BlockBytes) -> int:
-        """Read a span's blocks into rows, up to the first that is missing, and put them into the nearer tiers, too.
+        """Read a span's blocks into rows, up to the first that is missing, and put them into the nearer tiers.
 
         Args:
             span: from `find`, or a part of one.

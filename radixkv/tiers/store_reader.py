@@ -55,7 +55,7 @@ class StoreReader:
             return Found(opened.files, list(zip(keys, rows, strict=False)))
 
     def note_verdicts(self, found: Found, verdicts: Sequence[Verdict | None], count: int) -> int:
-        """How many blocks were corrupt; to a reader, a block that its writer is overwriting seems so, too.
+        """How many blocks were corrupt, or seemed so while their writer overwrote them.
 
         If one could not be read, the store is opened anew.
         """

@@ -100,7 +100,7 @@ class RecencyOrdered(Protocol):
 
 @runtime_checkable
 class PartlyFilledKeeper(Protocol):
-    """An optional ability of a tier: to keep the partly filled last blocks of prefixes, too.
+    """An optional ability of a tier: to keep the partly filled last blocks of prefixes as well.
 
     The last of the keys that `Tier`'s methods get may then be one that is not `BlockKey.is_whole`.
     """
