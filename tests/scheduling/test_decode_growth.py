@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
-from support.scheduler_driver import SchedulerDriver
+from support.scheduler_driver import SchedulerDriver, prompt
 
 from radixkv.cache import PrefixCache
 from radixkv.sampling_params import SamplingParams
@@ -54,3 +56,26 @@ def test_growth_is_bounded_by_what_each_group_may_still_generate() -> None:
     request.max_new_tokens = 3  # two of them are computed, and fit into the second block
     assert DecodeGrowth([group], 4, 32).num_blocks == 0
     assert DecodeGrowth([group, group], 4, 32).num_seqs == 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_beside_pins_nothing_is_preempted_twice_without_a_token_in_between(seed: int) -> None:
+    """Pins take blocks that were counted on when the running groups were admitted."""
+    rng = random.Random(seed)
+    driver = SchedulerDriver(num_blocks=40, budget=rng.choice([8, 32]), max_num_seqs=8)
+    for _ in range(30):
+        driver.add(prompt(rng.randint(1, 30)), max_new=rng.randint(1, 40), n=rng.choice([1, 1, 2, 4]))
+    num_tokens: dict[SequenceGroup, int] = {}  # when it was last preempted
+    num_pinned = 0
+    while driver.has_work:
+        running = list(driver.scheduler.running)
+        driver.step()
+        waiting = set(driver.scheduler.waiting)
+        for group in running:
+            if group in waiting:
+                assert len(group.prompt) > num_tokens.get(group, 0)
+                num_tokens[group] = len(group.prompt)
+        if num_pinned < 14 and rng.random() < 0.1:
+            num_pinned += driver.cache.pin(rng.choice(driver.admitted).prompt_token_ids).num_tokens // 4
+    assert num_tokens
+    assert num_pinned
