@@ -60,9 +60,9 @@ class OpenTiers:
 
     Attributes:
         tiers: the nearest first, at least one.
-        capacity: blocks that the smallest tier of known size has room for.
-        lasting_capacity: the same of the tiers that this process writes and that outlive it.
-        num_stored: blocks that they hold from earlier runs, as far as is known.
+        capacity: of the smallest tier, in blocks; `MANY_BLOCKS` if no size is known.
+        lasting_capacity: of the smallest of the tiers that this process writes and that outlive it.
+        num_stored: blocks left from earlier runs, as far as is known.
         pins: those that the disk remembers; None: this process writes no disk.
         events: of what they hold; None: none are recorded.
         other_stores: the other stores in the disk's folder; None: as for ``pins``.

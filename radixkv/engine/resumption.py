@@ -23,8 +23,8 @@ def resume_sequences(request: Request, outputs: Sequence[CompletionOutput], toke
     """Give a request that is not added yet the sequences that ``outputs`` describe; none if nothing was generated.
 
     Args:
-        outputs: for each sample, in any order, what was received of it: its token ids, its cumulative log-probability if
-            log-probabilities are asked for, and, if it has ended, why. (The text follows from the tokens.)
+        outputs: one for each sample, in any order, with the tokens received so far, the cumulative log-probability if
+            log-probabilities are wanted, and the finish reason if it has ended. The text follows from the tokens.
 
     Raises:
         TypeError, ValueError: the request cannot be resumed, or the outputs do not match its samples.

@@ -21,8 +21,8 @@ class ActiveLoad:
     Attributes:
         tokens: of the prefix up to the end of the load, encoded; its last block may be partly filled.
         block_size: tokens per block.
-        seconds: that it is expected to take, without the loads before it.
-        gives_up_at: when it takes longer than it is worth.
+        seconds: how long it should take once the loads before it are done.
+        gives_up_at: the time from which it is not worth waiting for.
         waiting: since when each group waits for it.
         is_ending: whether it was cancelled, and ends once no chunk of it is being written.
     """

@@ -47,7 +47,7 @@ class PrefixLookUps:
         return look_up.spans
 
     def give_up(self, look_up: LookUp) -> None:
-        """Its group does not wait for it any longer."""
+        """Its group stops waiting for it."""
         if not look_up.waits_for_writer:
             if self._unanswered is None:  # said once
                 _log.warning(

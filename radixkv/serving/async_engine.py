@@ -145,7 +145,7 @@ class AsyncEngine:
             self._preparations.remove(preparation)
 
     async def times(self, streams: Sequence[RequestStream]) -> list[RequestMetrics]:
-        """When the unfinished ones of these streams' requests were scheduled, and had their first token."""
+        """The times so far of those of the streams' requests that are unfinished."""
 
         def of_engine(engine: Engine) -> list[RequestMetrics]:
             found = (engine.unfinished_request(stream.request_id) for stream in streams)
@@ -168,16 +168,15 @@ class AsyncEngine:
 
         Args:
             prompts: tokenized.
-            params: of all of them.
-            request_id: of the first, see below.
+            params: for all prompts.
+            request_id: the request's id; several requests get the ids ``request_id-0``, ``request_id-1`` and so on.
             priority: among the tenant's own requests.
             tenant: on whose behalf.
-            accepted: whether another engine had accepted them: then they are not refused if too many are unfinished here.
-            arrival_time: from which they are timed, by `time.monotonic`; None: this call.
+            accepted: another engine had accepted them, so they are not refused if too many are unfinished here.
+            arrival_time: when they arrived, by `time.monotonic`; None: now.
 
         Returns:
-            One stream per prompt, with the request ids ``request_id``, or ``request_id-0`` and so on where there are several.
-            The caller must iterate each to its end or close it.
+            One stream per prompt. The caller must iterate each to its end or close it.
         """
         if not isinstance(params, SamplingParams | BeamSearchParams):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")

@@ -1,4 +1,4 @@
-"""What happens to requests before the engine has them: they are refused, or prepared while they hold queue slots."""
+"""Refuses requests, or prepares them for the engine while they hold queue slots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """What the engine needs to make a request, apart from its name; all that takes long is done."""
+    """What a request is made of, apart from its id; whatever takes long is done."""
 
     prompt: Prompt
     params: SamplingParams | BeamSearchParams
@@ -53,7 +53,7 @@ class PreparedRequest:
 
 
 class IntakeEngine(Protocol):
-    """What is asked of the engine, or of the engines elsewhere, that will run the requests."""
+    """What `RequestIntake` needs of the engine, or of engines elsewhere, that will run the requests."""
 
     @property
     def loaded(self) -> TextInterface: ...
@@ -165,15 +165,15 @@ class RequestIntake:
 
         Args:
             prompts: tokenized.
-            params: of all of them.
-            priority: of all of them.
+            params: for all prompts.
+            priority: of all requests.
             tenant: on whose behalf.
             accepted: see `refuse_if_full`.
 
         Raises:
             RequestTooLargeError: more sequences than one request, or this tenant, may have.
-            QueueFullError, DrainingError, EngineDeadError: they may not come in now.
-            ValueError: too many prompts, or a grammar or a word is impossible.
+            QueueFullError, DrainingError, EngineDeadError: as `refuse_if_full`.
+            ValueError: likewise, or a grammar or a word is impossible.
         """
         self._check_num_seqs(params, tenant)
         params_of_each = [with_answer_form(params, prompt.answer_form) for prompt in prompts]
@@ -194,17 +194,15 @@ class RequestIntake:
             return [await self._with_replay(each) for each in prepared]
 
     def refuse_if_full(self, count: int, tenant: str, *, accepted: bool = False) -> None:
-        """Raise unless ``count`` more requests of the tenant may come in now.
+        """Raise unless a tenant may submit ``count`` more requests now.
 
         Args:
-            count: of requests.
-            tenant: theirs.
-            accepted: whether another engine had accepted them, which is not taken back: they come in even without free slots.
+            accepted: another engine had accepted them, so they need no free slots.
 
         Raises:
             QueueFullError: too many are unfinished.
-            DrainingError, EngineDeadError: none may.
-            ValueError: there will never be so many slots.
+            DrainingError, EngineDeadError: no requests are taken any more.
+            ValueError: there are never so many slots.
         """
         self._refuse_if_stopped()
         limit = self.max_unfinished
@@ -222,12 +220,11 @@ class RequestIntake:
         """The ids of ``count`` requests: ``request_id``, or ``request_id-0`` and so on where there are several.
 
         Args:
-            request_id: None: one that was not yet used.
-            count: of requests.
-            unfinished: names that cannot be given.
+            request_id: None: a new one.
+            unfinished: the ids that are taken.
 
         Raises:
-            ValueError: an unfinished request has one of them.
+            ValueError: one of them is taken.
         """
         base = f"request-{next(self._ids)}" if request_id is None else request_id
         names = [base] if count == 1 else [f"{base}-{index}" for index in range(count)]
@@ -247,11 +244,7 @@ class RequestIntake:
         self._grammar_thread.shutdown()
 
     async def _with_replay(self, prepared: PreparedRequest) -> PreparedRequest:
-        """The request with what was generated elsewhere replayed, which for a long answer takes as long as several steps.
-
-        This is not done on the engine's thread, where it would hold up all streams; what a request is made of does not change
-        there.
-        """
+        """Replay what was generated elsewhere here: on the engine's thread, a long answer would hold up all streams."""
         factory = self._engine.request_factory
         if not prepared.prompt.resume or factory is None:
             return prepared
