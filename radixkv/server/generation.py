@@ -55,6 +55,15 @@ class Generation:
     """The answers to the prompts of one HTTP request. Iterate it once, to the end, or call `close`.
 
     Attributes:
+        loaded: the text interface of the model.
+        prompts: tokenized; ``streams`` and ``timers`` have one entry for each.
+        params: for all prompts.
+        body: the request.
+        streams: the outputs of the prompts, closed by `close`.
+        timers: measure the choices of each prompt.
+        deadlines: end the prompts when the request takes too long.
+        reservation: what the tenant's rate limits were charged in advance; settled by `close`.
+        request_id: as in the response.
         explanations: by prompt; None unless the request asked for them.
         prompt_only: see `start`.
         times: of the prompt that had a token first; None before.
