@@ -52,6 +52,19 @@ def test_a_row_that_is_no_numbers_disturbs_no_other(variant: str, position: int,
     assert all(0 <= token < 1000 for token in found.top_ids[1].tolist())
 
 
+@each_variant
+def test_equally_likely_tokens_share_a_rank_where_denormal_numbers_count_as_zero(variant: str) -> None:
+    """The next number above a logit of 0 did, so every other 0 was above it."""
+    logits = torch.zeros(1, 100)
+    logits[0, 3] = 1.0
+    torch.set_flush_denormal(True)
+    try:
+        with use(variant):
+            assert token_logprobs(logits, torch.tensor([70]), 0).ranks.tolist() == [2]
+    finally:
+        torch.set_flush_denormal(False)
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "logits": ({"logits": torch.zeros(6)}, r"logits: expected shape \[any, any\], got \[6\]"),
     "type": ({"logits": torch.zeros(2, 6).bfloat16()}, "logits: expected float32, got bfloat16"),

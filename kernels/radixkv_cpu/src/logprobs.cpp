@@ -64,8 +64,6 @@ class Describer {
         }
     }
 
-    static uint32_t lanes_above(F32 logits, float own) { return lanes_at_least(logits, std::nextafter(own, INFINITY)); }
-
     float log_sum_exp(const float* logits) const {
         double total = 0;
         for (int64_t first = 0; first < call_.vocab_size; first += kVectorsPerPeak * kLanes) {

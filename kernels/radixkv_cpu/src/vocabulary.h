@@ -27,6 +27,14 @@ inline uint32_t lanes_at_least(F32 weights, float least) {
 #endif
 }
 
+inline uint32_t lanes_above(F32 weights, float bound) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask(weights, _mm512_set1_ps(bound), _CMP_GT_OQ);
+#else
+    return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(weights, _mm256_set1_ps(bound), _CMP_GT_OQ)));
+#endif
+}
+
 // The lanes that belong to a row, `left` numbers before its end.
 inline uint32_t lanes_left(int64_t left) { return left >= kLanes ? (1u << kLanes) - 1 : (1u << left) - 1; }
 
