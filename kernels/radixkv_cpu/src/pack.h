@@ -65,10 +65,20 @@ inline void pack_values(const float* const* values, const float* const* next, in
         }
 }
 
+// 32 numbers in bfloat16.
+typedef uint16_t Line __attribute__((vector_size(64)));
+
+// Pairs of numbers of two lines: the first 16 pairs, and the others.
+inline Line first_pairs(Line even, Line odd) {
+    return __builtin_shuffle(even, odd, Line{0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                             8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47});
+}
+inline Line last_pairs(Line even, Line odd) {
+    return __builtin_shuffle(even, odd, Line{16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+                                             24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63});
+}
+
 inline void pack_values(const BF16* const* values, const BF16* const* next, int count, int64_t dim, BF16* to) {
-    typedef uint16_t Line __attribute__((vector_size(64)));
-    const Line low = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    const Line high = low + 16;
     const auto part = [&](int key, int64_t column) {
         Line line{};
         if (key < count) std::memcpy(&line, values[key] + column, std::min<int64_t>(dim - column, kPanel) * sizeof(BF16));
@@ -85,7 +95,7 @@ inline void pack_values(const BF16* const* values, const BF16* const* next, int 
             } else {
                 even = part(key, column), odd = part(key + 1, column);
             }
-            const Line lines[2] = {__builtin_shuffle(even, odd, low), __builtin_shuffle(even, odd, high)};
+            const Line lines[2] = {first_pairs(even, odd), last_pairs(even, odd)};
             std::memcpy(static_cast<void*>(to), lines, sizeof lines);
         }
 }

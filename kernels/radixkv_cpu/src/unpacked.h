@@ -138,9 +138,6 @@ void add_weighted(int64_t rows, const float* weights, int64_t stride, const T* c
 template <int ROWS, int LINES>
 void add_pairs_part(const BF16* weights, const BF16* const* values, const BF16* const* next, int start, int stop, int count, int64_t dim,
                     int64_t left, const float* shrink, float* outputs, int64_t output_stride) {
-    typedef uint16_t Line __attribute__((vector_size(64)));
-    const Line low = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    const Line high = low + 16;
     __mmask32 there[LINES];
     for (int i = 0; i < LINES; i++) there[i] = left >= (i + 1) * kPanel ? ~__mmask32(0) : (__mmask32(1) << (left - i * kPanel)) - 1;
     // All loops over it are unrolled, or it would lie in memory.
@@ -156,8 +153,8 @@ void add_pairs_part(const BF16* weights, const BF16* const* values, const BF16* 
             if (next) __builtin_prefetch(next[key] + dim + i * kPanel, 0, 2), __builtin_prefetch(next[key + 1] + dim + i * kPanel, 0, 2);
             const auto even = (Line)_mm512_maskz_loadu_epi16(there[i], values[key] + dim + i * kPanel);
             const auto odd = key + 1 < count ? (Line)_mm512_maskz_loadu_epi16(there[i], values[key + 1] + dim + i * kPanel) : Line{};
-            pairs[2 * i] = (__m512bh)__builtin_shuffle(even, odd, low);
-            pairs[2 * i + 1] = (__m512bh)__builtin_shuffle(even, odd, high);
+            pairs[2 * i] = (__m512bh)first_pairs(even, odd);
+            pairs[2 * i + 1] = (__m512bh)last_pairs(even, odd);
         }
 #pragma GCC unroll 4
         for (int row = 0; row < ROWS; row++) {
