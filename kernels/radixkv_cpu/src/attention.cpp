@@ -371,16 +371,21 @@ bool is_unpacked(const Attention& call, int64_t range, int64_t num_rows, int64_t
     return kind == RowKind::kDecoding && group <= kUnpackedRows<T> && num_rows <= kMostDrafted * group;
 }
 
-template <typename T>
-void run(const Attention& call) {
-    const int64_t group = call.num_query_heads / call.num_kv_heads, value_dim = padded(call.value_dim);
-    const int64_t tile = std::max<int64_t>(kTileRows / group, 1);
+// A batch's tasks, and what is merged once they are done.
+struct Work {
     std::vector<Task> tasks;
-    std::vector<std::vector<Part>> parts(call.num_rows);
+    std::vector<std::vector<Part>> parts;  // of each row; none where a task writes the row's output itself
+    int64_t num_partials = 0;
+};
+
+template <typename T>
+Work divide(const Attention& call) {
+    const int64_t group = call.num_query_heads / call.num_kv_heads, tile = std::max<int64_t>(kTileRows / group, 1);
+    Work work;
+    work.parts.resize(call.num_rows);
     std::vector<int> num_ranges(call.num_rows);
     for (int64_t range = 0; range < call.num_ranges; range++)
         for (int64_t row = call.row_start[range]; row < call.row_stop[range]; row++) num_ranges[row]++;
-    int64_t num_partials = 0;
     for (int64_t range = 0; range < call.num_ranges; range++) {
         // A prompt's last rows see most keys: first come the long tasks, so that no thread is left with one at the end.
         const int64_t num_tiles = (call.row_stop[range] - call.row_start[range] + tile - 1) / tile;
@@ -400,23 +405,29 @@ void run(const Attention& call) {
             const bool is_whole =
                 num_chunks == 1 && std::all_of(num_ranges.begin() + row, num_ranges.begin() + row_stop, [](int count) { return count == 1; });
             for (int64_t r = row; r < row_stop && !is_whole; r++)
-                parts[r].push_back({num_partials + (r - row) * group, num_chunks, stride, first_chunk, chunk});
+                work.parts[r].push_back({work.num_partials + (r - row) * group, num_chunks, stride, first_chunk, chunk});
             const int64_t heads_per_task = few ? call.num_kv_heads : 1;
             for (int64_t head = 0; head < call.num_kv_heads; head += heads_per_task)
                 for (int64_t c = 0; c < num_chunks; c++) {
                     const int64_t key_start = std::max(start, (first_chunk + c) * chunk);
                     const int64_t key_stop = std::min(stop, (first_chunk + c + 1) * chunk);
-                    const int64_t partial = is_whole ? 0 : num_partials + (head * num_chunks + c) * stride;
-                    tasks.push_back({range, head, head + heads_per_task, row, row_stop, key_start, key_stop, partial, num_chunks * stride,
-                                     unpacked, is_whole});
+                    const int64_t partial = is_whole ? 0 : work.num_partials + (head * num_chunks + c) * stride;
+                    work.tasks.push_back({range, head, head + heads_per_task, row, row_stop, key_start, key_stop, partial, num_chunks * stride,
+                                          unpacked, is_whole});
                 }
-            if (!is_whole) num_partials += call.num_kv_heads * num_chunks * stride;
+            if (!is_whole) work.num_partials += call.num_kv_heads * num_chunks * stride;
         }
     }
-    Scratch<float> outputs(num_partials * value_dim), maxima(num_partials), totals(num_partials);
+    return work;
+}
+
+template <typename T>
+void run(const Attention& call) {
+    const Work work = divide<T>(call);
+    Scratch<float> outputs(work.num_partials * padded(call.value_dim)), maxima(work.num_partials), totals(work.num_partials);
     const Partials partials{outputs.get(), maxima.get(), totals.get()};
     // A thread takes neighbouring tasks, so that it knows what it reads next, but so few that no thread waits long.
-    const int64_t num_tasks = int64_t(tasks.size()), at_once = std::clamp<int64_t>(num_tasks / (8 * omp_get_max_threads()), 1, 8);
+    const int64_t num_tasks = int64_t(work.tasks.size()), at_once = std::clamp<int64_t>(num_tasks / (8 * omp_get_max_threads()), 1, 8);
 #pragma omp parallel
     {
         {
@@ -424,7 +435,7 @@ void run(const Attention& call) {
 #pragma omp for schedule(dynamic, at_once)
             for (int64_t i = 0; i < num_tasks; i++) {
                 const bool is_last = (i + 1) % at_once == 0 || i + 1 == num_tasks;
-                worker.run(tasks[i], is_last ? nullptr : &tasks[i + 1], partials);
+                worker.run(work.tasks[i], is_last ? nullptr : &work.tasks[i + 1], partials);
             }
         }
         std::vector<Step> steps;
@@ -432,7 +443,7 @@ void run(const Attention& call) {
         for (int64_t i = 0; i < call.num_rows * call.num_query_heads; i++) {
             const int64_t row = i / call.num_query_heads, head = i % call.num_query_heads;
             T* out = static_cast<T*>(call.out) + row * call.out_row_stride + head * call.value_dim;
-            if (!parts[row].empty()) merge(call, parts[row], head, partials, steps, out);
+            if (!work.parts[row].empty()) merge(call, work.parts[row], head, partials, steps, out);
         }
     }
 }
