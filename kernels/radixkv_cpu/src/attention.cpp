@@ -202,23 +202,25 @@ class Worker {
         }
     }
 
+    // Writes the rows of a task whose result is all of theirs, as `merge` would write them.
     void write_out(const Task& task, const Partials& partials) {
         for (int64_t row = task.row_start; row < task.row_stop; row++) {
             T* out = static_cast<T*>(call_.out) + row * call_.out_row_stride;
-            const int64_t member = (row - task.row_start) * group_ - task.head_start * task.head_stride;
-            whole_[0] = {member, 1, task.head_stride, 0, kLongChunk};
             for (int64_t kv_head = task.head_start; kv_head < task.head_stop; kv_head++)
-                for (int64_t head = kv_head * group_; head < (kv_head + 1) * group_; head++) {
+                for (int64_t member = 0; member < group_; member++) {
+                    const int64_t head = kv_head * group_ + member;
+                    const int64_t at = (kv_head - task.head_start) * task.head_stride + (row - task.row_start) * group_ + member;
                     T* to = out + head * call_.value_dim;
                     if (row + kRowsAhead < task.row_stop) fetch_vector(to + kRowsAhead * call_.out_row_stride, call_.value_dim);
+                    F32 share = broadcast(1.0f), total = broadcast(partials.totals[at]);
                     if (call_.sinks) {
-                        merge(call_, whole_, head, partials, steps_, to);
-                    } else {  // as `merge` does, but without looking for other parts
-                        const int64_t at = member + kv_head * task.head_stride + head % group_;
-                        const float norm = 1.0f / partials.totals[at];
-                        for (int64_t column = 0; column < call_.value_dim; column += kLanes)
-                            store_part(to + column, load(partials.outputs + at * value_dim_ + column) * norm, call_.value_dim - column);
+                        F32 maximum = broadcast(call_.sinks[head] * kLog2E), sum = broadcast(1.0f);
+                        share = add_part(maximum, sum, broadcast(partials.maxima[at]), total).part;
+                        total = sum;
                     }
+                    const F32 norm = 1.0f / total;
+                    for (int64_t column = 0; column < call_.value_dim; column += kLanes)
+                        store_part(to + column, load(partials.outputs + at * value_dim_ + column) * share * norm, call_.value_dim - column);
                 }
         }
     }
@@ -357,8 +359,6 @@ class Worker {
     std::vector<Seen> seen_;
     Scratch<float> shrink_, outputs_, maxima_, totals_;  // the last three of a whole task
     Scratch<float> chunk_outputs_, chunk_maxima_, chunk_totals_;
-    std::vector<Part> whole_{1};
-    std::vector<Step> steps_;
 };
 
 // Whether `num_rows` rows of a range, heads of a group folded in, pass its keys as they lie in memory. Where products with
