@@ -74,6 +74,31 @@ void write(const Linear& linear, const Chunk& chunk, int64_t column, const float
     }
 }
 
+// A unit is 32 features of the result: those of a panel, or of a gate's panel and of the next one, which it gates.
+int64_t num_units(const Linear& linear) { return (linear.outputs + kPanel - 1) / kPanel; }
+
+int panels_per_unit(const Linear& linear) { return linear.activation == Activation::kNone ? 1 : 2; }
+
+// Memory for the sums of a unit: of one panel after the other, each [rows][32].
+struct UnitSums {
+    UnitSums(const Linear& linear, int64_t most_rows) : stride(most_rows * kPanel), sums(panels_per_unit(linear) * stride) {}
+
+    const int64_t stride;
+    Scratch<float> sums;
+};
+
+// Computes and writes a unit of a chunk's rows. `multiply(panel, to)` computes the sums of each of its panels.
+template <typename T, typename Multiply>
+void compute_unit(const Linear& linear, const Chunk& chunk, int64_t unit, const UnitSums& unit_sums, Multiply multiply) {
+    const int panels = panels_per_unit(linear);
+    float* sums = unit_sums.sums.get();
+    for (int i = 0; i < panels; i++) multiply((chunk.section * num_units(linear) + unit) * panels + i, sums + i * unit_sums.stride);
+    write<T>(linear, chunk, unit * kPanel, sums, sums + (panels - 1) * unit_sums.stride);
+}
+
+// So many tasks a thread takes at a time: neighbouring ones, but so few that no thread waits long at the end.
+int64_t tasks_at_once(int64_t num_tasks) { return std::max<int64_t>(1, num_tasks / (8 * omp_get_max_threads())); }
+
 // Products with one thread's panels of floats.
 template <typename T>
 class FloatProduct {
@@ -101,14 +126,12 @@ class FloatProduct {
 
 template <typename T, typename Product>
 void run(const Linear& linear, const std::vector<Chunk>& chunks) {
-    const bool gated = linear.activation != Activation::kNone;
-    const int panels_per_unit = gated ? 2 : 1;
-    const int64_t units = (linear.outputs + kPanel - 1) / kPanel;
+    const int64_t units = num_units(linear);
     int64_t most_rows = 0;
     for (const Chunk& chunk : chunks) most_rows = std::max(most_rows, chunk.rows);
     const int64_t panel_bytes = Product::panel_bytes(linear.inputs);
     const bool packs = PanelProduct<T>::packs(most_rows);
-    const int64_t num_tasks = units * int64_t(chunks.size()), at_once = std::max<int64_t>(1, num_tasks / (8 * omp_get_max_threads()));
+    const int64_t num_tasks = units * int64_t(chunks.size()), at_once = tasks_at_once(num_tasks);
     Scratch<T> x_packed(packs ? linear.rows * linear.inputs : 1);
     const auto* x = static_cast<const T*>(linear.x);
 #pragma omp parallel
@@ -125,21 +148,18 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
 #pragma omp barrier
         }
         Product product;
-        Scratch<float> sums(panels_per_unit * most_rows * kPanel);
+        const UnitSums sums(linear, most_rows);
         const auto multiply = [&](int64_t task) {
             // Weights pass a chunk of rows that stays in the second-level cache, not rows the weights: there are more rows.
             const Chunk& chunk = chunks[task / units];
-            const int64_t unit = task % units, first = chunk.first * linear.inputs;
-            for (int i = 0; i < panels_per_unit; i++) {
-                const int64_t panel = (chunk.section * units + unit) * panels_per_unit + i;
+            const int64_t first = chunk.first * linear.inputs;
+            compute_unit<T>(linear, chunk, task % units, sums, [&](int64_t panel, float* to) {
                 const auto* weights = static_cast<const uint8_t*>(linear.weight) + panel * panel_bytes;
-                float* to = sums.get() + i * most_rows * kPanel;
                 if (packs)
                     product.multiply_packed(chunk.rows, x_packed.get() + first, weights, linear.inputs, to);
                 else
                     product.multiply(chunk.rows, x + first, linear.inputs, weights, linear.inputs, to);
-            }
-            write<T>(linear, chunk, unit * kPanel, sums.get(), sums.get() + (panels_per_unit - 1) * most_rows * kPanel);
+            });
         };
         // Where reading memory is what takes time, each thread reads one contiguous part. Elsewhere equal numbers of tasks
         // are not equal work: chunks have different numbers of rows, and a core may be shared.
@@ -157,12 +177,10 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
 // Products of all rows, by factored.h.
 template <typename Format>
 void run_factored(const Linear& linear) {
-    const int panels_per_unit = linear.activation == Activation::kNone ? 1 : 2;
-    const int64_t units = (linear.outputs + kPanel - 1) / kPanel, inputs = linear.inputs, num_groups = inputs / kGroup;
+    const int64_t units = num_units(linear), inputs = linear.inputs, num_groups = inputs / kGroup;
     const int64_t panel_bytes = num_groups * Format::kGroupBytes, threads = omp_get_max_threads();
     const bool are_few = linear.rows <= kFewRows;
-    const int64_t at_once = are_few ? (units + threads - 1) / threads : std::max<int64_t>(1, units / (8 * threads));
-    const int64_t chunk_rows = std::min(linear.rows, kRowChunk);
+    const int64_t at_once = are_few ? (units + threads - 1) / threads : tasks_at_once(units);
     const auto* x = static_cast<const BF16*>(linear.x);
     Scratch<float> x_sums(linear.rows * num_groups);
     // For few rows, having threads wait for each other would take longer.
@@ -170,17 +188,15 @@ void run_factored(const Linear& linear) {
     for (int64_t row = 0; row < linear.rows; row++) sum_groups(x + row * inputs, inputs, x_sums.get() + row * num_groups);
 #pragma omp parallel
     {
-        Scratch<float> sums(panels_per_unit * chunk_rows * kPanel);
+        const UnitSums sums(linear, std::min(linear.rows, kRowChunk));
 #pragma omp for schedule(dynamic, at_once)
         for (int64_t unit = 0; unit < units; unit++)
             for (int64_t first = 0; first < linear.rows; first += kRowChunk) {
                 const int64_t rows = std::min(linear.rows - first, kRowChunk);
-                for (int i = 0; i < panels_per_unit; i++) {
-                    const auto* panel = static_cast<const uint8_t*>(linear.weight) + (unit * panels_per_unit + i) * panel_bytes;
-                    FactoredProduct<Format>::multiply(rows, x + first * inputs, x_sums.get() + first * num_groups, panel, inputs,
-                                                      sums.get() + i * chunk_rows * kPanel);
-                }
-                write<BF16>(linear, {0, first, rows}, unit * kPanel, sums.get(), sums.get() + (panels_per_unit - 1) * chunk_rows * kPanel);
+                compute_unit<BF16>(linear, {0, first, rows}, unit, sums, [&](int64_t panel, float* to) {
+                    FactoredProduct<Format>::multiply(rows, x + first * inputs, x_sums.get() + first * num_groups,
+                                                      static_cast<const uint8_t*>(linear.weight) + panel * panel_bytes, inputs, to);
+                });
             }
     }
 }
@@ -190,9 +206,8 @@ void run_factored(const Linear& linear) {
 // Products of a prompt's rows by triples.h, and of the decoding rows beside them: a panel is read once for both.
 void run_triples(const Linear& linear, const Linear& decoding) {
     const std::vector<Chunk> chunks = prompt_chunks(linear, TripleProduct::most_rows(linear.inputs));
-    const int panels_per_unit = linear.activation == Activation::kNone ? 1 : 2;
-    const int64_t units = (linear.outputs + kPanel - 1) / kPanel, inputs = linear.inputs, panel_size = inputs * kPanel;
-    const int64_t num_tasks = units * int64_t(chunks.size()), at_once = std::max<int64_t>(1, num_tasks / (8 * omp_get_max_threads()));
+    const int64_t units = num_units(linear), inputs = linear.inputs, panel_size = inputs * kPanel;
+    const int64_t num_tasks = units * int64_t(chunks.size()), at_once = tasks_at_once(num_tasks);
     const int64_t block_words = TripleProduct::steps(inputs) * kStepWords;
     const auto* x = static_cast<const float*>(linear.x);
     const auto* weight = static_cast<const float*>(linear.weight);
@@ -210,27 +225,21 @@ void run_triples(const Linear& linear, const Linear& decoding) {
                            parts.get() + (first_blocks[i] + row / Tiles::kBlock) * block_words);
         }
 #pragma omp barrier
-        TripleProduct product(inputs, weight + units * panels_per_unit * panel_size);
-        const int64_t stride = TripleProduct::most_rows(inputs) * kPanel;
-        Scratch<float> sums(panels_per_unit * stride);
+        TripleProduct product(inputs, weight + units * panels_per_unit(linear) * panel_size);
         FloatProduct<float> decoding_product;
-        const int64_t decoding_stride = decoding.rows * kPanel;
-        Scratch<float> decoding_sums(panels_per_unit * decoding_stride);
+        const UnitSums sums(linear, TripleProduct::most_rows(inputs)), decoding_sums(linear, decoding.rows);
 #pragma omp for schedule(dynamic, at_once)
         for (int64_t task = 0; task < num_tasks; task++) {
             const int64_t unit = task % units;
             const Chunk& chunk = chunks[task / units];
-            for (int i = 0; i < panels_per_unit; i++)
-                product.multiply(chunk.rows, parts.get() + first_blocks[task / units] * block_words,
-                                 weight + (unit * panels_per_unit + i) * panel_size, sums.get() + i * stride);
-            write<float>(linear, chunk, unit * kPanel, sums.get(), sums.get() + (panels_per_unit - 1) * stride);
+            compute_unit<float>(linear, chunk, unit, sums, [&](int64_t panel, float* to) {
+                product.multiply(chunk.rows, parts.get() + first_blocks[task / units] * block_words, weight + panel * panel_size, to);
+            });
             if (task >= units || decoding.rows == 0) continue;
-            for (int i = 0; i < panels_per_unit; i++)
+            compute_unit<float>(decoding, {0, 0, decoding.rows}, unit, decoding_sums, [&](int64_t panel, float* to) {
                 decoding_product.multiply(decoding.rows, static_cast<const float*>(decoding.x), inputs,
-                                          reinterpret_cast<const uint8_t*>(weight + (unit * panels_per_unit + i) * panel_size), inputs,
-                                          decoding_sums.get() + i * decoding_stride);
-            write<float>(decoding, {0, 0, decoding.rows}, unit * kPanel, decoding_sums.get(),
-                         decoding_sums.get() + (panels_per_unit - 1) * decoding_stride);
+                                          reinterpret_cast<const uint8_t*>(weight + panel * panel_size), inputs, to);
+            });
         }
     }
 }
