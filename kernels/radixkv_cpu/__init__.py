@@ -1,36 +1,36 @@
-"""Compiled C++ for the CPU: attention over paged keys and values in place, linear layers over packed weights, and what stands
-between them.
+"""Compiled C++ for the CPU: attention over paged keys and values in place, linear layers over packed weights, and the smaller
+operations between them.
 
 Only torch and numpy are needed; nothing here knows of radix trees or requests. One idea per file::
 
     library       which compiled variant this processor runs
-    source_digest whether it was compiled from the sources that are here
-    linear        products with packed weights; src/features.cpp reads single ones
+    source_digest whether it was compiled from the sources beside it
+    linear        products with packed weights; src/features.cpp reads weights of single features
     formats       how integers, scales and centres lie in memory
-    quantised     packed weights of 8 or 4 bits
-    blocks        packed weights that were quantised elsewhere, as they are
+    quantised     weights that are quantised here, to 8 or 4 bits
+    blocks        weights that were quantised elsewhere, kept as they are
     attention     partial results over ranges of keys, merged
     experts       mixtures of gated MLPs
-    layer         a decoder layer, of all these
+    layer         a decoder layer, made of all these
     layers        decoder layers in one call
     elementwise   norms, rotary positions, writing into the cache
     rows          blocks of the cache as rows of bytes
-    records       such rows in files, checked
+    records       such rows read from files and checked
     draw          one token per row of logits
     logprobs      log-probabilities of tokens
-    checks        what is refused before compiled code sees a pointer
-    fields        of the structures in which arguments are handed over
-    src/          the C++, one file of the same name for each, and
+    checks        arguments are checked before compiled code sees a pointer
+    fields        fields of the structures in which arguments are handed over
+    src/          the C++: for each of these a file of the same name, and
       calls.h       the functions and their arguments
-      simd.h        as many lanes of float32 as a register has
+      simd.h        vectors of as many float32 numbers as a register holds
       vocabulary.h  the likeliest tokens of a row
       panel.h       rows times a panel of 32 columns, the product that the others are made of
       tiles.h       the same product by AMX
       quantised.h   panels of integers
-      xxhash.h      checksums: the xxHash library, as it is published
+      xxhash.h      checksums: the xxHash library, unchanged
 
-The functions take contiguous torch tensors in float32 or bfloat16 on the CPU, where they do not say otherwise, and share
-torch's threads. They raise RuntimeError where no variant runs on this machine: ask `library` first. None computes gradients.
+Unless they say otherwise, the functions take contiguous torch tensors in float32 or bfloat16 on the CPU. They share torch's
+threads, compute no gradients, and raise RuntimeError where no variant runs on this machine: ask `library` first.
 """
 
 from radixkv_cpu.attention import MAX_DECODING_ROWS, PagedAttention, RowKind

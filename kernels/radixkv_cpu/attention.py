@@ -30,14 +30,16 @@ MAX_DECODING_ROWS = 32
 
 
 class RowKind(IntEnum):
-    """Whose rows read a range of keys. Rows of one sequence are computed as if each were the only one, to the last bit, where
-    keys and values are finite; otherwise a row may become NaN by what only a row beside it sees.
+    """Whose rows read a range of keys.
+
+    A row of a single sequence gets the same result, to the last bit, whatever rows are beside it, provided that keys and
+    values are finite; otherwise a key that only another row sees may make it NaN.
 
     Attributes:
         SHARED: rows of several sequences.
         PROMPT: rows of one sequence's prompt, any number of them.
-        DECODING: one sequence's last known token and the drafts behind it: at most `MAX_DECODING_ROWS` rows. A longer draft
-            is several ranges.
+        DECODING: one sequence's last known token and the drafts after it, at most `MAX_DECODING_ROWS` rows: longer drafts
+            take several ranges.
     """
 
     SHARED = 0
@@ -64,8 +66,8 @@ class PagedAttention:
         row_ranges: int64 ``[2, ranges]``: the first of neighbouring query rows that read a range, and one past the last.
         tables: int64 ``[ranges]``: the row of ``block_ids`` through which the keys are found.
         key_ranges: int64 ``[2, ranges]``: the first key's position, and one past the last.
-        block_ids: int32 ``[tables, blocks]``, not to be changed while this object is used. The caller ensures that the cache
-            has those that ranges reach.
+        block_ids: int32 ``[tables, blocks]``, not to be changed while this object is used. It is not checked that the cache
+            has these blocks.
         positions: int64 ``[rows]``: a row sees keys up to its own position.
         block_size: tokens per block.
         kinds: int8 ``[ranges]``: each range's `RowKind`.
@@ -76,7 +78,7 @@ class PagedAttention:
     Attributes:
         num_rows: query rows.
         block_size: tokens per block.
-        address: of the `Attention` of ``src/calls.h`` that holds what is the same for all layers; valid while this object is.
+        address: of an `Attention` of ``src/calls.h`` with the arguments common to all layers; valid while this object is.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class PagedAttention:
         self._run = require_library().attention
 
     def of_rows(self, rows: NDArray[np.int64]) -> PagedAttention:
-        """Attention of some rows alone, with the same results as beside the others; over a shared range, up to rounding.
+        """Attention of some of the rows, with the same results; over a shared range, up to rounding.
 
         Args:
             rows: int64, ascending.
@@ -143,8 +145,8 @@ class PagedAttention:
             values: ``[blocks, block size, kv heads, value dim]``.
             scale: scores are multiplied by it.
             softcap: scores become ``softcap * tanh(score / softcap)``.
-            window: a row sees so many keys up to its own.
-            sinks: float32 ``[query heads]``: scores that take part in the softmax without a value.
+            window: how many keys a row sees, its own included; None: all.
+            sinks: float32 ``[query heads]``: a score per head that takes part in the softmax without a value.
 
         Returns:
             ``[rows, query heads, value dim]``.

@@ -1,7 +1,7 @@
 """Linear layers whose weights were quantised elsewhere: integers of 8 or 4 bits, or float8, with scales for 16 or 32 inputs.
 
-They are kept as they are: products are those of ``integers * scales + centres``, computed in float32; to the last bit where
-``integers * scales`` is exact. ``src/quantised.h`` says how they lie in memory; `quantised` makes such weights itself.
+They are kept as they are: a product multiplies by ``integers * scales + centres``, computed in float32, which is exact where
+``integers * scales`` is. ``src/quantised.h`` describes their layout in memory; `quantised` makes such weights itself.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ from typing import NamedTuple
 import torch
 
 from radixkv_cpu.checks import check_tensor
-from radixkv_cpu.formats import GROUP, Format, write_panels
+from radixkv_cpu.formats import FEATURES_AT_ONCE, GROUP, Format, write_panels
 from radixkv_cpu.linear import PANEL, Weight, check_weights, stack
-
-# Weights of so many features are packed at a time.
-_FEATURES_AT_ONCE = 64 * PANEL
 
 
 class Blocks(NamedTuple):
@@ -58,8 +55,8 @@ class BlockWeight(Weight):
     """Weights of `Blocks` in the order in which products read them; otherwise like `PackedWeight`.
 
     Args:
-        blocks: one or more weights with the same number of inputs, a multiple of 32. Where they are not of the same kind, all
-            are kept as one that can stand for each of them: at most 8 bits and numbers in float32 for 16 inputs.
+        blocks: one or more weights with the same number of inputs, a multiple of 32. If they are of different kinds, all are
+            kept in the smallest format that represents each of them exactly.
         dtype: of inputs and products, float32 or bfloat16.
         biases: one per weight, or None.
         activation: a key of `ACTIVATIONS`, as of `PackedWeight`.
@@ -161,8 +158,8 @@ def _panels(blocks: Sequence[Blocks], kind: Format, activation: str | None) -> t
         centres = (torch.zeros_like(part.scales) if part.centres is None else part.centres for part in blocks)
         numbers.append(stack([_in_parts(centre, inputs, kind) for centre in centres], activation))
     panels = torch.empty(kind.panel_shape(*integers.shape), dtype=torch.uint8)
-    for start in range(0, features, _FEATURES_AT_ONCE):
-        stop = start + _FEATURES_AT_ONCE
+    for start in range(0, features, FEATURES_AT_ONCE):
+        stop = start + FEATURES_AT_ONCE
         parts = [number[:, start:stop] for number in numbers]
         write_panels(panels[start // PANEL : stop // PANEL], integers[:, start:stop], parts, kind)
     return panels

@@ -1,9 +1,9 @@
-"""What is verified before compiled code sees a pointer: a wrong tensor is a ValueError, never an illegal access.
+"""Arguments are checked before compiled code sees a pointer: a wrong tensor is a ValueError, never an illegal access.
 
-The functions are called several times per layer, so each first asks, in one expression, whether its tensors are as they
-always are. Only if not, `check_tensor` looks at them one by one, to say what is wrong, or that nothing is.
+Compiled functions are called several times per layer, so each first tests in one expression whether its tensors are as usual.
+Only if they are not does `check_tensor` look at them one by one, to find out what is wrong, if anything is.
 
-What tensors contain is not checked: the caller is responsible for slots and block ids.
+The contents of tensors are not checked: the caller is responsible for slots and block ids.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_tensor(
 
 
 def check_scores(window: int | None, softcap: float | None) -> None:
-    """Refuse what attention cannot do with its scores.
+    """Refuse a sliding window or a softcap that attention cannot apply.
 
     Raises:
         ValueError: names what was expected and what was given.

@@ -13,13 +13,13 @@ from radixkv_cpu.library import require_library
 
 
 class Truncation(NamedTuple):
-    """Which tokens of each row are left, in this order; among equally likely tokens, those with the lowest ids.
+    """Which tokens of each row may be drawn. The three apply in this order; of equally likely tokens, the lowest ids stay.
 
     Attributes:
-        min_p: float32 ``[rows]``: those with at least this fraction of the likeliest one's probability.
+        min_p: float32 ``[rows]``: tokens with at least this fraction of the likeliest one's probability.
         top_k: int64 ``[rows]``, at least 1: so many of the likeliest.
-        top_p: float32 ``[rows]``, above 0: each while the likelier ones together have less than this fraction of what is
-            left.
+        top_p: float32 ``[rows]``, above 0: each token as long as the likelier ones together have less than this fraction of
+            the probability that is left.
     """
 
     min_p: torch.Tensor
@@ -39,20 +39,20 @@ class _Draw(ctypes.Structure):
 def draw_tokens(
     logits: torch.Tensor, temperatures: torch.Tensor, states: torch.Tensor, truncation: Truncation | None = None
 ) -> torch.Tensor:
-    """Draw by an exponential race: the largest ratio of probability to an exponential variate of mean 1 wins.
+    """Draw by an exponential race: the largest ratio of probability to an exponential variate wins.
 
-    A token's variate is SplitMix64's (Steele, Lea, Flood 2014), so many steps from the row's state as its id says. Without
-    truncation, blocks of 256 neighbouring ids race first, of which block b counts as the id -2 - b, then the block's tokens.
+    A token's variate is SplitMix64's (Steele, Lea, Flood 2014) after as many steps from the row's state as the token's id.
+    Without truncation, blocks of 256 neighbouring ids race first, block b with the id -2 - b; then the winner's tokens.
 
     Args:
         logits: float32 ``[rows, vocabulary]``.
-        temperatures: float32 ``[rows]``, above 0, by which logits are divided. The caller is responsible for these numbers,
-            and for the truncation's.
+        temperatures: float32 ``[rows]``, above 0, by which logits are divided. Neither these numbers nor the truncation's are
+            checked.
         states: int64 ``[rows]``.
         truncation: None: every token may be drawn.
 
     Returns:
-        Token ids, int64 ``[rows]``; of a row that is not of numbers, 0.
+        Token ids, int64 ``[rows]``; 0 for a row that has a NaN or plus infinity, or nothing above minus infinity.
 
     Raises:
         ValueError: a tensor is not as above, or there is no token.

@@ -44,9 +44,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.T
     """``x / sqrt(mean(x^2) + epsilon) * weight`` over the last dimension.
 
     Args:
-        x: ``[..., dim]``; or ``[rows, groups, dim]`` in which only rows lie apart and none overlap, with ``out`` being ``x``.
+        x: ``[..., dim]``; with ``out``, ``[rows, groups, dim]`` whose rows are contiguous, may be apart, and do not overlap.
         weight: float32 ``[dim]``.
-        out: ``x`` itself, where the result goes; None: into a new tensor.
+        out: ``x`` itself, which then becomes the result; None: the result is a new tensor.
 
     Raises:
         ValueError: a tensor is not as above; nothing is written.
@@ -81,7 +81,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.T
 
 
 def rope_(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotate queries and keys in place by their positions; of each head the first ``rotary dim`` dimensions, half by half.
+    """Rotate the first ``rotary dim`` dimensions of queries and keys in place, the halves of these as pairs.
 
     Args:
         query: ``[rows, query heads, dim]``, whose rows lie as far apart as those of ``key`` and do not overlap.
@@ -143,7 +143,7 @@ def write_cache(
         value: ``[rows, kv heads, value dim]``, likewise.
         keys: ``[slots, kv heads, key dim]``, or ``[blocks, block size, kv heads, key dim]``.
         values: likewise.
-        slots: int64 ``[rows]``, no two alike. The caller ensures that the cache has them.
+        slots: int64 ``[rows]``, no two alike. It is not checked that the cache has them.
 
     Raises:
         ValueError: a tensor is not as above; nothing is written.

@@ -23,12 +23,12 @@ class _Experts(ctypes.Structure):
 
 
 class Experts:
-    """``sum of weight[i] * down[i](activation(gate[i](x)) * up[i](x))`` over those experts that were chosen for a row.
+    """The sum of ``weight[i] * down[i](activation(gate[i](x)) * up[i](x))`` over the experts chosen for a row.
 
     Args:
-        gate_up: gated, with an activation: the gates of all experts one below the other, and what they gate.
-        down: of all experts likewise, ``[experts * width, inner]``; not gated.
-        num_experts: that the weights are of.
+        gate_up: a gated weight: the gates of all experts stacked, and likewise what they gate.
+        down: those of all experts, stacked: ``[experts * width, inner]``; not gated.
+        num_experts: how many experts the weights belong to.
 
     Raises:
         ValueError: the parts do not belong together, or an expert's features do not fill panels of `PANEL`.
@@ -58,8 +58,8 @@ class Experts:
 
         Args:
             x: ``[rows, width]``, of the weights' type.
-            chosen: int64 ``[rows, experts of a row]``, their numbers; a number of no expert adds nothing.
-            weights: float32, likewise.
+            chosen: int64 ``[rows, experts of a row]``: numbers of experts; any other number adds nothing.
+            weights: float32, of the same shape.
 
         Returns:
             ``[rows, width]``.

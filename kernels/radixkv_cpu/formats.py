@@ -12,6 +12,8 @@ from radixkv_cpu.linear import PANEL, pack
 
 GROUP = 32
 """Inputs of a feature that lie behind one header."""
+FEATURES_AT_ONCE = 64 * PANEL
+"""Weights of so many features are quantised or packed at a time: the memory that this takes is small beside a model."""
 
 
 class Format(NamedTuple):

@@ -37,28 +37,29 @@ class RMSNorm(Protocol):
 
     @property
     def scale(self) -> torch.Tensor:
-        """float32 ``[dim]``, what a normalised vector is multiplied by."""
+        """float32 ``[dim]``, by which a normalised vector is multiplied."""
 
     @property
     def epsilon(self) -> float:
-        """What is added to its mean square."""
+        """Added to the mean square."""
 
 
 class DecoderLayer:
-    """``x += attention(norm(x)); x += mlp(norm(x))`` over paged keys and values; what is added may be normed, too.
+    """``x += attention(norm(x)); x += mlp(norm(x))`` over paged keys and values, which `DecoderLayers` runs.
 
-    `DecoderLayers` runs it. The scales of norms are taken once, when it is made.
+    The scales of norms are read once, when the layer is made.
 
     Args:
         input_norm: before attention, ``[width]``.
         post_norm: before the MLP, ``[width]``.
         head_norms: of queries and of keys, ``[head dim]``; None: they are not normed.
-        project: to query, key and value, one below the other.
-        project_back: of what attention gives.
-        mlp: gated, with an activation, and back to the layer's width; or what computes an MLP of another kind, of
-            rows that are normed.
+        project: to query, key and value, stacked.
+        project_back: the projection of attention's output.
+        mlp: a gated weight and the one back to the layer's width; or a function of normed rows that computes an MLP of
+            another kind.
         head_dim: of queries, keys and values.
-        output_norms: of what attention and the MLP give, before it is added, ``[width]``; None: they are not normed.
+        output_norms: of the outputs of attention and of the MLP, before they are added, ``[width]``; None: they are not
+            normed.
         scale: scores are multiplied by it.
         softcap: as `PagedAttention.attend` takes it.
         window: likewise.
@@ -68,10 +69,10 @@ class DecoderLayer:
         dtype: of weights, rows and cache.
         width: of a row.
         num_kv_heads: of the cache.
-        struct: what the library reads, but for its cache.
+        struct: the library's arguments, except for the cache.
 
     Raises:
-        ValueError: the parts do not belong together, or a number is not as above.
+        ValueError: the parts do not belong together, or an argument is not as above.
     """
 
     def __init__(
@@ -137,11 +138,11 @@ class DecoderLayer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the library computes its MLP, too."""
+        """Whether the library computes the MLP, too."""
         return self._mlp is None
 
     def add_mlp(self, rows: torch.Tensor, normed: torch.Tensor) -> None:
-        """Add what an MLP of another kind gives for normed rows, in place; nothing where the library has added it."""
+        """Add the output of an MLP of another kind for normed rows, in place. Where the layer is whole, the library has."""
         if self._mlp is None:
             return
         given = self._mlp(normed)

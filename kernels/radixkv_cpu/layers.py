@@ -25,11 +25,11 @@ class _Layers(ctypes.Structure):
 
 
 class DecoderLayers:
-    """Decoder layers over their caches, each of which takes the rows that the one before it gave.
+    """Decoder layers over their caches, each of which takes the rows that the one before it returned.
 
     Args:
-        layers: of one width and type. One whose MLP is of another kind is the only one.
-        keys: of each layer its cache, ``[blocks, block size, kv heads, head dim]``, of the layers' type.
+        layers: of one width and type. A layer whose MLP is of another kind must be the only one.
+        keys: each layer's cache, ``[blocks, block size, kv heads, head dim]``, of the layers' type.
         values: likewise.
 
     Raises:
@@ -80,18 +80,17 @@ class DecoderLayers:
             x: ``[rows, width]``, of the layers' type.
             cos: ``[rows, rotary dim]``, likewise.
             sin: likewise.
-            slots: int64 ``[rows]``: where the rows' keys and values go, no two alike. The caller ensures that the
-                caches have them.
+            slots: int64 ``[rows]``: where the rows' keys and values go, no two alike. It is not checked that the caches have
+                them.
             attention: over the batch.
-            kept: int64, ascending: the rows whose results are wanted of the last layer, and not only their keys and values;
-                and attention over these. None: all. The caller is responsible for these numbers.
-            decoding: int64, ascending: of all rows, those that a token of the answer follows: last known tokens, also of
-                prompts, and drafts; None: there are none. With integers of 4 bits, their sums may be added in an order of
-                their own, and the weights they are multiplied by not rounded; in float32, those of the others may be sums of
-                parts in bfloat16. The caller is responsible for these numbers.
+            kept: int64, ascending: the rows for which the last layer computes more than keys and values, and attention over
+                these; None: all. Not checked.
+            decoding: int64, ascending: the rows that a token of the answer follows, which are last known tokens, also of
+                prompts, and drafts; None: there are none. Not checked. Their products may be computed in another way than
+                those of a prompt's rows; see ``src/factored.h`` and ``src/triples.h``.
 
         Returns:
-            ``[rows, width]``, of the rows that are kept.
+            ``[kept rows, width]``.
 
         Raises:
             ValueError: a tensor is not as above; nothing is written.

@@ -35,8 +35,7 @@ class Library:
         path: of the file.
 
     Raises:
-        RuntimeError: it was compiled from other sources than those that lie beside this file, so its arguments and its
-            results may be different ones.
+        RuntimeError: it was not compiled from the sources beside this file, so arguments and results may differ.
     """
 
     def __init__(self, variant: str, path: Path) -> None:
@@ -48,7 +47,7 @@ class Library:
                 f"{path}: expected a library compiled from the sources {expected} in {FOLDER / 'src'}, got one of "
                 f"{compiled}: compile it again (pip install -e . in a checkout), or do without (RADIXKV_CPU_VARIANT=none)"
             )
-        # Each takes the address of its arguments, and mostly whether the numbers are bfloat16: see calls.h.
+        # Each takes the address of its arguments and a flag, mostly whether numbers are in bfloat16: see calls.h.
         self.linear = self._function("linear")
         self.features = self._function("features")
         self.attention = self._function("attention")
@@ -68,7 +67,7 @@ class Library:
         return cast(Callable[[int, bool], None], function)
 
     def _compiled_sources(self) -> str:
-        """The `source_digest` at the time when it was compiled."""
+        """The `source_digest` of the sources that it was compiled from."""
         name = getattr(self._dll, "radixkv_sources", None)
         if name is None:
             return "others, which it does not name"
@@ -96,7 +95,7 @@ def load(variant: str) -> Library | None:
     """One of `supported_variants`; None: torch has no OpenMP runtime to share, or the system forbids the instructions.
 
     Raises:
-        RuntimeError: its file is not of the sources beside it; see `Library`.
+        RuntimeError: it was compiled from other sources; see `Library`.
     """
     if not _share_openmp():
         return None
@@ -110,7 +109,7 @@ def library() -> Library | None:
 
     Raises:
         ValueError: the environment names a variant that cannot run here.
-        RuntimeError: its file is not of the sources beside it; see `Library`.
+        RuntimeError: it was compiled from other sources; see `Library`.
     """
     supported = supported_variants()
     named = os.environ.get("RADIXKV_CPU_VARIANT")
@@ -160,7 +159,7 @@ class _Symbol(ctypes.Structure):
 
 def openmp_of_torch() -> str | None:
     """The file of the OpenMP runtime that torch uses, whatever copies other packages have loaded; None: it uses none."""
-    # A function of a library is looked for in the libraries, too, that it is linked to.
+    # A function is also looked for in the libraries that this one is linked to.
     function = getattr(ctypes.CDLL(torch._C.__file__), "omp_get_max_threads", None)
     if function is None:
         return None
@@ -170,9 +169,9 @@ def openmp_of_torch() -> str | None:
 
 
 def _share_openmp() -> bool:
-    """Make torch's OpenMP runtime the one that the library's calls resolve to; False: there is none, and they would not.
+    """Let the library's calls of OpenMP resolve to torch's runtime; False: torch has none.
 
-    The library is linked to none: a second runtime would keep threads of its own, which spin while torch's want to run.
+    The library is linked to no runtime: a second one would have threads of its own, which spin while torch's want to run.
     """
     runtime = openmp_of_torch()
     if runtime is None:

@@ -17,7 +17,7 @@ PANEL = 32
 ACTIVATIONS = MappingProxyType({"silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4})
 """Activations of the gate of a gated layer, by the library's numbers for them."""
 
-# AMX reads so many inputs at a time, and the pairs of bfloat16 are not padded.
+# Inputs in bfloat16 come in pairs, are not padded, and AMX reads so many of them at a time.
 _BF16_INPUTS = 32
 # The number of decoding rows where it is not known.
 _NOT_KNOWN = -1
@@ -46,15 +46,15 @@ class _Features(ctypes.Structure):
 
 
 class Weight:
-    """What rows are multiplied by: one or more weights ``[features, inputs]``, one below the other, in panels.
+    """One or more weights ``[features, inputs]``, stacked, in the order in which products read them.
 
     Attributes:
         in_features: inputs of a row.
         out_features: features of a product; of a gated one, those of its gate.
         dtype: of inputs and products, float32 or bfloat16.
-        panels: the weights in the order in which products read them.
-        num_weights: how many it is made of.
-        kind: what they are quantised as, in words; None: they are not.
+        panels: the weights in memory.
+        num_weights: how many were stacked.
+        kind: how they are quantised, in words; None: they are not.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class Weight:
 
     @property
     def address(self) -> int:
-        """Address of the `Linear` of ``src/calls.h`` with what all products have in common; valid while this object is."""
+        """Address of a `Linear` of ``src/calls.h`` with the arguments common to all products; valid while this object is."""
         return ctypes.addressof(self._call)
 
     @property
     def is_gated(self) -> bool:
-        """Whether products are those of a gate, through an activation, and of what it gates."""
+        """Whether a product is ``activation(x @ gate.T) * (x @ up.T)``."""
         return bool(self._call.activation)
 
     @property
@@ -109,10 +109,10 @@ class Weight:
         return self.panels.nbytes
 
     def move(self, panels: torch.Tensor) -> None:
-        """Read the weights from elsewhere from now on; not while a product is computed.
+        """Read the weights from other memory from now on; not to be called while a product is computed.
 
         Args:
-            panels: equal to those that there are.
+            panels: equal to the present ones.
 
         Raises:
             ValueError: they are of another shape or type, or not on the CPU.
@@ -159,17 +159,16 @@ class Weight:
 
 
 class PackedWeight(Weight):
-    """Weights as they are, in the order in which products read them.
+    """Weights that keep their type.
 
     Args:
-        weights: all of the same type, float32 or bfloat16, and the same number of inputs.
+        weights: of one type, float32 or bfloat16, and of one number of inputs.
         biases: one per weight, or None.
         activation: a key of `ACTIVATIONS`: the weights are a gate and what it gates, without biases; products are
             ``activation(x @ gate.T) * (x @ up.T)``.
 
     Raises:
-        ValueError: the weights cannot be packed, of which `is_packable` says so before; or they, their biases and the
-            activation do not belong together.
+        ValueError: a weight is not `is_packable`; or the weights, their biases and the activation do not belong together.
     """
 
     def __init__(
@@ -183,7 +182,7 @@ class PackedWeight(Weight):
         super().__init__(pack(weights if activation else stack(weights, None)), weights, biases, activation)
 
     def rows(self, features: torch.Tensor) -> torch.Tensor:
-        """The weights of some features, as they were: of an output head, the embeddings of tokens.
+        """The original weights of some features; of an output head, these are the embeddings of tokens.
 
         Args:
             features: ``[...]`` integers, their numbers.
@@ -207,7 +206,7 @@ class PackedWeight(Weight):
 
 
 def is_packable(weight: torch.Tensor) -> bool:
-    """Whether products with this weight, ``[features, inputs]``, can be computed here."""
+    """Whether a weight ``[features, inputs]`` can be packed."""
     if weight.dim() != 2 or weight.device.type != "cpu" or not weight.numel():
         return False
     return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and weight.shape[1] % _BF16_INPUTS == 0)
@@ -216,7 +215,7 @@ def is_packable(weight: torch.Tensor) -> bool:
 def check_weights(
     weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], activation: str | None
 ) -> None:
-    """Refuse weights that cannot be packed, or that, their biases and the activation do not belong together.
+    """Refuse weights that cannot be packed, or do not go with each other, their biases and the activation.
 
     Raises:
         ValueError: names what was expected and what was given.

@@ -16,11 +16,10 @@ class Logprobs(NamedTuple):
     """Log-probabilities of rows of logits.
 
     Attributes:
-        totals: float32 ``[rows]``: the log-sum-exp, by which a log-probability is less than its logit.
-        ranks: int64 ``[rows]``: of the rows' tokens, from 1; equally likely ones share the lowest.
-        top_ids: int64 ``[rows, count]``: the likeliest tokens, the likeliest first; among equally likely ones, those with
-            the lowest ids.
-        top_logits: float32 ``[rows, count]``: theirs.
+        totals: float32 ``[rows]``: the log-sum-exp; a log-probability is the logit less this.
+        ranks: int64 ``[rows]``: the rank of each row's token, from 1; equally likely tokens share the lowest.
+        top_ids: int64 ``[rows, count]``: the likeliest tokens, the likeliest first; of equally likely ones, the lowest ids.
+        top_logits: float32 ``[rows, count]``: their logits.
     """
 
     totals: torch.Tensor
@@ -42,8 +41,8 @@ def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) ->
     """Describe one token of each row and the ``count`` likeliest.
 
     Args:
-        logits: float32 ``[rows, vocabulary]``. Where a row is not of numbers, its total is not a number, and the order of its
-            tokens means nothing.
+        logits: float32 ``[rows, vocabulary]``. If a row has a NaN or plus infinity, or nothing above minus infinity, its
+            total is not finite, and the order of its tokens means nothing.
         token_ids: int64 ``[rows]``.
 
     Raises:

@@ -1,12 +1,12 @@
 """Linear layers whose weights are integers of 8 or 4 bits, with numbers of their own for every 32 inputs of a feature.
 
-Only weights are quantised: a product is that of the inputs as they are and of what the integers stand for, `dequantise` in
-the inputs' type, or unrounded where ``src/factored.h`` says so. So what is lost does not depend on how many rows a product
-has. ``src/quantised.h`` says how they lie in memory: 8.5 or 5 bits a weight.
+Only weights are quantised. A product multiplies the inputs by what the integers stand for: by `dequantise` in the inputs'
+type, or unrounded where ``src/factored.h`` says so. So the error does not depend on how many rows a product has.
+``src/quantised.h`` describes the layout in memory: 8.5 or 5 bits per weight.
 
-With 4 bits, a group has a centre beside its scale. With it the perplexity of a text under SmolLM2-135M-Instruct stays as it
-is: 13.10, and 13.12 with the weights as they are. With scales alone, 4.5 bits a weight, it is 16.27. That model's weights
-come from a file with such groups. Of normally distributed weights, 7.6 % of their length is lost with centres, 8.2 % without.
+With 4 bits, a group has a centre beside its scale. The perplexity of a text under SmolLM2-135M-Instruct is 13.12 with the
+original weights, 13.10 with centres, and 16.27 with scales alone, 4.5 bits per weight. (That model's weights come from a file
+with such groups. Normally distributed weights lose 7.6 % of their norm with centres, 8.2 % without.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from radixkv_cpu.checks import check_tensor
-from radixkv_cpu.formats import GROUP, Format, write_panels
+from radixkv_cpu.formats import FEATURES_AT_ONCE, GROUP, Format, write_panels
 from radixkv_cpu.linear import PANEL, Weight, check_weights, is_packable, stack
 
 QUANTIZATIONS = MappingProxyType(
@@ -29,9 +29,7 @@ QUANTIZATIONS = MappingProxyType(
 )
 """How weights are kept, by name."""
 
-# Weights of so many features are quantised at a time: what that needs is little beside a model.
-_FEATURES_AT_ONCE = 64 * PANEL
-# With 4 bits, scales that are tried, in parts of the one whose integers reach from the smallest weight to the largest.
+# Scales tried with 4 bits, as fractions of that at which integers reach from the smallest weight to the largest.
 _CANDIDATES = (1.0, 0.95, 0.9, 0.85)
 
 
@@ -53,16 +51,16 @@ class QuantisedWeight(Weight):
     """Weights as integers, in the order in which products read them; otherwise like `PackedWeight`.
 
     Args:
-        weights: all of the same type, float32 or bfloat16, which is that of inputs and products, too; and the same number of
-            inputs, a multiple of 32.
+        weights: of one type, float32 or bfloat16, which inputs and products have, too; and of one number of inputs, a
+            multiple of 32.
         quantization: a key of `QUANTIZATIONS`.
         biases: one per weight, or None.
         activation: a key of `ACTIVATIONS`, as of `PackedWeight`.
-        panels: the attribute of another object that was made of the same weights; None: they are quantised here.
+        panels: those of another object that was made of the same weights; None: the weights are quantised here.
 
     Raises:
-        ValueError: the weights cannot be quantised, of which `is_quantisable` says so before, or are not finite; or they,
-            their biases and the activation do not belong together.
+        ValueError: a weight is not `is_quantisable` or not finite; or the weights, their biases and the activation do not
+            belong together.
     """
 
     def __init__(
@@ -107,7 +105,7 @@ def quantise(weight: torch.Tensor, quantization: str) -> Quantised:
     _check_quantization(quantization)
     _check_inputs(weight)
     function = _to_8_bits if quantization == "int8" else _to_4_bits
-    parts = [function(part.detach().float().unflatten(-1, (-1, GROUP))) for part in weight.split(_FEATURES_AT_ONCE)]
+    parts = [function(part.detach().float().unflatten(-1, (-1, GROUP))) for part in weight.split(FEATURES_AT_ONCE)]
     integers, scales, *centres = (torch.cat(kind) for kind in zip(*parts, strict=True))
     return Quantised(integers.to(torch.int8).flatten(-2), scales, centres[0] if centres else None)
 
@@ -178,9 +176,7 @@ def _quantised_panels(weights: torch.Tensor, quantization: str) -> torch.Tensor:
     """``[weights, features, inputs]`` to bytes ``[panels, weights, inputs / 32, bytes of a group]``."""
     kind = QUANTIZATIONS[quantization]
     panels = torch.empty(kind.panel_shape(*weights.shape), dtype=torch.uint8)
-    for part, out in zip(
-        weights.split(_FEATURES_AT_ONCE, dim=1), panels.split(_FEATURES_AT_ONCE // PANEL), strict=True
-    ):
+    for part, out in zip(weights.split(FEATURES_AT_ONCE, dim=1), panels.split(FEATURES_AT_ONCE // PANEL), strict=True):
         integers, scales, centres = zip(*(quantise(weight, quantization) for weight in part), strict=True)
         numbers = [torch.stack(each) for each in (scales, centres) if each[0] is not None]
         write_panels(out, torch.stack(integers), numbers, kind)

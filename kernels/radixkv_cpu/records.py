@@ -12,7 +12,7 @@ from radixkv_cpu.fields import pointers, sizes
 from radixkv_cpu.library import require_library
 
 CHECKED_BYTES = 24
-"""Of a header: magic (8 bytes) and checksum (16), before what the checksum covers."""
+"""Bytes of a header before those that the checksum covers: magic (8) and checksum (16)."""
 
 
 class _Records(ctypes.Structure):
@@ -27,20 +27,21 @@ class _Records(ctypes.Structure):
 def read_records(
     places: Sequence[tuple[int, int]], headers: bytes, slot_bytes: int, rows: NDArray[np.uint8]
 ) -> list[int]:
-    """Read records, and compare each with its header as it should be. One call without Python's lock; any thread may call.
+    """Read records, and compare the header of each with the expected one, in one call without Python's lock.
 
-    A record lies in a slot: its header at the beginning, its row at the end; what lies between is not read. A header is a
-    magic number (8 bytes), a checksum (XXH3, 128 bits, of all that follows and of the row), and what says which record it is.
+    A record lies in a slot: its header at the beginning, its row at the end; bytes between them are not read. A header is a
+    magic number (8 bytes), a checksum (XXH3, 128 bits, of the rest of the header and of the row), and fields that identify
+    the record. Any thread may call.
 
     Args:
-        places: of the slots: an open file's descriptor, and an offset in bytes.
-        headers: as they should be, one after the other, all of one length; what stands there for checksums is ignored.
-        slot_bytes: of a slot.
-        rows: ``[records, bytes]``; each is undefined unless its record is the wanted one.
+        places: each slot's file, an open descriptor, and its offset in bytes.
+        headers: the expected ones, one after the other, all of one length; their checksums are ignored.
+        slot_bytes: size of a slot.
+        rows: ``[records, bytes]``; a row is undefined unless its record is the expected one.
 
     Returns:
-        Of each record: 0: it is the wanted one; 1: it is intact, and another; 2: it is not intact, or the file ends before;
-        less than 0: it could not be read, nor are those behind it: a number of `errno`, negated.
+        For each record, 0: it is the expected one; 1: it is an intact other one; 2: it is damaged, or the file ends before;
+        below 0: it could not be read, for the negated `errno`, and those after it were not tried.
 
     Raises:
         RuntimeError: there is no library for this processor.

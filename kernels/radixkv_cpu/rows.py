@@ -23,15 +23,15 @@ class _Rows(ctypes.Structure):
 
 
 class BlockParts:
-    """Tensors each of which has a part of every block; a block's row is these parts, one after the other.
+    """Tensors that each hold a part of every block; a block's row is its parts, one after the other.
 
-    Each call is one without Python's lock, for all blocks and parts. Any thread may call.
+    A call copies all blocks and parts without Python's lock. Any thread may call.
 
     Args:
-        parts: ``[blocks, ...]`` on the CPU, contiguous, of the same blocks, of which there is at least one.
+        parts: ``[blocks, ...]`` on the CPU, contiguous, with equally many blocks, at least one.
 
     Attributes:
-        row_bytes: of a block.
+        row_bytes: size of a row.
 
     Raises:
         RuntimeError: there is no library for this processor.
@@ -59,7 +59,7 @@ class BlockParts:
         Args:
             block_ids: int32 ``[rows]``.
             rows: uint8 ``[rows, row_bytes]``.
-            in_parallel: use all threads that compute. Only for a thread that has computed: any other gets threads of its own.
+            in_parallel: use the computing threads. Only for a thread that has computed before: any other would start its own.
 
         Raises:
             ValueError: a tensor is not as above, or an id is of no block; nothing is written.
