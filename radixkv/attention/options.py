@@ -1,4 +1,4 @@
-"""What a layer's attention is, beside query, key and value."""
+"""A layer's arguments of attention beside query, key and value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class AttentionOptions:
         softcap: scores become ``softcap * tanh(score / softcap)``; None: they stay (Gemma 2).
         sliding_window: how many tokens a row sees, itself included; None: all.
         sinks: ``[query heads]``, one logit per head that takes part in the softmax and has no value (gpt-oss).
-        rotary: cosines and sines ``[rows, rotary dim]`` by which queries and new keys are yet to be rotated, in the form of
+        rotary: cosines and sines ``[rows, rotary dim]`` by which attention rotates queries and new keys, in the form of
             `radixkv_kernels.rotate_and_write`; None: they are rotated already. Only for Triton's backend.
     """
 
@@ -31,13 +31,13 @@ class AttentionOptions:
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """An attention layer of a model, by what decides which kernels it launches.
+    """The properties of a model's attention layer that decide which kernels it launches.
 
     Attributes:
         shape: of its keys and values.
         num_query_heads: of its queries.
         options: its own.
-        rotary_dim: dimensions of its heads that are rotated when new keys are stored; None: they come rotated.
+        rotary_dim: dimensions of a head that are rotated when new keys are stored; None: keys arrive rotated.
     """
 
     shape: LayerShape

@@ -31,8 +31,8 @@ class KeyRanges:
         table: the row of ``AttentionPlan.block_ids`` through which the keys are found; any one of the range's sequences'.
         key_start: the first key's position.
         key_stop: one past the last.
-        num_decoding: how many of a private tail's last rows are followed by a token of the answer, see `QueryBatch`; 0 for
-            shared prefixes.
+        num_decoding: how many of a private tail's last rows a token of the answer follows, see `QueryBatch`; 0 for shared
+            prefixes.
         num_shared: how many of the ranges are shared prefixes.
     """
 
@@ -101,10 +101,10 @@ class Planner:
         self._next_context: Ints | None = None
 
     def advance(self, batch: QueryBatch) -> NewBlocks | None:
-        """What the batch adds to the block tables if it only continues the last batch; otherwise None, and nothing changes.
+        """What the batch adds to the block tables, if it only continues the last batch; otherwise None, and nothing changes.
 
-        It continues the last batch if both have one new token for each of the same sequences. Then the last plan stays valid,
-        with every position one further and every private tail one key longer.
+        It continues the last batch if both have one new token for each of the same sequences. Then the last plan stays valid;
+        every position is one higher, and every private tail one key longer.
 
         Raises:
             ValueError: as `plan`.

@@ -36,9 +36,8 @@ class QueryBatch:
         tables: each sequence's block table, all different.
         num_context: int64 ``[sequences]``: tokens whose keys and values are already in the blocks.
         num_new: int64 ``[sequences]``: tokens to compute now, at positions ``num_context ..``; at least 1.
-        num_decoding: int64 ``[sequences]``: how many of a sequence's last new tokens are followed by a token of the
-            answer: the last known token and the drafts behind it; 0 if the last known token is not in this batch. None: one
-            for each sequence.
+        num_decoding: int64 ``[sequences]``: how many of a sequence's last new tokens a token of the answer follows: the last
+            known token and the drafts after it; 0 if the last known token is not in this batch. None: one per sequence.
     """
 
     tables: Sequence[ReadableTable]
@@ -48,7 +47,7 @@ class QueryBatch:
 
     @property
     def decodes(self) -> bool:
-        """Whether every new token is followed by a token of the answer, so that at most a prompt's last is a prompt token."""
+        """Whether a token of the answer follows every new token, so that of a prompt there is at most its last token."""
         return self.num_decoding is not None and bool((self.num_decoding == self.num_new).all())
 
     def num_blocks(self, block_size: int) -> Ints:

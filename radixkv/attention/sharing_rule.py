@@ -1,4 +1,4 @@
-"""When reading a prefix once for all sequences that share it pays."""
+"""When it pays to read a prefix once for all sequences that share it."""
 
 from __future__ import annotations
 

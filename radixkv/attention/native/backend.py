@@ -32,8 +32,8 @@ class NativeAttention:
     Attributes:
         slots: int64 ``[rows]``: where the new keys and values go.
         paged: over all rows.
-        decoding: int64, ascending: the rows that are followed by a token of the answer, see `QueryBatch`.
-        kept: the rows that are wanted of the last layer; None: all.
+        decoding: int64, ascending: the rows that a token of the answer follows, see `QueryBatch`.
+        kept: the rows that the last layer computes to the end; None: all.
     """
 
     def __init__(self, plan: AttentionPlan, pool: KVPool) -> None:
@@ -50,7 +50,7 @@ class NativeAttention:
         self.kept: KeptRows | None = None
 
     def keep(self, rows: Ints) -> None:
-        """Say which rows of the last layer are wanted, in any order; all, unless this is called."""
+        """Set the rows that the last layer computes to the end, in any order; all, unless this is called."""
         if len(rows) < self.paged.num_rows:
             rows = np.sort(rows)
             self.kept = torch.from_numpy(rows), self.paged.of_rows(rows)
@@ -78,10 +78,10 @@ class NativeBackend(HostBackend):
 
 
 def _by_kind(ranges: KeyRanges) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:
-    """A batch's ranges, split so that each has rows of one kind, and no more of them than are computed alike.
+    """A batch's ranges, split so that each has rows of one kind, and decoding ranges at most `MAX_DECODING_ROWS`.
 
-    So a prompt's last token is computed apart from the others, as it is when the others are cached, and a token behind a long
-    draft as it is without one: the answer is the same either way.
+    So a prompt's last token is computed as it is when the others are cached, and a token after a long draft as it is without
+    one: the answer is the same either way.
     """
     row_ranges = np.stack((ranges.row_start, ranges.row_stop))
     key_ranges = np.stack((ranges.key_start, ranges.key_stop))
@@ -98,7 +98,7 @@ def _by_kind(ranges: KeyRanges) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:
     decoding_rows = np.stack((starts, np.minimum(starts + MAX_DECODING_ROWS, ranges.row_stop[pieces])))
     decoding_keys = key_ranges[:, pieces]
     for columns in (row_ranges, key_ranges):
-        columns[1, split] -= num_decoding[split]  # what is left is the prompt's: no rows where all of them decode
+        columns[1, split] -= num_decoding[split]  # the prompt's rows are left; none where all of them decode
     kinds[split] = _PROMPT
     return (
         np.concatenate((row_ranges, decoding_rows), axis=1),
@@ -109,7 +109,7 @@ def _by_kind(ranges: KeyRanges) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:
 
 
 def _decoding_rows(ranges: KeyRanges) -> Ints:
-    """The rows followed by a token of the answer, ascending: each sequence's last ones; its private ranges are in order."""
+    """The rows that a token of the answer follows, ascending: each sequence's last ones. Private ranges are in row order."""
     stops, counts = ranges.row_stop[ranges.num_shared :], ranges.num_decoding[ranges.num_shared :]
     return concatenated_ranges(stops - counts, counts)
 

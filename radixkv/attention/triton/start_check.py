@@ -1,8 +1,8 @@
 """Runs every kernel once, in every configuration that a model's layers will launch, before the first request does.
 
-A kernel that a GPU refuses, for want of shared memory or registers, or that a compiler gets wrong, would otherwise fail in
-the middle of a request, in the first batch that takes its tiles. Here the error names kernel and configuration, and compiled
-kernels are on disk for the next start. Results are compared with the plain reference, on problems of a few tokens.
+A kernel that a GPU refuses, for lack of shared memory or registers, or that is compiled wrongly, would otherwise fail in the
+middle of a request, in the first batch that takes its tiles. Here the error names the kernel and its configuration, and the
+next start finds compiled kernels on disk. Results are compared with the plain reference, on problems of a few tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Token embeddings that are the weights of the output head, too."""
+"""Token embeddings that share the weights of the output head."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from radixkv_cpu import BlockWeight, PackedWeight, Weight
 
 
 class NativeEmbedding(nn.Module):
-    """Reads tokens' embeddings out of packed weights: the head's, so that a tied weight is held once, or their own blocks.
+    """Reads tokens' embeddings from packed weights: the head's, so that a tied weight is held once, or their own blocks.
 
-    A row is not in one piece there, which costs little beside the rest of the model (docs/benchmarks/cpu.md has the figures).
-
-    Args:
-        weight: of the head, or the embeddings alone, kept in blocks.
+    A row is scattered there, which costs little beside the rest of the model (docs/benchmarks/cpu.md has the figures).
     """
 
     def __init__(self, weight: PackedWeight | BlockWeight) -> None:
@@ -23,7 +20,7 @@ class NativeEmbedding(nn.Module):
         self.num_embeddings = weight.out_features
         self.embedding_dim = weight.in_features
         self._packed = weight
-        # Of all parameters it may be the only one left, from which transformers takes the model's dtype and device.
+        # It may be the model's only parameter left, and transformers takes dtype and device from one.
         self.weight = nn.Parameter(torch.empty(0, dtype=weight.dtype), requires_grad=False)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -31,13 +28,9 @@ class NativeEmbedding(nn.Module):
 
 
 def native_embedding(embedding: nn.Module, weight: Weight | None) -> NativeEmbedding | None:
-    """What can stand in for an embedding.
+    """A replacement for an embedding whose weight is also kept elsewhere, as ``weight``.
 
-    Args:
-        weight: the embeddings as they are kept elsewhere.
-
-    Returns:
-        None: the embedding is of a class that may compute something else, or rows of the weight are not what they were.
+    None: its class may compute something else, or rows cannot be read from the kept weight as they were.
     """
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None or not is_unchanged(embedding):
         return None

@@ -1,8 +1,8 @@
-"""Weights with which modules compute products by `torch.nn.functional.linear`: routers of mixtures of experts, mostly.
+"""Weights that modules pass to `torch.nn.functional.linear`: mostly routers of mixtures of experts.
 
-Such a module is no `nn.Linear` that could be replaced, and what else it computes differs by model. So its weight is: in
-`linear`, compiled code takes its place, which gives a row the same result to the last bit whatever rows are beside it. torch
-does not, and a last bit can decide which experts a token gets.
+Such a module is not an `nn.Linear`, and the rest of what it computes differs by model. So its weight is replaced by one for
+which `linear` calls compiled code. That gives a row the same result to the last bit whatever rows are beside it; torch does
+not, and a last bit can decide which experts a token gets.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch.nn import functional
 from radixkv.model.native.weights import make_weight
 from radixkv_cpu import Weight, is_packable
 
-# By which a router's weight becomes float32 before its product.
+# Functions that convert a router's weight to float32 before its product.
 _CONVERSIONS = frozenset({torch.Tensor.to, torch.Tensor.type, torch.Tensor.float})
 
 
 class FunctionalWeight(torch.Tensor):
-    """A weight, ``[features, inputs]``, that is packed when `linear` is first called with it. Otherwise a tensor like any.
+    """A weight ``[features, inputs]`` that is packed when `linear` is first called with it; otherwise an ordinary tensor.
 
     Attributes:
-        product: with the packed weight, and with its bias if it has one.
-        bias: that `linear` is called with; None: it has none.
-        as_float32: the same weight in float32, once it was asked for.
+        product: the packed weight and bias.
+        bias: the one that `linear` is called with; None: there is none.
+        as_float32: the same weight in float32, once someone has converted it.
     """
 
     product: Weight | None

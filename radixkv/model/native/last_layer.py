@@ -1,7 +1,7 @@
-"""Whether the last decoder layer needs to compute only those rows whose logits are wanted.
+"""Whether the last decoder layer needs to compute only the rows whose logits are wanted.
 
 If what follows it (a norm, the output head) computes each row from that row alone, all but the last of a prompt's rows are
-needed only for their keys and values. No property of a model tells whether this holds, so it is tried.
+needed only for their keys and values. No property of a model tells whether this holds, so this is found out by a run.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from radixkv.model.native.layer import NativeDecoderLayer
 
 @contextmanager
 def losing_rows(model: nn.Module, kept: int) -> Iterator[int | None]:
-    """Within, the last decoder layer gives NaN in all rows but one: if that row's logits are finite, they need no other row.
+    """Within, the last decoder layer returns NaN in all rows but one: if its logits are finite, they need no other row.
 
     Args:
-        kept: the row of a packed batch.
+        kept: that row of a packed batch.
 
     Yields:
-        The layer's index; None: it is not made of native modules, and loses nothing.
+        The layer's index; None: it is not made of native modules, and nothing is lost.
     """
 
     def lose(_: nn.Module, __: object, output: torch.Tensor) -> torch.Tensor:

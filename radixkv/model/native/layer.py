@@ -1,4 +1,4 @@
-"""Decoder layers: ``x += attention(norm(x)); x += mlp(norm(x))``, what is added normed or not."""
+"""Decoder layers: ``x += attention(norm(x)); x += mlp(norm(x))``, in some models with norms before the additions."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from radixkv_cpu import DecoderLayer
 
 
 class NativeDecoderLayer(nn.Module):
-    """A layer made of native modules; where compiled code attends, too, one call computes it and those that follow it.
+    """A layer made of native modules. If compiled code attends as well, one call computes it and the layers of its chain.
 
     Args:
-        output_norms: of what attention and the MLP give, before it is added, as in Gemma 2; None: there are none.
-        mlp: of any kind: one that is no `NativeGatedMLP` is called by itself, a mixture of experts or another activation.
+        mlp: of any kind; one that is not a `NativeGatedMLP`, such as a mixture of experts, is called by itself.
+        output_norms: of the outputs of attention and of the MLP, before they are added, as in Gemma 2; None: there are none.
 
     Attributes:
-        layer: what compiled code runs.
-        chain: the layers that are computed when this one is called, itself the first; `layer_chains` sets it. None: it was
-            computed when an earlier one was called, and gives what it is given.
+        layer: the layer for compiled code.
+        chain: the layers that a call of this one computes, itself the first; `layer_chains` sets it. None: the call of an
+            earlier layer has computed this one, whose own call returns its input.
     """
 
     chain: Sequence[NativeDecoderLayer] | None
@@ -80,7 +80,7 @@ class NativeDecoderLayer(nn.Module):
     def compute(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """What this layer alone gives, attention computed by the runner's."""
+        """This layer's output alone, by the runner's attention."""
         attended = self.attention(self.input_norm(hidden_states), position_embeddings)[0]
         hidden_states = hidden_states + self.attention_norm(attended)
         mlp: torch.Tensor = self.mlp_norm(self.mlp(self.post_norm(hidden_states)))
@@ -88,7 +88,7 @@ class NativeDecoderLayer(nn.Module):
 
 
 def native_layer(module: nn.Module) -> NativeDecoderLayer:
-    """What computes the same as a candidate if that calls its parts in the usual order."""
+    """A layer that computes the same as a candidate, if that calls its parts in the usual order."""
     norms, [attention], [mlp] = _parts(module)
     if len(norms) == 2:
         input_norm, post_norm = norms
@@ -106,7 +106,7 @@ def is_candidate(module: nn.Module) -> bool:
 
 
 def _parts(module: nn.Module) -> tuple[list[NativeRMSNorm], list[NativeSelfAttention], list[nn.Module]]:
-    """Norms, attention layers, and what else a module is made of."""
+    """A module's norms, attention layers and other children."""
     children = [*module.children()]
     norms = [child for child in children if isinstance(child, NativeRMSNorm)]
     attentions = [child for child in children if isinstance(child, NativeSelfAttention)]

@@ -1,7 +1,7 @@
-"""Decoder layers that follow one another, and are computed in one call.
+"""Decoder layers that follow one another and are computed in one call.
 
-A layer continues the chain of the previous one if it is called with that layer's very output and the same positions. No
-property of a model tells whether anything else reads the states between layers, so it is tried.
+A layer continues the previous one's chain if it is called with the very tensor that the previous one returned, and the same
+positions. No property of a model tells whether anything else reads the states between layers, so this is found out by a run.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Chain = Sequence[NativeDecoderLayer]
 
 @contextmanager
 def watch_chains(model: nn.Module) -> Iterator[list[list[NativeDecoderLayer]]]:
-    """While the model runs, each of its layers by itself, note which of them could be chains.
+    """Run each layer of the model by itself within, and note which of them form chains.
 
     Yields:
-        The chains, as they are found.
+        The chains found so far.
     """
     layers = [module for module in model.modules() if isinstance(module, NativeDecoderLayer)]
     join_layers([[layer] for layer in layers])
     chains: list[list[NativeDecoderLayer]] = []
-    # What a layer has given, and its positions. They are kept alive: another tensor could come to lie in the same place.
+    # Each layer's output and positions. They are kept alive, or a new tensor could take their identity.
     given: list[tuple[torch.Tensor, tuple[torch.Tensor, ...]]] = []
 
     def note(layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: torch.Tensor) -> None:

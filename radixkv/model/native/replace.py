@@ -1,4 +1,4 @@
-"""Finds the modules of a model that compiled code can stand in for, and replaces those that it gives the same results as."""
+"""Finds the modules of a model that compiled code can replace, and replaces those for which it gives the same results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from radixkv.model.packed_linear import pack_linears
 from radixkv.model.shared_input import is_unchanged
 from radixkv_cpu import COMPILED_DTYPES, is_packable, library
 
-# What could stand in for a module, with weights as they are or quantised.
+# Possible replacements of a module, with weights as they are or quantised.
 _Make = Callable[[nn.Module, AnyQuantiser | None], Sequence[nn.Module]]
 
 
@@ -49,7 +49,7 @@ def prepare_for_cpu(
     Args:
         model: on the CPU. Its attention must be set afterwards.
         native: whether compiled code may stand in for modules.
-        quantiser: of the weights of linear layers that compiled code stands in for; None: they stay as they are.
+        quantiser: of the weights of replaced linear layers; None: they stay as they are.
         deferred: the model's weights, where they are not in memory; afterwards those that are not packed are.
     """
     is_compiled = native and library() is not None and model.dtype in COMPILED_DTYPES
@@ -89,15 +89,15 @@ def _replace(
     make: _Make,
     quantiser: AnyQuantiser | None = None,
 ) -> None:
-    """Replace modules by what gives the same for random input.
+    """Replace modules by ones that give the same results for random input.
 
     Args:
-        probe: still going on, with calls of the modules that may be replaced.
+        probe: in progress, with recorded calls of the modules that may be replaced.
         weights: the model's.
-        is_candidate: whether a module, of which the weights may not be there, has the parts that ``make`` needs.
-        make: what could stand in for a candidate. What is compared is not quantised: a pattern that fits computes the same
-            with other weights.
-        quantiser: of what takes the module's place.
+        is_candidate: whether a module, whose weights may not be in memory, has the parts that ``make`` needs.
+        make: possible replacements of a candidate. They are compared without quantisation: a pattern that fits computes the
+            same with any weights.
+        quantiser: of the replacement's weights.
     """
     for _, parent, name, child in _children(model):
         if child not in probe.calls or not is_candidate(child):
@@ -135,7 +135,7 @@ def _replace_linears(
     quantiser: AnyQuantiser | None,
     weights: DeferredWeights | MappedWeights,
 ) -> None:
-    """Replace the linear layers that are not parts of what has been replaced.
+    """Replace the linear layers outside of replaced modules.
 
     A module that was called without calling its linear layer reads the weight itself, which a replacement does not have.
     """
@@ -151,7 +151,7 @@ def _replace_linears(
 
 
 def _as_linear(module: Conv1D) -> nn.Linear:
-    """The same product as an `nn.Linear`, which has its weight the other way round."""
+    """The same product as an `nn.Linear`, which has its weight transposed."""
     weight = module.get_parameter("weight")
     num_inputs, num_features = weight.shape
     linear = nn.Linear(num_inputs, num_features, device="meta")
@@ -162,7 +162,7 @@ def _as_linear(module: Conv1D) -> nn.Linear:
 
 @contextmanager
 def _named(layer: str) -> Iterator[None]:
-    """A ValueError, as of weights that are not finite and are to be quantised, says of which linear layer they are."""
+    """Let a ValueError name the linear layer, as when weights that are to be quantised are not finite."""
     try:
         yield
     except ValueError as error:

@@ -25,7 +25,7 @@ class Quantiser:
         self._cache = cache
 
     def for_head(self) -> Quantiser:
-        """8 bits, because each error of the output head is an error of a logit."""
+        """One of 8 bits, because an error in the output head is an error of a logit."""
         return Quantiser("int8", self._cache)
 
     def weight(
@@ -84,19 +84,12 @@ def make_weight(
     activation: str | None = None,
     quantiser: AnyQuantiser | None = None,
 ) -> Weight:
-    """What a quantiser makes of weights, where one is wanted and can, else a `PackedWeight`.
-
-    Args:
-        weights: as both take them.
-        biases: as both take them.
-        activation: as both take it.
-        quantiser: None: weights stay as they are.
-    """
+    """The weight that the quantiser makes, if there is one and it can; otherwise a `PackedWeight`."""
     made = None if quantiser is None else quantiser.weight(weights, biases, activation)
     return PackedWeight(weights, biases, activation) if made is None else made
 
 
 def weights_of(model: nn.Module) -> list[Weight]:
-    """Those of all modules that compiled code stands in for, each once."""
+    """The weights of all replaced modules, each once."""
     found = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Weight))
     return [*dict.fromkeys(found)]
