@@ -1,17 +1,17 @@
 // Attention over paged keys and values, read where they lie.
 //
-// A task is some query rows over a stretch of one range of keys, with the heads of a group folded into the rows. It is for
-// one key-value head, or where the rows are few for all of them, in the order in which their keys lie in memory. It takes 64
-// keys at a time. Few rows read keys where they lie; for more rows keys are packed into panels, so that scores and outputs
-// are the same product that linear layers use. A task keeps a running softmax (Milakov and Gimelshein 2018; FlashAttention,
-// Dao et al. 2022). Tasks leave partial results, which are merged by their log-sum-exp (Flash-Decoding, Dao et al. 2023):
+// A task is a tile of query rows over a stretch of one range of keys, with the heads of a group folded into the rows. It is for
+// one key-value head; with few rows it is for all heads, in the order in which their keys lie in memory. It takes 64 keys at a
+// time. Few rows read keys in place; for more rows, keys are packed into panels and multiplied by the code of linear layers. A
+// task keeps a running softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). The partial results of tasks are
+// merged by their log-sum-exp (Flash-Decoding, Dao et al. 2023):
 //
 //     range 0, shared   rows 0..3   |  chunk 0  |  chunk 1  |            a partial result each, per row and head
 //     range 1, tail     row 0                               | chunk 0 |
 //
-// Where keys and values are finite, a row's result depends, to the last bit, only on its ranges and on what kind of row it is,
-// not on other rows or on threads. Softmaxes of 256 keys each are added in order into those of 2,048 keys, and these into one,
-// whichever tasks do it. A value that a row does not see may be multiplied by 0, which for an infinite one gives NaN.
+// If keys and values are finite, a row's result depends only on its ranges and its kind, to the last bit, not on other rows or on
+// threads: softmaxes of 256 keys are added in order to those of 2,048 keys, and these to one, whichever tasks do it. A value that
+// a row does not see may be multiplied by 0, which gives NaN if it is infinite.
 
 #include <omp.h>
 
@@ -26,16 +26,16 @@ namespace radixkv {
 namespace {
 
 constexpr int kTileRows = 192;   // query rows of a task, heads folded in
-constexpr int kFewRows = 32;     // up to so many, a task is for all heads: reading its keys is what takes time
+constexpr int kFewRows = 32;     // a task with no more rows is for all heads: reading its keys takes most of the time
 constexpr int64_t kChunk = 256;  // keys of a task with few rows
 constexpr int64_t kLongChunk = 2048;  // keys of a prompt's task; a multiple of kChunk
 constexpr int64_t kMostDrafted = 32;  // most rows of a decoding range: each is computed as if it were the only one
-// Rows that pass packed keys and values at a time: many with AMX, whose tile stores are best read much later.
+// Rows multiplied by packed keys and values at a time: many with AMX, because reading what a tile has just stored is slow.
 constexpr int64_t kBandRows = kHasTiles ? kTileRows : kMaxRows;
-// A head's queries and outputs are apart from row to row, so those of the row that comes so many later are prefetched.
+// A head's queries and outputs are not contiguous from row to row, so they are prefetched so many rows ahead.
 constexpr int64_t kRowsAhead = 8;
-// Up to so many rows of a head pass its keys as they lie in memory. AMX tiles compute 16 rows in the time of one, and so gain
-// from panels earlier.
+// Up to so many rows of a head read its keys in place. AMX tiles compute 16 rows in the time of one, so for them panels pay off
+// earlier.
 template <typename T>
 constexpr int kUnpackedRows = kAsTiles<T> ? kTileColumns : 8;
 
@@ -43,8 +43,8 @@ struct Task {
     int64_t range, head_start, head_stop, row_start, row_stop, key_start, key_stop;
     int64_t partial;      // index of the result of its first row and head; other rows and the head's group follow
     int64_t head_stride;  // from there to those of the next key-value head
-    bool unpacked;        // its rows pass keys as they lie in memory
-    bool is_whole;        // no other task has partial results of its rows and heads, so that no other needs this one's
+    bool unpacked;        // its rows read keys in place
+    bool is_whole;        // no other task has results of its rows and heads: it writes their output
 };
 
 // One range's partial results of one row.
@@ -53,14 +53,13 @@ struct Part {
     int64_t first_chunk, chunk;  // the number of the first one, and how many keys make one
 };
 
-// One addition of a merge: of the part `at`, or where that is below 0, of the sum of all parts since the last such step.
+// One addition of a merge: of the part `at`; if that is below 0, of the sum of all parts since the last such step.
 struct Step {
     int64_t at;
     Shares shares;
 };
 
-// Of every row and head, [rows, heads]: the sum of the values seen, padded, weighted by the softmax; the softmax's maximum;
-// and the sum of the weights.
+// For every row and head: the sum of values, weighted by the softmax and padded; the softmax's maximum; the sum of weights.
 struct Partials {
     float *outputs, *maxima, *totals;
 };
@@ -123,8 +122,8 @@ class Worker {
           chunk_maxima_(rows_of_all_),
           chunk_totals_(rows_of_all_) {}
 
-    // Writes the task's partial results of each row and head, or the final output if there are no others. Meanwhile the first
-    // keys of the `following` task, or null, are prefetched.
+    // Writes the task's partial results, or the output of its rows if it `is_whole`. Meanwhile the first keys of the `following`
+    // task, if any, are prefetched.
     void run(const Task& task, const Task* following, const Partials& shared) {
         const Partials partials = task.is_whole ? Partials{outputs_.get(), maxima_.get(), totals_.get()} : shared;
         const int64_t num_rows = (task.row_stop - task.row_start) * group_, query_rows = std::max<int64_t>(num_rows, kUnpackedRows<T>);
@@ -202,7 +201,7 @@ class Worker {
         }
     }
 
-    // Writes the rows of a task whose result is all of theirs, as `merge` would write them.
+    // Writes the output of a whole task's rows, with the same bits as `merge`.
     void write_out(const Task& task, const Partials& partials) {
         for (int64_t row = task.row_start; row < task.row_stop; row++) {
             T* out = static_cast<T*>(call_.out) + row * call_.out_row_stride;
@@ -260,7 +259,7 @@ class Worker {
         for (int i = 0; i < kKeys; i++) to[i] = static_cast<const T*>(cache) + (slots[i] * call_.num_kv_heads + head) * dim;
     }
 
-    // All rows over up to 64 keys of one head. For unpacked rows, tiles have computed the scores before, `sums`; pairs pack keys.
+    // All rows over up to 64 keys of one head. `sums` are scores of unpacked rows that tiles have computed before.
     void attend(const int64_t* slots, const int64_t* next, int64_t head, int64_t first, int count, int64_t num_rows, bool unpacked,
                 const T* query, const float* sums, float* outputs, float* maxima, float* totals) {
         const T *keys[kKeys], *values[kKeys], *next_keys[kKeys], *next_values[kKeys];
@@ -297,8 +296,8 @@ class Worker {
                         shrink_.get(), outputs, value_dim_);
     }
 
-    // A few of the rows, whose scores and weights stay in the first-level cache. Keys that none of them sees are skipped.
-    // Values are packed, unless `values` says where they lie.
+    // Some of the rows: so few that their scores and weights stay in the first-level cache. Panels of keys that none of them sees
+    // are skipped. Values are packed, unless `values` points to them.
     void attend_band(int64_t first_row, int64_t num_rows, int64_t first, int count, const T* query, const T* const* values,
                      const T* const* next_values, float* outputs, float* maxima, float* totals) {
         int64_t low = kKeys, high = 0;
@@ -361,9 +360,9 @@ class Worker {
     Scratch<float> chunk_outputs_, chunk_maxima_, chunk_totals_;
 };
 
-// Whether `num_rows` rows of a range, heads of a group folded in, pass its keys as they lie in memory. Where products with
-// panels are added in another order, how many rows there are must not matter: all of a prompt's rows pass panels, however few
-// are left of it; and rows with drafts do not where a single row would not.
+// Whether `num_rows` rows of a range, heads of a group folded in, read its keys in place. If products with panels are added in
+// another order, this must not depend on the number of rows: all of a prompt's rows use panels, however few are left of it, and
+// rows with drafts read in place if a single row would.
 template <typename T>
 bool is_unpacked(const Attention& call, int64_t range, int64_t num_rows, int64_t group) {
     const RowKind kind = call.kinds[range];

@@ -1,4 +1,4 @@
-// What Python hands to the library: the arguments of each function, field by field as in the Python file of the same name.
+// The arguments of each function, field by field as in the Python file of the same name.
 //
 // "T" is float, or bfloat16 where a function's last argument says so. Rows lie next to each other unless a stride is given,
 // in elements.
@@ -39,7 +39,7 @@ struct Write {
     int64_t key_row_stride, key_head_stride, value_row_stride, value_head_stride;  // bytes
 };
 
-// A row is a block: what the block has in each part, one after the other.
+// A block's row is its parts, one after the other.
 struct Rows {
     char* const* parts;         // [parts] of [blocks, bytes of the part]
     const int64_t* part_bytes;  // [parts]
@@ -49,11 +49,11 @@ struct Rows {
     int32_t in_parallel;
 };
 
-// A record is a header, where its slot begins, and a row, where its slot ends; bytes between them are ignored.
+// A record is a header at the beginning of its slot and a row at the end of it; bytes between them are ignored.
 struct Records {
     const int32_t* files;    // [records], descriptors
     const int64_t* offsets;  // [records], of slots in their files
-    const char* headers;     // [records, header bytes] as they should be, but for the checksums
+    const char* headers;     // [records, header bytes]: the expected ones; their checksums are ignored
     char* rows;              // [records, row bytes]
     int32_t* outcomes;       // [records], of records.cpp
     int64_t num_records, slot_bytes, header_bytes, row_bytes;
@@ -71,11 +71,11 @@ struct Linear {
     const void* residual;  // [rows, outputs] T, added to the result, or null; may be out
     void* out;             // [rows, outputs] T
     int64_t rows, inputs, outputs;
-    // Other than none: panels alternate between gate and up, and what is written is activation(gate) * up.
+    // If there is one, panels alternate between gate and up, and the result is activation(gate) * up.
     Activation activation;
     Format format;
-    // [num_decoding], ascending: the decoding rows, which a token of an answer follows. Their sums and those of the others
-    // may be added in different orders; where num_decoding is below 0, which means unknown, all are added in one.
+    // [num_decoding], ascending: the decoding rows, which a token of the answer follows. Their products and those of a prompt's
+    // rows may be added in different orders. num_decoding below 0 means unknown: all are added in one order.
     const int64_t* decoding;
     int64_t num_decoding;
 };
@@ -83,14 +83,14 @@ struct Linear {
 // A gated MLP for each expert, one behind the other; see experts.cpp.
 struct Experts {
     const void* x;          // [rows, width] T
-    const int64_t* chosen;  // [rows, per_row]: numbers of experts; another number is none
+    const int64_t* chosen;  // [rows, per_row]: numbers of experts; other numbers are ignored
     const float* weights;   // [rows, per_row]
     void* out;              // [rows, width] T, not x
     int64_t rows, per_row, num_experts;
     const Linear *gate_up, *down;  // of these, weight, inputs, outputs, activation and format; an expert's outputs fill panels
 };
 
-// A range's rows: of several sequences; of one sequence's prompt; or one sequence's last known token and its drafts.
+// The rows of a range: of several sequences; of one sequence's prompt; or one sequence's last known token and its drafts.
 enum class RowKind : int8_t { kShared = 0, kPrompt = 1, kDecoding = 2 };
 
 struct Attention {
@@ -110,13 +110,13 @@ struct Attention {
     float scale, softcap;  // softcap 0: none
 };
 
-// A decoder layer, x += attention(norm(x)), x += mlp(norm(x)), and its part of the cache. A head's keys, values and queries have
-// `head_dim` dimensions. Where the MLP is of another kind, gate_up and down are null, and the layer ends with what it adds to.
+// A decoder layer, x += attention(norm(x)), x += mlp(norm(x)), and its part of the cache. Queries, keys and values have `head_dim`
+// dimensions per head. If the MLP is of another kind, gate_up and down are null, and the caller adds its output.
 struct Layer {
     int64_t width;
     const float *input_norm, *post_norm;  // [width]
     const float *query_norm, *key_norm;   // [head dim], or both null
-    // [width], or both null: of what attention and the MLP give, before it is added. An MLP of another kind leaves its own to the caller.
+    // [width], or both null: of the outputs of attention and the MLP, before they are added.
     const float *attention_norm, *mlp_norm;
     float input_epsilon, post_epsilon, query_epsilon, key_epsilon, attention_epsilon, mlp_epsilon;
 
@@ -130,19 +130,18 @@ struct Layer {
     float scale, softcap;
 };
 
-// Rows that pass layers of one width, one after the other. A layer whose MLP is of another kind is the only one.
+// Layers of one width, one after the other. A layer whose MLP is of another kind must be the only one.
 struct Layers {
     const Layer* layers;  // [num_layers]
     const void* x;        // [rows, width] T
     void* out;            // [kept rows, width] T
-    void* normed;         // likewise: what an MLP of another kind takes; else null
-    const int64_t* kept;  // [kept rows]: those that the last layer computes to the end, ascending; null: all
+    void* normed;         // likewise: the input of an MLP of another kind; else null
+    const int64_t* kept;  // [kept rows], ascending: the rows that the last layer computes to the end; null: all
     const int64_t* decoding;  // [num_decoding]: of all rows, as in `Linear`
     int64_t num_layers, rows, num_decoding, rotary_dim;
     const void *cos, *sin;  // [rows, rotary dim] T
     const int64_t* slots;   // [rows]
-    // Over all rows, and of the last layer over the kept rows; of these, what is the same for all layers: everything from block_ids to
-    // block_size.
+    // Over all rows, and for the last layer over the kept rows; only the fields from block_ids to block_size.
     const Attention *attention, *last_attention;
 };
 
@@ -157,7 +156,7 @@ struct Features {
 struct Draw {
     const float* logits;                           // [rows, vocabulary]
     const float* temperatures;                     // [rows], above 0
-    const uint64_t* states;                        // [rows], from which variates are counted
+    const uint64_t* states;                        // [rows], at which each row's variates begin
     const int64_t* top_k;                          // [rows], at least 1
     const float *top_p, *min_p;                    // [rows]
     int64_t* token_ids;                            // [rows]

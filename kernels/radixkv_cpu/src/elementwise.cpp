@@ -1,4 +1,4 @@
-// What stands between the products of a layer: norms, rotary positions, and new keys and values on their way into the cache.
+// The work between the products of a layer: norms, rotary positions, and writing new keys and values into the cache.
 
 #include "calls.h"
 #include "simd.h"

@@ -1,5 +1,5 @@
-// Reads weights of single features out of panels: of an output head, the embeddings of tokens. Words of a feature lie a line
-// of the panel apart, each in another line of a cache; read in one loop, many are on their way at a time.
+// Reads the weights of single features from panels; those of an output head are the embeddings of tokens. Each word of a feature
+// is in another cache line; a loop without dependencies has many of them under way at once.
 
 #include "calls.h"
 #include "panel.h"

@@ -1,5 +1,5 @@
-// Decoder layers in one call: with few rows and a call for each part, what stands between the products took as long as the
-// products. Every part is a function that can also be called alone.
+// Decoder layers in one call: with few rows and a call per part, the work between the products took as long as the products.
+// Every part is a function that can also be called alone.
 
 #include <algorithm>
 #include <cstring>

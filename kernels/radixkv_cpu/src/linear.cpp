@@ -5,9 +5,9 @@
 //     float32    [features / 32][inputs][32]
 //     bfloat16   [features / 32][inputs / 2][32][2]    pairs of inputs, as dot product instructions and AMX tiles want them
 //
-// quantised.h describes quantised panels; factored.h and triples.h, how some rows pass panels on some processors. With few
-// rows a product takes as long as its weights take to be read, so each thread reads neighbouring panels once, in order. With
-// many rows a chunk of them stays in the second-level cache while panels pass it.
+// quantised.h describes quantised panels; factored.h and triples.h describe other ways to multiply some rows on some processors.
+// With few rows a product takes as long as reading its weights, so each thread reads neighbouring panels once, in order. With
+// many rows a chunk of rows stays in the second-level cache while all panels are read.
 
 #include <omp.h>
 
@@ -150,7 +150,7 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
         Product product;
         const UnitSums sums(linear, most_rows);
         const auto multiply = [&](int64_t task) {
-            // Weights pass a chunk of rows that stays in the second-level cache, not rows the weights: there are more rows.
+            // All units of a chunk, then the next chunk: the chunk stays in the second-level cache.
             const Chunk& chunk = chunks[task / units];
             const int64_t first = chunk.first * linear.inputs;
             compute_unit<T>(linear, chunk, task % units, sums, [&](int64_t panel, float* to) {
@@ -161,8 +161,8 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
                     product.multiply(chunk.rows, x + first, linear.inputs, weights, linear.inputs, to);
             });
         };
-        // Where reading memory is what takes time, each thread reads one contiguous part. Elsewhere equal numbers of tasks
-        // are not equal work: chunks have different numbers of rows, and a core may be shared.
+        // If reading memory takes most of the time, each thread reads one contiguous part. Otherwise equal numbers of tasks are
+        // not equal work: chunks have different numbers of rows, and a core may be shared.
         if (most_rows <= (chunks.size() == 1 ? kMemoryBoundRows : kMaxRows)) {
 #pragma omp for schedule(static)
             for (int64_t task = 0; task < num_tasks; task++) multiply(task);

@@ -18,13 +18,12 @@ namespace radixkv {
 
 // Sums of so many rows by 32 columns fill 24 of 32 registers, or by 16 columns 12 of 16.
 constexpr int kMaxRows = kLanes == 16 ? 12 : 6;
-// So many inputs of a panel stay in the first-level cache: 24 KiB of them, or 36 on processors with AMX, where it has 48. Of
-// bfloat16, which passes in tiles, 18, because tiles of rows pass through the cache, too, as fast as the second-level cache
-// gives them. A multiple of all groups.
+// So many inputs of a panel stay in the first-level cache: 24 KiB of it; with AMX, where it has 48 KiB, 36 in float32, and 18 in
+// bfloat16, because tiles of rows pass through it as well. A multiple of the groups of quantised panels.
 template <typename T>
 constexpr int64_t kPanelDepth = kHasTiles ? 288 : 24 * 1024 / kPanel / sizeof(T);
 constexpr int64_t kAhead = 12;
-// For up to so many rows, a product takes about as long as its weights take to be read.
+// With up to so many rows, a product takes about as long as reading its weights.
 constexpr int64_t kMemoryBoundRows = 96;
 
 template <typename T>
@@ -38,10 +37,10 @@ constexpr bool kAsPairs = kPairs<T> && kHasPairProducts;
 
 constexpr int kPanelVectors = kPanel / kLanes;
 
-// Loads what sums begin with. A row's products are added one after the other to what is there, however many rows and parts
-// there are: so its sums are the same numbers to the last bit, whatever else is in the batch.
+// Loads the initial sums. A row's products are added to them one after the other, however many rows and parts there are, so that
+// its sums are the same to the last bit, whatever else is in the batch.
 //
-// All loops over sums are unrolled, or they would lie in memory.
+// All loops over sums are unrolled; otherwise they would not be in registers.
 template <int ROWS, int WIDTH>
 void load_sums(F32 (&total)[ROWS][WIDTH], const float* sums, int64_t stride, bool add) {
 #pragma GCC unroll 16
@@ -75,8 +74,8 @@ struct StridedRows {
     static constexpr bool kFetchesUpcoming = false;
     static int64_t at(int64_t row, int64_t word, int64_t stride) { return row * stride + word; }
 };
-// Packed rows that prefetch: of a few blocks of rows only the first would read memory, which would idle while the others
-// pass.
+// Packed rows that prefetch. Without it, only the first of a few blocks of rows would read memory, which would idle during the
+// others.
 template <int ROWS>
 struct FetchingPackedRows : PackedRows<ROWS> {
     static constexpr bool kFetchesUpcoming = true;
@@ -102,7 +101,7 @@ void multiply_tile(const float* x, int64_t stride, const float* panel, int64_t i
         if constexpr (Rows::kFetchesUpcoming) {
             __builtin_prefetch(upcoming.from + k * upcoming.step, 0, 2);
         } else {
-            // Few rows pass so fast that a panel's lines must be on their way before the processor sees them coming.
+            // With few rows, the processor's own prefetching comes too late.
             __builtin_prefetch(line + kAhead * kPanel);
             __builtin_prefetch(line + kAhead * kPanel + kPanel / 2);
         }
@@ -128,7 +127,7 @@ void multiply_tile(const BF16* x, int64_t stride, const BF16* panel, int64_t inp
         const BF16* line = panel + pair * 2 * kPanel;
         if constexpr (Rows::kFetchesUpcoming) __builtin_prefetch(upcoming.from + pair * upcoming.step, 0, 2);
 #if defined(__AVX512BF16__)
-        // Few rows pass as fast as memory is read, and the processor prefetches by itself; many leave it no room to.
+        // With few rows the processor prefetches by itself; many leave it no room to.
         if constexpr (!Rows::kFetchesUpcoming && ROWS > 8) {
             __builtin_prefetch(line + kAhead * 2 * kPanel);
             __builtin_prefetch(line + kAhead * 2 * kPanel + kPanel);

@@ -1,5 +1,5 @@
-// Products of few rows with keys and values as they lie in memory. Packing these into panels takes as long for one row as for
-// 32, and longer than reading them: it pays only where enough rows pass the panels.
+// Products of few rows with keys and values in place. Packing these into panels takes as long for one row as for 32, and longer
+// than reading them, so it pays only with enough rows.
 #pragma once
 
 #include <algorithm>
