@@ -1,4 +1,4 @@
-"""What the two attention kernels have in common beside online softmax: a head's scales, where results go, and the launch."""
+"""Shared by the two attention kernels, beside online softmax: a head's scales, storing results, and launch arguments."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ def _write_cache(
 def store_scaled(target, data, mask, scales, head, QUANTISED: tl.constexpr):
     """Store as the cache's type, divided by the head's scale if it is ``QUANTISED``.
 
-    Of numbers in bfloat16, one in 16 lies right between two of float8's: division is exact, or they could be rounded to the
-    other one. float8_e4m3fn has no infinity: what is larger than its largest number would become NaN.
+    One in 16 bfloat16 numbers lies exactly between two of float8's, so only an exact division rounds it as it should be.
+    float8_e4m3fn has no infinity: a number above its largest one would become NaN.
     """
     if QUANTISED:
         data = tl.minimum(tl.maximum(tl.div_rn(data.to(tl.float32), tl.load(scales + head)), -448.0), 448.0)
@@ -135,7 +135,7 @@ def check_write(
     key_scales: torch.Tensor | None,
     value_scales: torch.Tensor | None,
 ) -> None:
-    """Refuse what no kernel that writes into the cache could take; the arguments are `write_cache`'s.
+    """Refuse arguments of `write_cache` that no kernel that writes into the cache takes.
 
     Raises:
         ValueError: with what was given.

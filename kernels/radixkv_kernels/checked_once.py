@@ -1,7 +1,7 @@
-"""What was valid once is valid for every tensor of the same layout.
+"""Arguments that passed a check once pass for every tensor of the same layout.
 
-All layers of a model launch the same kernels on tensors of the same shapes, a batch after the other. Looking at what decides,
-a key of a few numbers for each tensor, takes the host a fraction of what the checks take.
+All layers of a model launch the same kernels on tensors of the same shapes, batch after batch. Looking up a key of a few
+numbers per tensor takes a fraction of the time of the checks.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 
 Params = ParamSpec("Params")
 
-# Different calls that each check remembers: layers differ in few ways, batches in more.
+# Calls that each check remembers: layers differ in few ways, batches in more.
 _REMEMBERED = 1024
 
 
 def checked_once(check: Callable[Params, None]) -> Callable[Params, None]:
-    """A check of tensors that looks at no more than shapes, strides, types, devices and gradients, and remembers what passed.
+    """Remember which calls of a check passed, by the shapes, strides, types, devices and gradients of their tensors.
 
-    What does not pass is checked each time, and raises each time.
+    The check must look at nothing else of a tensor. A call that fails is not remembered, and raises each time.
     """
     passed: dict[tuple[Any, ...], None] = {}
 

@@ -1,10 +1,10 @@
-"""What the launchers verify before a kernel sees a pointer: a wrong shape is a Python error, never an illegal access.
+"""The launchers' checks before a kernel sees a pointer: a wrong shape is a Python error, never an illegal access.
 
-What tensors on the device contain is not checked, since that would wait for the device: the rows, tables and partial results
-of items, block ids in tables, positions, slots, starts. The caller is responsible for them.
+The contents of tensors on the device are not checked, since that would wait for the device: the rows, tables and partial
+results of items, block ids in tables, positions, slots, starts. The caller is responsible for them.
 
-Kernels count entries in 32 bits and multiply them by strides in 64. Only from a cache's block to its slots and heads do they
-add 32 bits: 64 would take registers from the innermost loop.
+Kernels count entries in 32 bits and multiply them by strides in 64. Only offsets within a block of a cache are 32 bits: 64
+would take registers from the innermost loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_INT32 = 2**31 - 1
 
 
 def check_device(name: str, device: torch.device) -> None:
-    """Refuse a device that the launch would not go to.
+    """Refuse any device but the one that a launch goes to.
 
     Raises:
         ValueError: names the tensor and its device.
@@ -59,7 +59,7 @@ def check_tensor(
 ) -> None:
     """Refuse a tensor of another rank, size (None: any), type or device, or whose last dimension is not contiguous.
 
-    Also one that autograd follows: a kernel's result would silently have no gradient.
+    Also refuse one that autograd tracks: a kernel's result would silently have no gradient.
 
     Raises:
         ValueError: names the tensor, what was expected and what was given.
@@ -82,7 +82,7 @@ def check_tensor(
 
 
 def check_written(name: str, tensor: torch.Tensor) -> None:
-    """Refuse an output tensor of which two entries may share memory: which one stays would be chance.
+    """Refuse an output tensor two of whose entries may share memory: which of them is kept would be chance.
 
     Raises:
         ValueError: with the strides that were given.
@@ -113,8 +113,8 @@ def check_tables(tables: torch.Tensor, num_rows: int, device: torch.device) -> N
 def check_cache(key_cache: torch.Tensor, value_cache: torch.Tensor, device: torch.device) -> None:
     """Refuse caches that do not belong together, or whose blocks, heads, element type or strides the kernels cannot take.
 
-    Blocks may lie anywhere, but each block's own entries within 2**31 elements, so not, for instance, a large cache with its
-    heads outermost.
+    Blocks may lie anywhere, but a block's own entries must lie within 2**31 elements; in a large cache with the heads
+    outermost, for instance, they do not.
 
     Raises:
         ValueError: with the shape that was given.
@@ -185,7 +185,7 @@ def check_attention(
     key_scales: torch.Tensor | None,
     value_scales: torch.Tensor | None,
 ) -> None:
-    """Refuse what any of the attention kernels could not take; the arguments are `attend_items`'.
+    """Refuse arguments of `attend_items` that no attention kernel takes.
 
     Raises:
         ValueError: with what was given.

@@ -56,10 +56,10 @@ def exponential(bits):
 
 @triton.jit
 def load_scaled(logits, temperatures, row, token_id, exists, row_stride):
-    """A row's logits divided by its temperature; ids that do not exist or are not finite are barred."""
+    """A row's logits divided by its temperature; minus infinity for ids that do not exist, plus infinity and NaN."""
     logit = tl.load(logits + row.to(tl.int64) * row_stride + token_id, mask=exists, other=float("-inf"))
     scaled = logit * (1.0 / tl.load(temperatures + row))
-    # NaN compares as neither more nor less than anything: beside it, an id that does not exist could be drawn.
+    # A NaN compares as neither more nor less than anything, so that an id that does not exist could be drawn.
     return tl.where(scaled < float("inf"), scaled, float("-inf"))
 
 
@@ -116,10 +116,11 @@ def draw_tokens(logits: torch.Tensor, temperatures: torch.Tensor, rng_states: to
     """Draw one token for each row, with probabilities ``softmax(logits / temperature)``.
 
     Args:
-        logits: float32 ``[rows, vocabulary]``, any row stride; not finite: drawn only where no other is finite.
+        logits: float32 ``[rows, vocabulary]``, any row stride. A token whose logit is not finite is drawn only if no logit
+            of the row is finite.
         temperatures: float32 ``[rows]``, above 0.
-        rng_states: int64 ``[rows]``: from which each row's random numbers are counted. Rows with equal states and logits draw
-            the same, whatever is beside them.
+        rng_states: int64 ``[rows]``: where each row's random numbers begin. Rows with equal states and logits draw the same
+            token, whatever rows are beside them.
 
     Returns:
         Token ids, int64 ``[rows]``.
@@ -146,7 +147,7 @@ def draw_tokens(logits: torch.Tensor, temperatures: torch.Tensor, rng_states: to
 
 
 def check_draw(logits: torch.Tensor, temperatures: torch.Tensor, rng_states: torch.Tensor) -> None:
-    """Refuse what no kernel that draws can take; see `draw_tokens`.
+    """Refuse arguments of `draw_tokens` that no kernel that draws takes.
 
     Raises:
         ValueError: names the tensor, what is expected and what was given.

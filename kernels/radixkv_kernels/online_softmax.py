@@ -1,4 +1,4 @@
-"""What the attention kernels share: a tile of query rows over a range of keys, with a running softmax.
+"""Shared by the attention kernels: a tile of query rows over a range of keys, with a running softmax.
 
 Online softmax (Milakov and Gimelshein 2018) as in FlashAttention (Dao et al. 2022), to base 2: scores are multiplied by
 log2(e) once, so that every exponential is one `exp2`. Scores, sums and outputs are float32 whatever the inputs are.

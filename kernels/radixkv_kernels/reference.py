@@ -1,6 +1,6 @@
-"""What the kernels compute, in plain torch and float64, slowly and without cleverness: the truth in tests.
+"""The kernels' results in plain torch and float64, slow and simple, to compare kernels with.
 
-Every function takes its kernel's arguments and writes the same outputs, so that a test calls both and compares.
+Every function takes its kernel's arguments and writes the same outputs.
 """
 
 from __future__ import annotations

@@ -1,26 +1,26 @@
-"""One token per row, drawn from what min_p, top_k and top_p leave of a vocabulary; nothing is sorted.
+"""One token per row, drawn from the tokens that min_p, top_k and top_p leave; nothing is sorted.
 
-A token is left if its weight, ``exp(logit / temperature - the largest)``, is above a cut, or equal to it and its id one of
-the lowest of those. A cut is found by comparing all weights with several pivots at a time: how many weights, or how much of
-them, are at or above each. Each pass also sees the next weights on either side of its pivots, so that the search ends at a
-weight that there is, exactly.
+A token is left if its weight, ``exp(logit / temperature - the largest)``, is above a cut; of those equal to the cut, the
+lowest ids are left. A cut is found by comparing all weights with several pivots at a time: the number of weights at or above
+each, or their sum. Each pass also notes the next weights on either side of its pivots, so that the search ends exactly at an
+existing weight.
 
-Such passes over a whole vocabulary would take long. So the few tokens that can be left at all are written down first, by a
-bound that costs next to nothing, and searched instead (compare FlashInfer's rejection sampling, Ye et al. 2025, which draws
-again until a pivot holds)::
+Such passes over a whole vocabulary would take long. So the few candidates are written to a list first, by a bound that costs
+next to nothing, and the list is searched (compare FlashInfer's rejection sampling, Ye et al. 2025, which draws again until a
+pivot holds)::
 
     logits of a row   | 4,096 = 64 blocks | 4,096 | ...    per program: largest logit and sum of each block of 64 ids
                                  \\         /
                         one program per row: the largest of all, the sum, the bound
                                  /         \\
     logits of a row   | 4,096             | 4,096 | ...    per program: how many reach the bound
-    logits of a row   | 4,096             | 4,096 | ...    per program: writes those behind the ones of the parts before
+    logits of a row   | 4,096             | 4,096 | ...    per program: writes them after those of the parts before it
                                  \\         /
     candidates        | id and weight of each, by ids |    one program per row: cut of top_k, cut of top_p, race
 
     bound   min_p                          itself
             top_k                          the k-th of the blocks' largest: k weights are at least that
-            top_p, where it is alone       all weights below it together are less than what top_p removes
+            top_p alone                    all weights below it together are less than what top_p removes
 
 Random numbers are those of `exponential_sampling`: of each id, whatever is beside it.
 
@@ -166,18 +166,8 @@ def _write_candidates(
     before = tl.load(counts + row.to(tl.int64) * num_parts + parts, mask=parts < part, other=0)
     if tl.load(counts + row.to(tl.int64) * num_parts + part) > 0:
         token_id, scaled, found = _find_candidates(
-            logits,
-            temperatures,
-            block_largest,
-            bounds,
-            row,
-            part,
-            vocab_size,
-            logits_row_stride,
-            num_parts,
-            BLOCKS,
-            IDS,
-        )
+            logits, temperatures, block_largest, bounds, row, part, vocab_size, logits_row_stride, num_parts, BLOCKS, IDS
+        )  # fmt: skip
         number = found.to(tl.int32)
         in_block = tl.sum(number, 1)
         start = tl.sum(before, 0) + tl.cumsum(in_block, 0) - in_block
@@ -341,7 +331,7 @@ def draw_truncated(
             what is left.
 
     Returns:
-        Token ids, int64 ``[rows]``; of a row that is not of numbers, any.
+        Token ids, int64 ``[rows]``; any token for a row without a finite logit.
 
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take.
