@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 import time
 import types
@@ -32,15 +31,13 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.sampling.answer_frames import frame_text, framed
 from radixkv.sampling.grammar_budget import GrammarBudget
 from radixkv.sampling.grammar_tokenizer import grammar_tokenizer
-from radixkv.sampling.json_schema import MAX_NAME_CHARACTERS, locate_refusal, one_line, patterns_of, prepare_schema
-from radixkv.sampling.structural_tag import structural_tag_grammar
+from radixkv.sampling.json_schema import locate_refusal, one_line, patterns_of
+from radixkv.sampling.specification import Specification
 from radixkv.sampling_params import StructuredOutputsParams
-from radixkv.tools.grammar import JSON_WHITESPACE
 
 if TYPE_CHECKING:
     import llguidance
 
-_MAX_CHARACTERS = 131_072
 # In an ambiguous grammar the number of parses grows with the text. This many take a millisecond or two; a schema of sixty
 # properties, each an alternative of objects, needs under 2,000.
 _MAX_ITEMS_PER_TOKEN = 20_000
@@ -52,7 +49,6 @@ _MASK_FUEL = 30_000
 _COMPILE_FUEL = 200_000
 _MAX_COMPILED_GRAMMARS = 64
 _MAX_CHECKED_SCHEMAS = 256
-_STRUCTURAL_TAG = "structural_tag"
 _TOO_MUCH_WORK = "its regular expressions take too much work to compile: repeat less in them"
 # Messages of llguidance about its internals, and what they mean for a specification.
 _MEANINGS = types.MappingProxyType(
@@ -64,8 +60,6 @@ _MEANINGS = types.MappingProxyType(
 )
 # Where a grammar forces no token, a draft guesses at most this many in a row.
 _MAX_GUESSES = 2
-# The kind of a specification in which only the frame constrains the answer.
-_NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
@@ -215,9 +209,8 @@ class GrammarCompiler:
                 tokenizer, or one without a fast backend.
             MissingPackageError: llguidance is not installed.
         """
-        kind, text = _kind_and_text(spec)
         frame = None if spec.frame is None else frame_text(spec.frame)
-        return self._compiled(kind, text, frame).for_request()
+        return self._compiled(Specification.of(spec), frame).for_request()
 
     def prepare(self) -> None:
         """Build the trie of the vocabulary, which the first grammar would otherwise have to wait for.
@@ -239,16 +232,14 @@ class GrammarCompiler:
                 self._tokenizer = grammar_tokenizer(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
             return self._tokenizer
 
-    def _compile(self, kind: str, text: str, frame: str | None) -> GrammarState:
+    def _compile(self, spec: Specification | None, frame: str | None) -> GrammarState:
         tokenizer = self._prepared_tokenizer()  # first: it raises if llguidance is not installed
-        content = "" if kind == _NOTHING else _grammar(kind, text)
+        content = "" if spec is None else spec.grammar()
         matcher = _matcher(tokenizer, content if frame is None else framed(frame, content, self._schema_refusal))
         reason = _refusal(matcher)
         if reason is not None:
-            schemas = [json.loads(text)] if kind == "json" else []
-            if kind == _STRUCTURAL_TAG:
-                schemas = [structure["schema"] for structure in json.loads(text)["structures"]]
-            name = f"structured_outputs: {kind}" if kind != _NOTHING else "tools: their calls"
+            name = "tools: their calls" if spec is None else f"structured_outputs: {spec.kind}"
+            schemas = [] if spec is None else spec.schemas()
             raise ValueError(f"{name} cannot be followed: {locate_refusal(schemas, reason)}")
         return GrammarState(matcher, tokenizer.vocab_size, self._shared, GrammarBudget())
 
@@ -292,75 +283,6 @@ def _matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMa
 def _refusal(matcher: llguidance.LLMatcher) -> str | None:
     """Why a grammar is refused; None: it is not."""
     return _in_words(matcher.get_error()) if matcher.is_error() else None
-
-
-def _kind_and_text(spec: StructuredOutputsParams) -> tuple[str, str]:
-    """The kind of specification, and its text; together the key of the cache."""
-    if spec.json is not None:
-        kind, text = "json", spec.json if isinstance(spec.json, str) else _dump("json", spec.json)
-    elif spec.json_object:
-        kind, text = "json", '{"type": "object"}'
-    elif spec.choice is not None:
-        kind, text = "choice", "|".join(re.escape(choice) for choice in spec.choice)
-    elif spec.regex is not None:
-        kind, text = "regex", spec.regex
-    elif spec.grammar is not None:
-        kind, text = "grammar", spec.grammar
-    elif spec.structural_tag is not None:
-        tag = spec.structural_tag
-        kind, text = _STRUCTURAL_TAG, tag if isinstance(tag, str) else _dump(_STRUCTURAL_TAG, tag)
-    else:
-        kind, text = _NOTHING, ""
-    limit = _MAX_CHARACTERS if kind in ("json", _STRUCTURAL_TAG) else MAX_NAME_CHARACTERS
-    if len(text) > limit:
-        raise ValueError(f"structured_outputs: {kind} has {len(text)} characters, expected at most {limit}")
-    return kind, text
-
-
-def _grammar(kind: str, text: str) -> str:
-    """The specification in llguidance's format."""
-    from llguidance import LLMatcher
-
-    try:
-        if kind == "json":
-            schema = json.loads(text)
-            prepare_schema(schema)
-            # Only object schemas accept options; the schemas true and false allow everything and nothing.
-            if isinstance(schema, bool):
-                return LLMatcher.grammar_from_json_schema(text)
-            return LLMatcher.grammar_from_json_schema(
-                json.dumps(schema), defaults={"whitespace_pattern": JSON_WHITESPACE}
-            )
-        if kind == _STRUCTURAL_TAG:
-            return structural_tag_grammar(json.loads(text))
-        if kind in ("regex", "choice"):
-            return LLMatcher.grammar_from_regex(text)
-        return LLMatcher.grammar_from_lark(_lark(text))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"structured_outputs: {kind} cannot be read: {one_line(str(error))}") from error
-
-
-def _lark(text: str) -> str:
-    """A grammar in Lark's syntax, from that or from GBNF."""
-    from llguidance.gbnf_to_lark import any_to_lark
-
-    try:
-        return any_to_lark(text)
-    except Exception as error:  # the converter raises plain Exception
-        raise ValueError(str(error)) from error
-
-
-def _dump(kind: str, value: Any) -> str:
-    def refuse(part: Any) -> Any:
-        # A pydantic class, which other libraries accept as it is.
-        is_model = isinstance(part, type) and hasattr(part, "model_json_schema")
-        hint = f"; {part.__name__}.model_json_schema() is one" if is_model else ""
-        raise TypeError(f"expected a JSON schema, as text or of dictionaries and lists, got {part!r:.80}{hint}")
-
-    try:
-        return json.dumps(value, default=refuse)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"structured_outputs: {kind} cannot be read: {error}") from error
 
 
 def _in_words(text: str) -> str:

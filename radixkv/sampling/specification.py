@@ -1,0 +1,114 @@
+"""What a request's structured outputs ask of an answer, and its grammar."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal, NamedTuple
+
+from radixkv.sampling.json_schema import MAX_NAME_CHARACTERS, one_line, prepare_schema
+from radixkv.sampling.structural_tag import structural_tag_grammar
+from radixkv.sampling_params import StructuredOutputsParams
+from radixkv.tools.grammar import JSON_WHITESPACE
+
+_MAX_CHARACTERS = 131_072
+
+
+class Specification(NamedTuple):
+    """What an answer's text must be, in a form that equals that of other requests which ask for the same."""
+
+    kind: Literal["json", "choice", "regex", "grammar", "structural_tag"]
+    text: str
+
+    @classmethod
+    def of(cls, params: StructuredOutputsParams) -> Specification | None:
+        """What a request asks for; None: only the frame constrains its answers.
+
+        Raises:
+            ValueError: it is too large, or is not JSON where it has to be.
+        """
+        if params.json is not None:
+            spec = cls("json", _as_json("json", params.json))
+        elif params.json_object:
+            spec = cls("json", '{"type": "object"}')
+        elif params.choice is not None:
+            spec = cls("choice", "|".join(map(re.escape, params.choice)))
+        elif params.regex is not None:
+            spec = cls("regex", params.regex)
+        elif params.grammar is not None:
+            spec = cls("grammar", params.grammar)
+        elif params.structural_tag is not None:
+            spec = cls("structural_tag", _as_json("structural_tag", params.structural_tag))
+        else:
+            return None
+        limit = _MAX_CHARACTERS if spec.kind in ("json", "structural_tag") else MAX_NAME_CHARACTERS
+        if len(spec.text) > limit:
+            raise ValueError(
+                f"structured_outputs: {spec.kind} has {len(spec.text)} characters, expected at most {limit}"
+            )
+        return spec
+
+    def grammar(self) -> str:
+        """It in llguidance's format.
+
+        Raises:
+            ValueError: it is malformed.
+        """
+        try:
+            match self.kind:
+                case "json":
+                    return _schema_grammar(self.text)
+                case "structural_tag":
+                    return structural_tag_grammar(json.loads(self.text))
+                case "grammar":
+                    return _lark_grammar(self.text)
+            return _regex_grammar(self.text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"structured_outputs: {self.kind} cannot be read: {one_line(str(error))}") from error
+
+    def schemas(self) -> list[Any]:
+        """The JSON schemas in it."""
+        if self.kind == "structural_tag":
+            return [structure["schema"] for structure in json.loads(self.text)["structures"]]
+        return [json.loads(self.text)] if self.kind == "json" else []
+
+
+def _schema_grammar(text: str) -> str:
+    from llguidance import LLMatcher
+
+    schema = json.loads(text)
+    prepare_schema(schema)
+    # Only object schemas accept options; the schemas true and false allow everything and nothing.
+    if isinstance(schema, bool):
+        return LLMatcher.grammar_from_json_schema(text)
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": JSON_WHITESPACE})
+
+
+def _regex_grammar(text: str) -> str:
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_regex(text)
+
+
+def _lark_grammar(text: str) -> str:
+    """Of a grammar in Lark's syntax, or in GBNF."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(text))
+    except Exception as error:  # the converter raises plain Exception
+        raise ValueError(str(error)) from error
+
+
+def _as_json(kind: str, value: Any) -> str:
+    def refuse(part: Any) -> Any:
+        # A pydantic class, which other libraries accept as it is.
+        is_model = isinstance(part, type) and hasattr(part, "model_json_schema")
+        hint = f"; {part.__name__}.model_json_schema() is one" if is_model else ""
+        raise TypeError(f"expected a JSON schema, as text or of dictionaries and lists, got {part!r:.80}{hint}")
+
+    try:
+        return value if isinstance(value, str) else json.dumps(value, default=refuse)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"structured_outputs: {kind} cannot be read: {error}") from error
