@@ -1,11 +1,11 @@
 """Conversations as users pass them, written by a model's chat template and converted to token ids.
 
 A message is a dictionary with ``role`` and ``content``: a string, or a list of parts ``{"type": "text", "text": ...}``, which
-are joined by line ends. The role "developer" is OpenAI's newer name for "system", the name that chat templates use. The
-assistant's messages may have ``tool_calls`` in OpenAI's form, and then no content; a message of the role "tool" has the
-result of a call. A ``refusal``, a field or a part, is what the assistant said instead of an answer, and read as its content;
-``reasoning`` is another name for ``reasoning_content``, what it thought. The template is given all other fields, too, but for
-those that are null and those that say nothing to a model.
+are joined by line ends. "developer" is OpenAI's newer name for the role "system", which chat templates use. The assistant's
+messages may have ``tool_calls`` in OpenAI's form, and then no content; a message of the role "tool" has the result of a call.
+A ``refusal``, as a field or a part, is what the assistant said instead of an answer, and counts as content; ``reasoning`` is
+another name for ``reasoning_content``. The template is given all other fields, except those that are null or say nothing to
+a model.
 """
 
 from __future__ import annotations
@@ -236,9 +236,9 @@ def as_chat_prompts(
     """
     options = cache_options(cache_salt, cache)
     loaded = with_chat_template(loaded, chat_template)
-    conversations = as_conversations(messages)
-    texts = [
-        render_chat(
+    prompts = []
+    for conversation in as_conversations(messages):
+        text = render_chat(
             conversation,
             loaded,
             add_generation_prompt=add_generation_prompt,
@@ -246,11 +246,7 @@ def as_chat_prompts(
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
-        for conversation in conversations
-    ]
-    assert loaded.chat_format is not None
-    prompts = []
-    for conversation, text in zip(conversations, texts, strict=True):
+        assert loaded.chat_format is not None
         continued = conversation[-1]["content"] if continue_final_message else None
         answer_form = loaded.chat_format.answer_form(text, tools, continued=continued)
         token_ids = encode("messages", text, loaded, add_special_tokens=add_special_tokens)
