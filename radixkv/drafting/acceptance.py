@@ -1,7 +1,7 @@
 """How often drafts prove right: learned for each source and strength, over all requests and for each request separately.
 
-A draft need not be verified to learn from it: drafted tokens that were not computed are compared with the tokens that came,
-too. So a source that was bad can be seen to be good again without being tried.
+Drafts that were not verified are compared with the tokens that came, too. So a source that was bad can prove good again
+without costing rows.
 """
 
 from __future__ import annotations

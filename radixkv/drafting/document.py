@@ -30,7 +30,7 @@ class Document:
 
     Args:
         tokens: the text; may grow in place.
-        begins: whether a sequence that has generated nothing is expected to begin with it.
+        begins: whether an answer is expected to begin with it.
     """
 
     def __init__(self, tokens: Sequence[int], begins: bool = False) -> None:

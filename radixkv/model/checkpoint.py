@@ -21,7 +21,7 @@ from radixkv.model.quantised import METHODS, OtherLayoutError, QuantisedFiles, U
 from radixkv.model.weight_paths import safetensors_of
 from radixkv.model.whole_weights import integers_of_torch, load_whole, refuse_integers
 
-# What safetensors and torch raise of a damaged file, beside an OSError.
+# What safetensors and torch raise for a damaged file, besides OSError.
 _OF_DAMAGE = (SafetensorError, UnpicklingError, EOFError, RuntimeError)
 _OF_CPU_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 # What torch's messages begin with: "[enforce fail at alloc_cpu.cpp:127] err == 0. ".
@@ -93,7 +93,7 @@ def _memory_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        # Of a CPU's memory, torch raises no class of its own.
+        # For a CPU's memory, torch has no error class of its own.
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and _OF_CPU_MEMORY not in str(error):
             raise
         raise ModelLoadError(f"{folder}: there is too little memory for its weights: {_reason(error)}") from error

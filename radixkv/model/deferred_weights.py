@@ -28,7 +28,7 @@ from radixkv.model.whole_weights import model_class
 from radixkv_cpu import Blocks
 
 ROWS_OF_A_PIECE = 4096
-"""Of a tensor that is only looked at."""
+"""Rows that are read at a time of a tensor that is only compared."""
 
 
 class WeightFiles(ABC):
@@ -144,7 +144,7 @@ class CheckpointFiles(WeightFiles):
 
 
 def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether numbers are the same. Codes of a byte each are none: they are nothing without their scales."""
+    """Whether two tensors hold the same numbers. Codes of one byte equal no other type: alone they are no numbers yet."""
     return (a.dtype == b.dtype or min(a.itemsize, b.itemsize) > 1) and torch.equal(a, b)
 
 
@@ -184,7 +184,7 @@ class DeferredWeights:
 
     @contextmanager
     def filled(self, module: nn.Module) -> Iterator[None]:
-        """Within, a module has its weights; afterwards it has lost them again."""
+        """Within, a module has its weights; afterwards they are dropped."""
         pending = [(p, self._placeholders[p]) for p in module.parameters() if p in self._placeholders]
         try:
             for parameter, _ in pending:
@@ -195,24 +195,24 @@ class DeferredWeights:
                 parameter.data = self._placeholders[parameter] = placeholder
 
     def fill(self, model: nn.Module) -> None:
-        """Give a model the weights that it has not got yet, to be kept."""
+        """Read all weights that are not in memory yet, for good."""
         for parameter in model.parameters():
             if parameter in self._placeholders:
                 self._fill(parameter)
 
     def read(self, parameter: torch.Tensor) -> torch.Tensor:
-        """What a parameter is when it is filled."""
+        """A parameter's weights, wherever they are."""
         if parameter not in self._placeholders:
             return parameter
         return self._files.read(self._names[parameter]).to(parameter.dtype)
 
     @property
     def has_blocks(self) -> bool:
-        """Whether there may be weights of which `blocks` gives something."""
+        """Whether `blocks` may return any."""
         return self._files.has_blocks
 
     def blocks(self, parameter: torch.Tensor) -> Blocks | None:
-        """A parameter as its file holds it; None: as something else than blocks that can be kept."""
+        """A parameter's blocks as its file stores them; None: there are none that compiled code computes with."""
         return self._files.blocks(self._names[parameter]) if parameter in self._names else None
 
     @torch.inference_mode(False)

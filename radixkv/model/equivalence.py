@@ -97,7 +97,7 @@ def error_in_tolerances(replacement: nn.Module, original: nn.Module, probe: Prob
     """How far the replacement's results are from the original's for random input, in tolerances.
 
     Args:
-        probe: still going on, with a call of the original.
+        probe: active, with a recorded call of the original.
     """
     args, kwargs = probe.calls[original][0], dict(probe.calls[original][1])
     x = args[0] if args else kwargs.get("hidden_states")

@@ -1,7 +1,7 @@
-"""What the fields of a GGUF file say of a model, where transformers' converter does not read them for every architecture.
+"""Reads fields of a GGUF file that transformers' converter ignores for some architectures.
 
-There the converter leaves its configurations' defaults, which are those of one model: another rotary base, no window. Where a
-file says nothing, the rules of llama.cpp hold, for which the file was made.
+It leaves defaults in their place, which are those of one model: another rotary base, no window. Where a file says nothing,
+the rules of llama.cpp hold, for which it was made.
 """
 
 from __future__ import annotations

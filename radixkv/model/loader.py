@@ -69,7 +69,7 @@ class _Unprepared:
     """A model as it was given or read, before any module is replaced.
 
     Attributes:
-        tokenizer: that it is to be used with; None: there is none.
+        tokenizer: to be used with it; None: there is none.
         origin: as of `LoadedModel`.
         deferred: its weights, where they are not in memory.
         generation_config: what its files say; None: nothing, or it was given in memory.

@@ -27,7 +27,7 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.text_files import read_utf8
 from radixkv.tools.chat_format import ChatFormat
 
-# Of a tokenizer, in a model's folder: JSON objects, and what its vocabulary may be in.
+# Files of a tokenizer: those that are JSON objects, and those that may hold its vocabulary.
 _JSON_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
 _VOCABULARIES = ("tokenizer.json", "vocab.*", "tekken.json", "*.model", "*.tiktoken", "*.bpe")
 
@@ -89,7 +89,7 @@ def _damaged_file(folder: Path) -> Path | None:
 
 
 def chosen_tokenizer(config: ModelConfig, read_own: Callable[[], Any]) -> Any:
-    """The tokenizer that a model is to be used with, with the chat template that it is to have; None: there is none.
+    """The tokenizer to use with a model, with the chat template that is configured; None: there is none.
 
     Args:
         config: its ``tokenizer`` and ``chat_template``.
@@ -171,7 +171,7 @@ def chat_format_of(tokenizer: Any, config: ModelConfig) -> ChatFormat | None:
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """Names a tokenizer by how it makes tokens of a text; None has a name, too.
+    """A name for how a tokenizer splits texts into tokens; None has one, too.
 
     Args:
         tokenizer: of transformers. Of one without a fast backend, its class and vocabulary count.

@@ -17,7 +17,7 @@ import transformers
 from radixkv.errors import ModelLoadError
 from radixkv.model.weight_paths import torch_files_of
 
-# Last parts of names of tensors that the weights of a quantised module are made of, in formats that keep its ``weight``.
+# Names of the scales that formats store beside a quantised ``weight``.
 _OF_QUANTISED = re.compile(r"weight_scale(_inv|_2)?|scales")
 
 
@@ -77,12 +77,12 @@ def load_whole(
 
 
 def refuse_integers(folder: Path, integers: Mapping[str, str], model: transformers.PreTrainedModel) -> None:
-    """Refuse integers that stand for a model's weights: they are codes, of which nothing says how they are read.
+    """Refuse integers in place of weights: they are codes, and nothing says how to decode them.
 
     Args:
         folder: of the model.
-        integers: the tensors whose numbers are no floats, with their types.
-        model: that they are of.
+        integers: the tensors that are not floats, with their types.
+        model: whose weights they may be.
 
     Raises:
         ModelLoadError: names a tensor.
@@ -97,7 +97,7 @@ def refuse_integers(folder: Path, integers: Mapping[str, str], model: transforme
 
 
 def integers_of_torch(folder: Path) -> dict[str, str]:
-    """The tensors of a checkpoint in torch's own format whose numbers are no floats, with their types.
+    """The tensors that are not floats in a checkpoint in torch's own format, with their types.
 
     Raises:
         OSError, SafetensorError: an index cannot be read; the latter names it.

@@ -48,7 +48,7 @@ CALL_FORMATS: Mapping[str, CallFormat] = MappingProxyType(
 )
 REASONING_TAGS: Mapping[str, ReasoningTags] = MappingProxyType({"think": THINK, "mistral": MISTRAL_THINK})
 
-# Texts in a chat template from which the form of its calls is known; the first form whose texts are all there counts.
+# Texts by which a chat template shows the form of its calls; the first form whose texts all occur is taken.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("harmony", ("<|channel|>", "<|message|>")),
     ("mistral_v11", ("[TOOL_CALLS]", "[ARGS]")),

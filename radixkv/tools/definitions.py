@@ -11,7 +11,7 @@ from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece, ToolCal
 
 ToolMode = Literal["none", "auto", "required"]
 
-# Of the parameters' schema: what each is, for Python and for errors.
+# Optional keywords of the parameters' schema: their type, and its name in errors.
 _OPTIONAL: Mapping[str, tuple[type, str]] = MappingProxyType(
     {"properties": (Mapping, "an object"), "required": (list, "a list")}
 )

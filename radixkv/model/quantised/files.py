@@ -17,8 +17,8 @@ from radixkv.model.quantised.method import METHODS
 from radixkv.model.quantised.tensors import FLOATS, ModuleTensors, OtherLayoutError, StoredMatrix, UnreadableError
 from radixkv_cpu import Blocks
 
-# Last parts of the names of tensors for activations, keys and values, which are not quantised here as a file says; and of
-# constants that old files have.
+# Last parts of names: of tensors for activations, keys and values, whose quantisation is ignored, and of constants that old
+# files have.
 _IGNORED = re.compile(r"(input|output|activation|_weight_act_quant|[qkv])_(scale(_ub)?|zero_point|g_idx)|inv_freq")
 
 _log = logging.getLogger(__name__)

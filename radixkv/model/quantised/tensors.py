@@ -19,7 +19,7 @@ class UnreadableError(ModelLoadError):
 
 
 class OtherLayoutError(UnreadableError):
-    """A layout that is not read here, but maybe by transformers: as where a model joins what its file has by experts."""
+    """A layout that only transformers may read, such as separate tensors of experts that a model joins."""
 
 
 class StoredMatrix(Protocol):

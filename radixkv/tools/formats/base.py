@@ -125,7 +125,7 @@ class CallFormat(ABC):
 
 
 def guarded_call(source: AnswerSource, call: Parsing[None]) -> Parsing[bool]:
-    """Read a call; what turns out not to be one is text, from the source's mark on, unless the answer was cut off in it.
+    """Read a call. If it is not one after all, what follows the source's mark is text, unless the answer was cut off in it.
 
     Returns:
         Whether it was a call, or at least the beginning of one.
@@ -164,7 +164,7 @@ def json_body(writer: GrammarWriter, tool: Tool, rule: str, arguments_key: str, 
 
 
 def as_object(arguments: Any) -> Mapping[str, Any]:
-    """The arguments of an earlier call; what the model wrote that is no object is then one of them."""
+    """The arguments of an earlier call. What the model wrote instead of an object becomes one argument, ``arguments``."""
     return arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
 
 

@@ -16,7 +16,7 @@ from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.json_calls import json_call
 from radixkv.tools.source import AnswerSource, Parsing, skip_whitespace, text_until
 
-# Of JSON, as a regular expression.
+# Parts of JSON as regular expressions.
 _SPACE = r"[ \t\r\n]*"
 _JSON_TOKEN = re.compile(r'"[^"]*"|[:,]')
 

@@ -18,7 +18,7 @@ from radixkv.tools.source import AnswerSource, Parsing, collect_until, expect, s
 
 _END, _FUNCTION, _FUNCTION_END = "</tool_call>", "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "\n</parameter>"
-# Of a required argument that a schema does not describe; it is read as text.
+# The schema of a required argument that is not described; it is read as text.
 _ANY_STRING = MappingProxyType({"type": "string"})
 # Constraints of strings that cannot be enforced on their plain text; lengths can where the values are named.
 _STRING_CONSTRAINTS = frozenset("pattern format minLength maxLength allOf anyOf oneOf not if".split())
@@ -126,7 +126,7 @@ def _call(source: AnswerSource) -> Parsing[None]:
 
 
 def _as_json(text: str, schema: Any) -> str:
-    """A value as JSON text: as it is if its schema says that it is no string, and it is valid JSON; else as a string."""
+    """A value as JSON text: valid JSON stays as it is, unless the schema asks for a string or says nothing; else a string."""
     if schema is not None and not _is_string(schema):
         try:
             return json_text(json.loads(text))
