@@ -110,6 +110,11 @@ class ChatFormat:
             parsers=(calls, reasoning),
         )
 
+    @property
+    def reasoning_markers(self) -> tuple[str, ...]:
+        """The tags between which it thinks."""
+        return () if self.reasoning is None else (self.reasoning.open, self.reasoning.close)
+
     def as_template_messages(
         self, messages: Sequence[Mapping[str, Any]], options: ToolOptions | None
     ) -> Sequence[Mapping[str, Any]]:
@@ -168,10 +173,9 @@ class AnswerForm:
     @property
     def special_markers(self) -> list[int]:
         """The special tokens by which parts of the answer are recognised in its text."""
-        tags = self.format.reasoning
-        markers = [] if tags is None else [tags.open, tags.close]
+        markers = self.format.reasoning_markers
         if self._may_call or self.format.calls.frames_every_answer:
-            markers += self.format.calls.markers
+            markers = (*markers, *self.format.calls.markers)
         return [self.format.added_tokens[marker] for marker in markers if marker in self.format.special_tokens]
 
     def frame(self, *, content_is_constrained: bool) -> AnswerFrame | None:
@@ -206,12 +210,7 @@ class AnswerForm:
         return self.options is not None and self.options.mode != "none"
 
     def _shown_tokens(self) -> Iterable[str]:
-        tags = self.format.reasoning
-        hidden = {
-            *self.format.special_tokens,
-            *self.format.calls.markers,
-            *(() if tags is None else (tags.open, tags.close)),
-        }
+        hidden = {*self.format.special_tokens, *self.format.calls.markers, *self.format.reasoning_markers}
         return [token for token in self.format.added_tokens if token not in hidden]
 
     def _parse(self, source: AnswerSource) -> Parsing[None]:
