@@ -11,6 +11,7 @@ import torch
 import transformers
 from support.gguf_files import write_llama
 from support.model_zoo import build
+from support.prompt_sets import tokens_of, tokens_of_transformers
 
 from radixkv import LLM, SamplingParams
 from radixkv.config import ModelConfig
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("model_cache")
 
 # Rows of 256 weights, as the larger blocks want them.
 SIZES: dict[str, Any] = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256, "num_hidden_layers": 2}
-PROMPTS = [[5, 6, 7, 8, 9] * 4 + [i] for i in range(3)]
+PROMPTS = [[5, 6, 7, 8, 9] * 4 + [i] for i in (10, 11, 12)]
 needs_library = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
 
 
@@ -44,12 +45,6 @@ def kind_of(name: str) -> str:
     return mixed.get(part, "Q8_0")
 
 
-def greedy(llm: LLM) -> list[list[int]]:
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
-    return [output.outputs[0].token_ids for output in outputs]
-
-
 def reference(path: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
 
@@ -62,13 +57,9 @@ def test_greedy_tokens_are_those_of_transformers(tied: bool, tmp_path: Path, cap
     with caplog.at_level(logging.INFO, "radixkv"):
         llm = LLM(path, dtype="float32", num_blocks=64)
     truth = reference(path)
-    expected = [
-        truth.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)[
-            0, len(prompt) :
-        ].tolist()
-        for prompt in PROMPTS
-    ]
-    assert greedy(llm) == expected
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    expected = tokens_of_transformers(truth, PROMPTS, 12)
+    assert tokens_of(llm, [{"prompt_token_ids": prompt} for prompt in PROMPTS], params) == expected
     assert "blocks of its file in" in caplog.text
     model = llm.engine.loaded.model
     assert isinstance(model.get_input_embeddings(), NativeEmbedding)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.gguf_files import refuse_blocks, write_model
 from support.model_zoo import WIDE, WIDE_EXPERTS, build
+from support.prompt_sets import tokens_of, tokens_of_transformers
 
 from radixkv import LLM, SamplingParams
 from radixkv.config import ModelConfig
@@ -121,11 +122,8 @@ def test_scaled_models_compute_what_transformers_does(
     truth = scaled(architecture, parameters, tmp_path / "tiny.gguf", fields)
     llm = LLM(tmp_path / "tiny.gguf", dtype="float32", num_blocks=64)
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    output = llm.generate([{"prompt_token_ids": PROMPT}], params, use_tqdm=False)[0]
-    expected = truth.generate(
-        torch.tensor([PROMPT]), max_new_tokens=8, do_sample=False, attention_mask=torch.ones(1, len(PROMPT))
-    )
-    assert output.outputs[0].token_ids == expected[0, len(PROMPT) :].tolist()
+    expected = tokens_of_transformers(truth, [PROMPT], 8)
+    assert tokens_of(llm, [{"prompt_token_ids": PROMPT}], params) == expected
     ours = load_model(tmp_path / "tiny.gguf", ModelConfig(dtype="float32"), native=False).model
     ours.set_attn_implementation("eager")
     truth.set_attn_implementation("eager")

@@ -16,6 +16,7 @@ import transformers
 from safetensors import SafetensorError
 from support.hub_cache import Checkpoint
 from support.model_zoo import build, build_supported
+from support.prompt_sets import tokens_of, tokens_of_transformers
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from torch import nn
@@ -149,12 +150,10 @@ def test_a_folder_of_a_model_that_sees_images_gives_its_texts(tmp_path: Path) ->
     model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     model.save_pretrained(tmp_path)
     prompt = [5, 6, 7, 8, 9]
-    expected = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=None)
-    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    expected = tokens_of_transformers(model, [prompt], 20)
     for given in (tmp_path, model):
         llm = LLM(given, num_blocks=50, dtype="float32")
-        output = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)[0]
-        assert output.outputs[0].token_ids == expected[0, len(prompt) :].tolist()
+        assert tokens_of(llm, [{"prompt_token_ids": prompt}]) == expected
         llm.shutdown()
 
 

@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from support.hub_cache import Checkpoint, cached_snapshot
 from support.model_zoo import SUPPORTED, build
-from support.prompt_sets import tokens_of
+from support.prompt_sets import tokens_of, tokens_of_transformers
 from support.quantised_checkpoints import (
     Scheme,
     awq,
@@ -58,14 +58,6 @@ def tiny(**options: Any) -> Any:
     return build("llama", SIZES | options)
 
 
-def greedy(model: Any) -> list[list[int]]:
-    found = []
-    for prompt in PROMPTS:
-        tokens = model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=None)
-        found.append(tokens[0, len(prompt) :].tolist())
-    return found
-
-
 @needs_library
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_tokens_are_those_of_the_weights_in_floats(case: str, tmp_path: Path) -> None:
@@ -73,7 +65,9 @@ def test_greedy_tokens_are_those_of_the_weights_in_floats(case: str, tmp_path: P
     truth = tiny(tie_word_embeddings=case in ("gptq", "float8"))
     write(truth, tmp_path, scheme)
     llm = LLM(tmp_path, dtype="float32", num_blocks=64)
-    assert tokens_of(llm, [{"prompt_token_ids": prompt} for prompt in PROMPTS]) == greedy(truth)
+    assert tokens_of(llm, [{"prompt_token_ids": prompt} for prompt in PROMPTS]) == tokens_of_transformers(
+        truth, PROMPTS, 20
+    )
     blocks = [weight for weight in weights_of(llm.engine.loaded.model) if isinstance(weight, BlockWeight)]
     assert {weight.kind for weight in blocks} == kept
     assert sum(weight.num_weights for weight in blocks) == (2 * 7 if kept else 0)
@@ -86,7 +80,9 @@ def test_layers_that_stay_as_they_are(plain: tuple[str, ...], tmp_path: Path) ->
     truth = tiny()
     write(truth, tmp_path, gptq(4, 32), plain)
     llm = LLM(tmp_path, dtype="float32", num_blocks=64)
-    assert tokens_of(llm, [{"prompt_token_ids": prompt} for prompt in PROMPTS]) == greedy(truth)
+    assert tokens_of(llm, [{"prompt_token_ids": prompt} for prompt in PROMPTS]) == tokens_of_transformers(
+        truth, PROMPTS, 20
+    )
     blocks = [weight for weight in weights_of(llm.engine.loaded.model) if isinstance(weight, BlockWeight)]
     # Those beside a plain one stay in their bits only where products are computed apart.
     least, most = {("lm_head", "k_proj"): (8, 12), ("lm_head", "up_proj", "o_proj"): (8, 10), (): (15, 15)}[plain]
