@@ -21,20 +21,20 @@ class MessageWriter:
     def __init__(self, message_id: str, model_name: str) -> None:
         self._id = message_id
         self._model_name = model_name
+        self._content = MessageContent()
         self._stop = StopDelta(stop_reason=None, stop_sequence=None)
 
     async def full_response(self, events: ChatEvents) -> MessageObject:
         """The whole message."""
-        content = MessageContent()
-        async with aclosing(self._grow(events, content)) as stream:
+        async with aclosing(self._grow(events)) as stream:
             async for _ in stream:
                 pass
-        return self._message(events, content)
+        return self._message(events)
 
     async def chunks(self, events: ChatEvents) -> AsyncGenerator[BaseModel, None]:
         """The message's events. The first ones come when the prompt is computed: they say how much of it was cached."""
         try:
-            async with aclosing(self._grow(events, MessageContent())) as stream:
+            async with aclosing(self._grow(events)) as stream:
                 async for event in stream:
                     yield event
         except Exception as error:
@@ -42,30 +42,30 @@ class MessageWriter:
             failure = as_api_error(error)
             yield as_messages_error(failure.status, failure.body.error.message)
 
-    async def _grow(self, events: ChatEvents, content: MessageContent) -> AsyncGenerator[BaseModel, None]:
+    async def _grow(self, events: ChatEvents) -> AsyncGenerator[BaseModel, None]:
         last: ChatEvent | None = None
         async with aclosing(aiter(events)) as parts:
             async for part in parts:
                 if last is None:
                     await events.wait_until_kept()  # the first event says how much
-                    yield MessageStart(message=self._message(events, MessageContent()))
+                    yield MessageStart(message=self._message(events))
                     yield Ping()
                 last = part
                 for piece in part.pieces:
-                    for event in content.add(piece):
+                    for event in self._content.add(piece):
                         yield event
-        for event in content.end():
+        for event in self._content.end():
             yield event
         assert last is not None
         self._stop = _stop(last)
         yield MessageDelta(delta=self._stop, usage=self._usage(events))
         yield MessageStop()
 
-    def _message(self, events: ChatEvents, content: MessageContent) -> MessageObject:
+    def _message(self, events: ChatEvents) -> MessageObject:
         return MessageObject(
             id=self._id,
             model=self._model_name,
-            content=content.blocks,
+            content=self._content.blocks,
             stop_reason=self._stop.stop_reason,
             stop_sequence=self._stop.stop_sequence,
             usage=self._usage(events),
