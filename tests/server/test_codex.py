@@ -10,6 +10,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from support.in_process_server import serve
+from support.named_events import named_events
 
 from radixkv import LLM
 from radixkv.server.responses.request import ResponseRequest
@@ -60,7 +61,7 @@ async def responded(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     """The response at the end of a stream, whose events openai's client could read."""
     answer = await client.post("/v1/responses", json={**BODY, "max_output_tokens": 40, "temperature": 0, **fields})
     assert answer.status_code == 200, answer.text
-    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data")]
+    events = named_events(answer.text)
     for event in events:
         EVENT.validate_python(event)
     response: dict[str, Any] = events[-1]["response"]

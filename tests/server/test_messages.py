@@ -15,6 +15,7 @@ import pytest
 from pydantic import TypeAdapter
 from support.in_process_server import serve
 from support.messages_requests import BODY, IMAGE, QUESTION, RESULT, TEXT, USE
+from support.named_events import named_events
 
 from radixkv import LLM
 from radixkv.server.messages.output import MessageContent
@@ -41,14 +42,9 @@ async def create(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
 
 def events_of(text: str) -> list[dict[str, Any]]:
     """The events of a stream, each checked against Anthropic's model, pings left out."""
-    events = []
-    for chunk in text.strip().split("\n\n"):
-        name, data = chunk.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        if event["type"] != "ping":
-            stream_event().validate_python(event)
-            events.append(event)
+    events = [event for event in named_events(text) if event["type"] != "ping"]
+    for event in events:
+        stream_event().validate_python(event)
     return events
 
 
@@ -244,9 +240,8 @@ def test_a_crash_is_an_error_or_the_last_event(llm: LLM, monkeypatch: pytest.Mon
         whole = await client.post("/v1/messages", json=BODY)
         assert (whole.status_code, whole.json()["error"]["type"]) == (500, "api_error")
         streamed = await client.post("/v1/messages", json={**BODY, "stream": True})
-        name, data = streamed.text.strip().split("\n")
-        assert name == "event: error"
-        assert json.loads(data.removeprefix("data: "))["error"]["type"] == "api_error"
+        (event,) = named_events(streamed.text)
+        assert (event["type"], event["error"]["type"]) == ("error", "api_error")
         assert "planted" not in whole.text + streamed.text
 
     serve(llm, scenario)

@@ -15,6 +15,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from support.chat_templates import STRICT_TURNS, make_tokenizer
 from support.in_process_server import make_service, serve
+from support.named_events import named_events
 from support.response_requests import BODY, create
 
 from radixkv import LLM, AsyncLLM
@@ -28,14 +29,10 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    """The events of a stream, each checked against openai's model; their names are their types."""
-    events = []
-    for chunk in text.strip().split("\n\n"):
-        name, data = chunk.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
+    """The numbered events of a stream, each checked against openai's model."""
+    events = named_events(text)
+    for event in events:
         EVENT.validate_python(event)
-        events.append(event)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     return events
 
