@@ -79,7 +79,7 @@ def _compiled_code(flags: frozenset[str]) -> Finding:
     elif not any(needed <= flags for needed in VARIANTS.values()):
         advice = "it is for x86-64 with AVX2 or later"
     else:
-        advice = "install g++ and RadixKV anew"
+        advice = "install g++, then reinstall RadixKV"
     return Finding("compiled code", "none", f"torch stands in for it at half the speed: {advice}")
 
 

@@ -3,10 +3,10 @@
 A socket that stops listening resets connections that the server has not accepted yet, and an idle connection may be closed
 while a request is on its way. So::
 
-    answers say "connection: close"     clients connect anew, to either server
-    nothing is left to accept           no connection reaches this one from now on
-    for a while                         connections that have had no request, or no answer since, get one
-    the server shuts down               what runs, runs to its end
+    answers say "connection: close"     clients reconnect, to either server
+    nothing is left to accept           no new connection reaches this server
+    for a while                         connections that have had no such answer yet get one
+    the server shuts down               running requests finish
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import uvicorn
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# Within this time, clients that send one request after the other learn that they must connect anew.
+# Within this time, clients that send one request after the other learn that they must reconnect.
 _SECONDS_TO_MOVE = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.02
 

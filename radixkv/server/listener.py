@@ -26,7 +26,7 @@ _MAX_UNIX_PATH = 107
 
 
 def notice_loss(connection: socket.socket) -> None:
-    """Have the system end a TCP connection whose other end is gone; a reader would otherwise wait for ever.
+    """Have the system end a TCP connection whose other end is gone; otherwise, a reader would wait forever.
 
     Accepted connections inherit it from the listening socket.
     """

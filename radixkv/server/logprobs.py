@@ -194,7 +194,7 @@ def encode_prompt_logprobs(logprobs: PromptLogprobs, num_top: int) -> EncodedPro
 async def encoded_prompt_logprobs(
     encoder: EncoderThread, logprobs: PromptLogprobs | None, num_top: int | None
 ) -> EncodedPromptLogprobs | None:
-    """What the encoder writes by `encode_prompt_logprobs`; None: there are none, or the request asked for none."""
+    """`encode_prompt_logprobs`, run by the encoder; None: there are none, or the request asked for none."""
     if logprobs is None or num_top is None:
         return None
     return await encoder.run(len(logprobs) * (1 + num_top), partial(encode_prompt_logprobs, logprobs, num_top))

@@ -36,7 +36,7 @@ class PinRequest(StrictModel):
 
 
 class PinState(BaseModel):
-    """A pin; not active is one from before a restart whose prompt was not used since, or of less than a block of tokens.
+    """A pin. It is inactive if it is from before a restart and its prompt was not used since, or if it is less than a block.
 
     Attributes:
         replica: in whose cache it is; None: there is one engine.

@@ -1,4 +1,4 @@
-"""Where a request says that a prefix ends which is to stay cached, and OpenAI's fields for it."""
+"""The ends of prefixes that a request wants to stay cached, and OpenAI's fields that mark them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Breakpoint:
 
 
 class PromptCacheBreakpoint(StrictModel):
-    """A prefix ends behind the part of a message that has this.
+    """Marks the part of a message with which a prefix ends.
 
     Attributes:
         ttl: how long it stays cached after its last use; None: what the request's options say.

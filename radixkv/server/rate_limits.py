@@ -67,8 +67,7 @@ class Reservation:
 
     Attributes:
         requests: the bucket from which one request was taken; None: the tenant has no such limit.
-        tokens: likewise for ``num_tokens``; None, too, when they are settled.
-        num_tokens: how many.
+        tokens: the bucket from which ``num_tokens`` were taken; None: there is no such limit, or they are settled.
     """
 
     requests: TokenBucket | None
@@ -154,8 +153,8 @@ class RateLimits:
     def _bucket(self, tenant: Tenant, name: str) -> TokenBucket | None:
         """The tenant's bucket; None: it has no such limit.
 
-        There is one bucket for each name, even when its limits change: answers to requests from before the keys were reread
-        still state the limits of that time, and a new bucket made for them would be full.
+        A tenant keeps its bucket when its limits change: a request from before the keys were reread still has the old limits,
+        and would otherwise get a new bucket, which is full.
         """
         per_minute: int | None = None if tenant.key is None else getattr(tenant.key, f"{name}_per_minute")
         if per_minute is None:

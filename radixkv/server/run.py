@@ -109,7 +109,7 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
 
 
 def leave_at_once(status: int) -> NoReturn:
-    """End the process without waiting for its threads, of which one is stuck."""
+    """End the process without waiting for its threads, one of which is stuck."""
     logging.shutdown()
     os._exit(status)
 
@@ -130,7 +130,7 @@ async def serve(
     Args:
         name: of what is served, to be printed.
         listener: bound, and not listening yet.
-        metrics_listener: likewise, for the paths that `radixkv.server.ports` names; None: ``listener`` is for these, too.
+        metrics_listener: the same for the paths that `radixkv.server.ports` names; None: ``listener`` serves these, too.
         drain: starts draining when it is set, as a signal does.
         watch: runs meanwhile.
 

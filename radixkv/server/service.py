@@ -38,7 +38,7 @@ class Service:
         config: the server's.
         tenants: who may use it.
         drain: starts what SIGTERM starts: refuse new requests, finish the unfinished ones, exit.
-        obstacle: why no request can be answered now, for /ready; None: they can.
+        obstacle: returns why no request can be answered now, which /ready reports; None: they can be.
         engine: `llm`, where it is an engine of this process; None: several engines elsewhere answer.
         started: start time, in seconds since 1970.
         encoder: writes the large parts of responses.
@@ -134,7 +134,7 @@ class Service:
             self.check_length("chat_template_kwargs", json.dumps(variables))
 
     def check_num_tokens(self, name: str, count: int, what: str = "token ids") -> None:
-        """Refuse more tokens, or texts that are not empty, than fit into the model, before anything is done with them.
+        """Refuse more tokens, or texts of at least one token each, than fit into the model, before any work on them.
 
         Raises:
             PromptTooLongError: with the number and the model's length.

@@ -28,7 +28,7 @@ def _stop_at_first_error(schema: Any) -> None:
 
 
 def _with_whole_numbers(value: Any, depth: int = _MAX_LIST_DEPTH) -> Any:
-    """Floats such as 5.0 as integers, which float fields accept, too; also in lists. Objects are left to their models."""
+    """Turn floats such as 5.0 into integers, which float fields accept, too; also in lists, but not in nested objects."""
     if type(value) is float:
         return int(value) if value.is_integer() else value
     if type(value) is list and depth and not {float, list}.isdisjoint(map(type, value)):

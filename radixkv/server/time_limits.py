@@ -80,7 +80,7 @@ class Deadlines:
             A timer for each prompt; they count the prompts as aborted if this takes too long, or is cancelled.
 
         Raises:
-            DrainingError, EngineDeadError: it may not come in now. If that begins later, it comes in nevertheless.
+            DrainingError, EngineDeadError: it may not come in now. It still comes in if draining begins later.
             RequestTimeoutError: it took longer than the first limit.
         """
         timers = [RequestTimer(self._metrics, self.arrival) for _ in range(num_prompts)]

@@ -11,7 +11,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 @dataclass(frozen=True)
 class OneOf:
-    """Annotates a union of models, or one model: the ``type`` of an object decides which it is, or that it is none.
+    """Annotates a union of models, or one model: an object's ``type`` selects the model, and other types are refused.
 
     Attributes:
         what: the plural of what it is, for the error.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 1.0
-# Further seconds before the process is ended abruptly, for code that holds the GIL for ever.
+# Further seconds before the process is ended abruptly, in case that code holds the GIL forever.
 _MORE_SECONDS = 60.0
 
 

@@ -42,7 +42,7 @@ def test_the_variant_is_named_with_the_type_that_it_computes_in(
 @pytest.mark.parametrize(
     ("flags", "variant", "advice"),
     [
-        ("avx2 fma f16c bmi2", "", "install g++ and RadixKV anew"),
+        ("avx2 fma f16c bmi2", "", "install g++, then reinstall RadixKV"),
         ("sse2", "", "it is for x86-64 with AVX2 or later"),
         ("sse2", "none", "unset RADIXKV_CPU_VARIANT, which is none"),
     ],

@@ -20,7 +20,7 @@ class StoredResponse:
     Attributes:
         messages: the conversation in the form of chat completions, the answer included, without instructions. The
             messages are shared with the responses that it continues.
-        breakpoints: the last one of each time to live in the conversation, likewise without instructions, in order.
+        breakpoints: the last one of each time to live in the conversation, also without instructions, in order.
         num_bytes: what it counts for: its own bytes and all of the conversation's.
         namespaces: in which prompts of the conversation were cached: its own, and those of the responses that it continues.
     """
