@@ -212,17 +212,19 @@ class Prefix(Chooser):
             router.report(str(replica), seconds_per_token)
 
 
-BASELINES: Mapping[str, Callable[[int, int], Chooser]] = MappingProxyType(
+PREFIX = "prefix"
+ONE_CACHE = "one-cache"
+# Those that `PREFIX` is compared with, each made from a number of replicas and a seed.
+OTHERS: Mapping[str, Callable[[int, int], Chooser]] = MappingProxyType(
     {
         "round-robin": RoundRobin,
         "power-of-two": PowerOfTwo,
         "session": SessionAffinity,
         "ray-prefix": RayPrefixAffinity,
+        ONE_CACHE: FewestUnfinished,
     }
 )
-PREFIX = "prefix"
-ONE_CACHE = "one-cache"
-ROUTERS = (PREFIX, *BASELINES, ONE_CACHE)
+ROUTERS = (PREFIX, *OTHERS)
 
 
 def _character(number: int) -> str:

@@ -101,10 +101,10 @@ class Cluster:
         self._trace, self._cost, self._stretch = trace, cost, stretch
         self._window = window
         if one_cache:
-            shared = self._make_cache(num_replicas * num_blocks)
-            self._replicas = [_Replica(number, shared) for number in range(num_replicas)]
+            caches = [self._make_cache(num_replicas * num_blocks)] * num_replicas
         else:
-            self._replicas = [_Replica(number, self._make_cache(num_blocks)) for number in range(num_replicas)]
+            caches = [self._make_cache(num_blocks) for _ in range(num_replicas)]
+        self._replicas = [_Replica(number, cache) for number, cache in enumerate(caches)]
         self._tables: dict[int, BlockTable] = {}
         self._pending: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()

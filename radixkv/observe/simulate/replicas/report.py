@@ -15,12 +15,11 @@ from rich.table import Table
 from radixkv.cache import LRU
 from radixkv.observe.simulate.replay import replay
 from radixkv.observe.simulate.replicas.choosers import (
-    BASELINES,
     ONE_CACHE,
+    OTHERS,
     PREFIX,
     ROUTERS,
     Chooser,
-    FewestUnfinished,
     Prefix,
 )
 from radixkv.observe.simulate.replicas.cluster import Cluster, imbalance, least_imbalance
@@ -119,10 +118,8 @@ def run_router(
             for _ in range(num_ingresses)
         ]
         chooser = Prefix(num_replicas, own, _SEED)
-    elif router == ONE_CACHE:
-        chooser = FewestUnfinished(num_replicas, _SEED)
     else:
-        chooser = BASELINES[router](num_replicas, _SEED)
+        chooser = OTHERS[router](num_replicas, _SEED)
     outcome = cluster.run(chooser)
     p50, p99 = np.percentile(outcome.first_token_seconds, [50, 99]).tolist()
     # The time after the last arrival, when only the longest queues are left, says nothing.
