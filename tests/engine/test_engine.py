@@ -271,7 +271,7 @@ def test_streams_that_advance_one_another_are_each_complete() -> None:
 
 
 def test_threads_may_share_one_llm(expected: Callable[[int, int], list[list[int]]]) -> None:
-    llm = tiny()
+    llm = tiny(num_blocks=300)  # so few that some are evicted
     wanted = [expected(number, 3) for number in range(8)]
 
     def answers(number: int) -> list[list[int]]:
@@ -284,6 +284,7 @@ def test_threads_may_share_one_llm(expected: Callable[[int, int], list[list[int]
 
     with ThreadPoolExecutor(max_workers=4) as threads:
         assert list(threads.map(answers, range(8))) == wanted
+    assert llm.engine.cache.stats.evicted_blocks > 0
     assert_empty(llm)
 
 
