@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from radixkv.bench.cluster.flowing import first_tokens_beside
-from radixkv.bench.cluster.replica_memory import process_memory
+from radixkv.bench.cluster.replica_memory import ProcessMemory, process_memory
 from radixkv.bench.cluster.replica_process import cluster
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
@@ -31,7 +31,38 @@ from radixkv.bench.serving.workload import LoadShape
 
 _OPTIONS = ("--dtype", "float32")
 _PROBES = 40
-_T = TypeVar("_T")
+# 24 conversations of 3 turns under 4 system prompts, 8 at a time.
+_CONVERSATIONS = LoadShape(24, 3, 4, 300, 40, 32, seed=1000)
+_CONCURRENCY = 8
+_ONE_SERVER, _ONE_REPLICA = "one server", "1 replica"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFigures:
+    """What was measured, by the name of the server or of the replicas behind an ingress.
+
+    Attributes:
+        costs: of streams that all begin at once, one report per round.
+        beside: seconds to the first tokens of single requests beside streams that flow.
+        conversations: of the same conversations, by one server and over several replicas.
+        texts: all answers in these, sorted.
+        memory: of each of several replicas.
+    """
+
+    costs: dict[str, list[Report]]
+    beside: dict[str, list[float]]
+    conversations: dict[str, Report]
+    texts: dict[str, list[str]]
+    memory: dict[str, list[ProcessMemory]]
+
+    def cached_share(self, name: str) -> float:
+        """Tokens that several replicas found cached, over those that one server found."""
+        several, one = (self.conversations[each].cached_tokens or 0 for each in (name, _ONE_SERVER))
+        return several / max(1, one)
+
+    def has_equal_answers(self, name: str) -> bool:
+        """Whether several replicas answered as one server did."""
+        return self.texts[name] == self.texts[_ONE_SERVER]
 
 
 def run_cluster_bench(
@@ -47,83 +78,71 @@ def run_cluster_bench(
         json_path: where to write the figures, too.
 
     Raises:
+        RuntimeError: a request beside streams failed.
         ValueError: a process did not start, or a request failed.
     """
-    named = [] if model is None else [model]
     with ExitStack() as stack:
-        server = stack.enter_context(server_process(*named, *_OPTIONS))
+        server = stack.enter_context(server_process(*([] if model is None else [model]), *_OPTIONS))
         _, over_one = stack.enter_context(cluster(1, model, *_OPTIONS))
-        addresses = {"one server": server.address, "1 replica": over_one.address}
+        addresses = {_ONE_SERVER: server.address, _ONE_REPLICA: over_one.address}
         replicas: dict[str, list[BenchProcess]] = {}
         for size in sizes:
             each, over_several = stack.enter_context(cluster(size, model, *_OPTIONS))
             replicas[f"{size} replicas"] = list(each.values())
             addresses[f"{size} replicas"] = over_several.address
-        reports: dict[str, list[Report]] = {name: [] for name in addresses}
-        beside: dict[str, list[float]] = {name: [] for name in ("one server", "1 replica")}
         progress = stack.enter_context(request_progress(console))
-
-        def ask(name: str, load: Callable[[HttpClient], Awaitable[_T]]) -> _T:
-            async def main() -> _T:
-                async with HttpClient(addresses[name]) as client:
-                    return await load(client)
-
-            return asyncio.run(main())
-
-        def run(name: str, shape: LoadShape, concurrency: int) -> list[Answer]:
-            return ask(
-                name, lambda client: collect_answered(client, shape, Arrivals(concurrency=concurrency), progress)
-            )
-
-        def probe(name: str, seed: int) -> list[float]:
-            return ask(name, lambda client: first_tokens_beside(client, streams - 1, _PROBES, seed))
-
-        for number in range(rounds + 1):  # the first warms up
-            shape = LoadShape(conversations=streams, prefix_tokens=100, prompt_tokens=30, seed=number)
-            for name in addresses:
-                answers = run(name, shape, streams)
-                if number:
-                    reports[name].append(make_report(answers))
-        for number in range(rounds):
-            for name, seconds in beside.items():
-                seconds += probe(name, seed=2000 + number)
-        talks = LoadShape(24, 3, 4, 300, 40, 32, seed=1000)
-        found = {name: run(name, talks, 8) for name in ("one server", *replicas)}
-        memory = {name: [process_memory(one.pid) for one in each] for name, each in replicas.items()}
-    kept = {name: make_report(answers) for name, answers in found.items()}
-    texts = {name: sorted(answer.text for answer in answers) for name, answers in found.items()}
-    by_one = max(1, kept["one server"].cached_tokens or 0)
-    shares = {name: (kept[name].cached_tokens or 0) / by_one for name in replicas}
-    equal = {name: texts[name] == texts["one server"] for name in replicas}
+        measured = asyncio.run(_measure(addresses, replicas, streams, rounds, progress))
     figures = {
         "machine": describe_machine(),
-        "costs": {name: [asdict(report) for report in each] for name, each in reports.items()},
-        "first_tokens_beside_streams": beside,
-        "conversations": {name: asdict(report) for name, report in kept.items()},
-        "cached_share": shares,
-        "equal_answers": equal,
-        "replicas_mib": {name: [asdict(one) for one in each] for name, each in memory.items()},
+        "costs": {name: [asdict(report) for report in each] for name, each in measured.costs.items()},
+        "first_tokens_beside_streams": measured.beside,
+        "conversations": {name: asdict(report) for name, report in measured.conversations.items()},
+        "cached_share": {name: measured.cached_share(name) for name in replicas},
+        "equal_answers": {name: measured.has_equal_answers(name) for name in replicas},
+        "replicas_mib": {name: [asdict(one) for one in each] for name, each in measured.memory.items()},
     }
     write_figures(json_path, figures)
-    _print(console, reports)
-    alone, over_ingress = (1e3 * statistics.median(seconds) for seconds in beside.values())
-    console.print(
-        f"beside {streams - 1} streams that flow, a first token comes after {alone:.1f} ms from one server, "
-        f"and {over_ingress:.1f} ms over an ingress: {over_ingress - alone:+.1f} ms"
+    _print(console, measured, streams)
+
+
+async def _measure(
+    addresses: Mapping[str, str],
+    replicas: Mapping[str, Sequence[BenchProcess]],
+    streams: int,
+    rounds: int,
+    progress: Progress,
+) -> ClusterFigures:
+    async def answers_of(name: str, shape: LoadShape, concurrency: int) -> list[Answer]:
+        async with HttpClient(addresses[name]) as client:
+            return await collect_answered(client, shape, Arrivals(concurrency=concurrency), progress)
+
+    costs: dict[str, list[Report]] = {name: [] for name in addresses}
+    for number in range(rounds + 1):  # the first warms up
+        shape = LoadShape(conversations=streams, prefix_tokens=100, prompt_tokens=30, seed=number)
+        for name, reports in costs.items():
+            answers = await answers_of(name, shape, streams)
+            if number:
+                reports.append(make_report(answers))
+    beside: dict[str, list[float]] = {_ONE_SERVER: [], _ONE_REPLICA: []}
+    for number in range(rounds):
+        for name, seconds in beside.items():
+            async with HttpClient(addresses[name]) as client:
+                seconds += await first_tokens_beside(client, streams - 1, _PROBES, seed=2000 + number)
+    found = {name: await answers_of(name, _CONVERSATIONS, _CONCURRENCY) for name in (_ONE_SERVER, *replicas)}
+    return ClusterFigures(
+        costs,
+        beside,
+        {name: make_report(answers) for name, answers in found.items()},
+        {name: sorted(answer.text for answer in answers) for name, answers in found.items()},
+        {name: [process_memory(one.pid) for one in each] for name, each in replicas.items()},
     )
-    for name in replicas:
-        mib = statistics.median(one.proportional for one in memory[name])
-        console.print(
-            f"24 conversations of 3 turns, 4 system prompts, {name} of {mib:,.0f} MiB: {shares[name]:.1%} of one server's "
-            f"cached tokens; answers {'equal' if equal[name] else 'DIFFER'}"
-        )
 
 
-def _print(console: Console, reports: dict[str, list[Report]]) -> None:
+def _print(console: Console, measured: ClusterFigures, streams: int) -> None:
     table = Table(title="medians of rounds")
     for column in ("", "first token, ms", "between tokens, ms", "tokens/s"):
         table.add_column(column, justify="left" if not column else "right")
-    for name, each in reports.items():
+    for name, each in measured.costs.items():
         table.add_row(
             name,
             f"{_median(each, lambda report: _ms(report.time_to_first_token)):,.1f}",
@@ -131,6 +150,18 @@ def _print(console: Console, reports: dict[str, list[Report]]) -> None:
             f"{_median(each, lambda report: report.output_tokens_per_s):,.1f}",
         )
     console.print(table)
+    alone, over_ingress = (1e3 * statistics.median(seconds) for seconds in measured.beside.values())
+    console.print(
+        f"beside {streams - 1} streams that flow, a first token comes after {alone:.1f} ms from one server, "
+        f"and {over_ingress:.1f} ms over an ingress: {over_ingress - alone:+.1f} ms"
+    )
+    for name, each_memory in measured.memory.items():
+        mib = statistics.median(one.proportional for one in each_memory)
+        console.print(
+            f"{_CONVERSATIONS.conversations} conversations of {_CONVERSATIONS.turns} turns, {_CONVERSATIONS.prefixes} system "
+            f"prompts, {name} of {mib:,.0f} MiB: {measured.cached_share(name):.1%} of one server's cached tokens; answers "
+            f"{'equal' if measured.has_equal_answers(name) else 'DIFFER'}"
+        )
 
 
 def _median(reports: Sequence[Report], figure: Callable[[Report], float]) -> float:
