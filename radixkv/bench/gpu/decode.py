@@ -246,10 +246,8 @@ def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, optio
     llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, **given)
     ready = time.perf_counter()
     for shared in (0, SHARED):
-        try:
+        with report.failing_alone(f"{kind}: warm-up, {shared:,} shared"):
             warm_up(llm, shared)
-        except Exception as error:  # some of what follows may still work
-            report.note_failure(f"{kind}: warm-up, {shared:,} shared", error)
     report.keep(f"{kind}: start", Start(ready - start, time.perf_counter() - ready))
     for shared in (0, SHARED):
         name = f"{kind}: {BATCH} x {LENGTH:,}, {shared:,} shared"
@@ -278,15 +276,11 @@ def measure_decoding(
     """
     if not any(map(report.wants, filter(None, (step_name, idle_name)))):
         return
-    idle = None
-    try:
-        with decoding(llm, shared, params):
-            step = report.measure(step_name, partial(measure_steps, llm, shared, report.limits.read_bytes_per_s))
-            if idle_name is not None:
-                idle = report.measure(idle_name, partial(measure_idle, llm))
-    except Exception as error:  # whatever it is, it concerns these rows alone
-        report.note_failure(step_name, error)
-        return
+    step = idle = None
+    with report.failing_alone(step_name), decoding(llm, shared, params):
+        step = report.measure(step_name, partial(measure_steps, llm, shared, report.limits.read_bytes_per_s))
+        if idle_name is not None:
+            idle = report.measure(idle_name, partial(measure_idle, llm))
     if step is not None:
         table.add_row(
             title, f"{step.bytes / 1e9:.1f}", f"{step.floor_us:,.0f}", f"{step.median_us:,.0f}",
@@ -355,10 +349,8 @@ def run_decode(console: Console, json_path: Path | None, only: str | None = None
 
 def measure_and_release(report: GpuReport, kind: str, measure: Callable[[], None], model: Any, attention: str) -> None:
     """Measure the rows of one engine, and free it. If none of them can be measured, those of the next engine still may."""
-    try:
+    with report.failing_alone(kind):
         measure()
-    except Exception as error:  # it concerns this engine alone
-        report.note_failure(kind, error)
     release(model, attention)
 
 

@@ -123,11 +123,8 @@ def measure_drafts(
         if not report.wants(name):
             continue
         force_drafts(llm, rate)
-        try:
-            with decoding():
-                report.measure(name, partial(_measure, llm, num_steps))
-        except Exception as error:  # it concerns this row alone
-            report.note_failure(name, error)
+        with report.failing_alone(name), decoding():
+            report.measure(name, partial(_measure, llm, num_steps))
 
 
 def _measure(llm: LLM, num_steps: int) -> DraftedStep:

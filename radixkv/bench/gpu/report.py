@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,19 +105,18 @@ class GpuReport:
         """Measure one row, a dataclass. None: not wanted, unavailable or failed; the reason is kept, and nothing raised."""
         if not self.wants(name):
             return None
-        try:
+        row = None
+        with self.failing_alone(name):
             gc.collect()
             torch.cuda.empty_cache()
-            row = work()
-        except UnavailableError as why:
-            self.unavailable[name] = str(why)
-            self._console.print(f"{name} is unavailable: {why}")
-            self.write()
-            return None
-        except Exception as error:  # whatever it is, it concerns this row alone, and is in `failed`
-            self.note_failure(name, error)
-            return None
-        self.keep(name, row)
+            try:
+                row = work()
+            except UnavailableError as why:
+                self.unavailable[name] = str(why)
+                self._console.print(f"{name} is unavailable: {why}")
+                self.write()
+        if row is not None:
+            self.keep(name, row)
         return row
 
     def keep(self, name: str, row: object) -> None:
@@ -128,13 +128,17 @@ class GpuReport:
         self._console.print(f"{name}: " + ", ".join(f"{key} {value:,.4g}" for key, value in figures.items()))
         self.write()
 
-    def note_failure(self, name: str, error: Exception) -> None:
-        """Keep what a row, or the preparation of some, failed with."""
-        self.failed[name] = f"{type(error).__name__}: {error}"
-        self.tracebacks[name] = without_folders("".join(traceback.format_exception(error)))
-        self._console.print(self.tracebacks[name], highlight=False)
-        self._console.print(f"{name} failed: {self.failed[name]}", style="red")
-        self.write()
+    @contextmanager
+    def failing_alone(self, name: str) -> Iterator[None]:
+        """A row, or the preparation of some: any error in it is kept under this name, and what follows goes on."""
+        try:
+            yield
+        except Exception as error:
+            self.failed[name] = f"{type(error).__name__}: {error}"
+            self.tracebacks[name] = without_folders("".join(traceback.format_exception(error)))
+            self._console.print(self.tracebacks[name], highlight=False)
+            self._console.print(f"{name} failed: {self.failed[name]}", style="red")
+            self.write()
 
     def end(self, *summary: RenderableType) -> bool:
         """Print a summary and what failed; returns whether nothing did."""
