@@ -11,7 +11,7 @@
 # make soak         random work on the cache for half an hour, every rule checked; for nightly runs
 # make fuzz-server  6,960 generated requests to a real server, with and without keys; /health may wait for a second of its work
 # make chaos        kill replicas every few seconds during 200 streams: every one must complete with its text
-# make soak-server  hostile clients beside normal ones on a real server for ten minutes
+# make soak-server  hostile clients beside normal ones on a real server for ten minutes; nothing of it may grow
 # make mutate       break the cache on purpose, line by line, and see which tests notice (20 minutes)
 
 PYTHON ?= python3

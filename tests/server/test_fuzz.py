@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from support.server_process import ADMIN_KEY, MODEL, TENANT_A, ServerProcess
 
-from radixkv.bench.common.processor_time import processor_seconds
+from radixkv.bench.common.process import processor_seconds
 
 # By endpoint: the number of cases that violate the description, and of those that follow it; 500 in all.
 # Most of the time goes into generating cases; a few tens were enough to find whatever was found.

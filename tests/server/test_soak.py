@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -31,13 +32,16 @@ def short_full_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(server: ServerProcess, seconds: float, bound: float) -> ServerSoak:
-    target = Target(server.url, server.process.pid, TENANT_A, TENANT_B, ADMIN_KEY)
+    log = Path(os.devnull)
+    target = Target(server.url, server.process.pid, log, TENANT_A, TENANT_B, ADMIN_KEY)
     return asyncio.run(soak(target, seconds, seed=1, max_wait=bound, max_stall=bound, patience=1.0))
 
 
 def test_normal_clients_get_their_answers(server: ServerProcess) -> None:
     result = run(server, 1.0, 600.0)
-    assert not [failure for failure in result.failures if not failure.startswith("memory")]
+    assert not [failure for failure in result.failures if " grows: " not in failure]
+    assert min(result.open_files) > 3
+    assert min(result.metrics) > 20
     # Of every client at least one, however busy the machine.
     assert result.answered >= 3
     assert result.attacks.total() >= 6
@@ -60,6 +64,16 @@ def test_what_takes_too_long_is_a_failure(server: ServerProcess, monkeypatch: py
     failures = run(server, 0.0, -1.0).failures
     assert any(failure.startswith("the first token took") for failure in failures)
     assert any(failure.startswith("/health took") for failure in failures)
+
+
+@pytest.mark.parametrize("name", ["rss", "open_files", "metrics", "log_bytes"])
+def test_what_grows_is_a_failure(name: str) -> None:
+    """Only memory was watched."""
+    steady = {"rss": [1000.0] * 40, "open_files": [30, 60] * 20, "metrics": [200] * 40, "log_bytes": [0] * 40}
+    assert not list(ServerSoak(**steady).growth())
+    grown = {**steady, name: [1000 * number for number in range(40)]}
+    (failure,) = ServerSoak(**grown).growth()
+    assert failure.startswith(f"{name} grows: [0, 2000, 4000")
 
 
 def test_each_attack_is_measured_by_itself(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:

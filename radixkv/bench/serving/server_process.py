@@ -19,6 +19,7 @@ class BenchProcess:
         environment: variables beside those of this process.
         folder: where it runs, which is where Python looks for `radixkv` first; None: where this process does.
         within: what the command begins with, such as another program that runs `radixkv`.
+        log: the file that gets its standard error; None: it is dropped.
     """
 
     def __init__(
@@ -27,10 +28,12 @@ class BenchProcess:
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
         within: Sequence[str] = (),
+        log: Path | None = None,
     ) -> None:
         self._arguments = list(arguments)
         self._folder = folder
         self._within = within
+        self._log = log or Path(os.devnull)
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[str] | None = None
         self.address = ""
@@ -49,14 +52,10 @@ class BenchProcess:
     def start(self) -> None:
         """Start it, and do not wait."""
         command = [*self._within, sys.executable, "-m", "radixkv", *self._arguments]
-        self._process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=self._environment,
-            cwd=self._folder,
-        )
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment, cwd=self._folder
+            )
 
     def wait_until_up(self) -> None:
         """Returns when it serves.
@@ -89,7 +88,10 @@ class BenchProcess:
 
 @contextmanager
 def server_process(
-    *arguments: str, environment: Mapping[str, str] | None = None, folder: Path | None = None
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    log: Path | None = None,
 ) -> Iterator[BenchProcess]:
     """Start a server on a free port; yields it when it is up.
 
@@ -97,11 +99,12 @@ def server_process(
         arguments: of `radixkv serve`.
         environment: variables beside those of this process.
         folder: where it runs.
+        log: the file that gets its standard error; None: it is dropped.
 
     Raises:
         ValueError: it did not start.
     """
-    server = BenchProcess(["serve", "--port", "0", *arguments], environment, folder)
+    server = BenchProcess(["serve", "--port", "0", *arguments], environment, folder, log=log)
     try:
         server.start()
         server.wait_until_up()

@@ -2,9 +2,10 @@
 
 Every hostile client repeats attacks at random; see `hostile`. Every normal client repeats one question whose answer is known
 beforehand: another answer, an error, or a long wait is a failure. So is an attack that is answered with status 500, and a
-server whose health check fails or stalls, whose memory grows, or whose cache has broken a rule at the end.
+server whose health check fails or stalls, whose cache has broken a rule at the end, or of which anything grows that should
+not: its memory, its open files, its metrics, or its log.
 
-Durations are counted in the server's processor time (`processor_time`), and their bounds in full steps of the same server,
+Durations are counted in the server's processor time, and their bounds in full steps of the same server,
 measured before, so they are the same on a slow or a busy machine. A first token may wait for the end of a step, and for one
 or two that it shares with others: 1.7 full steps were measured, and 4 are allowed. /health waits for the event loop only:
 0.2 full steps were measured, and 1 is allowed.
@@ -18,17 +19,19 @@ import secrets
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 import httpx
 from rich.console import Console
 
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
-from radixkv.bench.common.processor_time import TICK, processor_seconds
+from radixkv.bench.common.process import TICK, num_open_files, processor_seconds, resident_megabytes
 from radixkv.bench.serving.client import Answer, HttpClient, Messages, open_http
 from radixkv.bench.serving.hostile import HostileClient, outcome_of
 from radixkv.bench.serving.pacing import rounds_until
@@ -41,8 +44,10 @@ _MAX_TOKENS = 24
 _NUM_FULL_STEPS = 5
 # With the chat template around so many words, more tokens than a step takes.
 _FULL_STEP_WORDS = 512
-# Median memory of the last quarter of the run over that of the second; in the first one, the cache fills.
+# From the second quarter of the run, since the cache fills in the first one, to the last, medians may grow by a tenth, and by
+# this much: the connections of a burst, metrics of errors that occur late, and some warnings.
 _MAX_GROWTH = 1.1
+_SLACK = MappingProxyType({"rss": 0, "open_files": 40, "metrics": 40, "log_bytes": 10_000})
 # Few blocks: all are soon written once, and from then on their memory is resident.
 _SERVER_OPTIONS = (
     "--num-blocks",
@@ -70,7 +75,10 @@ class ServerSoak:
         waits: for the first token of every normal answer.
         stalls: of every health check.
         attacks: counts by name and outcome.
-        rss: megabytes of the server, once a second.
+        rss: megabytes of the server, once a second, as what follows.
+        open_files: of the server, sockets included.
+        metrics: samples at /metrics.
+        log_bytes: size of the server's log, without a line for each request.
     """
 
     answered: int = 0
@@ -80,14 +88,29 @@ class ServerSoak:
     stalls: list[float] = field(default_factory=list)
     attacks: Counter[str] = field(default_factory=Counter)
     rss: list[float] = field(default_factory=list)
+    open_files: list[int] = field(default_factory=list)
+    metrics: list[int] = field(default_factory=list)
+    log_bytes: list[int] = field(default_factory=list)
+
+    def growth(self) -> Iterator[str]:
+        """What has grown by more than it may, in words."""
+        for name, slack in _SLACK.items():
+            values: Sequence[float] = getattr(self, name)
+            quarter = len(values) // 4
+            if not quarter:
+                continue
+            second, last = (statistics.median(part) for part in (values[quarter:][:quarter], values[-quarter:]))
+            if last > _MAX_GROWTH * second + slack:
+                yield f"{name} grows: {[*map(round, values[:: max(1, quarter // 4)])]}"
 
 
 @dataclass(frozen=True)
 class Target:
-    """The server under attack, and three keys to it."""
+    """The server under attack, its log, and three keys to it."""
 
     url: str
     pid: int
+    log: Path
     normal_key: str
     hostile_key: str
     admin_key: str
@@ -130,11 +153,7 @@ async def soak(
             result.failures.append(
                 f"{what} took {longest:.2f} s of the server's processor time, {longest / result.full_step:.1f} full steps"
             )
-    quarter = len(result.rss) // 4
-    if quarter and statistics.median(result.rss[-quarter:]) > _MAX_GROWTH * statistics.median(
-        result.rss[quarter : 2 * quarter]
-    ):
-        result.failures.append(f"memory grows: {[*map(round, result.rss[:: max(1, quarter // 4)])]} MB")
+    result.failures += result.growth()
     return result
 
 
@@ -145,8 +164,11 @@ def run_soak_server(
     keys = [secrets.token_urlsafe() for _ in range(3)]
     normal_key, hostile_key, admin_key = keys
     environment = {"RADIXKV_API_KEYS": f"{normal_key} {hostile_key}", "RADIXKV_ADMIN_KEY": admin_key}
-    with server_process(*_SERVER_OPTIONS, environment=environment) as server:
-        target = Target(server.address, server.pid, *keys)
+    with (
+        TemporaryDirectory() as folder,
+        server_process(*_SERVER_OPTIONS, environment=environment, log=Path(folder) / "log") as server,
+    ):
+        target = Target(server.address, server.pid, Path(folder) / "log", *keys)
         with console.status(f"attacking {target.url}"):
             result = asyncio.run(soak(target, 60 * minutes, seed, max_wait, max_stall))
     for name, count in sorted(result.attacks.items()):
@@ -155,7 +177,9 @@ def run_soak_server(
     console.print(
         f"{result.answered:,} normal answers. In seconds of the server's processor time: a full step {result.full_step:.2f}; "
         f"first token {statistics.median(waits):.2f} (median), {_p99(waits):.2f} (p99), {max(waits):.2f} at most; health "
-        f"check {max(stalls):.2f} at most. Memory {min(result.rss):.0f} to {max(result.rss):.0f} MB"
+        f"check {max(stalls):.2f} at most. Memory {min(result.rss):.0f} to {max(result.rss):.0f} MB, "
+        f"{min(result.open_files)} to {max(result.open_files)} open files, {min(result.metrics)} to {max(result.metrics)} "
+        f"metrics, {max(result.log_bytes):,} bytes of log"
     )
     for failure in result.failures:
         console.print(failure, style="red")
@@ -202,21 +226,20 @@ async def _attack(client: HostileClient, rng: random.Random, end: float, result:
 
 
 async def _watch(target: Target, clock: Callable[[], float], end: float, result: ServerSoak) -> None:
-    async with open_http(target.url) as client:
+    async with open_http(target.url) as client, open_http(target.url, target.admin_key) as admin:
         for _ in rounds_until(end):
             began = clock()
             response = await client.get("/health")
             result.stalls.append(clock() - began)
             if response.status_code != httpx.codes.OK:
                 result.failures.append(f"/health: {response.status_code}")
-            result.rss.append(_resident_megabytes(target.pid))
+            metrics = await admin.get("/metrics")
+            result.metrics.append(sum(not line.startswith("#") for line in metrics.text.splitlines()))
+            result.rss.append(resident_megabytes(target.pid))
+            result.open_files.append(num_open_files(target.pid))
+            result.log_bytes.append(target.log.stat().st_size)
             await asyncio.sleep(1)
 
 
 def _p99(values: Sequence[float]) -> float:
     return sorted(values)[int(0.99 * len(values))]
-
-
-def _resident_megabytes(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))

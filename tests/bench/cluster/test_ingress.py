@@ -31,7 +31,7 @@ def preloaded(command: Sequence[str], *, env: Mapping[str, str], **_: object) ->
 def test_each_path_is_measured_on_the_same_conversations(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stand_in = SimpleNamespace(Popen=preloaded, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
+    stand_in = SimpleNamespace(Popen=preloaded, PIPE=subprocess.PIPE)
     monkeypatch.setattr(server_process, "subprocess", stand_in)
     monkeypatch.setattr(ingress, "_PROBES", 3)
     monkeypatch.setattr(ingress, "_CONVERSATIONS", LoadShape(4, 2, 2, 40, 10, 4, seed=1000))

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -38,8 +39,10 @@ def test_a_failed_answer_is_printed_as_it_was(
 ) -> None:
     """What it has in brackets was taken for markup, which ended the command before its figures were written."""
 
+    watched: dict[str, Any] = {name: [100] for name in ("rss", "open_files", "metrics", "log_bytes")}
+
     async def broken(*_: object) -> ServerSoak:
-        return ServerSoak(1, ["What is a tree? '[red] oak [/INST]'"], waits=[1.0], stalls=[0.1], rss=[100.0])
+        return ServerSoak(1, ["What is a tree? '[red] oak [/INST]'"], waits=[1.0], stalls=[0.1], **watched)
 
     monkeypatch.setattr(soak, "server_process", lambda *_, **__: nullcontext(SimpleNamespace(address="", pid=1)))
     monkeypatch.setattr(soak, "soak", broken)
