@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from radixkv.bench.cache import bookkeeping
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.tables import figure_table, in_progress
 from radixkv.bench.common.timing import Timing, frozen_garbage
 
 RESULTS = Path(__file__).parent / "results"
@@ -155,14 +155,7 @@ def run_check(console: Console, results: Path = RESULTS) -> bool:
     """
     found, here = _read(results, "cache")["machine"]["cpu"], describe_machine()["cpu"]
     same_processor = found == here
-    everything = list(cases(results))
-    comparisons = []
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=len(everything))
-        for case in everything:
-            progress.update(task, description=case.name)
-            comparisons.append(compare(case))
-            progress.advance(task)
+    comparisons = [compare(case) for case in in_progress(console, list(cases(results)), lambda case: case.name)]
     console.print(_table(comparisons, same_processor))
     if not same_processor:
         console.print(
@@ -180,9 +173,8 @@ def run_check(console: Console, results: Path = RESULTS) -> bool:
 
 
 def _table(comparisons: Sequence[Comparison], same_processor: bool) -> Table:
-    table = Table(title=f"against the committed figures, median of {REPETITIONS} repetitions")
-    for column in ("row", "committed, us", "now, us", "now / committed", "as a ratio to the baseline", "noise"):
-        table.add_column(column, justify="left" if column == "row" else "right")
+    columns = ("row", "committed, us", "now, us", "now / committed", "as a ratio to the baseline", "noise")
+    table = figure_table(*columns, title=f"against the committed figures, median of {REPETITIONS} repetitions")
     for one in comparisons:
         style = "red" if one.is_worse(same_processor) else None
         table.add_row(

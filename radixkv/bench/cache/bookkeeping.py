@@ -16,12 +16,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from radixkv.bench.cache.hash_chain import HashChainCache
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.tables import figure_table, in_progress
 from radixkv.bench.common.timing import Timing, frozen_garbage, measure, measure_call
 from radixkv.cache import BlockPool, BlockTable, PrefixCache
 
@@ -283,25 +282,19 @@ def host_bytes_per_block() -> dict[str, float]:
 
 def run_cache(console: Console, rounds: int, json_path: Path | None) -> None:
     """Measure every row, print a table, write JSON."""
-    table = Table(title=f"microseconds per call, median of {rounds} (lowest)")
-    for column in ("row", "RadixKV", "lowest", "hash chain", "times faster"):
-        table.add_column(column, justify="left" if column == "row" else "right")
+    columns = ("row", "RadixKV", "lowest", "hash chain", "times faster")
+    table = figure_table(*columns, title=f"microseconds per call, median of {rounds} (lowest)")
     figures = []
-    everything = rows()
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=len(everything))
-        for row in everything:
-            progress.update(task, description=row.name)
-            with frozen_garbage():
-                ours = row.ours(rounds)
-                chain = None if row.hash_chain is None else row.hash_chain(rounds)
-            figures.append({"name": row.name, **asdict(ours)})
-            compared = ("", "")
-            if chain is not None:
-                figures[-1] |= {"hash_chain_median_us": chain.median_us, "ratio": chain.median_us / ours.median_us}
-                compared = (f"{chain.median_us:,.1f}", f"{chain.median_us / ours.median_us:.0f}")
-            table.add_row(row.name, f"{ours.median_us:,.1f}", f"{ours.min_us:,.1f}", *compared)
-            progress.advance(task)
+    for row in in_progress(console, rows(), lambda row: row.name):
+        with frozen_garbage():
+            ours = row.ours(rounds)
+            chain = None if row.hash_chain is None else row.hash_chain(rounds)
+        figures.append({"name": row.name, **asdict(ours)})
+        compared = ("", "")
+        if chain is not None:
+            figures[-1] |= {"hash_chain_median_us": chain.median_us, "ratio": chain.median_us / ours.median_us}
+            compared = (f"{chain.median_us:,.1f}", f"{chain.median_us / ours.median_us:.0f}")
+        table.add_row(row.name, f"{ours.median_us:,.1f}", f"{ours.min_us:,.1f}", *compared)
     memory = host_bytes_per_block()
     document = {
         "machine": describe_machine("numpy", "sortedcontainers"),

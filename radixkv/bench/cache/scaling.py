@@ -14,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from radixkv.bench.cache.bookkeeping import (
     BLOCK_SIZE,
@@ -28,6 +26,7 @@ from radixkv.bench.cache.bookkeeping import (
 )
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.tables import figure_table, in_progress
 from radixkv.bench.common.timing import Timing, frozen_garbage, measure, measure_call
 from radixkv.cache import BlockTable, PrefixCache
 
@@ -168,20 +167,13 @@ def exponent(sizes: Sequence[int], microseconds: Sequence[float]) -> float:
 def run_scaling(console: Console, json_path: Path | None, plot_path: Path) -> None:
     """Measure every curve, print the table, draw the plot, write JSON."""
     results: list[tuple[Curve, list[float]]] = []
-    everything = curves()
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=sum(len(curve.sizes) for curve in everything))
-        for curve in everything:
-            progress.update(task, description=f"{curve.name} by {curve.panel}")
-            medians = []
-            for size in curve.sizes:
-                with frozen_garbage():
-                    medians.append(curve.call(size).median_us)
-                progress.advance(task)
-            results.append((curve, medians))
-    table = Table(title="microseconds per call")
-    for column in ("call", "by", "at", "takes", "exponent"):
-        table.add_column(column, justify="left" if column in ("call", "by") else "right")
+    for curve in in_progress(console, curves(), lambda curve: f"{curve.name} by {curve.panel}"):
+        medians = []
+        for size in curve.sizes:
+            with frozen_garbage():
+                medians.append(curve.call(size).median_us)
+        results.append((curve, medians))
+    table = figure_table("call", "by", "at", "takes", "exponent", title="microseconds per call", num_labels=2)
     for curve, medians in results:
         sizes = f"{curve.sizes[0]:,} ... {curve.sizes[-1]:,}"
         takes = f"{medians[0]:,.1f} ... {medians[-1]:,.1f}"

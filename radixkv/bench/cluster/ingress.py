@@ -16,13 +16,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from radixkv.bench.cluster.flowing import first_tokens_beside
 from radixkv.bench.cluster.replica_memory import ProcessMemory, process_memory
 from radixkv.bench.cluster.replica_process import cluster
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.tables import figure_table
 from radixkv.bench.serving.client import Answer, HttpClient
 from radixkv.bench.serving.load_test import Arrivals, collect_answered, request_progress
 from radixkv.bench.serving.report import Latency, Report, make_report
@@ -139,9 +139,7 @@ async def _measure(
 
 
 def _print(console: Console, measured: ClusterFigures, streams: int) -> None:
-    table = Table(title="medians of rounds")
-    for column in ("", "first token, ms", "between tokens, ms", "tokens/s"):
-        table.add_column(column, justify="left" if not column else "right")
+    table = figure_table("", "first token, ms", "between tokens, ms", "tokens/s", title="medians of rounds")
     for name, each in measured.costs.items():
         table.add_row(
             name,

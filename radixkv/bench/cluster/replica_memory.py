@@ -13,11 +13,11 @@ from pathlib import Path
 
 import httpx
 from rich.console import Console
-from rich.table import Table
 
 from radixkv.bench.cluster.replica_process import cluster
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.tables import figure_table
 
 _DTYPES = ("bfloat16", "float32")
 
@@ -64,9 +64,8 @@ def run_replica_memory(console: Console, model: str | None, num_replicas: int, j
         ValueError: a process did not start.
     """
     rows = []
-    table = Table(title=f"MiB of one of {num_replicas} replicas, medians")
-    for column in ("", "weights", "private", "shared", "proportional"):
-        table.add_column(column, justify="right" if column not in ("", "weights") else "left")
+    columns = ("", "weights", "private", "shared", "proportional")
+    table = figure_table(*columns, title=f"MiB of one of {num_replicas} replicas, medians", num_labels=2)
     for dtype in _DTYPES:
         for weights, option in (("own", "--no-share-weights"), ("shared", "--share-weights")):
             with console.status(f"{dtype}, {weights} weights"):

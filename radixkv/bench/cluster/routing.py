@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import median
 
 from rich.console import Console
-from rich.table import Table
 
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.tables import figure_table
 from radixkv.bench.common.timing import frozen_garbage
 from radixkv.routing import Router, prompt_hashes
 
@@ -106,7 +106,7 @@ def run_routing(console: Console, num_decisions: int, json_path: Path | None) ->
         rows = measure(NUM_BLOCKS, num_decisions)
     content = {"machine": describe_machine(), "rows": [asdict(row) for row in rows]}
     write_figures(json_path, content)
-    table = Table(f"{NUM_REPLICAS} replicas, {NUM_BLOCKS:,} blocks", "median, us", "p99, us")
+    table = figure_table(f"{NUM_REPLICAS} replicas, {NUM_BLOCKS:,} blocks", "median, us", "p99, us")
     for row in rows:
         table.add_row(row.name, f"{row.median_us:,.0f}", f"{row.p99_us:,.0f}")
     console.print(table)

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from radixkv.bench.common.tables import figure_table
 from radixkv.bench.drafts.equality import Difference
 from radixkv.outputs import DraftCounts
 
@@ -68,9 +69,7 @@ def table(rows: Sequence[Row]) -> Table:
         "accepted",
         "differ",
     )
-    shown = Table(title="tokens a second")
-    for column in columns:
-        shown.add_column(column, justify="left" if column == "work" else "right")
+    shown = figure_table(*columns, title="tokens a second")
     for row in rows:
         drafted = sum(counts.drafted for counts in row.drafts.values())
         accepted = sum(counts.accepted for counts in row.drafts.values())

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 import transformers
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.tables import figure_table, in_progress
 from radixkv.bench.engine.workloads import Workload, make_workloads
 from radixkv.llm import LLM
 from radixkv.model.default_model import find_default_model
@@ -135,21 +135,17 @@ def run_e2e(console: Console, rounds: int, only: str | None, json_path: Path | N
     run_workload(candidate.answer, warm_up)
     gc.collect()
     gc.freeze()
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=len(workloads) * rounds)
-        for workload in workloads:
-            progress.update(task, description=workload.name)
-            seconds: dict[str, list[float]] = {"generate": [], "radixkv": []}
-            for _ in range(rounds):
-                expected, elapsed = _timed(baseline.answer, workload)
-                seconds["generate"].append(elapsed)
-                candidate.prepare(workload)
-                answers, elapsed = _timed(candidate.answer, workload)
-                seconds["radixkv"].append(elapsed)
-                progress.advance(task)
-            same = sum(a == b for a, b in zip(expected, answers, strict=True))
-            equal = "sampled" if workload.num_samples > 1 else f"{same} of {len(answers)}"
-            results.append(Result(workload.name, seconds["generate"], seconds["radixkv"], equal))
+    for workload in in_progress(console, workloads, lambda workload: workload.name):
+        seconds: dict[str, list[float]] = {"generate": [], "radixkv": []}
+        for _ in range(rounds):
+            expected, elapsed = _timed(baseline.answer, workload)
+            seconds["generate"].append(elapsed)
+            candidate.prepare(workload)
+            answers, elapsed = _timed(candidate.answer, workload)
+            seconds["radixkv"].append(elapsed)
+        same = sum(a == b for a, b in zip(expected, answers, strict=True))
+        equal = "sampled" if workload.num_samples > 1 else f"{same} of {len(answers)}"
+        results.append(Result(workload.name, seconds["generate"], seconds["radixkv"], equal))
     if only is None:
         results.insert(0, _measure_startup(rounds, folder))
     machine = {**describe_machine("torch", "transformers"), "threads": torch.get_num_threads()}
@@ -183,9 +179,9 @@ def _measure_startup(rounds: int, folder: Path) -> Result:
 
 
 def _table(results: list[Result], rounds: int) -> Table:
-    table = Table(title=f"seconds, median of {rounds}")
-    for column in ("workload", "generate", "RadixKV", "times faster", "equal answers"):
-        table.add_column(column, justify="left" if column == "workload" else "right")
+    table = figure_table(
+        "workload", "generate", "RadixKV", "times faster", "equal answers", title=f"seconds, median of {rounds}"
+    )
     for result in results:
         table.add_row(
             result.name,

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.tables import figure_table
 from radixkv.engine.engine import Engine
 from radixkv.llm import LLM
 from radixkv.prompts import Prompt
@@ -321,8 +322,7 @@ def _p99(values: Sequence[float]) -> float:
 
 
 def _table(runs: Mapping[str, Sequence[FairnessRun]]) -> Table:
-    table = Table(title="modest tenants: time to the first token")
-    for column in (
+    table = figure_table(
         "",
         "median steps",
         "p99 steps",
@@ -333,8 +333,8 @@ def _table(runs: Mapping[str, Sequence[FairnessRun]]) -> Table:
         "tokens/s",
         "reused",
         "preempted",
-    ):
-        table.add_column(column, justify="right" if column else "left")
+        title="modest tenants: time to the first token",
+    )
     for kind, results in runs.items():
         run = results[0]
         table.add_row(

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.tables import figure_table
 from radixkv.config import Quantization
 from radixkv.llm import LLM
 from radixkv.model.native import weights_of
@@ -114,9 +115,8 @@ def _given(llm: LLM, tokens: list[int]) -> list[Logprob]:
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table(
-        "activations", "weights", "MB", "perplexity", "", "tokens that stay", title="what narrower types cost"
-    )
+    columns = ("activations", "weights", "MB", "perplexity", "", "tokens that stay")
+    table = figure_table(*columns, title="what narrower types cost", num_labels=2)
     for row in rows:
         change = row.perplexity / rows[0].perplexity - 1
         table.add_row(

@@ -17,11 +17,11 @@ from types import MappingProxyType
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from radixkv.attention import QueryBatch
+from radixkv.bench.common.tables import figure_table
 from radixkv.bench.gpu.layer import (
     BLOCK_SIZE,
     DIM,
@@ -260,7 +260,7 @@ def run_attention(console: Console, json_path: Path | None, only: str | None = N
         "the same, of 20 at most that make up 0.8": partial(truncated_draw_row, 3.0, top_k=20, top_p=0.8),
         "the same, of a flat distribution's 0.9": partial(truncated_draw_row, 0.02, top_k=VOCABULARY, top_p=0.9),
     }
-    table = Table("work", "MB", "floor us", "median us", "floor / time")
+    table = figure_table("work", "MB", "floor us", "median us", "floor / time")
     for name, measure in work.items():
         row = report.measure(name, partial(measure, report.limits))
         if row is not None:

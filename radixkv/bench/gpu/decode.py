@@ -30,6 +30,7 @@ from rich.table import Table
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from radixkv.bench.common.tables import figure_table
 from radixkv.bench.gpu import host_tier
 from radixkv.bench.gpu.decode_drafts import OPTIONS, measure_drafts, row_names
 from radixkv.bench.gpu.report import GpuReport
@@ -327,7 +328,9 @@ def run_decode(console: Console, json_path: Path | None, only: str | None = None
     report = GpuReport.begin(console, json_path, only, resume)
     model = make_model()
     attention = model.config._attn_implementation
-    table = Table("work", "GB", "floor us", "median us", "floor / time", "tokens/s", "GPU idle between steps, in all")
+    table = figure_table(
+        "work", "GB", "floor us", "median us", "floor / time", "tokens/s", "GPU idle between steps, in all"
+    )
     for kind, options in KINDS.items():
         if any(report.wants(name) for name in _names(kind)):
             measure_and_release(

@@ -16,7 +16,6 @@ from types import MappingProxyType
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from radixkv.attention import QueryBatch, ReadableTable
 from radixkv.attention.triton import TritonBackend
@@ -25,6 +24,7 @@ from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.attention.triton.work_items import HeadShape
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.tables import figure_table
 from radixkv.bench.common.timing import Timing, frozen_garbage
 from radixkv.bench.gpu.layer import FixedTable
 from radixkv.memory import KVPool, LayerShape
@@ -184,7 +184,7 @@ def run_plan(console: Console, steps: int, json_path: Path | None) -> None:
             for name, change in CHANGES.items():
                 timing = measure_plan(levels, change, steps)
                 rows.append(Row(shared, name, timing.median_us, timing.min_us))
-    table = Table("256 sequences share", *(f"{name}, us" for name in CHANGES))
+    table = figure_table("256 sequences share", *(f"{name}, us" for name in CHANGES))
     for shared in LEVELS:
         table.add_row(shared, *(f"{row.median_us:,.0f}" for row in rows if row.shared == shared))
     console.print(table)

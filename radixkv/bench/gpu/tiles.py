@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from radixkv.attention import QueryBatch
+from radixkv.bench.common.tables import figure_table
 from radixkv.bench.gpu.layer import (
     DIM,
     HEADS,
@@ -201,7 +202,7 @@ def _tile_tables(report: GpuReport) -> Iterator[Table]:
             row = report.measure(row_name, partial(_configured, make, config))
             if row is not None:
                 times[config] = row.median_us
-        table = Table("keys", "warps", "stages", "median us", title=name)
+        table = figure_table("keys", "warps", "stages", "median us", title=name)
         for config, median_us in sorted(times.items(), key=lambda item: item[1]):
             table.add_row(*map(str, config), f"{median_us:.1f}")
         yield table
@@ -226,7 +227,7 @@ def _configured(make: Callable[..., Work], config: TileConfig) -> Timed:
 
 
 def _sharing_table(report: GpuReport) -> Table:
-    table = Table("sharing", "MB saved", "alone us", "together us")
+    table = figure_table("sharing", "MB saved", "alone us", "together us")
     for count in SHARED_BY:
         for tokens in SHARED_TOKENS:
             name = f"sharing: {tokens:,} tokens by {count}"
@@ -255,7 +256,7 @@ def planned(batch: QueryBatch, pool: KVPool, shared: bool) -> TritonAttention:
 
 
 def _tile_classes_table(report: GpuReport) -> Table:
-    table = Table("tile classes", "several in turn us", "one us")
+    table = figure_table("tile classes", "several in turn us", "one us")
     for name, levels in SHARED_TREES.items():
         rows = [
             report.measure(f"{name}, {how}", partial(_placed, levels, one_class))
@@ -273,7 +274,7 @@ def _placed(levels: list[Level], one_class: bool) -> Timed:
 
 
 def _splitting_table(report: GpuReport) -> Table:
-    table = Table("splitting", *(f"{SPLIT_LENGTH // splits:,} keys" for splits in SPLITS))
+    table = figure_table("splitting", *(f"{SPLIT_LENGTH // splits:,} keys" for splits in SPLITS))
     for batch in SPLIT_BATCHES:
         name = f"splitting: {batch} x {SPLIT_LENGTH:,}"
         cells = []

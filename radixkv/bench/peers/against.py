@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Mo
 
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.tables import figure_table
 from radixkv.bench.peers import engine_process
 from radixkv.bench.peers.line_process import LineProcess
 from radixkv.model.default_model import find_default_model
@@ -181,7 +182,7 @@ def _measure(name: str, ours: _Engine, theirs: _Engine, rounds: int) -> Row:
 
 
 def _table(title: str, peer: str, rows: list[Row]) -> Table:
-    table = Table("workload", "RadixKV, ms", f"{peer}, ms", "ratio", title=title)
+    table = figure_table("workload", "RadixKV, ms", f"{peer}, ms", "ratio", title=title)
     for row in rows:
         style = "green" if row.ratio < 1 else "red"
         ours, theirs = (f"{1000 * median(seconds):,.1f}" for seconds in (row.ours, row.theirs))

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.tables import figure_table
 from radixkv.bench.serving.client import HttpClient, open_http
 from radixkv.bench.serving.hostile import HostileClient, outcome_of
 from radixkv.bench.serving.pacing import rounds_until
@@ -136,9 +137,8 @@ async def _check_health(client: httpx.AsyncClient, end: float, cost: AttackCost)
 
 
 def _table(version: str, costs: list[AttackCost]) -> Table:
-    table = Table(title=f"{version}: the longest that others wait, in seconds")
-    for column in ("attack", "answered", "first token", "token gap", "/health", "failed"):
-        table.add_column(column, justify="left" if column in ("attack", "answered") else "right")
+    columns = ("attack", "answered", "first token", "token gap", "/health", "failed")
+    table = figure_table(*columns, title=f"{version}: the longest that others wait, in seconds", num_labels=2)
     for cost in costs:
         outcomes = ", ".join(f"{outcome} x {count}" for outcome, count in sorted(cost.outcomes.items()))
         times = (f"{seconds:.2f}" for seconds in (cost.first_token, cost.gap, cost.health))

@@ -19,6 +19,7 @@ from rich.table import Table
 from radixkv.async_llm import AsyncLLM
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.tables import figure_table
 from radixkv.bench.serving.client import Answer, Client, HttpClient, Messages
 from radixkv.bench.serving.load_test import Arrivals, collect_answered, request_progress
 from radixkv.bench.serving.report import Report, make_report
@@ -133,9 +134,7 @@ async def _measure(console: Console, llm: AsyncLLM, url: str, shape: LoadShape, 
 
 
 def _table(cost: HttpCost, streams: int, rounds: int) -> Table:
-    table = Table(title=f"{streams} streams, median of {rounds}")
-    for column in ("", "output tokens/s", "ms between tokens"):
-        table.add_column(column, justify="right" if column else "left")
+    table = figure_table("", "output tokens/s", "ms between tokens", title=f"{streams} streams, median of {rounds}")
     for name, reports in (("AsyncLLM", cost.direct), ("over HTTP", cost.http)):
         table.add_row(
             name,

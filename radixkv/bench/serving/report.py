@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from radixkv.bench.common.tables import figure_table
 from radixkv.bench.serving.client import Answer
 
 
@@ -98,9 +99,7 @@ def times_between_tokens(answers: Sequence[Answer]) -> list[float]:
 
 def report_table(report: Report, title: str) -> Table:
     """The latencies as a table for the terminal."""
-    table = Table(title=title)
-    for column in ("milliseconds", "median", "p99", "mean", "max"):
-        table.add_column(column, justify="left" if column == "milliseconds" else "right")
+    table = figure_table("milliseconds", "median", "p99", "mean", "max", title=title)
     for name, latency in (
         ("time to first token", report.time_to_first_token),
         ("time between tokens, per request", report.time_between_tokens),

@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.tables import figure_table
 from radixkv.bench.tiers.fresh_engine import BLOCK_SIZE, fresh_llm, random_tokens, seconds_to_first_token
 from radixkv.bench.tiers.working_set import LOAD, Arrivals, WorkingSet, measure_arrivals, measure_working_set
 from radixkv.llm import LLM
@@ -308,7 +308,7 @@ def _print(
     shared: Shared | None,
 ) -> None:
     columns = ("prompt", "hot, s", "loaded after a restart, s", "cold, s", "cold without tiers, s")
-    table = Table(*columns, "loaded / hot", "loaded / cold")
+    table = figure_table(*columns, "loaded / hot", "loaded / cold")
     for each in restarts:
         table.add_row(
             f"{each.prompt_tokens}, {each.cached_tokens} of it loaded, and {each.question_tokens} new",
@@ -320,7 +320,7 @@ def _print(
             f"{each.loaded / each.cold:.3f}",
         )
     console.print(table)
-    table = Table("below the pool", "tokens/s", "against none", "cached", "first token p50, s", "p99, s")
+    table = figure_table("below the pool", "tokens/s", "against none", "cached", "first token p50, s", "p99, s")
     for row in sets:
         table.add_row(
             row.tier,
@@ -331,7 +331,7 @@ def _print(
             f"{row.ttft_p99:.2f}",
         )
     console.print(table)
-    table = Table("below the pool", "requests/s", "cached", "first token p50, s", "p99, s", "p99 / p50 of none")
+    table = figure_table("below the pool", "requests/s", "cached", "first token p50, s", "p99, s", "p99 / p50 of none")
     for users in arrivals:
         table.add_row(
             users.tier,

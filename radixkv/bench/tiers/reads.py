@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.tables import figure_table
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.block_key import DIGEST_BYTES, block_keys, namespace_digest
 from radixkv.tiers.disk_tier import DiskTier
@@ -64,9 +64,8 @@ def run_tier_reads(console: Console, folder: Path | None, rounds: int, json_path
     """
     with console.status("reading and writing"):
         reads = measure_tier_reads(folder, rounds)
-    table = Table(title=f"{NUM_BLOCKS} blocks of {BLOCK_BYTES:,} bytes, GB/s, median of {rounds}")
-    for column in ("", "plain loop", "disk tier", "ratio", "encrypted"):
-        table.add_column(column, justify="right" if column else "left")
+    columns = ("", "plain loop", "disk tier", "ratio", "encrypted")
+    table = figure_table(*columns, title=f"{NUM_BLOCKS} blocks of {BLOCK_BYTES:,} bytes, GB/s, median of {rounds}")
     for name, rates in (("page cache", reads.cached), ("disk", reads.disk), ("writing", reads.written)):
         ratio = rates["tier"] / rates["plain"]
         sealed = f"{rates['sealed']:.2f}" if "sealed" in rates else ""
