@@ -13,7 +13,7 @@ import pytest
 from support.server_process import ADMIN_KEY, MODEL, TENANT_A, TENANT_B, ServerProcess
 
 from radixkv.bench.serving import soak as soak_server
-from radixkv.bench.serving.attacks import AttackCost, measure_attacks
+from radixkv.bench.serving.attacks import measure_attacks
 from radixkv.bench.serving.hostile import HostileClient
 from radixkv.bench.serving.soak import ServerSoak, Target, soak
 
@@ -79,10 +79,7 @@ def test_what_grows_is_a_failure(name: str) -> None:
 def test_each_attack_is_measured_by_itself(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostileClient, "attacks", property(lambda client: {"deep JSON": client.deep_json}))
 
-    async def measure() -> list[AttackCost]:
-        return [cost async for cost in measure_attacks(server.url, TENANT_A, TENANT_B, 0.0)]
-
-    alone, attacked = asyncio.run(measure())
+    alone, attacked = asyncio.run(measure_attacks(server.url, TENANT_A, TENANT_B, 0.0))
     assert (alone.attack, alone.outcomes) == ("nobody attacks", {})
     assert (attacked.attack, attacked.outcomes) == ("deep JSON", {"400": 1})
     for cost in (alone, attacked):

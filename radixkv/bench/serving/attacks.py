@@ -12,7 +12,7 @@ import itertools
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -59,12 +59,13 @@ class AttackCost:
 
 async def measure_attacks(
     url: str, normal_key: str, hostile_key: str, seconds: float, seed: int = 0
-) -> AsyncGenerator[AttackCost, None]:
-    """Attack an otherwise idle server in every way, after a round without any attack; yields what each has cost.
+) -> list[AttackCost]:
+    """Attack an otherwise idle server in every way, after a round without any attack; returns what each has cost.
 
     Args:
         seconds: for each attack; at least one attack, one normal answer and one health check are completed.
     """
+    costs = []
     async with (
         HttpClient(url, api_key=normal_key) as normal,
         open_http(url) as anyone,
@@ -77,7 +78,8 @@ async def measure_attacks(
             end = time.perf_counter() + seconds
             attackers = [] if attack is None else [_attack(attack, end, cost)]
             await asyncio.gather(*attackers, _ask(normal, end, cost), _check_health(anyone, end, cost))
-            yield cost
+            costs.append(cost)
+    return costs
 
 
 def run_attacks(console: Console, seconds: float, seed: int, checkout: Path | None, json_path: Path | None) -> None:
@@ -87,9 +89,8 @@ def run_attacks(console: Console, seconds: float, seed: int, checkout: Path | No
         checkout: folder of another version, whose server is attacked, too.
     """
     costs: dict[str, list[AttackCost]] = {}
-    for version, source in ((THIS, None), (OTHER, checkout)):
-        if version == OTHER and source is None:
-            continue
+    sources = {THIS: None, **({} if checkout is None else {OTHER: checkout})}
+    for version, source in sources.items():
         normal, hostile = (secrets.token_urlsafe() for _ in range(2))
         environment = {"RADIXKV_API_KEYS": f"{normal} {hostile}"}
         if source is not None:
@@ -98,15 +99,11 @@ def run_attacks(console: Console, seconds: float, seed: int, checkout: Path | No
             server_process(*_SERVER_OPTIONS, environment=environment, folder=source) as server,
             console.status(f"attacking {version}"),
         ):
-            costs[version] = asyncio.run(_collect(measure_attacks(server.address, normal, hostile, seconds, seed)))
+            costs[version] = asyncio.run(measure_attacks(server.address, normal, hostile, seconds, seed))
         console.print(_table(version, costs[version]))
     rows = {version: [asdict(cost) for cost in each] for version, each in costs.items()}
     document = {**describe_machine("torch", "radixkv"), "seconds": seconds, "seed": seed, "costs": rows}
     write_figures(json_path, document)
-
-
-async def _collect(costs: AsyncGenerator[AttackCost, None]) -> list[AttackCost]:
-    return [cost async for cost in costs]
 
 
 async def _attack(attack: Callable[[], Awaitable[str]], end: float, cost: AttackCost) -> None:
