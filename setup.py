@@ -14,7 +14,7 @@ SOURCES = sorted(str(path) for path in Path("kernels/radixkv_cpu/src").glob("*.c
 COMMON = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
 # Python's own flags let signed integers wrap around, with which attention in float32 takes 1.2 to 1.3 times as long.
 COMMON += ["-fno-wrapv"]
-# Warnings about GCC's own: its ABI for vectors between functions, of no consequence, and its intrinsics' undefined values.
+# GCC warns that its ABI for vectors has changed, which does not matter here, and of undefined values in its own intrinsics.
 COMMON += ["-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 # The digest by which a library is identified when it is loaded. Run by its path: importing its package would import torch.
 source_digest = runpy.run_path("kernels/radixkv_cpu/source_digest.py")["source_digest"]

@@ -88,7 +88,7 @@ def readers_machine(
     llm: radixkv.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """``LLM()`` is the default model, which tests load once, the server listens where the page says, and nothing is left."""
-    import anthropic  # here, since it takes seven seconds: collecting these tests needs it not
+    import anthropic  # here, since it takes seven seconds, and collecting the tests does not need it
 
     load, open_ai, claude = radixkv.LLM, openai.OpenAI, anthropic.Anthropic
 

@@ -48,7 +48,7 @@ def measure_call(call: Callable[[], object], *, rounds: int, calls: int = 1) -> 
 
 @contextmanager
 def frozen_garbage() -> Iterator[None]:
-    """Disable garbage collection, which would charge one call for the garbage of others."""
+    """Without garbage collection, which would charge one call for the garbage of others."""
     gc.collect()
     gc.freeze()
     gc.disable()

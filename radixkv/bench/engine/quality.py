@@ -1,8 +1,8 @@
 """What narrower types of activations and weights cost in quality, on the default model.
 
-Perplexity is measured on a text that comes with Python, in windows without any context before them. Beside it stands how many
-tokens of float32's greedy answers remain the likeliest when the tokens before them are given: unlike in a comparison of
-generated answers, one token that differs does not change all that follow.
+Perplexity is measured on a text that comes with Python, in windows without any context before them. The second figure is how
+many tokens of float32's greedy answers are still the likeliest, given the tokens before them: unlike in a comparison of
+generated answers, one different token does not change all that follow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""By what torch's attention was computed, seen rather than assumed."""
+"""Which backend computed torch's attention is observed, not assumed."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def test_another_one_than_was_asked_for_is_named() -> None:
         require_backend(SDPBackend.CUDNN_ATTENTION, attend)
 
 
-def test_an_error_of_ones_own_is_none_of_torchs() -> None:
+def test_an_error_in_the_problem_itself_is_raised() -> None:
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="size of tensor"):
         require_backend(SDPBackend.FLASH_ATTENTION, lambda: torch.ones(2) + torch.ones(3))
