@@ -112,17 +112,17 @@ class ModelConfig(Config):
     """Only in Python: a tokenizer of transformers, or the hub id or folder of one; by default the model's own. A loaded model
     has none of its own."""
     chat_template: str | Path | None = None
-    """Jinja file by which conversations are written, in place of the tokenizer's own chat template; in Python also the
-    template itself."""
+    """Jinja file that formats conversations, in place of the tokenizer's own chat template; in Python also the template
+    itself."""
     dtype: Dtype = "auto"
     """float32, bfloat16, float16 or, in Python, a torch dtype; auto: bfloat16 on a GPU and on a CPU that multiplies it fast
     (AMX or AVX512-BF16), float32 elsewhere. A loaded model keeps its own."""
     device: Device = "auto"
     """Where to run: cpu, cuda, cuda:1, or auto: a GPU if there is one. A loaded model stays where it is."""
     max_model_len: int | None = Field(default=None, ge=2)
-    """Prompt and generated tokens together at most; by default the model's own limit. Less where num_blocks or
-    kv_cache_memory_bytes have no room for so many. Where rotary positions are of type longrope, it decides by which factors
-    they are."""
+    """Most tokens of a prompt and its answer together; by default the model's own limit, or what num_blocks or
+    kv_cache_memory_bytes have room for, if that is less. With rotary positions of type longrope, it decides which factors are
+    used."""
     quantization: Quantization | None = None
     """On a CPU, store the weights of linear layers as integers of 8 or 4 bits, quantised when the model is loaded (the
     output head always has 8): they take less memory and less time to read, for slightly different answers. By default,
@@ -133,20 +133,20 @@ class ModelConfig(Config):
     """On a CPU, map packed weights from files in the model cache, so that all processes on a machine that run the model
     share one copy in memory; by default where radixkv serve --replicas starts several here."""
     merge_linears: bool = True
-    """On a GPU, compute linear layers that read the same input, such as query, key and value projections, in one product."""
+    """On a GPU, compute linear layers that read the same input, such as query, key and value projections, as one product."""
     fuse_rotary: bool = True
     """On a GPU, rotate queries and keys in the kernel that stores keys, in layers that are found to rotate as Llama's do."""
     tool_call_parser: ToolCallParserName = "auto"
-    """How the model writes calls of tools; auto: as its chat template says, or else as JSON."""
+    """How the model writes tool calls; auto: by its chat template, or else as JSON."""
     reasoning_parser: ReasoningParserName = "auto"
-    """Between which tags the model thinks before it answers; auto: as its chat template says; none: thoughts are text."""
+    """Which tags enclose the model's thinking; auto: by its chat template; none: thinking is text."""
     generation_config: str = "auto"
-    """What a request that leaves out its temperature and the like is sampled with. auto: as the model's
-    generation_config.json says; vllm: as without one; or a folder with another one. End tokens are taken from it in any
-    case; with vllm, one that cannot be read is ignored, and a warning says so."""
+    """Sampling defaults for requests that set none. auto: the model's generation_config.json; vllm: no file; or a folder with
+    another one. End tokens are always taken from the file; with vllm, a file that cannot be read is ignored with a
+    warning."""
     override_generation_config: Mapping[str, Any] | str | None = None
-    """JSON or a table with values in the place of those of generation_config, such as {"temperature": 0.7}; null: as without
-    one. They are temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty and
+    """JSON or a table that replaces single values of generation_config, such as {"temperature": 0.7}; null unsets a value.
+    Possible are temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty and
     max_new_tokens."""
 
     @field_validator("quantization", mode="before")
@@ -184,7 +184,7 @@ class ModelConfig(Config):
 
 
 class SpeculativeConfig(Config):
-    """Where drafts come from, and how long they are: several tokens per step where they can be guessed, the same tokens."""
+    """Where drafts come from, and how long they are. Drafts save steps and change no tokens."""
 
     method: Literal["tree"] = "tree"
     """tree: from what the cache holds of the request's namespace, from the request's own prompt and answer, from what the
@@ -206,18 +206,18 @@ class EngineConfig(Config):
     """Bytes for keys and values, such as 4GiB. By default at most 1 GiB on a CPU, and what gpu_memory_utilization leaves on a
     GPU."""
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    """Without a number of blocks or bytes, the share of a GPU's memory to be used in all."""
+    """If neither a number of blocks nor of bytes is set, the share of a GPU's memory to use."""
     kv_cache_dtype: KvCacheDtype = "auto"
-    """What keys and values are stored in. auto: the model's type; fp8: one byte each (float8_e4m3fn, with a scale per layer
+    """How keys and values are stored. auto: in the model's type; fp8: one byte each (float8_e4m3fn, with a scale per layer
     and head), so that two to four times as many tokens fit, for slightly different answers."""
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
-    """Tokens per step at most; a longer prompt is computed in chunks of this."""
+    """Most tokens per step; a longer prompt is computed in chunks of this size."""
     max_num_seqs: int | None = Field(default=None, ge=1)
-    """Sequences that run at a time, at most."""
+    """Most sequences that run at the same time."""
     enable_prefix_caching: bool = True
-    """Whether requests reuse what others computed. (Samples and beams of one request share their prompt in any case.)"""
+    """Whether requests reuse what others computed. (Samples and beams of one request always share their prompt.)"""
     attention_backend: AttentionBackendName = "auto"
-    """What carries out attention; auto: Triton on a GPU; on a CPU compiled code, or torch where there is none."""
+    """What computes attention; auto: Triton on a GPU; on a CPU compiled code, or torch if there is none."""
     enforce_eager: bool = False
     """On a GPU, decode without CUDA graphs."""
     enable_torch_compile: bool | None = None
@@ -226,28 +226,28 @@ class EngineConfig(Config):
     async_scheduling: bool | None = None
     """Launch a decoding step before the tokens of the previous one are fetched, so that host and device overlap."""
     seed: int = 0
-    """Seed of the random numbers of requests without a seed of their own; behind an ingress, which draws one for each of
-    them, it has no effect. In Python, None is 0, as in vLLM."""
+    """Seed for requests without their own; behind an ingress, which draws one for each of them, it has no effect. In Python,
+    None is 0, as in vLLM."""
     eviction_policy: EvictionPolicyName = "lru"
-    """What is evicted first when blocks run out."""
+    """Which prefixes are evicted first when blocks run out."""
     host_cache_size: str | int | None = None
-    """Bytes of host memory, such as 8GiB, for blocks that the pool has no room for. By default none."""
+    """Bytes of host memory, such as 8GiB, for blocks that no longer fit into the pool. By default none."""
     disk_cache: str | Path | None = None
     """Folder in which blocks survive a restart; one process at a time writes to it. It holds keys and values, from which text
     can be recovered; only its owner can read it."""
     disk_cache_size: str | int = "10GiB"
-    """Bytes at most of each store in disk_cache: one for each model, data type, block size and key. radixkv store prune gives
-    back what a store takes that is not used any more."""
+    """Most bytes of each store in disk_cache: one for each model, data type, block size and key. radixkv store prune gives
+    back the space of stores that are no longer used."""
     disk_cache_read_only: bool = False
-    """Read what another process writes into disk_cache, and write nothing."""
+    """Only read disk_cache, into which another process writes."""
     shared_cache: str | None = None
     """Store that several machines use: redis://HOST:PORT/DATABASE (Redis or Valkey; also rediss:// and unix://), or a folder
     that all of them have mounted."""
     shared_cache_size: str | int = "100GiB"
-    """Bytes in the folder of shared_cache at most; a server has a limit of its own."""
+    """Most bytes in the folder of shared_cache; a Redis or Valkey server has a limit of its own."""
     cache_secret_file: str | Path | None = None
     """File with 64 hexadecimal digits, by which stores name tenants without revealing them; machines that share a server need
-    the same. By default it is made in the folder of shared_cache or disk_cache."""
+    the same. By default it is created in the folder of shared_cache or disk_cache."""
     store_key_file: str | Path | None = None
     """File with a key of 64 hexadecimal digits, as openssl rand -hex 32 prints, by which blocks outside this process are
     encrypted (radixkv[encryption]). By default the variable RADIXKV_STORE_KEY, or no encryption."""
@@ -262,7 +262,7 @@ class EngineConfig(Config):
     kv_events_endpoint: str | None = None
     """Publish KV events over ZeroMQ at this address, such as tcp://*:5557, as vLLM does."""
     kv_events_replay_endpoint: str | None = None
-    """Where subscribers ask for KV events that they missed."""
+    """Address where subscribers ask for KV events that they missed."""
     record_trace: str | Path | None = None
     """Write one line per finished request to this file, without any text, for radixkv simulate."""
 

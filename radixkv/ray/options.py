@@ -36,17 +36,17 @@ class PlacementConfig(Config):
     """Engines, each in a process of its own, that answer as one, placed by Ray Serve (radixkv[ray]). By default one, in the
     server's process, without Ray."""
     max_replicas: int | None = Field(default=None, ge=1)
-    """Start more replicas while there is much to do, up to so many, and stop them afterwards."""
+    """Start more replicas under load, up to this many, and stop them afterwards."""
     requests_per_replica: int | None = Field(default=None, ge=1)
-    """With max_replicas: unfinished requests for which there is to be a replica. By default as many as run side by side."""
+    """With max_replicas: unfinished requests per replica. By default as many as run at the same time."""
     scale_up_delay: float = Field(default=30.0, ge=0)
-    """With max_replicas: seconds for which there must be too much to do before a replica is started."""
+    """With max_replicas: seconds that the load must be too high before a replica is started."""
     scale_down_delay: float = Field(default=600.0, ge=0)
-    """With max_replicas: seconds for which there must be too little to do before one is stopped."""
+    """With max_replicas: seconds that the load must be too low before one is stopped."""
     ingresses: int = Field(default=1, ge=1)
-    """Processes that take requests, each at host and port of the machine that Ray puts it on."""
+    """Processes that take requests, each at host and port of the machine where Ray places it."""
     num_cpus: float | None = Field(default=None, gt=0)
-    """Cores of a replica, which are its threads. By default 1; without a ray_address, its part of the machine."""
+    """Cores, and threads, of each replica. By default 1; without a ray_address, an equal part of the machine."""
     num_gpus: float = Field(default=0.0, ge=0)
     """GPUs of a replica."""
     ray_address: str | None = None

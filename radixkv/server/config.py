@@ -23,7 +23,7 @@ class ServerConfig(Config):
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0: any free one."""
     api_keys: tuple[str, ...] = Field(default=(), strict=False, repr=False)
-    """Keys that requests must bring, each a tenant of its own; without any, every request is accepted."""
+    """Keys that requests must send, each a tenant of its own; without any, every request is accepted."""
     keys_file: str | Path | None = None
     """TOML file with keys, their weights, limits and expiry, read again at SIGHUP; see `radixkv keys new`."""
     admin_key: str | None = Field(default=None, repr=False)
@@ -32,8 +32,8 @@ class ServerConfig(Config):
     """Key for /metrics, and for /live where there are no API keys. Without it, /metrics needs the admin key where there are
     API keys, and no key elsewhere."""
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
-    """Serve /metrics, /live and the page on this port, and no longer on the other one; 0: any free one. There, /metrics needs
-    no key but metrics_key."""
+    """Serve /metrics, /live and the page on this port instead of the other one; 0: any free one. There, /metrics needs only
+    the metrics_key, if there is one."""
     metrics_host: str = "127.0.0.1"
     """Address of metrics_port; 0.0.0.0: reachable from other machines."""
     allow_unauthenticated: bool = False
@@ -43,41 +43,41 @@ class ServerConfig(Config):
     ssl_certfile: str | Path | None = None
     """Serve HTTPS with this certificate (PEM, with its chain)."""
     ssl_keyfile: str | Path | None = None
-    """Private key of ssl_certfile, where it is not in the same file."""
+    """Private key of ssl_certfile, if it is not in the same file."""
     ssl_keyfile_password: str | None = Field(default=None, repr=False)
-    """What the private key is encrypted with."""
+    """Password of the private key."""
     ssl_ca_certs: str | Path | None = None
-    """Clients must have a certificate that one of these (PEM) has signed."""
+    """Require client certificates signed by one of these (PEM)."""
     ssl_ciphers: str | None = None
-    """Ciphers of TLS 1.2 in OpenSSL's notation; by default those of Python."""
+    """TLS 1.2 ciphers in OpenSSL's notation; by default Python's."""
     cors_origins: tuple[str, ...] = Field(default=(), strict=False)
     """Origins, such as https://app.example, whose pages may call the server from a browser; *: any. None by default."""
     served_model_name: tuple[str, ...] = Field(default=(), strict=False)
-    """What requests call the model; by default its own name. Of several, answers contain the first."""
+    """Names by which requests select the model; by default its own. Of several, answers contain the first."""
     max_queue: int = Field(default=256, ge=0)
-    """Requests that may be unfinished beyond those that run side by side (max_num_seqs); more are answered 429."""
+    """Most unfinished requests beyond those that run at the same time (max_num_seqs); more are answered 429."""
     max_seqs_per_request: int | None = Field(default=None, ge=1)
-    """Sequences of one request (n, beam_width) at most; by default half of max_num_seqs."""
+    """Most sequences of one request (n, beam_width); by default half of max_num_seqs."""
     max_body_bytes: int = Field(default=8 << 20, ge=1)
     """A longer request body is answered 413."""
     receive_timeout: float = Field(default=60.0, gt=0)
     """Seconds for a request to arrive, headers and body; a slower one is answered 408 and disconnected."""
     send_timeout: float = Field(default=60.0, gt=0)
-    """A client that reads nothing of its answer for so many seconds is disconnected, and its request aborted."""
+    """Seconds after which a client that reads nothing of its answer is disconnected, and its request aborted."""
     queue_timeout: float | None = Field(default=None, gt=0)
     """Seconds after which a request that still waits to be scheduled is answered 504. By default no limit."""
     first_token_timeout: float | None = Field(default=None, gt=0)
-    """Seconds after which a request without a first token is ended by a 504. By default no limit."""
+    """Seconds after which a request without a first token ends with a 504. By default no limit."""
     request_timeout: float | None = Field(default=None, gt=0)
-    """Seconds after which an unfinished request is ended by a 504. By default no limit; requests can set a timeout, too."""
+    """Seconds after which an unfinished request ends with a 504. By default no limit; requests can also set a timeout."""
     step_timeout: float = Field(default=300.0, gt=0, le=1e9, allow_inf_nan=False)
-    """Seconds after which a step of the engine is stuck: /health is 503, and the process ends with status 1."""
+    """Seconds after which a step of the engine counts as stuck: /health is 503, and the process ends with status 1."""
     access_log: str | Path | None = None
     """Write one line of JSON per request to this file; -: to standard error."""
     otlp_traces_endpoint: str | None = None
     """Send OpenTelemetry traces over HTTP to this address, such as http://localhost:4318/v1/traces (radixkv[otel])."""
     grace_seconds: float = Field(default=30.0, ge=0)
-    """After SIGTERM, seconds to finish what runs."""
+    """Seconds after SIGTERM to finish running and queued requests."""
 
     @field_validator("cors_origins")
     @classmethod
