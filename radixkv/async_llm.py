@@ -41,18 +41,18 @@ from radixkv.vllm_options import CALLS, takes_vllm_options, without_vllm_options
 class AsyncLLM(AsyncEngine):
     """A language model for asyncio programs; its streams share the prefixes of their prompts.
 
-    One thread runs the engine, another one tokenizes, and the event loop is blocked by neither. The object belongs to the
-    event loop that uses it first. Use it in ``async with``, or await its `shutdown`: one that is merely dropped is stopped
-    when it is collected, with a ResourceWarning, and then writes nothing more of what is cached into its ``disk_cache``.
+    One thread runs the engine and another one tokenizes; neither blocks the event loop. The object belongs to the event loop
+    that uses it first. Use it in ``async with``, or await its `shutdown`: one that is merely dropped is stopped when it is
+    collected, with a ResourceWarning, and then writes nothing more of what is cached into its ``disk_cache``.
 
     Args:
         model: as for `LLM`, or an `LLM`, which may not be used elsewhere until `shutdown`. Loading a model takes seconds,
-            during which the event loop is blocked: do it before there is anything to serve.
-        max_queue: how many requests may be unfinished beyond the ``max_num_seqs`` sequences that run side by side; None: any
-            number. A stream counts until it is read to its end, so that slow readers are bounded, too.
-        max_seqs_per_request: bound of ``n`` and of the beam width; None: ``max_num_seqs``.
-        tenants: the share of each tenant, by its name; one that is not named has a weight of 1. Tenants share sequences,
-            tokens, blocks and queue slots fairly; where all requests are one tenant's, it gets everything.
+            during which the event loop is blocked: do it before serving starts.
+        max_queue: most unfinished requests beyond the ``max_num_seqs`` sequences that run at the same time; None: any number.
+            A stream counts until it has been read to its end, so that slow readers are bounded, too.
+        max_seqs_per_request: largest ``n`` and beam width; None: ``max_num_seqs``.
+        tenants: each tenant's share, by name; others have a weight of 1. Tenants share sequences, tokens, blocks and queue
+            slots fairly; a tenant without competition gets everything.
         options: as for `LLM`.
 
     Raises:
@@ -257,11 +257,11 @@ class AsyncLLM(AsyncEngine):
         return await self.call(lambda engine: engine.pins.pin(prompt.token_ids, prompt.namespace, ttl))
 
     async def pins(self) -> list[Pin]:
-        """The pins that are in force."""
+        """The active pins."""
         return await self.call(lambda engine: engine.cache.pins())
 
     async def unpin(self, pin: Pin) -> None:
-        """Let a pinned prompt be evicted again."""
+        """Release a pin, so that its prompt can be evicted again."""
         await self.call(lambda engine: engine.pins.release(pin))
 
     async def reset_prefix_cache(self) -> bool:

@@ -47,7 +47,7 @@ class EngineError(Exception):
 
 
 class ModelLoadError(EngineError):
-    """A model is not there or cannot be read; the message says what to do."""
+    """A model does not exist or cannot be read; the message says what to do."""
 
 
 class UnsupportedModelError(ModelLoadError):
@@ -71,7 +71,7 @@ class StructuredOutputError(EngineError, ValueError):
 
 
 class ReplicasLostError(EngineError):
-    """A request could not be finished: each replica that it was sent to broke off, or none is left."""
+    """A request could not be finished: every replica that it was sent to failed, or none is left."""
 
 
 class RequestCrashesError(EngineError):
@@ -90,7 +90,7 @@ class RequestTimeoutError(EngineError):
     """A request exceeded a time limit; the message says which.
 
     Attributes:
-        in_queue: whether it was the limit of time in the queue, so that nothing was done for the request yet.
+        in_queue: whether the request was still in the queue, so that nothing has been done for it.
     """
 
     def __init__(self, message: str, in_queue: bool) -> None:
@@ -102,7 +102,7 @@ class RequestTimeoutError(EngineError):
 
 
 class QueueFullError(EngineError):
-    """As many requests are unfinished as `AsyncLLM` was given room for (``max_queue``); the message gives the figures.
+    """Too many requests are unfinished (``max_queue`` of `AsyncLLM`); the message gives the figures.
 
     Attributes:
         retry_after: seconds after which there is likely to be room.
@@ -121,7 +121,7 @@ class StoreInUseError(EngineError):
 
 
 class DrainingError(EngineError):
-    """No new requests are taken: the engine is finishing what it has, or has stopped."""
+    """No new requests are accepted: the engine is finishing its requests, or has stopped."""
 
 
 class EngineDeadError(EngineError):

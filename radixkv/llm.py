@@ -48,17 +48,17 @@ class LLM:
     """A language model whose prompts share the keys and values of their common prefixes.
 
     Several threads may share one LLM: calls of `generate` run one after the other, and streams alternate step by step. (For
-    many users at once, see `AsyncLLM`.) While an `AsyncLLM` that was given this LLM runs, its methods raise RuntimeError.
+    many users at once, see `AsyncLLM`.) While an `AsyncLLM` runs on this LLM, its methods raise RuntimeError.
 
     Args:
         model: hub id, local folder, GGUF file or a loaded transformers model; None: the default one,
             SmolLM2-135M-Instruct.
         options: the fields of [`ModelConfig`][radixkv.config.ModelConfig] and [`EngineConfig`][radixkv.config.EngineConfig],
-            such as ``block_size=32``. vLLM's other options are accepted with values that change nothing here, such as
+            such as ``block_size=32``. vLLM's other options are accepted if their value would change nothing here, such as
             ``tensor_parallel_size=1``.
 
     Raises:
-        ModelLoadError: the model is not there or cannot be read; the message says what to do.
+        ModelLoadError: the model does not exist or cannot be read; the message says what to do.
         UnsupportedModelError: the model cannot run over blocks; the message says why.
         TypeError: ``model`` has another type, or an option is unknown; the message names the nearest known one.
         ValueError: an option is out of its range, or has no effect without another one.
@@ -97,7 +97,7 @@ class LLM:
 
         Raises:
             TypeError, ValueError: a prompt or parameter is impossible; nothing has run then.
-            StructuredOutputError, NoBlocksLeftError: one prompt failed while it ran; a note gives its position. The others
+            StructuredOutputError, NoBlocksLeftError: one prompt failed while running; a note gives its position. The others
                 are aborted, and answers that were complete are lost. `stream` and `AsyncLLM` fail only the one.
         """
         return self._generate(as_prompts(prompts, self.engine.loaded), sampling_params, use_tqdm, priority)
@@ -130,7 +130,7 @@ class LLM:
             parallel_tool_calls: whether an answer may hold several calls.
             chat_template: Jinja, or a file of it, in place of the model's own chat template. Do not take one from strangers.
             chat_template_kwargs: variables for the chat template, such as ``enable_thinking``.
-            add_generation_prompt: False: do not begin the assistant's message; the model may begin one of any role.
+            add_generation_prompt: False: do not begin the assistant's message, so that the model may begin one of any role.
             continue_final_message: continue the last message, which must be the assistant's; needs
                 ``add_generation_prompt=False``.
         """
@@ -165,12 +165,12 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Complete one prompt, or answer one conversation, piece by piece.
 
-        Options that are not described here are those of `chat`, and only for conversations, except for ``sampling_params``.
+        The other options are those of `chat`; except for ``sampling_params``, they are only for conversations.
 
         Args:
             prompt: as for `generate`, or a conversation as for `chat`.
-            cache_salt: only prompts with the same one share blocks; a prompt may also bring its own.
-            cache: whether to read the cache, and whether to write into it; likewise.
+            cache_salt: only prompts with the same one share blocks; a prompt may also have its own.
+            cache: whether to read the cache, and whether to write to it; a prompt may also have its own.
             priority: as for `generate`.
 
         Yields:
@@ -268,12 +268,12 @@ class LLM:
             return engine.pins.pin(single.token_ids, single.namespace, ttl)
 
     def pins(self) -> list[Pin]:
-        """The pins that are in force."""
+        """The active pins."""
         with self._use.hold():
             return self.engine.cache.pins()
 
     def unpin(self, pin: Pin) -> None:
-        """Let a pinned prompt be evicted again."""
+        """Release a pin, so that its prompt can be evicted again."""
         with self._use.hold():
             self.engine.pins.release(pin)
 
@@ -292,10 +292,10 @@ class LLM:
         return given_or_default(None, self.engine.loaded.sampling_defaults)
 
     def reset_prefix_cache(self) -> bool:
-        """Drop every cached prefix, pinned ones too, in tiers as well, except on a disk that this process only reads.
+        """Drop every cached prefix, including pinned ones and those in tiers, except on a disk that this process only reads.
 
         Returns:
-            Whether the pool holds nothing any more: no request was running.
+            Whether the pool is empty now, because no request was running.
         """
         with self._use.hold():
             return self.engine.reset_prefix_cache()
@@ -304,10 +304,10 @@ class LLM:
         """Write what is cached into the tiers below the pool, and close them; events are no longer published.
 
         Leaving ``with LLM(...) as llm:`` calls this. Without it, blocks used only once and not evicted are not written.
-        Afterwards, pinning, unpinning and clearing reach memory alone.
+        Afterwards, pinning, unpinning and clearing affect memory only.
 
         Args:
-            grace_seconds: how long that may take; the most recently used is written first.
+            grace_seconds: how long writing may take; the most recently used blocks are written first.
 
         Raises:
             ValueError: ``grace_seconds`` is not a number of at least 0.

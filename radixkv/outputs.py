@@ -27,7 +27,7 @@ PromptLogprobs = list[dict[int, Logprob] | None]
 
 @dataclass(slots=True)
 class DraftCounts:
-    """How many drafted tokens were verified, and how many of them proved right."""
+    """How many drafted tokens were verified, and how many of them were accepted."""
 
     drafted: int = 0
     accepted: int = 0
@@ -40,7 +40,7 @@ class RequestMetrics:
     Attributes:
         loaded_tokens: reused prompt tokens that were loaded for this request from tiers below the pool, by the tier's medium.
         load_seconds: from the decision to load, or to wait for a load of another request, until they were in the pool.
-        drafts: those of all its samples, by source (see `radixkv.drafting`).
+        drafts: counts over all its samples, by source (see `radixkv.drafting`).
     """
 
     arrival_time: float
@@ -111,7 +111,7 @@ class RequestOutput:
     """A request's answers.
 
     Attributes:
-        outputs: of each of its ``n``; in a stream, what is new, without those that ended in an earlier output.
+        outputs: one per sample (``n``); in a stream, only what is new, and not those that ended in an earlier output.
         prompt: the text, where it was given as text.
         prompt_logprobs: per prompt token as in `CompletionOutput`, None for the first token; None unless asked for.
         num_cached_tokens: prompt tokens that were reused rather than computed.
@@ -134,10 +134,10 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """One beam: its tokens and text, the prompt's included, and the log-probabilities of the generated tokens.
+    """One beam: its tokens and text, including the prompt's, and the log-probabilities of the generated tokens.
 
     Attributes:
-        text: special tokens and what ended the beam included; None where the model has no tokenizer.
+        text: includes special tokens and what ended the beam; None if the model has no tokenizer.
     """
 
     tokens: list[int]
@@ -155,7 +155,7 @@ class BeamSearchOutput:
     Attributes:
         num_prompt_tokens: tokens of the prompt, with which each beam begins.
         num_cached_tokens: how many of those were reused rather than computed.
-        aborted: whether the search was ended early; then these are the beams that were complete.
+        aborted: whether the search was aborted; its beams are then those that were complete.
     """
 
     sequences: list[BeamSearchSequence]

@@ -79,7 +79,7 @@ class StructuredOutputsParams:
 @takes_vllm_options(SAMPLING)
 @dataclass(kw_only=True)
 class SamplingParams:
-    """Parameters by which one request's tokens are chosen.
+    """How the tokens of one request are chosen.
 
     Attributes:
         n: how many answers; their prompt is computed once.
@@ -92,10 +92,10 @@ class SamplingParams:
         repetition_penalty: divides positive, multiplies negative logits of tokens in prompt or answer.
         seed: of the request's random numbers; None or -1: the engine draws one. See `radixkv.sampling.sampler`.
         stop: strings that end an answer.
-        stop_token_ids: tokens that end an answer, as its last one, and do not appear in its text; at most 1,024.
-        min_tokens: nothing ends the answer before it has this many, unless nothing else is allowed, or only ``bad_words``.
-        max_tokens: tokens to generate at most; None: as many as the model and the cache have room for.
-        logprobs: report the chosen token's log-probability and those of this many likeliest; -1: of the whole vocabulary.
+        stop_token_ids: tokens that end an answer; they are its last token, but not in its text. At most 1,024.
+        min_tokens: the answer does not end before this many tokens, unless only an end token or ``bad_words`` are allowed.
+        max_tokens: most tokens to generate; None: as many as the model and the cache have room for.
+        logprobs: report log-probabilities of the chosen token and of this many of the likeliest; -1: the whole vocabulary.
         prompt_logprobs: the same for the prompt's tokens; its prefix is then computed, not reused.
         logit_bias: added to the logits of these token ids, clamped to -100 .. 100; at most 1,024 of them.
         bad_words: strings that may not be generated, at most 256: a string's last token is masked once the tokens before it
@@ -105,12 +105,12 @@ class SamplingParams:
         ignore_eos: go on after the end-of-sequence token, but for one that ends ``structured_outputs``.
         detokenize: False: produce only tokens, no text, and in chats no ``answer``; not together with ``stop``.
         skip_special_tokens: leave special tokens out of the text.
-        shown_special_tokens: those that stay in it nevertheless; in chats, those that mark the parts of answers.
+        shown_special_tokens: special tokens that stay in the text; in chats, those that mark the parts of answers.
         include_stop_str_in_output: let the text end with the stop string, or the token that ended it.
         structured_outputs: what the answer must look like; it ends where that is complete, whatever ``min_tokens`` says.
 
     Args:
-        best_of: None or ``n``: all answers that are made are returned.
+        best_of: None or ``n``, because all answers are returned.
 
     Raises:
         TypeError, ValueError: a value is impossible; the message names it.

@@ -13,8 +13,8 @@ class TenantShare:
     """What a tenant may have.
 
     Attributes:
-        weight: its share of all, relative to the other tenants' weights.
-        max_num_seqs: sequences that it may run side by side, even where no other tenant needs them; None: any number.
+        weight: its share, relative to the other tenants' weights.
+        max_num_seqs: most sequences that it may run at the same time, even if slots are idle; None: any number.
         max_cached_share: part of all blocks, from 0 to 1, that it may keep cached while others need blocks: any excess
             is evicted first (`PrefixCache.limit_owners`); None: no limit.
 
