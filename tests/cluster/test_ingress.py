@@ -11,12 +11,10 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from support.held_steps import HeldSteps
 from support.in_process_server import make_client
-from support.pretended_replicas import until
 from support.replica_servers import SECRET, ingress_client, local_replicas, tiny_llm
 
-from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
+from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cache import InvariantViolation
 from radixkv.cluster import ClusterLLM, ReplicaSet, create_ingress, replica_pins, text_interface
 from radixkv.cluster.replica_pins import keep_prefix
@@ -344,58 +342,6 @@ def test_prompts_beside_an_impossible_one_reach_no_replica(default_tokenizer: An
             submit.assert_not_called()
             assert (await client.post("/v1/completions", json={**COMPLETION, "prompt": [good]})).status_code == 200
             submit.assert_called_once()
-
-    asyncio.run(main())
-
-
-def test_a_search_has_its_first_token_before_its_result(default_tokenizer: Any, tmp_path: Path) -> None:
-    """It used to have none until its end, so that `first_token_timeout` ended searches that were computing."""
-    params = BeamSearchParams(beam_width=2, max_tokens=20, ignore_eos=True)
-
-    async def main() -> None:
-        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (server,)):
-            llm = create_ingress(ServerConfig(), replicas, model_config=ModelConfig(tokenizer=default_tokenizer)).llm
-            steps = await server.llm.call(HeldSteps)
-            (stream,) = await llm.submit([Prompt(list(range(40)))], params)
-            (times,) = await llm.times([stream])
-            assert times.first_token_time is None
-            steps.allow(3)
-            await until(lambda: times.first_token_time is not None)
-            assert not stream.ended
-            steps.allow_all()
-            result = await anext(stream)
-            assert result.metrics.first_token_time == times.first_token_time
-            assert result.metrics.finished_time > times.first_token_time
-            await llm.shutdown()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("params", [SamplingParams(max_tokens=4), BeamSearchParams(beam_width=2, max_tokens=4)])
-def test_what_waits_on_a_replica_is_not_admitted(
-    params: SamplingParams | BeamSearchParams, default_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What ended in a replica's queue used to be charged its prompt, and a beam search all that it might have taken."""
-    monkeypatch.setattr("radixkv.cluster.replica_routes._SECONDS_BETWEEN_LOOKS", 0.0)
-
-    async def main() -> None:
-        one = tiny_llm(default_tokenizer, max_num_batched_tokens=16)
-        async with local_replicas(tmp_path, one) as (replicas, (server,)):
-            llm = create_ingress(ServerConfig(), replicas, model_config=ModelConfig(tokenizer=default_tokenizer)).llm
-            steps = await server.llm.call(HeldSteps)
-            (stream,) = await llm.submit([Prompt(list(range(200)))], params)
-            for _ in range(100):
-                await asyncio.sleep(0)
-            assert not stream.admitted
-            steps.allow(1)  # of a dozen for the prompt
-            await until(lambda: stream.admitted)
-            (times,) = await llm.times([stream])
-            assert times.first_token_time is None
-            steps.allow_all()
-            *_, result = [piece async for piece in stream]
-            assert result.metrics.scheduled_time == times.scheduled_time
-            assert result.metrics.first_token_time > times.scheduled_time
-            await llm.shutdown()
 
     asyncio.run(main())
 
