@@ -96,4 +96,5 @@ def _mask_unless_all(logits: torch.Tensor, token_ids: Sequence[int]) -> None:
 
 
 def _with_logits(token_ids: Iterable[int], logits: torch.Tensor) -> list[int]:
-    return [token_id for token_id in token_ids if token_id < len(logits)]
+    num_logits = logits.shape[0]  # once: torch takes half a microsecond for it
+    return [token_id for token_id in token_ids if token_id < num_logits]
