@@ -100,7 +100,9 @@ class InFlightPrefixes:
                 if owner not in self._owners or owner.request.priority > request.priority or not _publishes(owner):
                     continue
                 num_common = min(_num_common_tokens(group, owner), longest) // size * size
-                if num_common - max(start, self._cache.match(group.prompt, request.namespace)) >= size:
+                if num_common - start >= size and (
+                    num_common - self._cache.match(group.prompt, request.namespace) >= size
+                ):
                     self._prefixes[group] = _InFlightPrefix(owner, num_common)
                     return True
         return False
