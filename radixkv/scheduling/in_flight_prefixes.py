@@ -34,8 +34,8 @@ class InFlightPrefixes:
         self._cache = cache
         self._prefixes: dict[SequenceGroup, _InFlightPrefix] = {}
         self._stalled: set[SequenceGroup] = set()
-        # The groups whose prompts are in progress: all of them, and by the block that they publish next. Of each namespace,
-        # where such blocks begin.
+        # The groups that run; those whose prompts are in progress, by the block that they publish next; and where such blocks
+        # begin, by namespace.
         self._owners: dict[SequenceGroup, None] = {}
         self._by_block: defaultdict[tuple[str, int, bytes], list[SequenceGroup]] = defaultdict(list)
         self._starts: defaultdict[str, dict[int, None]] = defaultdict(dict)
@@ -56,11 +56,11 @@ class InFlightPrefixes:
 
     def add(self, owner: SequenceGroup) -> None:
         """A group runs, or is about to."""
+        self._owners[owner] = None
         if owner.num_pending <= 1:
-            return
+            return  # no group begins to wait for it; one that waits already goes on, as its last block may not be published
         namespace, start = owner.request.namespace, owner.sequences[0].num_computed
         block = owner.prompt[start : start + self._cache.block_size].tobytes()
-        self._owners[owner] = None
         self._by_block[namespace, start, block].append(owner)
         self._starts[namespace][start] = None
 

@@ -68,6 +68,20 @@ def test_a_short_prompt_does_not_wait_for_a_prefix_whose_owner_gets_no_tokens() 
     driver.run()
 
 
+def test_what_waits_for_a_prefix_waits_for_its_last_token_too() -> None:
+    """A chunk left one token of the owner's prompt, and what waited computed that token's block again."""
+    driver = SchedulerDriver(budget=21)
+    text = list(range(64))
+    owner = driver.add(text)
+    driver.step()
+    waits = driver.add([*text, 7, 8])
+    driver.steps(2)
+    assert owner.sequences[0].num_computed == 63
+    driver.step()
+    assert waits not in driver.admitted
+    driver.run()
+
+
 def test_nothing_waits_for_a_prefix_that_will_not_be_cached() -> None:
     driver = SchedulerDriver(budget=32)
     text = list(range(40))
