@@ -268,6 +268,11 @@ class ClusterLLM:
         """Requests whose stream is neither read to its end nor closed."""
         return len(self._unfinished)
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether it refuses new requests, and none is unfinished or coming in."""
+        return self.draining and not self._unfinished and not self._intake.is_any_coming_in
+
     async def wait_for_death(self) -> EngineDeadError:
         """Never returns."""
         await asyncio.Event().wait()

@@ -90,7 +90,7 @@ class _IngressDeployment:
             raise RuntimeError("the ingress no longer follows the registry, or the file of keys")
         if self._membership.is_outdated:
             raise RuntimeError("the replicas run something else now than when this ingress began")
-        if self._llm.draining and not self._llm.num_unfinished:
+        if self._llm.is_drained:
             raise RuntimeError("the ingress was drained, and has answered everything")
 
     async def _end(self) -> None:

@@ -124,7 +124,7 @@ class AsyncEngine:
             self._engine_thread.abort(request_id)
 
     def coming_in(self) -> AbstractContextManager[None]:
-        """Announces requests to `shutdown`: while inside, they are tokenized and submitted, and count as unfinished.
+        """Announces requests to `shutdown`, which waits for them: while inside, they are tokenized and submitted.
 
         Raises:
             DrainingError, EngineDeadError: new requests are refused.

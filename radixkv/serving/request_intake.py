@@ -132,6 +132,11 @@ class RequestIntake:
             if not self._num_coming_in:
                 self._nothing_coming_in.set()
 
+    @property
+    def is_any_coming_in(self) -> bool:
+        """Whether requests are inside `coming_in`."""
+        return self._num_coming_in > 0
+
     async def finish(self, idle: asyncio.Event, grace_seconds: float) -> bool:
         """Refuse new requests, and wait until nothing is coming in and the engine is ``idle``, or the time is over.
 

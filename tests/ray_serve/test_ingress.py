@@ -43,10 +43,12 @@ def test_serve_replaces_an_ingress_that_was_drained_when_it_has_answered_everyth
         ingress._tasks, ingress._llm = [], llm_of(replicas)
         ingress._membership = SimpleNamespace(is_outdated=False)
         (stream,) = await ingress._llm.submit([Prompt([1])], GREEDY)
-        ingress._llm.start_draining()
-        await ingress.check_health()
-        end.set()
-        assert [delta async for delta in stream][-1].finished
+        with ingress._llm.coming_in():
+            ingress._llm.start_draining()
+            await ingress.check_health()
+            end.set()
+            assert [delta async for delta in stream][-1].finished
+            await ingress.check_health()  # another one is still being tokenized
         with pytest.raises(RuntimeError, match="drained"):
             await ingress.check_health()
         await replicas.close()
