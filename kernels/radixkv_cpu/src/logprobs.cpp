@@ -51,7 +51,7 @@ class Describer {
             for (; from + kLanes <= stop; from += kLanes) {
                 const F32 some = load(logits + from);
                 peak = max(some, peak);
-                rank_ += __builtin_popcount(lanes_above(some, own));
+                rank_ += __builtin_popcount(lanes_where<_CMP_GT_OQ>(some, own));
             }
             float lanes[kLanes];
             store(lanes, peak);

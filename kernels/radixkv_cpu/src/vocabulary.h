@@ -18,20 +18,13 @@ struct Candidate {
 // Among equally likely tokens, those with the lowest ids come first.
 inline bool is_likelier(const Candidate& a, const Candidate& b) { return a.weight != b.weight ? a.weight > b.weight : a.id < b.id; }
 
-// A bit for each lane.
-inline uint32_t lanes_at_least(F32 weights, float least) {
+// The lanes for which a comparison with a bound holds, such as _CMP_GE_OQ; a bit for each.
+template <int kComparison>
+inline uint32_t lanes_where(F32 weights, float bound) {
 #if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask(weights, _mm512_set1_ps(least), _CMP_GE_OQ);
+    return _mm512_cmp_ps_mask(weights, _mm512_set1_ps(bound), kComparison);
 #else
-    return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(weights, _mm256_set1_ps(least), _CMP_GE_OQ)));
-#endif
-}
-
-inline uint32_t lanes_above(F32 weights, float bound) {
-#if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask(weights, _mm512_set1_ps(bound), _CMP_GT_OQ);
-#else
-    return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(weights, _mm256_set1_ps(bound), _CMP_GT_OQ)));
+    return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(weights, _mm256_set1_ps(bound), kComparison)));
 #endif
 }
 
@@ -50,7 +43,7 @@ inline float bound_of_likeliest(std::vector<float>& peaks, int64_t count, float 
 inline void gather_candidates(const float* weights, int64_t vocab_size, float least, std::vector<Candidate>& candidates) {
     candidates.clear();
     const auto add = [&](F32 some, int64_t from) {
-        for (uint32_t found = lanes_at_least(some, least) & lanes_left(vocab_size - from); found; found &= found - 1) {
+        for (uint32_t found = lanes_where<_CMP_GE_OQ>(some, least) & lanes_left(vocab_size - from); found; found &= found - 1) {
             const int64_t id = from + __builtin_ctz(found);
             // Made in place: of a copy, both halves would be loaded at once, before they have reached the cache.
             Candidate& candidate = candidates.emplace_back();
