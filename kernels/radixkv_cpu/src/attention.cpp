@@ -17,6 +17,7 @@
 
 #include <vector>
 
+#include "attention_tasks.h"
 #include "calls.h"
 #include "pack.h"
 #include "softmax.h"
@@ -25,33 +26,10 @@
 namespace radixkv {
 namespace {
 
-constexpr int kTileRows = 192;   // query rows of a task, heads folded in
-constexpr int kFewRows = 32;     // a task with no more rows is for all heads: reading its keys takes most of the time
-constexpr int64_t kChunk = 256;  // keys of a task with few rows
-constexpr int64_t kLongChunk = 2048;  // keys of a prompt's task; a multiple of kChunk
-constexpr int64_t kMostDrafted = 32;  // most rows of a decoding range: each is computed as if it were the only one
 // Rows multiplied by packed keys and values at a time: many with AMX, because reading what a tile has just stored is slow.
 constexpr int64_t kBandRows = kHasTiles ? kTileRows : kMaxRows;
 // A head's queries and outputs are not contiguous from row to row, so they are prefetched so many rows ahead.
 constexpr int64_t kRowsAhead = 8;
-// Up to so many rows of a head read its keys in place. AMX tiles compute 16 rows in the time of one, so for them panels pay off
-// earlier.
-template <typename T>
-constexpr int kUnpackedRows = kAsTiles<T> ? kTileColumns : 8;
-
-struct Task {
-    int64_t range, head_start, head_stop, row_start, row_stop, key_start, key_stop;
-    int64_t partial;      // index of the result of its first row and head; other rows and the head's group follow
-    int64_t head_stride;  // from there to those of the next key-value head
-    bool unpacked;        // its rows read keys in place
-    bool is_whole;        // no other task has results of its rows and heads: it writes their output
-};
-
-// One range's partial results of one row.
-struct Part {
-    int64_t partial, num_chunks, chunk_stride;
-    int64_t first_chunk, chunk;  // the number of the first one, and how many keys make one
-};
 
 // One addition of a merge: of the part `at`; if that is below 0, of the sum of all parts since the last such step.
 struct Step {
@@ -359,66 +337,6 @@ class Worker {
     Scratch<float> shrink_, outputs_, maxima_, totals_;  // the last three of a whole task
     Scratch<float> chunk_outputs_, chunk_maxima_, chunk_totals_;
 };
-
-// Whether `num_rows` rows of a range, heads of a group folded in, read its keys in place. If products with panels are added in
-// another order, this must not depend on the number of rows: all of a prompt's rows use panels, however few are left of it, and
-// rows with drafts read in place if a single row would.
-template <typename T>
-bool is_unpacked(const Attention& call, int64_t range, int64_t num_rows, int64_t group) {
-    const RowKind kind = call.kinds[range];
-    if (kOneOrder<T> || kind == RowKind::kShared) return num_rows <= kUnpackedRows<T>;
-    return kind == RowKind::kDecoding && group <= kUnpackedRows<T> && num_rows <= kMostDrafted * group;
-}
-
-// A batch's tasks, and what is merged once they are done.
-struct Work {
-    std::vector<Task> tasks;
-    std::vector<std::vector<Part>> parts;  // of each row; none where a task writes the row's output itself
-    int64_t num_partials = 0;
-};
-
-template <typename T>
-Work divide(const Attention& call) {
-    const int64_t group = call.num_query_heads / call.num_kv_heads, tile = std::max<int64_t>(kTileRows / group, 1);
-    Work work;
-    work.parts.resize(call.num_rows);
-    std::vector<int> num_ranges(call.num_rows);
-    for (int64_t range = 0; range < call.num_ranges; range++)
-        for (int64_t row = call.row_start[range]; row < call.row_stop[range]; row++) num_ranges[row]++;
-    for (int64_t range = 0; range < call.num_ranges; range++) {
-        // A prompt's last rows see most keys: first come the long tasks, so that no thread is left with one at the end.
-        const int64_t num_tiles = (call.row_stop[range] - call.row_start[range] + tile - 1) / tile;
-        for (int64_t i = num_tiles - 1; i >= 0; i--) {
-            const int64_t row = call.row_start[range] + i * tile;
-            const int64_t row_stop = std::min(row + tile, call.row_stop[range]);
-            const int64_t stride = (row_stop - row) * group;
-            const bool few = stride <= kFewRows, unpacked = is_unpacked<T>(call, range, stride, group);
-            const int64_t chunk = few || call.row_stop[range] - call.row_start[range] <= std::max(tile, kMostDrafted) ? kChunk : kLongChunk;
-            const auto [lowest, highest] = std::minmax_element(call.positions + row, call.positions + row_stop);
-            const int64_t stop = std::min(call.key_stop[range], *highest + 1);
-            int64_t start = call.key_start[range];
-            // From a multiple of 64 on, so that keys are taken in the same groups of 64 whatever rows are beside a row.
-            if (call.window) start = std::max(start, (*lowest + 1 - call.window) / kKeys * kKeys);
-            if (start >= stop) continue;
-            const int64_t first_chunk = start / chunk, num_chunks = (stop - 1) / chunk - first_chunk + 1;
-            const bool is_whole =
-                num_chunks == 1 && std::all_of(num_ranges.begin() + row, num_ranges.begin() + row_stop, [](int count) { return count == 1; });
-            for (int64_t r = row; r < row_stop && !is_whole; r++)
-                work.parts[r].push_back({work.num_partials + (r - row) * group, num_chunks, stride, first_chunk, chunk});
-            const int64_t heads_per_task = few ? call.num_kv_heads : 1;
-            for (int64_t head = 0; head < call.num_kv_heads; head += heads_per_task)
-                for (int64_t c = 0; c < num_chunks; c++) {
-                    const int64_t key_start = std::max(start, (first_chunk + c) * chunk);
-                    const int64_t key_stop = std::min(stop, (first_chunk + c + 1) * chunk);
-                    const int64_t partial = is_whole ? 0 : work.num_partials + (head * num_chunks + c) * stride;
-                    work.tasks.push_back({range, head, head + heads_per_task, row, row_stop, key_start, key_stop, partial, num_chunks * stride,
-                                          unpacked, is_whole});
-                }
-            if (!is_whole) work.num_partials += call.num_kv_heads * num_chunks * stride;
-        }
-    }
-    return work;
-}
 
 template <typename T>
 void run(const Attention& call) {
