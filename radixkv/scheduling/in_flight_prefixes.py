@@ -7,7 +7,6 @@ soon: because its owner no longer runs, or the cache was cleared under it, or th
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -27,18 +26,16 @@ class InFlightPrefixes:
     """Which group waits for which running group's prefix.
 
     Owners are found by the block that they publish next, so a group looks only at those that compute its own prompt, however
-    many run. Whole prompts are compared once; after that, a wait costs one comparison of two numbers per step.
+    many run. Once a group waits for another, a wait costs one comparison of two numbers per step.
     """
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
         self._prefixes: dict[SequenceGroup, _InFlightPrefix] = {}
         self._stalled: set[SequenceGroup] = set()
-        # The groups that run; those whose prompts are in progress, by the block that they publish next; and where such blocks
-        # begin, by namespace.
-        self._owners: dict[SequenceGroup, None] = {}
-        self._by_block: defaultdict[tuple[str, int, bytes], list[SequenceGroup]] = defaultdict(list)
-        self._starts: defaultdict[str, dict[int, None]] = defaultdict(dict)
+        self._owners: set[SequenceGroup] = set()  # the groups that run
+        # Those whose prompts are in progress, by the block that they publish next: its namespace, its start, its tokens.
+        self._by_block: dict[str, dict[int, dict[bytes, list[SequenceGroup]]]] = {}
 
     def begin_step(self, running: Iterable[SequenceGroup]) -> None:
         """Forget which owners got no tokens in the step before, and look at what runs."""
@@ -49,24 +46,22 @@ class InFlightPrefixes:
         """These groups run now."""
         self._owners.clear()
         self._by_block.clear()
-        self._starts.clear()
         for group in running:
             if group not in self._stalled:
                 self.add(group)
 
     def add(self, owner: SequenceGroup) -> None:
         """A group runs, or is about to."""
-        self._owners[owner] = None
+        self._owners.add(owner)
         if owner.num_pending <= 1:
             return  # no group begins to wait for it; one that waits already goes on, as its last block may not be published
         namespace, start = owner.request.namespace, owner.sequences[0].num_computed
         block = owner.prompt[start : start + self._cache.block_size].tobytes()
-        self._by_block[namespace, start, block].append(owner)
-        self._starts[namespace][start] = None
+        self._by_block.setdefault(namespace, {}).setdefault(start, {}).setdefault(block, []).append(owner)
 
     def remove(self, owner: SequenceGroup) -> None:
         """A group will run no longer."""
-        self._owners.pop(owner, None)
+        self._owners.discard(owner)
 
     def note_stalled(self, owner: SequenceGroup) -> None:
         """A running group whose prompt is in progress gets no tokens in this step; nobody waits for it."""
@@ -91,11 +86,10 @@ class InFlightPrefixes:
         size = self._cache.block_size
         # The last token of a prompt is always computed, for its logits.
         longest = len(group.prompt) - 1
-        for start in self._starts.get(request.namespace, ()):
+        for start, owners in self._by_block.get(request.namespace, {}).items():
             if start + size > longest:
                 continue
-            block = group.prompt[start : start + size].tobytes()
-            for owner in self._by_block.get((request.namespace, start, block), ()):
+            for owner in owners.get(group.prompt[start : start + size].tobytes(), ()):
                 # A less urgent owner may be preempted, or get no tokens, for the sake of others.
                 if owner not in self._owners or owner.request.priority > request.priority or not _publishes(owner):
                     continue
