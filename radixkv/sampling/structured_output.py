@@ -249,13 +249,15 @@ class GrammarCompiler:
         Each pattern is also tried by itself, because its cost shows only once its string has begun.
         """
         tokenizer, schema = self._prepared_tokenizer(), json.loads(text)
-        matcher = _matcher(tokenizer, _grammar_of_schema(schema))
-        for pattern in patterns_of(schema):
-            if not matcher.is_error():
-                matcher = _matcher(tokenizer, _grammar_of_schema({"type": "string", "pattern": pattern}))
-                matcher.consume_tokens(tokenizer.tokenize_str('"'))
-                matcher.compute_bitmask()
-        return _refusal(matcher)
+        reason = _refusal(_matcher(tokenizer, _grammar_of_schema(schema)))
+        for pattern in dict.fromkeys(patterns_of(schema)):
+            if reason is not None:
+                break
+            matcher = _matcher(tokenizer, _grammar_of_schema({"type": "string", "pattern": pattern}))
+            matcher.consume_tokens(tokenizer.tokenize_str('"'))
+            matcher.compute_bitmask()
+            reason = _refusal(matcher)
+        return reason
 
 
 def _grammar_of_schema(schema: Any) -> str:
