@@ -31,8 +31,9 @@ from radixkv.model.native.mlp import NativeGatedMLP
 from radixkv.model.native.norm import native_norms
 from radixkv.model.native.weights import AnyQuantiser, BlockKeeper
 from radixkv.model.packed_linear import pack_linears
+from radixkv.model.placement import Placement
 from radixkv.model.shared_input import is_unchanged
-from radixkv_cpu import COMPILED_DTYPES, is_packable, library
+from radixkv_cpu import is_packable
 
 # Possible replacements of a module, with weights as they are or quantised.
 _Make = Callable[[nn.Module, AnyQuantiser | None], Sequence[nn.Module]]
@@ -52,7 +53,7 @@ def prepare_for_cpu(
         quantiser: of the weights of replaced linear layers; None: they stay as they are.
         deferred: the model's weights, where they are not in memory; afterwards those that are not packed are.
     """
-    is_compiled = native and library() is not None and model.dtype in COMPILED_DTYPES
+    is_compiled = Placement(model.device, model.dtype, native).obstacle is None
     with torch.inference_mode(), probe_attention(model) as probe:
         if is_compiled:
             weights = deferred or MappedWeights(model)
