@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from radixkv.bench.common.tables import figure_table
 from radixkv.cache import PrefixCache
 from radixkv.chat import Chat
 from radixkv.llm import LLM
@@ -212,16 +213,9 @@ def _beams(llm: LLM, cached: bool) -> list[list[int]]:
     return found
 
 
-def _empty_table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title)
-    for column in columns:
-        table.add_column(column, justify="left" if column == columns[0] else "right")
-    return table
-
-
 def _table(rows: list[Row]) -> Table:
     columns = ("workload", "prompt tokens", "computed", "blocks held", "seconds", "answers")
-    table = _empty_table("without → with the cache", columns)
+    table = figure_table(*columns, title="without → with the cache")
     for row in rows:
         table.add_row(
             row.name,
@@ -258,7 +252,7 @@ def memory_example(lengths: tuple[int, ...], reserved: int) -> dict[str, Any]:
 
 def _memory_table(examples: list[dict[str, Any]], block_nbytes: int) -> Table:
     columns = ("requests of", "slots", "wasted", "KV bytes in use")
-    table = _empty_table(f"memory: contiguous reservation → blocks of {_BLOCK_SIZE} tokens", columns)
+    table = figure_table(*columns, title=f"memory: contiguous reservation → blocks of {_BLOCK_SIZE} tokens")
     for example in examples:
         table.add_row(
             f"{', '.join(f'{n:,}' for n in example['lengths'])} tokens ({example['reserved_each']:,} reserved each)",

@@ -232,4 +232,4 @@ def run_replica_simulation(
         plot(report, plot_path)
     console.print(draw_table(report))
     for router in report.not_run:
-        console.print(f"not run: {router}, which needs `pip install 'ray[serve]'`", highlight=False, markup=False)
+        console.print(f"not run: {router}, which needs `pip install 'ray[serve]'`", highlight=False)
