@@ -241,7 +241,7 @@ class ReplicaSet:
     # -- following one replica -----------------------------------------------------------------------------------
 
     async def _follow(self, member: Member, client: httpx.AsyncClient | None) -> None:
-        said, loop = "", asyncio.get_running_loop()
+        last_complaint, loop = "", asyncio.get_running_loop()
         while True:
             began = loop.time()
             try:
@@ -252,7 +252,7 @@ class ReplicaSet:
                     if member.client is not None:
                         await self._mark_down(member)
                     raise
-                said = ""
+                last_complaint = ""
                 draining = member.load is not None and member.load.draining
                 if not draining and loop.time() - began > _SECONDS_OF_SILENCE:
                     continue  # the replica was read too slowly, or is gone: the next attempt finds out
@@ -261,14 +261,14 @@ class ReplicaSet:
                     return
                 expected = isinstance(error, MismatchError | ConnectionError)
                 complaint = str(error) if expected else f"{member}: {error!r}"
-                if not expected and complaint != said:
+                if not expected and complaint != last_complaint:
                     _log.error("replica %r cannot be followed", member.name, exc_info=error)
                 if not member.joined.done():
                     member.joined.set_exception(error if expected else ConnectionError(complaint))
                     return
-                if expected and complaint != said:
+                if expected and complaint != last_complaint:
                     _log.warning("%s", complaint)
-                said = complaint
+                last_complaint = complaint
             finally:
                 client = None
             await asyncio.sleep(_SECONDS_BETWEEN_ATTEMPTS)

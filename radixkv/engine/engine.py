@@ -358,7 +358,7 @@ class Engine:
     def clear(self, selection: NamespaceSelection) -> Cleared:
         """Forget what is cached for the selected namespaces, in tiers too, except what running requests use."""
         if self.tiers is not None:
-            self.tiers.loads.end_unwanted()  # their blocks are nobody's by now
+            self.tiers.loads.end_unwanted()  # their blocks would count as held
         with nullcontext() if self.tiers is None else self.tiers.clearing_groups_once():
             cleared = clear(self.cache, selection)
         self._requests.note_cleared(selection)
