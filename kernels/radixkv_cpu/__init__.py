@@ -26,6 +26,7 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
       vocabulary.h  the likeliest tokens of a row
       panel.h       rows times a panel of 32 columns, the product that the others are made of
       tiles.h       the same product by AMX
+      running_attention.h, tile_attention.h   a task of attention, without AMX and with it
       quantised.h   panels of integers
       xxhash.h      checksums: the xxHash library, unchanged
 

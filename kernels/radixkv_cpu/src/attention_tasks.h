@@ -9,7 +9,9 @@
 
 namespace radixkv {
 
-constexpr int kTileRows = 192;   // query rows of a task, heads folded in
+// Query rows of a task, heads folded in. With AMX the more rows, the fewer times keys are packed for the same time of products.
+template <typename T>
+constexpr int kTileRows = kAsTiles<T> ? 384 : 192;
 constexpr int kFewRows = 32;     // a task with no more rows is for all heads: reading its keys takes most of the time
 constexpr int64_t kChunk = 256;  // keys of a task with few rows
 constexpr int64_t kLongChunk = 2048;  // keys of a prompt's task; a multiple of kChunk
@@ -53,7 +55,7 @@ struct Work {
 
 template <typename T>
 Work divide(const Attention& call) {
-    const int64_t group = call.num_query_heads / call.num_kv_heads, tile = std::max<int64_t>(kTileRows / group, 1);
+    const int64_t group = call.num_query_heads / call.num_kv_heads, tile = std::max<int64_t>(kTileRows<T> / group, 1);
     Work work;
     work.parts.resize(call.num_rows);
     std::vector<int> num_ranges(call.num_rows);

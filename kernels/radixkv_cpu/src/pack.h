@@ -9,6 +9,7 @@ namespace radixkv {
 
 constexpr int kKeys = 64;  // keys that are read at a time
 
+// Up to a whole panel.
 inline int64_t padded(int64_t dim) { return (dim + kPanel - 1) / kPanel * kPanel; }
 
 // Prefetches a vector into the caches.
@@ -28,13 +29,13 @@ void copy_padded(const T* from, int64_t dim, T* to) {
     std::memset(static_cast<void*>(to + dim), 0, (padded(dim) - dim) * sizeof(T));
 }
 
-// Keys into panels of 32 of them: [panels][words of a key][32 keys]. Missing keys and dimensions become zeros. Meanwhile the
-// `next` ones are prefetched: they lie scattered, where no processor foresees them.
+// `count` keys into panels of 32 of them: [panels][words of a key][32 keys]. Missing keys and dimensions of a panel become zeros.
+// Meanwhile the `next` ones, as many, are prefetched: they lie scattered, where no processor foresees them.
 template <typename T>
 void pack_keys(const T* const* keys, const T* const* next, int count, int64_t dim, T* to) {
     constexpr int64_t kWord = 4 / sizeof(T);
     const int64_t words = padded(dim) / kWord;
-    for (int first = 0; first < kKeys; first += kLanes) {
+    for (int first = 0; first < padded(count); first += kLanes) {
         auto* panel = reinterpret_cast<uint32_t*>(to) + first / kPanel * words * kPanel + first % kPanel;
         for (int64_t word = 0; word < words; word += kLanes) {
             U32 rows[kLanes], columns[kLanes];
@@ -54,15 +55,18 @@ void pack_keys(const T* const* keys, const T* const* next, int count, int64_t di
     }
 }
 
-// Values into panels of 32 dimensions: [panels][keys][32], by pairs of keys in bfloat16. Missing keys become zeros.
-inline void pack_values(const float* const* values, const float* const* next, int count, int64_t dim, float* to) {
-    for (int64_t column = 0; column < padded(dim); column += kPanel)
-        for (int key = 0; key < kKeys; key++) {
+// `count` values into panels of 32 dimensions: [panels][most_keys][32], by pairs of keys in bfloat16. Values that are missing in 32
+// successive ones become zeros.
+inline void pack_values(const float* const* values, const float* const* next, int count, int64_t dim, int64_t most_keys, float* panels) {
+    for (int64_t column = 0; column < padded(dim); column += kPanel) {
+        float* to = panels + column * most_keys;
+        for (int key = 0; key < padded(count); key++) {
             __builtin_prefetch(next[key] + column, 0, 2);
             __builtin_prefetch(next[key] + column + kLanes, 0, 2);
             for (int half = 0; half < kPanel; half += kLanes, to += kLanes)
                 store(to, key < count ? load_part(values[key] + column + half, dim - column - half) : F32{});
         }
+    }
 }
 
 // 32 numbers in bfloat16.
@@ -78,14 +82,15 @@ inline Line last_pairs(Line even, Line odd) {
                                              24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63});
 }
 
-inline void pack_values(const BF16* const* values, const BF16* const* next, int count, int64_t dim, BF16* to) {
+inline void pack_values(const BF16* const* values, const BF16* const* next, int count, int64_t dim, int64_t most_keys, BF16* panels) {
     const auto part = [&](int key, int64_t column) {
         Line line{};
         if (key < count) std::memcpy(&line, values[key] + column, std::min<int64_t>(dim - column, kPanel) * sizeof(BF16));
         return line;
     };
-    for (int64_t column = 0; column < padded(dim); column += kPanel)
-        for (int key = 0; key < kKeys; key += 2, to += 2 * kPanel) {
+    for (int64_t column = 0; column < padded(dim); column += kPanel) {
+        BF16* to = panels + column * most_keys;
+        for (int key = 0; key < padded(count); key += 2, to += 2 * kPanel) {
             __builtin_prefetch(next[key] + column, 0, 2);
             __builtin_prefetch(next[key + 1] + column, 0, 2);
             Line even, odd;
@@ -98,6 +103,7 @@ inline void pack_values(const BF16* const* values, const BF16* const* next, int 
             const Line lines[2] = {first_pairs(even, odd), last_pairs(even, odd)};
             std::memcpy(static_cast<void*>(to), lines, sizeof lines);
         }
+    }
 }
 
 }  // namespace radixkv

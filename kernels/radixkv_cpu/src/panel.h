@@ -264,7 +264,7 @@ class PanelProduct {
                         [[maybe_unused]] Ahead& ahead) {
 #if defined(__AMX_BF16__)
         // A single row, too: so it adds in the order in which many do, and fetches ahead as they do.
-        if constexpr (kAsTiles<T>) return tiles_.multiply(rows, x, stride, panel, inputs, sums, sum_stride, add, ahead);
+        if constexpr (kAsTiles<T>) return tiles_.multiply({rows, x, stride, panel, inputs, sums, sum_stride, add}, ahead);
 #endif
         multiply_rows<StridedRows, T>(rows, x, stride, panel, inputs, sums, sum_stride, add);
     }

@@ -42,6 +42,31 @@ inline Shares add_part(F32& maximum, F32& total, F32 part_maximum, F32 part_tota
     return shares;
 }
 
+// For every row: the sum of values, weighted by the softmax and padded; the softmax's maximum; the sum of weights.
+struct Partials {
+    float *outputs, *maxima, *totals;
+
+    // Those from a row on.
+    Partials from(int64_t row, int64_t value_dim) const { return {outputs + row * value_dim, maxima + row, totals + row}; }
+};
+
+// Adds the partial results of some rows to those of the same rows over other keys.
+inline void add_partials(int64_t num_rows, int64_t value_dim, const Partials& part, const Partials& to) {
+    for (int64_t row = 0; row < num_rows; row += kLanes) {
+        const int64_t count = std::min<int64_t>(kLanes, num_rows - row);
+        F32 maximum = load_part(to.maxima + row, count), total = load_part(to.totals + row, count);
+        const Shares shares = add_part(maximum, total, load_part(part.maxima + row, count), load_part(part.totals + row, count));
+        store_part(to.maxima + row, maximum, count);
+        store_part(to.totals + row, total, count);
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t at = (row + i) * value_dim; at < (row + i + 1) * value_dim; at += kLanes) {
+                F32 sum = load(to.outputs + at);
+                add_shared(sum, load(part.outputs + at), shares.sum[i], shares.part[i]);
+                store(to.outputs + at, sum);
+            }
+    }
+}
+
 class RunningSoftmax {
    public:
     explicit RunningSoftmax(const Attention& call)
@@ -79,11 +104,45 @@ class RunningSoftmax {
         return shrink;
     }
 
+#if defined(__AVX512BF16__)
+    // The whole softmax of up to `kLanes` rows: of keys `start` to `stop`, multiples of 32, of the `count` from `first` on. Scores and
+    // weights of rows are so many numbers apart. After each row, something else is done `meanwhile`.
+    template <typename Meanwhile>
+    void weigh_all(const Seen* seen, int num_rows, int64_t first, int count, int start, int stop, float* scores, int64_t score_stride,
+                   BF16* weights, int64_t weight_stride, float* maxima, float* totals, Meanwhile meanwhile) const {
+        F32 peaks[kLanes], sums[kLanes];
+        for (int row = num_rows; row < kLanes; row++) peaks[row] = broadcast(-INFINITY), sums[row] = F32{};
+        for (int row = 0; row < num_rows; row++) peaks[row] = hide(seen[row], first, count, start, stop, scores + row * score_stride);
+        const F32 maximum = reduce_each(peaks, max) * factor_;
+        float subtracted[kLanes];
+        store(subtracted, maximum == -INFINITY ? F32{} : maximum);
+        for (int row = 0; row < num_rows; row++) {
+            F32 sum[2] = {};
+            for (int at = start; at < stop; at += 2 * kLanes) {
+                const float* score = scores + row * score_stride + at;
+                const F32 low = exp2(load(score) * factor_ - subtracted[row]), high = exp2(load(score + kLanes) * factor_ - subtracted[row]);
+                sum[0] += low, sum[1] += high;
+                const __m512bh both = _mm512_cvtne2ps_pbh(high, low);
+                std::memcpy(static_cast<void*>(weights + row * weight_stride + at), &both, sizeof both);
+            }
+            sums[row] = sum[0] + sum[1];
+            meanwhile();
+        }
+        store_part(maxima, maximum, num_rows);
+        store_part(totals, reduce_each(sums, [](F32 a, F32 b) { return a + b; }), num_rows);
+    }
+#endif
+
    private:
     // Replaces the scores of keys that a row does not see, and returns the highest, by lanes.
     F32 hide(const Seen& row, int64_t first, int count, int start, int stop, float* scores) const {
         const int low = int(std::clamp<int64_t>(row.start - first, 0, count)), high = int(std::clamp<int64_t>(row.stop - first, 0, count));
         F32 peak = broadcast(-INFINITY);
+        // Nearly all rows of a long prompt.
+        if (!scales_first_ && low <= start && high >= stop) {
+            for (int at = start; at < stop; at += kLanes) peak = max(peak, load(scores + at));
+            return peak;
+        }
         for (int at = start; at < stop; at += kLanes) {
             F32 score = load(scores + at);
             const bool hides = low > at || high < at + kLanes;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "simd.h"
 
@@ -45,26 +46,49 @@ class Tiles {
     }
 
     // sums[row][0..31] (+)= x[row] . panel for up to 32 rows; inputs are a multiple of 32.
-    void multiply(int rows, const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
-                  Ahead& ahead) {
-        constexpr int kLineBytes = kPanel * 2 * sizeof(BF16);
-        configure(rows);
-        load_sums(rows, sums, sum_stride, add);
-        for (int64_t k = 0; k < inputs; k += kStep) {
+    struct Product {
+        int rows;
+        const BF16* x;
+        int64_t stride;
+        const BF16* panel;
+        int64_t inputs;
+        float* sums;
+        int64_t sum_stride;
+        bool add;
+    };
+
+    // Before a step, some of what is read `ahead` is fetched.
+    void multiply(const Product& product, Ahead& ahead) {
+        begin(product);
+        for (int64_t k = 0; k < product.inputs; k += kStep) {
             ahead.step();
-            _tile_loadd(6, panel + k * kPanel, kLineBytes);
-            _tile_loadd(7, panel + k * kPanel + kPanel, kLineBytes);
-            _tile_loadd(4, x + k, stride * sizeof(BF16));
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-            if (rows > 16) {
-                _tile_loadd(5, x + 16 * stride + k, stride * sizeof(BF16));
-                _tile_dpbf16ps(2, 5, 6);
-                _tile_dpbf16ps(3, 5, 7);
-            }
+            step(product, k);
         }
-        store_sums(rows, sums, sum_stride);
+        end(product);
     }
+
+    // The parts of a product, so that something else can be done between: its beginning, `kStep` inputs from `k` on, and its end.
+    void begin(const Product& product) {
+        configure(product.rows);
+        load_sums(product.rows, product.sums, product.sum_stride, product.add);
+    }
+
+    void step(const Product& product, int64_t k) {
+        constexpr int kLineBytes = kPanel * 2 * sizeof(BF16);
+        const BF16 *x = product.x + k, *panel = product.panel + k * kPanel;
+        _tile_loadd(6, panel, kLineBytes);
+        _tile_loadd(7, panel + kPanel, kLineBytes);
+        _tile_loadd(4, x, product.stride * sizeof(BF16));
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (product.rows > 16) {
+            _tile_loadd(5, x + 16 * product.stride, product.stride * sizeof(BF16));
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+
+    void end(const Product& product) { store_sums(product.rows, product.sums, product.sum_stride); }
 
     // sums[row][0..3] = x[row] . columns for `parts` times 16 rows, up to 4 times, each beginning anywhere; columns are
     // [inputs / 2][4][2], and inputs a multiple of 32. The sums are those of `multiply` with the factors' roles exchanged.
@@ -188,5 +212,47 @@ class Tiles {
     int rows_ = 0;
 #endif
 };
+
+#if defined(__AMX_BF16__)
+// Products that tiles compute while vectors compute something else: few instructions of either fill the processor's window.
+class TileProducts {
+   public:
+    explicit TileProducts(Tiles& tiles) : tiles_(tiles) {}
+
+    void add(const Tiles::Product& product) {
+        products_.push_back(product);
+        num_steps_ += product.inputs / Tiles::kStep;
+    }
+
+    // Done by each of `count` equal parts of the other work: as much of the products.
+    void share(int count) {
+        for (due_ += num_steps_; due_ >= count; due_ -= count) step();
+    }
+
+    // Computes what is left.
+    void finish() {
+        while (at_ < products_.size()) step();
+        products_.clear();
+        at_ = 0, due_ = 0, num_steps_ = 0;
+    }
+
+   private:
+    void step() {
+        if (at_ == products_.size()) return;
+        const Tiles::Product& product = products_[at_];
+        if (k_ == 0) tiles_.begin(product);
+        tiles_.step(product, k_);
+        k_ += Tiles::kStep;
+        if (k_ < product.inputs) return;
+        tiles_.end(product);
+        k_ = 0, at_++;
+    }
+
+    Tiles& tiles_;
+    std::vector<Tiles::Product> products_;
+    size_t at_ = 0;
+    int64_t k_ = 0, due_ = 0, num_steps_ = 0;
+};
+#endif
 
 }  // namespace radixkv

@@ -81,14 +81,12 @@ __attribute__((always_inline)) inline void add_key(const float* weights, int64_t
 
 // outputs[row] = outputs[row] * shrink[row] + weights[row] . values over VECTORS vectors of dimensions, of which `left` are there.
 template <int ROWS, int VECTORS, typename T>
-void add_weighted_part(const float* weights, int64_t stride, const T* const* values, const T* const* next, const T* const* next_keys,
-                       int count, int64_t left, int64_t dim, const float* shrink, float* outputs, int64_t output_stride) {
+void add_weighted_part(const float* weights, int64_t stride, const T* const* values, const T* const* next, int count, int64_t left, int64_t dim, const float* shrink, float* outputs, int64_t output_stride) {
     F32 total[ROWS][VECTORS];
     for (int row = 0; row < ROWS; row++)
         for (int i = 0; i < VECTORS; i++) total[row][i] = load(outputs + row * output_stride + dim + i * kLanes) * shrink[row];
     const auto add = [&](int key, F32(&to)[ROWS][VECTORS]) {
         if (next) fetch<VECTORS>(next[key] + dim);
-        if (next_keys) fetch<VECTORS>(next_keys[key] + dim);
         add_key(weights + key, stride, values[key] + dim, left, to);
     };
     if constexpr (kAsTiles<T>) {
@@ -114,22 +112,22 @@ void add_weighted_part(const float* weights, int64_t stride, const T* const* val
 }
 
 // outputs[row] = outputs[row] * shrink[row] + the sum of weights[row][key] * values[key]. Outputs are padded to whole vectors.
-// Meanwhile the next values are prefetched, and the next keys, if given, where there is time for both.
+// Meanwhile as many vectors that come `next` are prefetched.
 template <typename T, int ROWS = kRowsAtOnce>
-void add_weighted(int64_t rows, const float* weights, int64_t stride, const T* const* values, const T* const* next,
-                  const T* const* next_keys, int count, int64_t dim, const float* shrink, float* outputs, int64_t output_stride) {
+void add_weighted(int64_t rows, const float* weights, int64_t stride, const T* const* values, const T* const* next, int count, int64_t dim,
+                  const float* shrink, float* outputs, int64_t output_stride) {
     if constexpr (ROWS > 1) {
         if (rows < ROWS)
-            return add_weighted<T, ROWS - 1>(rows, weights, stride, values, next, next_keys, count, dim, shrink, outputs, output_stride);
+            return add_weighted<T, ROWS - 1>(rows, weights, stride, values, next, count, dim, shrink, outputs, output_stride);
     }
     int64_t at = 0;
     for (; at + kVectorsAtOnce * kLanes <= dim; at += kVectorsAtOnce * kLanes)
-        add_weighted_part<ROWS, kVectorsAtOnce>(weights, stride, values, next, next_keys, count, kVectorsAtOnce * kLanes, at, shrink,
+        add_weighted_part<ROWS, kVectorsAtOnce>(weights, stride, values, next, count, kVectorsAtOnce * kLanes, at, shrink,
                                                 outputs, output_stride);
     for (; at < dim; at += kLanes)
-        add_weighted_part<ROWS, 1>(weights, stride, values, next, next_keys, count, dim - at, at, shrink, outputs, output_stride);
+        add_weighted_part<ROWS, 1>(weights, stride, values, next, count, dim - at, at, shrink, outputs, output_stride);
     if (rows > ROWS)
-        add_weighted<T>(rows - ROWS, weights + ROWS * stride, stride, values, nullptr, nullptr, count, dim, shrink + ROWS,
+        add_weighted<T>(rows - ROWS, weights + ROWS * stride, stride, values, nullptr, count, dim, shrink + ROWS,
                         outputs + ROWS * output_stride, output_stride);
 }
 
