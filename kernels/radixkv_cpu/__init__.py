@@ -26,7 +26,9 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
       vocabulary.h  the likeliest tokens of a row
       panel.h       rows times a panel of 32 columns, the product that the others are made of
       tiles.h       the same product by AMX
-      running_attention.h, tile_attention.h   a task of attention, without AMX and with it
+      attention_tasks.h, task_rows.h      how attention is divided, and what all its tasks do
+      running_attention.h                 a task without AMX
+      tile_attention.h, strips.h          a task with AMX
       quantised.h   panels of integers
       xxhash.h      checksums: the xxHash library, unchanged
 

@@ -222,6 +222,29 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_rows_are_beside_it(
 
 @each_variant
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [RowKind.PROMPT, RowKind.DECODING])
+def test_a_window_within_a_range_that_follows_a_shared_block(variant: str, dtype: torch.dtype, kind: RowKind) -> None:
+    """A row's keys were grouped otherwise if a row beside it saw one more: from the range's first on, or from a 64th on."""
+    torch.manual_seed(0)
+    keys, values = (torch.randn(40, 16, 2, 64).to(dtype) for _ in range(2))
+    table = torch.randperm(40)[None].int()
+    query = 3 * torch.randn(120, 6, 64).to(dtype)
+
+    def attend(first: int, past: int) -> torch.Tensor:
+        rows = past - first
+        ranges = [(0, rows, 0, 0, 16), (0, rows, 0, 16, 162 + past)]
+        batch = PagedBatch(ranges, table, [162 + first], [rows], keys, values, 16, [RowKind.SHARED, kind])
+        return batch.attention().attend(query[first:past], keys, values, scale=0.125, window=100)
+
+    with use(variant):
+        for first, past in ((0, 2), (1, 3), (60, 62), (93, 120)):
+            together = attend(first, past)
+            for row in range(first, past):
+                assert torch.equal(attend(row, row + 1), together[row - first : row - first + 1]), (row, first, past)
+
+
+@each_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_a_prompts_row_is_the_same_to_the_last_bit_however_the_prompt_is_cut(

@@ -9,11 +9,12 @@
 
 namespace radixkv {
 
-// Query rows of a task, heads folded in. With AMX the more rows, the fewer times keys are packed for the same time of products.
+// Query rows of a task, heads folded in. Keys are packed for each task, which matters more where products are fast.
 template <typename T>
 constexpr int kTileRows = kAsTiles<T> ? 384 : 192;
+constexpr int64_t kShortRows = 192;  // ranges with no more rows are divided into chunks, or there would be too few tasks
 constexpr int kFewRows = 32;     // a task with no more rows is for all heads: reading its keys takes most of the time
-constexpr int64_t kChunk = 256;  // keys of a task with few rows
+constexpr int64_t kChunk = 256;  // keys of a task with few rows, and of a part of all softmaxes
 constexpr int64_t kLongChunk = 2048;  // keys of a prompt's task; a multiple of kChunk
 constexpr int64_t kMostDrafted = 32;  // most rows of a decoding range: each is computed as if it were the only one
 
@@ -69,12 +70,15 @@ Work divide(const Attention& call) {
             const int64_t row_stop = std::min(row + tile, call.row_stop[range]);
             const int64_t stride = (row_stop - row) * group;
             const bool few = stride <= kFewRows, unpacked = is_unpacked<T>(call, range, stride, group);
-            const int64_t chunk = few || call.row_stop[range] - call.row_start[range] <= std::max(tile, kMostDrafted) ? kChunk : kLongChunk;
+            const int64_t chunk = few || call.row_stop[range] - call.row_start[range] <= std::max(kShortRows / group, kMostDrafted) ? kChunk : kLongChunk;
             const auto [lowest, highest] = std::minmax_element(call.positions + row, call.positions + row_stop);
             const int64_t stop = std::min(call.key_stop[range], *highest + 1);
             int64_t start = call.key_start[range];
-            // From a multiple of 64 on, so that keys are taken in the same groups of 64 whatever rows are beside a row.
-            if (call.window) start = std::max(start, (*lowest + 1 - call.window) / kKeys * kKeys);
+            if (const int64_t seen = *lowest + 1 - call.window; call.window && seen > start) {
+                // A chunk's keys are taken in the same groups of 64 whatever rows are beside a row.
+                const int64_t first_group = std::max(start, seen / kChunk * kChunk);
+                start = first_group + (seen - first_group) / kKeys * kKeys;
+            }
             if (start >= stop) continue;
             const int64_t first_chunk = start / chunk, num_chunks = (stop - 1) / chunk - first_chunk + 1;
             const bool is_whole =

@@ -55,8 +55,8 @@ void pack_keys(const T* const* keys, const T* const* next, int count, int64_t di
     }
 }
 
-// `count` values into panels of 32 dimensions: [panels][most_keys][32], by pairs of keys in bfloat16. Values that are missing in 32
-// successive ones become zeros.
+// `count` values into panels of 32 dimensions: [panels][most_keys][32], by pairs of keys in bfloat16. Up to a multiple of 32 keys,
+// missing ones become zeros.
 inline void pack_values(const float* const* values, const float* const* next, int count, int64_t dim, int64_t most_keys, float* panels) {
     for (int64_t column = 0; column < padded(dim); column += kPanel) {
         float* to = panels + column * most_keys;

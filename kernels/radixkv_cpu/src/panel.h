@@ -204,8 +204,6 @@ class PanelProduct {
         }
     }
 
-    Tiles& tiles() { return tiles_; }
-
     // Rows of a block: the fewest blocks that fit the registers, as equal as possible.
     static int64_t rows_at_once(int64_t rows) {
         if (kAsTiles<T>) return Tiles::kBlock;

@@ -14,8 +14,8 @@ namespace radixkv {
 template <typename T>
 class RunningAttention : TaskRows<T> {
     using Rows = TaskRows<T>;
-    using Rows::call_, Rows::clear, Rows::find, Rows::find_slots, Rows::key_dim_, Rows::partials_of, Rows::query_of, Rows::rows_of,
-        Rows::rows_of_all_, Rows::seen_, Rows::softmax_, Rows::value_dim_;
+    using Rows::call_, Rows::clear, Rows::find, Rows::find_next_slots, Rows::find_slots, Rows::key_dim_, Rows::next_head, Rows::partials_of,
+        Rows::query_of, Rows::rows_of, Rows::rows_of_all_, Rows::seen_, Rows::softmax_, Rows::value_dim_;
 
    public:
     explicit RunningAttention(const Attention& call)
@@ -47,13 +47,10 @@ class RunningAttention : TaskRows<T> {
             const int64_t chunk_stop = std::min((first / kChunk + 1) * kChunk, task.key_stop);
             past = std::min(first + kKeys, chunk_stop);
             std::memcpy(slots, next, sizeof slots);
-            if (following && past == task.key_stop)
-                find_slots(*following, following->key_start, next);
-            else
-                find_slots(task, past, next);
+            find_next_slots(task, past, following, next);
             for (int64_t head = task.head_start; head < task.head_stop; head++)
-                attend(slots, next, head, first, int(past - first), num_rows, task.unpacked, query_of(task, head),
-                       has_chunks ? chunk() : partials_of(task, head, partials));
+                attend(slots, next, head, next_head(task, head, past, following), first, int(past - first), num_rows, task.unpacked,
+                       query_of(task, head), has_chunks ? chunk() : partials_of(task, head, partials));
             if (has_chunks && past == chunk_stop) {
                 add_partials(num_rows, value_dim_, chunk(), partials_of(task, task.head_start, partials));
                 clear(chunk(), num_rows);
@@ -65,13 +62,13 @@ class RunningAttention : TaskRows<T> {
     Partials chunk() const { return {chunk_outputs_.get(), chunk_maxima_.get(), chunk_totals_.get()}; }
 
     // All rows over up to 64 keys of one head.
-    void attend(const int64_t* slots, const int64_t* next, int64_t head, int64_t first, int count, int64_t num_rows, bool unpacked,
-                const T* query, const Partials& to) {
+    void attend(const int64_t* slots, const int64_t* next, int64_t head, int64_t next_head, int64_t first, int count, int64_t num_rows,
+                bool unpacked, const T* query, const Partials& to) {
         const T *keys[kKeys], *values[kKeys], *next_keys[kKeys], *next_values[kKeys];
         find(call_.keys, call_.key_dim, head, slots, kKeys, keys);
-        find(call_.keys, call_.key_dim, head, next, kKeys, next_keys);
+        find(call_.keys, call_.key_dim, next_head, next, kKeys, next_keys);
         find(call_.values, call_.value_dim, head, slots, kKeys, values);
-        find(call_.values, call_.value_dim, head, next, kKeys, next_values);
+        find(call_.values, call_.value_dim, next_head, next, kKeys, next_values);
         if (unpacked && !kAsPairs<T>) {
             for (int at = 0; at < count; at += kLanes)
                 dots<T>(num_rows, query, key_dim_, keys + at, next_keys + at, call_.key_dim, scores_.get() + at, kKeys);
@@ -91,10 +88,9 @@ class RunningAttention : TaskRows<T> {
     // are skipped. Values are packed, unless `values` points to them.
     void attend_band(int64_t first_row, int64_t num_rows, int64_t first, int count, const T* query, const T* const* values,
                      const T* const* next_values, const Partials& to) {
-        int64_t low = kKeys, high = 0;
-        for (const Seen* row = &seen_[first_row]; row < &seen_[first_row] + num_rows; row++)
-            low = std::min(low, row->start - first), high = std::max(high, row->stop - first);
-        const int start = int(std::max<int64_t>(low, 0) / kPanel * kPanel), stop = int(std::min<int64_t>(high, count));
+        const Seen all = seen_by_any(&seen_[first_row], num_rows);
+        const int start = int(std::clamp<int64_t>(all.start - first, 0, kKeys) / kPanel * kPanel);
+        const int stop = int(std::min<int64_t>(all.stop - first, count));
         if (start >= stop) return;
         for (int key = start; key < stop; key += kPanel)
             product_.multiply(num_rows, query, key_dim_, keys_.get() + key * key_dim_, key_dim_, scores_.get() + key, kKeys);

@@ -1,6 +1,6 @@
-// A running softmax (Milakov and Gimelshein 2018) of scores that come 64 keys at a time.
+// Softmaxes: running ones (Milakov and Gimelshein 2018) of scores that come 64 keys at a time, and whole ones, which are added.
 //
-// It is kept in powers of two: a weight is 2^(score * factor - maximum), so that scaling a score, subtracting the maximum and
+// They are kept in powers of two: a weight is 2^(score * factor - maximum), so that scaling a score, subtracting the maximum and
 // changing the base are one instruction. Maxima are such exponents, too.
 #pragma once
 
@@ -18,6 +18,13 @@ constexpr float kLog2E = 1.44269504088896341f;
 struct Seen {
     int64_t start = 0, stop = 0;
 };
+
+// The keys between the first and the last that any of some rows sees.
+inline Seen seen_by_any(const Seen* rows, int64_t num_rows) {
+    Seen all = rows[0];
+    for (int64_t row = 1; row < num_rows; row++) all = {std::min(all.start, rows[row].start), std::max(all.stop, rows[row].stop)};
+    return all;
+}
 
 // By how much a sum of softmaxes, and the next part, shrink when the part is added: the greater maximum stays, so one of them
 // is 1.
@@ -67,9 +74,9 @@ inline void add_partials(int64_t num_rows, int64_t value_dim, const Partials& pa
     }
 }
 
-class RunningSoftmax {
+class Softmax {
    public:
-    explicit RunningSoftmax(const Attention& call)
+    explicit Softmax(const Attention& call)
         : scale_(call.scale),
           softcap_(call.softcap),
           // A maximum is found among unscaled scores, whose order a scale below 0 would reverse.
@@ -104,9 +111,9 @@ class RunningSoftmax {
         return shrink;
     }
 
-#if defined(__AVX512BF16__)
-    // The whole softmax of up to `kLanes` rows: of keys `start` to `stop`, multiples of 32, of the `count` from `first` on. Scores and
-    // weights of rows are so many numbers apart. After each row, something else is done `meanwhile`.
+#if defined(__AMX_BF16__)
+    // The whole softmax of up to `kLanes` rows: of keys `start` to `stop`, multiples of 32, of the `count` from `first` on. The
+    // strides are between rows. After each row, something else is done `meanwhile`.
     template <typename Meanwhile>
     void weigh_all(const Seen* seen, int num_rows, int64_t first, int count, int start, int stop, float* scores, int64_t score_stride,
                    BF16* weights, int64_t weight_stride, float* maxima, float* totals, Meanwhile meanwhile) const {

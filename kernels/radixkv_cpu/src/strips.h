@@ -1,8 +1,8 @@
 // Attention of rows over packed keys by AMX tiles: up to 256 keys at a time, by strips of 32 rows.
 //
 // A strip's softmax is that of all these keys, so its outputs are sums of tiles from 0 on, which are added to those of other
-// keys once. Tiles have little to do by themselves: waiting for what they have loaded or stored takes longer than their products. So the
-// steps of neighbouring strips overlap, and after every row of weights some tile instructions follow.
+// keys once. Tile instructions are mostly waiting, for what they load or for each other: so the steps of neighbouring strips
+// overlap, and some tile instructions follow every row of weights.
 //
 //     tiles:     scores 0 | scores 1  | outputs 0, scores 2 | outputs 1, scores 3 | ...
 //     vectors:            | weights 0 | weights 1           | weights 2           | ...
@@ -20,7 +20,7 @@ namespace radixkv {
 #if defined(__AMX_BF16__)
 class Strips {
    public:
-    Strips(const Attention& call, const RunningSoftmax& softmax, Tiles& tiles)
+    Strips(const Attention& call, const Softmax& softmax, Tiles& tiles)
         : call_(call),
           key_dim_(padded(call.key_dim)),
           value_dim_(padded(call.value_dim)),
@@ -42,7 +42,7 @@ class Strips {
         Strip before{}, strip = strip_at(0, seen, num_rows, first);
         compute_scores(strip, query);
         products_.finish();
-        for (; strip.num_rows > 0;) {
+        while (strip.num_rows > 0) {
             const Strip next = strip_at(strip.row + kRows, seen, num_rows, first);
             compute_outputs(before);
             compute_scores(next, query);
@@ -63,7 +63,7 @@ class Strips {
 
     struct Strip {
         int64_t row, num_rows;
-        int start, stop;  // of the keys that any row sees, in whole panels
+        int start, stop;  // of the keys that any row sees, in whole panels; the same if there is none
     };
 
     // What belongs to every second strip.
@@ -79,11 +79,12 @@ class Strips {
     Buffer& buffer(const Strip& strip) { return buffers_[strip.row / kRows % 2]; }
 
     Strip strip_at(int64_t row, const Seen* seen, int64_t num_rows, int64_t first) const {
-        int64_t low = count_, high = 0;
-        const int64_t end = std::min(row + kRows, num_rows);
-        for (int64_t i = row; i < end; i++) low = std::min(low, seen[i].start - first), high = std::max(high, seen[i].stop - first);
-        const int64_t start = std::max<int64_t>(low, 0) / kPanel * kPanel, stop = padded(std::min<int64_t>(high, count_));
-        return {row, std::max<int64_t>(end - row, 0), int(start), int(std::max(start, stop))};
+        Strip strip{row, std::clamp<int64_t>(num_rows - row, 0, kRows), 0, 0};
+        if (strip.num_rows == 0) return strip;
+        const Seen all = seen_by_any(seen + row, strip.num_rows);
+        const int64_t low = std::max<int64_t>(all.start - first, 0), high = std::min<int64_t>(all.stop - first, count_);
+        if (low < high) strip.start = int(low / kPanel * kPanel), strip.stop = int(padded(high));
+        return strip;
     }
 
     void compute_scores(const Strip& strip, const BF16* query) {
@@ -119,7 +120,7 @@ class Strips {
 
     const Attention& call_;
     const int64_t key_dim_, value_dim_;
-    const RunningSoftmax& softmax_;
+    const Softmax& softmax_;
     TileProducts products_;
     Scratch<BF16> keys_, values_;
     Buffer buffers_[2];

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "attention_tasks.h"
@@ -29,8 +28,8 @@ class TaskRows {
           maxima_(rows_of_all_),
           totals_(rows_of_all_) {}
 
-    // Computes the task's partial results by `attend`, which adds each head's to what its argument has from its `num_rows` rows; and
-    // if the task `is_whole`, the output of its rows.
+    // Has `attend` compute partial results, which are those of no keys when it is called. If the task `is_whole`, these are not
+    // `shared`, and the output of its rows is written.
     template <typename Attend>
     void run(const Task& task, const Partials& shared, Attend attend) {
         const Partials partials = task.is_whole ? Partials{outputs_.get(), maxima_.get(), totals_.get()} : shared;
@@ -74,13 +73,27 @@ class TaskRows {
         }
     }
 
+    // Those of the keys that are read after those before `past`, of this task or of the `following` one, if any.
+    void find_next_slots(const Task& task, int64_t past, const Task* following, int64_t* slots) const {
+        if (following && past == task.key_stop)
+            find_slots(*following, following->key_start, slots);
+        else
+            find_slots(task, past, slots);
+    }
+
+    // Of which head they are read when this one's have been.
+    static int64_t next_head(const Task& task, int64_t head, int64_t past, const Task* following) {
+        const bool is_single = following && following->head_stop - following->head_start == 1;
+        return is_single && past == task.key_stop ? following->head_start : head;
+    }
+
     void find(const void* cache, int64_t dim, int64_t head, const int64_t* slots, int count, const T** to) const {
         for (int i = 0; i < count; i++) to[i] = static_cast<const T*>(cache) + (slots[i] * call_.num_kv_heads + head) * dim;
     }
 
     const Attention& call_;
     const int64_t group_, rows_of_all_, key_dim_, value_dim_;
-    const RunningSoftmax softmax_;
+    const Softmax softmax_;
     Scratch<T> query_;
     std::vector<Seen> seen_;
 

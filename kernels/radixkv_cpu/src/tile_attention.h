@@ -1,13 +1,15 @@
 // Attention by AMX tiles. The softmax of up to 256 keys, a chunk, is computed at once, of few rows as of many.
 //
 // Few rows, of all heads, are columns of a narrow tile: keys are multiplied by them as they lie in memory, and values without tiles. More
-// rows are computed by strips.h.
+// rows are computed by strips.h, with the same results, except that tiles take values below 2^-126 for zero.
 #pragma once
 
 #include <algorithm>
+#include <iterator>
 
 #include "strips.h"
 #include "task_rows.h"
+#include "tile_columns.h"
 #include "unpacked.h"
 
 namespace radixkv {
@@ -42,60 +44,42 @@ class TileAttention : TaskRows<BF16> {
             const int count = int(past - first);
             int found = 0;
             for (; found < count; found += kKeys) find_slots(task, first + found, slots + found);
-            if (following && past == task.key_stop)
-                find_slots(*following, following->key_start, slots + found);
-            else
-                find_slots(task, past, slots + found);
+            find_next_slots(task, past, following, slots + found);
             for (int64_t head = task.head_start; head < task.head_stop; head++) {
-                find(call_.keys, call_.key_dim, head, slots, found + kKeys, keys);
-                find(call_.values, call_.value_dim, head, slots, found + kKeys, values);
+                const int64_t next = next_head(task, head, past, following);
+                find(call_.keys, call_.key_dim, head, slots, found, keys);
+                find(call_.keys, call_.key_dim, next, slots + found, kKeys, keys + found);
+                find(call_.values, call_.value_dim, head, slots, found, values);
+                find(call_.values, call_.value_dim, next, slots + found, kKeys, values + found);
                 strips_.pack(keys, values, count);
                 strips_.attend(seen_.data(), rows_of(task), first, query_of(task, head), partials_of(task, head, partials));
             }
         }
     }
 
-    // 64 keys of all heads, which are neighbours in memory, then the next 64, and once the softmax is known, values likewise. What is
-    // read next is prefetched.
+    // One chunk of keys. Keys of all heads are neighbours in memory: first all scores are computed, 64 keys at a time, then the softmaxes,
+    // then values are added likewise. What is read next is prefetched.
     void run_columns(const Task& task, const Task* following, const Partials& partials) {
-        const int64_t num_rows = rows_of(task), first = task.key_start;
-        const int count = int(task.key_stop - first);
-        const Task& next_task = following ? *following : task;
-        int64_t slots[kChunk], next_slots[kKeys];
-        for (int at = 0; at < count; at += kKeys) find_slots(task, first + at, slots + at);
-        find_slots(next_task, next_task.key_start, next_slots);
+        const int count = int(task.key_stop - task.key_start);
+        int64_t slots[kChunk], next[kKeys];
+        for (int at = 0; at < count; at += kKeys) find_slots(task, task.key_start + at, slots + at);
         for (int64_t head = task.head_start; head < task.head_stop; head++)
-            pack_columns(num_rows, query_of(task, head), key_dim_, columns(head));
+            pack_columns(rows_of(task), query_of(task, head), key_dim_, columns(head));
         for (int at = 0; at < count; at += kKeys) {
             if (at + kKeys < count)
-                fetch(call_.keys, call_.key_dim, slots + at + kKeys);
+                prefetch(call_.keys, call_.key_dim, slots + at + kKeys, std::min(kKeys, count - at - kKeys));
             else
-                fetch(call_.values, call_.value_dim, slots);
+                prefetch(call_.values, call_.value_dim, slots, std::min(kKeys, count));
             for (int64_t head = task.head_start; head < task.head_stop; head++)
-                score(slots + at, head, first + at, std::min(kKeys, count - at), columns(head), sums(head) + at * kTileColumns);
+                score(slots + at, head, task.key_start + at, std::min(kKeys, count - at), columns(head), sums(head) + at * kTileColumns);
         }
-        for (int64_t head = task.head_start; head < task.head_stop; head++) {
-            for (int at = 0; at < count; at += kLanes) unpack_columns(sums(head) + at * kTileColumns, num_rows, scores_.get() + at, kChunk);
-            const Partials to = partials_of(task, head, partials);
-            softmax_.weigh_all(seen_.data(), int(num_rows), first, count, 0, int(padded(count)), scores_.get(), kChunk, rounded_.get(), kChunk,
-                               to.maxima, to.totals, [] {});
-            for (int64_t row = 0; row < num_rows; row++)
-                for (int64_t at = row * kChunk; at < row * kChunk + count; at += kLanes) store(weights(head) + at, load(rounded_.get() + at));
-        }
-        const float unchanged[kTileColumns] = {1, 1, 1, 1};
-        for (int at = 0; at < count; at += kKeys) {
-            const bool is_last = at + kKeys >= count;
-            for (int64_t head = task.head_start; head < task.head_stop; head++) {
-                const BF16 *values[kKeys], *next[kKeys];
-                find(call_.values, call_.value_dim, head, slots + at, kKeys, values);
-                if (is_last)
-                    find(call_.keys, call_.key_dim, head, next_slots, kKeys, next);
-                else
-                    find(call_.values, call_.value_dim, head, slots + at + kKeys, kKeys, next);
-                add_weighted<BF16>(num_rows, weights(head) + at, kChunk, values, next, std::min(kKeys, count - at), call_.value_dim, unchanged,
-                                   partials_of(task, head, partials).outputs, value_dim_);
-            }
-        }
+        for (int64_t head = task.head_start; head < task.head_stop; head++)
+            weigh(rows_of(task), task.key_start, count, head, partials_of(task, head, partials));
+        if (following) find_slots(*following, following->key_start, next);
+        for (int at = 0; at < count; at += kKeys)
+            for (int64_t head = task.head_start; head < task.head_stop; head++)
+                add_values(slots + at, following ? next : nullptr, head, count - at, weights(head) + at, rows_of(task),
+                           partials_of(task, head, partials).outputs);
     }
 
     // Of a head's queries, scores and weights.
@@ -103,10 +87,10 @@ class TileAttention : TaskRows<BF16> {
     float* sums(int64_t head) const { return sums_.get() + head * kTileColumns * kChunk; }
     float* weights(int64_t head) const { return weights_.get() + head * kTileColumns * kChunk; }
 
-    // All heads' keys or values of 64 slots, into the second-level cache.
-    void fetch(const void* cache, int64_t dim, const int64_t* slots) const {
+    // All heads' keys or values of some slots, into the second-level cache.
+    void prefetch(const void* cache, int64_t dim, const int64_t* slots, int count) const {
         const int64_t bytes = call_.num_kv_heads * dim * int64_t(sizeof(BF16));
-        for (int i = 0; i < kKeys; i++)
+        for (int i = 0; i < count; i++)
             for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(cache) + slots[i] * bytes + at, 0, 2);
     }
 
@@ -121,6 +105,31 @@ class TileAttention : TaskRows<BF16> {
         for (int at = 0; at < count; at += kLanes) parts[at / kLanes] = in_place ? keys[at] : copied_keys_.get() + at * key_dim_;
         const int64_t stride = in_place ? call_.num_kv_heads * key_dim_ : key_dim_;
         tiles_.multiply_columns((count + kLanes - 1) / kLanes, parts, stride, columns, key_dim_, sums);
+    }
+
+    // Weights out of the sums of a head's columns, rounded as tiles would get them.
+    void weigh(int64_t num_rows, int64_t first, int count, int64_t head, const Partials& to) {
+        for (int at = 0; at < count; at += kLanes) unpack_columns(sums(head) + at * kTileColumns, num_rows, scores_.get() + at, kChunk);
+        softmax_.weigh_all(seen_.data(), int(num_rows), first, count, 0, int(padded(count)), scores_.get(), kChunk, rounded_.get(), kChunk,
+                           to.maxima, to.totals, [] {});
+        for (int64_t row = 0; row < num_rows; row++)
+            for (int64_t at = row * kChunk; at < row * kChunk + count; at += kLanes) store(weights(head) + at, load(rounded_.get() + at));
+    }
+
+    // Adds up to 64 of the `count` values that are left. What is read next is prefetched: more values, or the keys of `next_slots`, if any.
+    void add_values(const int64_t* slots, const int64_t* next_slots, int64_t head, int count, const float* weights, int64_t num_rows,
+                    float* outputs) const {
+        constexpr float kUnchanged[] = {1, 1, 1, 1};
+        static_assert(std::size(kUnchanged) == kTileColumns);
+        const bool has_more = count > kKeys;
+        const BF16 *values[kKeys], *next[kKeys];
+        find(call_.values, call_.value_dim, head, slots, kKeys, values);
+        if (has_more)
+            find(call_.values, call_.value_dim, head, slots + kKeys, kKeys, next);
+        else if (next_slots)
+            find(call_.keys, call_.key_dim, head, next_slots, kKeys, next);
+        add_weighted<BF16>(num_rows, weights, kChunk, values, has_more || next_slots ? next : nullptr, std::min(kKeys, count), call_.value_dim,
+                           kUnchanged, outputs, value_dim_);
     }
 
     Tiles tiles_;

@@ -67,7 +67,8 @@ class Tiles {
         end(product);
     }
 
-    // The parts of a product, so that something else can be done between: its beginning, `kStep` inputs from `k` on, and its end.
+    // The parts of a product, so that other instructions can come between: its beginning, `kStep` inputs from `k` on, and its end. Until
+    // then, tiles 0 to 3 are its sums.
     void begin(const Product& product) {
         configure(product.rows);
         load_sums(product.rows, product.sums, product.sum_stride, product.add);
@@ -214,7 +215,8 @@ class Tiles {
 };
 
 #if defined(__AMX_BF16__)
-// Products that tiles compute while vectors compute something else: few instructions of either fill the processor's window.
+// Products of which a few instructions at a time come between those of other work. A processor looks only some hundred instructions ahead:
+// one behind the other, neither would be computed while the other waits.
 class TileProducts {
    public:
     explicit TileProducts(Tiles& tiles) : tiles_(tiles) {}
@@ -224,7 +226,7 @@ class TileProducts {
         num_steps_ += product.inputs / Tiles::kStep;
     }
 
-    // Done by each of `count` equal parts of the other work: as much of the products.
+    // Computes the share of the products that belongs to one of `count` equal parts of the other work.
     void share(int count) {
         for (due_ += num_steps_; due_ >= count; due_ -= count) step();
     }
