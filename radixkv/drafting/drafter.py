@@ -93,7 +93,7 @@ class Drafter(ABC):
     if it raises, or guesses ids outside the vocabulary or more than asked, that draft is dropped.
 
     Attributes:
-        source: its name in metrics; a subclass sets it.
+        source: its name in metrics, which no other drafter has; a subclass sets it.
     """
 
     source: ClassVar[str]

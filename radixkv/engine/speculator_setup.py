@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from radixkv.cache import PrefixCache
@@ -37,7 +38,7 @@ def make_speculator(
 
     Raises:
         TypeError: a drafter is not a `Drafter`.
-        ValueError: a drafter has no name.
+        ValueError: a drafter has no name, or that of another one.
     """
     speculation = config.speculation
     if speculation is None or index is None:
@@ -47,8 +48,12 @@ def make_speculator(
             raise TypeError(f"drafters: expected objects of subclasses of Drafter, got {drafter!r:.80}")
         if not isinstance(getattr(drafter, "source", None), str):
             raise ValueError(f"drafters: expected a drafter with a string as its source, got {drafter!r:.80}")
+    all_drafters = [*speculation.drafters, *drafters(cache, index)]
+    source, count = Counter(drafter.source for drafter in all_drafters).most_common(1)[0]
+    if count > 1:  # what is learned of one would be applied to the other
+        raise ValueError(f"drafters: expected each drafter to have a source of its own, got {count} with {source!r}")
     return Speculator(
-        [*speculation.drafters, *drafters(cache, index)],
+        all_drafters,
         blocks,
         max_tokens=speculation.num_speculative_tokens,
         max_rows=_MAX_DRAFTS_PER_SEQUENCE * config.max_num_seqs,
