@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -236,28 +236,31 @@ class GrammarCompiler:
         tokenizer = self._prepared_tokenizer()  # first: it raises if llguidance is not installed
         content = "" if spec is None else spec.grammar()
         matcher = _matcher(tokenizer, content if frame is None else framed(frame, content, self._schema_refusal))
-        reason = _refusal(matcher)
+        schemas = [] if spec is None else spec.schemas()
+        reason = _refusal(matcher) or self._refusal_of_patterns(schemas)
         if reason is not None:
             name = "tools: their calls" if spec is None else f"structured_outputs: {spec.kind}"
-            schemas = [] if spec is None else spec.schemas()
             raise ValueError(f"{name} cannot be followed: {locate_refusal(schemas, reason)}")
         return GrammarState(matcher, tokenizer.vocab_size, self._shared, GrammarBudget())
 
     def _refusal_of_schema(self, text: str) -> str | None:
-        """Why a schema, as JSON, is refused; None: it is not.
+        """Why a schema, as JSON, is refused; None: it is not."""
+        schema = json.loads(text)
+        return _refusal(_matcher(self._prepared_tokenizer(), _grammar_of_schema(schema))) or self._refusal_of_patterns(
+            [schema]
+        )
 
-        Each pattern is also tried by itself, because its cost shows only once its string has begun.
-        """
-        tokenizer, schema = self._prepared_tokenizer(), json.loads(text)
-        reason = _refusal(_matcher(tokenizer, _grammar_of_schema(schema)))
-        for pattern in dict.fromkeys(patterns_of(schema)):
-            if reason is not None:
-                break
+    def _refusal_of_patterns(self, schemas: Iterable[Any]) -> str | None:
+        """Why a pattern in these schemas is refused; each is tried, because its cost shows only once its string has begun."""
+        tokenizer = self._prepared_tokenizer()
+        for pattern in dict.fromkeys(pattern for schema in schemas for pattern in patterns_of(schema)):
             matcher = _matcher(tokenizer, _grammar_of_schema({"type": "string", "pattern": pattern}))
             matcher.consume_tokens(tokenizer.tokenize_str('"'))
             matcher.compute_bitmask()
             reason = _refusal(matcher)
-        return reason
+            if reason is not None:
+                return reason
+        return None
 
 
 def _grammar_of_schema(schema: Any) -> str:

@@ -220,6 +220,20 @@ def test_a_grammar_whose_lexer_explodes_is_refused(llm: LLM) -> None:
     llm.engine.grammars.compile(StructuredOutputsParams(json={"type": "object", "properties": properties}))
 
 
+@pytest.mark.parametrize("kind", ["json", "structural_tag"])
+def test_a_pattern_that_takes_too_much_work_is_found_before_the_answer_begins(llm: LLM, kind: str) -> None:
+    """The answer failed where the pattern's string began."""
+    value = {"type": "string", "pattern": "a?" * 4000 + "a" * 100}
+    schema = {"type": "object", "properties": {"a": value}, "required": ["a"]}
+    structure = {"begin": "<call>", "schema": schema, "end": "</call>"}
+    tag = {"structures": [structure], "triggers": ["<call>"]}
+    options: Any = {"json": schema} if kind == "json" else {"structural_tag": json.dumps(tag)}
+    with pytest.raises(
+        ValueError, match=f"structured_outputs: {kind} cannot be followed: its regular expressions take too"
+    ):
+        llm.engine.grammars.compile(StructuredOutputsParams(**options))
+
+
 def is_digits(text: str) -> bool:
     return re.fullmatch("[0-9]{6}", text) is not None
 
