@@ -123,7 +123,13 @@ class Engine:
         recorder = None if config.record_trace is None else TraceRecorder(Path(config.record_trace), block_size)
         self._requests = UnfinishedRequests(self.cache, self.scheduler, recorder)
         self.grammars = GrammarCompiler(loaded)
-        self.capacity = Capacity(self.pool.num_blocks, block_size, config.max_num_seqs, config.max_num_batched_tokens)
+        self.capacity = Capacity(
+            self.pool.num_blocks,
+            block_size,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            self._runner.num_logits,
+        )
         self.request_factory = RequestFactory(loaded, config, self.capacity, self.grammars)
         # Text of a single token, for log-probabilities.
         self.decode_token = token_decoder(loaded.tokenizer)

@@ -12,7 +12,7 @@ from radixkv.prompts import Prompt, encode_bad_words
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
-from radixkv.scheduling.request_validation import Capacity, validate_capacity, validate_prompt
+from radixkv.scheduling.request_validation import Capacity, validate_capacity, validate_logits, validate_prompt
 
 
 class RequestFactory:
@@ -50,7 +50,7 @@ class RequestFactory:
         Raises:
             ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is not a whole number,
                 ``tenant`` is not a string, no answer can satisfy ``structured_outputs``, or the prompt's ``resume`` does not
-                belong to this request.
+                belong to this request, or something needs logits that the model does not compute.
             PromptTooLongError: the prompt leaves no room for a token in the model's length.
             RequestTooLargeError: more sequences, or blocks for several of them, than there are.
         """
@@ -85,6 +85,7 @@ class RequestFactory:
             grammar=None if params.structured_outputs is None else self.grammars.compile(params.structured_outputs),
         )
         validate_capacity(request, self._capacity)
+        validate_logits(request, self._capacity.num_logits)
         if prompt.resume:
             resume_sequences(request, prompt.resume, loaded.tokenizer, loaded.vocab_size)
         return request

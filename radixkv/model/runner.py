@@ -53,6 +53,9 @@ class ModelRunner:
     Raises:
         UnsupportedModelError: the model does not call the attention interface, or calls it in a way that blocks cannot serve;
             it has heads that no kernel for its GPU takes; or its layers must be compiled and cannot be.
+
+    Attributes:
+        num_logits: of a row.
     """
 
     def __init__(self, loaded: LoadedModel, enable_torch_compile: bool = False, must_compile: bool = True) -> None:
@@ -72,7 +75,7 @@ class ModelRunner:
         self._native_layers: dict[int, DecoderLayers] = {}
         # By layer index, in the order of the pool's layers.
         self._layers: dict[int, AttentionLayer] = {}
-        self._vocab_size = 0  # the width of its logits, known after the probe
+        self.num_logits = 0
         self._checked: set[tuple[int, torch.dtype]] = set()
         self._layer_of: dict[int, int] = {}
 
@@ -149,7 +152,7 @@ class ModelRunner:
         }
         layers = [replace(layer, rotary_dim=rotary_dims.get(index)) for index, layer in self._layers.items()]
         with self._on_device():
-            check_kernels(layers, block_size, self._dtype, cache_dtype, self._device, self._vocab_size)
+            check_kernels(layers, block_size, self._dtype, cache_dtype, self._device, self.num_logits)
         self._checked.add((block_size, cache_dtype))
 
     @torch.inference_mode()
@@ -340,7 +343,7 @@ class ModelRunner:
             watch_chains(self._model) as chains,
         ):
             logits = self._forward(tokens, positions, positions[1:2], None)
-        self._vocab_size = logits.shape[1]
+        self.num_logits = logits.shape[1]
         if not called:
             raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
         if last is not None and last == [*called][-1] and logits.isfinite().all():

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from radixkv.cache.tokens import MAX_TOKEN_ID
 from radixkv.errors import PromptTooLongError, RequestTooLargeError
-from radixkv.sampling_params import BeamSearchParams
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     from radixkv.scheduling.request import Request  # imports torch, which an ingress does without
@@ -29,12 +29,14 @@ class Capacity:
         block_size: tokens of each.
         max_num_seqs: sequences side by side.
         max_num_batched_tokens: tokens of a step.
+        num_logits: tokens that can be generated, from 0 on: fewer than the vocabulary where the output head is narrower.
     """
 
     num_blocks: int
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    num_logits: int
 
 
 def validate_prompt(
@@ -91,6 +93,32 @@ def validate_token_ids(token_ids: Sequence[int] | NDArray[np.int32], vocab_size:
 
 def _refuse_id(token_id: int, vocab_size: int) -> NoReturn:
     raise ValueError(f"prompt_token_ids: {token_id} is outside the vocabulary of {vocab_size} tokens")
+
+
+def validate_logits(request: Request, num_logits: int) -> None:
+    """Reject what needs logits that the model does not compute.
+
+    Args:
+        num_logits: as `Capacity` has it.
+
+    Raises:
+        ValueError: none of the allowed tokens has one, or a token of the prompt whose log-probability is wanted.
+    """
+    params = request.params
+    if not isinstance(params, SamplingParams):
+        return
+    if params.allowed_token_ids is not None and min(params.allowed_token_ids) >= num_logits:
+        raise ValueError(
+            f"allowed_token_ids: expected one of the {num_logits} tokens that the model can generate, "
+            f"got {params.allowed_token_ids!r:.80}"
+        )
+    if params.prompt_logprobs is None:
+        return
+    highest = int(request.prompt_token_ids[1:].max(initial=0))  # the first token gets no log-probability
+    if highest >= num_logits:
+        raise ValueError(
+            f"prompt_logprobs: the model has log-probabilities of {num_logits} tokens, and the prompt has token {highest}"
+        )
 
 
 def validate_capacity(request: Request, capacity: Capacity) -> None:

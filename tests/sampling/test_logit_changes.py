@@ -125,6 +125,24 @@ def test_tokens_beyond_a_narrower_output_head_change_no_logit() -> None:
     assert torch.equal(logits, expected)
 
 
+def test_what_needs_logits_beyond_a_narrower_output_head_is_refused() -> None:
+    """Token 0 used to be drawn where no allowed token has a logit, and a prompt's log-probabilities failed their step."""
+    model = build("llama", SUPPORTED["llama"])
+    model.lm_head = torch.nn.Linear(model.config.hidden_size, 100, bias=False)
+    llm = LLM(model, tokenizer=make_tokenizer(""), num_blocks=10)
+    prompt = {"prompt_token_ids": [5, 120, 99]}
+    with pytest.raises(ValueError, match=r"allowed_token_ids: expected one of the 100 tokens .* got \[100, 120\]"):
+        llm.generate(prompt, SamplingParams(allowed_token_ids=[100, 120]), use_tqdm=False)
+    with pytest.raises(
+        ValueError, match=r"prompt_logprobs: the model has .* of 100 tokens, and the prompt has token 120"
+    ):
+        llm.generate(prompt, SamplingParams(prompt_logprobs=1), use_tqdm=False)
+    # The first token of a prompt gets none.
+    params = SamplingParams(max_tokens=1, prompt_logprobs=1, allowed_token_ids=[7, 120])
+    (output,) = llm.generate({"prompt_token_ids": [120, 99]}, params, use_tqdm=False)
+    assert output.outputs[0].token_ids == [7]
+
+
 class _CountingOps(TorchDispatchMode):
     num_ops = 0
 
