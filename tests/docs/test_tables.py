@@ -98,6 +98,10 @@ def experts_against_vllm() -> str:
     return against_vllm_on_one_processor("against-vllm-experts-amd", "mixture of experts", "{:.2f}")
 
 
+def experts_against_vllm_on_intel() -> str:
+    return against_vllm_on_one_processor("against-vllm-experts", "mixture of experts, Intel", "{:.2f}")
+
+
 def steps_against_vllm() -> str:
     return against_vllm_on_one_processor("steps-vllm-amd", "milliseconds of a step", "{:.1f}", 1000)
 
@@ -352,6 +356,7 @@ def reserved_memory() -> str:
         (CPU, requests_against_vllm_on_intel),
         (CPU, requests_against_vllm_on_zen_4),
         (CPU, experts_against_vllm),
+        (CPU, experts_against_vllm_on_intel),
         (CPU, steps_against_vllm),
         (CPU, steps_against_vllm_on_intel),
         (CPU, against_llama_cpp),
