@@ -27,8 +27,9 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
       panel.h       rows times a panel of 32 columns, the product that the others are made of
       tiles.h       the same product by AMX
       attention_tasks.h, task_rows.h      how attention is divided, and what all its tasks do
-      running_attention.h                 a task without AMX
-      tile_attention.h, strips.h          a task with AMX
+      pack.h, softmax.h                   keys and values into panels; scores into weights
+      running_attention.h, unpacked.h     a task without tiles
+      tile_attention.h, tile_columns.h, strips.h   a task with tiles
       quantised.h   panels of integers
       xxhash.h      checksums: the xxHash library, unchanged
 

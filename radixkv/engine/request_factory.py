@@ -49,8 +49,8 @@ class RequestFactory:
 
         Raises:
             ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is not a whole number,
-                ``tenant`` is not a string, no answer can satisfy ``structured_outputs``, or the prompt's ``resume`` does not
-                belong to this request, or something needs logits that the model does not compute.
+                ``tenant`` is not a string, no answer can satisfy ``structured_outputs``, something needs logits that the
+                model does not compute, or the prompt's ``resume`` does not belong to this request.
             PromptTooLongError: the prompt leaves no room for a token in the model's length.
             RequestTooLargeError: more sequences, or blocks for several of them, than there are.
         """

@@ -55,7 +55,7 @@ class ModelRunner:
             it has heads that no kernel for its GPU takes; or its layers must be compiled and cannot be.
 
     Attributes:
-        num_logits: of a row.
+        num_logits: per row of logits.
     """
 
     def __init__(self, loaded: LoadedModel, enable_torch_compile: bool = False, must_compile: bool = True) -> None:

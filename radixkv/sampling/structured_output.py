@@ -237,7 +237,9 @@ class GrammarCompiler:
         content = "" if spec is None else spec.grammar()
         matcher = _matcher(tokenizer, content if frame is None else framed(frame, content, self._schema_refusal))
         schemas = [] if spec is None else spec.schemas()
-        reason = _refusal(matcher) or self._refusal_of_patterns(schemas)
+        reason = _refusal(matcher)
+        if reason is None:
+            reason = self._refusal_of_patterns(schemas)
         if reason is not None:
             name = "tools: their calls" if spec is None else f"structured_outputs: {spec.kind}"
             raise ValueError(f"{name} cannot be followed: {locate_refusal(schemas, reason)}")
@@ -246,20 +248,19 @@ class GrammarCompiler:
     def _refusal_of_schema(self, text: str) -> str | None:
         """Why a schema, as JSON, is refused; None: it is not."""
         schema = json.loads(text)
-        return _refusal(_matcher(self._prepared_tokenizer(), _grammar_of_schema(schema))) or self._refusal_of_patterns(
-            [schema]
-        )
+        reason = _refusal(_matcher(self._prepared_tokenizer(), _grammar_of_schema(schema)))
+        return self._refusal_of_patterns([schema]) if reason is None else reason
 
     def _refusal_of_patterns(self, schemas: Iterable[Any]) -> str | None:
-        """Why a pattern in these schemas is refused; each is tried, because its cost shows only once its string has begun."""
+        """That a pattern in these schemas costs too much, if one does: this shows only once its string has begun."""
         tokenizer = self._prepared_tokenizer()
         for pattern in dict.fromkeys(pattern for schema in schemas for pattern in patterns_of(schema)):
             matcher = _matcher(tokenizer, _grammar_of_schema({"type": "string", "pattern": pattern}))
             matcher.consume_tokens(tokenizer.tokenize_str('"'))
             matcher.compute_bitmask()
-            reason = _refusal(matcher)
-            if reason is not None:
-                return reason
+            # What else is wrong with a pattern is found with its schema, and does not matter where no string of it can come.
+            if _refusal(matcher) == _TOO_MUCH_WORK:
+                return _TOO_MUCH_WORK
         return None
 
 

@@ -102,7 +102,7 @@ def validate_logits(request: Request, num_logits: int) -> None:
         num_logits: as `Capacity` has it.
 
     Raises:
-        ValueError: none of the allowed tokens has one, or a token of the prompt whose log-probability is wanted.
+        ValueError: none of the allowed tokens has one, or a prompt token whose log-probability is wanted has none.
     """
     params = request.params
     if not isinstance(params, SamplingParams):

@@ -1,13 +1,13 @@
 // Attention over paged keys and values, read where they lie.
 //
 // A task is a tile of query rows over a stretch of one range of keys, with the heads of a group folded into the rows. It is for
-// one key-value head; with few rows it is for all heads, in the order in which their keys lie in memory. Its keys are passed once
+// one key-value head; with few rows it is for all heads, in the order in which their keys lie in memory. It reads each key once
 // (FlashAttention, Dao et al. 2022). The partial results of tasks are merged by their log-sum-exp (Flash-Decoding, Dao et al. 2023):
 //
 //     range 0, shared   rows 0..3   |  chunk 0  |  chunk 1  |            a partial result each, per row and head
 //     range 1, tail     row 0                               | chunk 0 |
 //
-// If keys and values are finite, a row's result depends only on its ranges and its kind, to the last bit, not on other rows or on
+// If keys and values are finite, and with tiles not below 2^-126 in magnitude, a row's result depends only on its ranges and its kind, to the last bit, not on other rows or on
 // threads: softmaxes of 256 keys are added in order to those of 2,048 keys, and these to one, whichever tasks do it. A value that
 // a row does not see may be multiplied by 0, which gives NaN if it is infinite.
 

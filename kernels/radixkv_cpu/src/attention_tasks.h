@@ -14,7 +14,7 @@ template <typename T>
 constexpr int kTileRows = kAsTiles<T> ? 384 : 192;
 constexpr int64_t kShortRows = 192;  // ranges with no more rows are divided into chunks, or there would be too few tasks
 constexpr int kFewRows = 32;     // a task with no more rows is for all heads: reading its keys takes most of the time
-constexpr int64_t kChunk = 256;  // keys of a task with few rows, and of a part of all softmaxes
+constexpr int64_t kChunk = 256;  // keys of a task with few rows, and of each partial softmax
 constexpr int64_t kLongChunk = 2048;  // keys of a prompt's task; a multiple of kChunk
 constexpr int64_t kMostDrafted = 32;  // most rows of a decoding range: each is computed as if it were the only one
 
@@ -70,7 +70,8 @@ Work divide(const Attention& call) {
             const int64_t row_stop = std::min(row + tile, call.row_stop[range]);
             const int64_t stride = (row_stop - row) * group;
             const bool few = stride <= kFewRows, unpacked = is_unpacked<T>(call, range, stride, group);
-            const int64_t chunk = few || call.row_stop[range] - call.row_start[range] <= std::max(kShortRows / group, kMostDrafted) ? kChunk : kLongChunk;
+            const bool is_short = call.row_stop[range] - call.row_start[range] <= std::max(kShortRows / group, kMostDrafted);
+            const int64_t chunk = few || is_short ? kChunk : kLongChunk;
             const auto [lowest, highest] = std::minmax_element(call.positions + row, call.positions + row_stop);
             const int64_t stop = std::min(call.key_stop[range], *highest + 1);
             int64_t start = call.key_start[range];

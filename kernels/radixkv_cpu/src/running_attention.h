@@ -32,11 +32,11 @@ class RunningAttention : TaskRows<T> {
     // Writes the task's partial results, or the output of its rows if it `is_whole`. Meanwhile the first keys of the `following`
     // task, if any, are prefetched.
     void run(const Task& task, const Task* following, const Partials& shared) {
-        Rows::run(task, shared, [&](const Partials& partials) { run(task, partials, following); });
+        Rows::run(task, shared, [&](const Partials& partials) { attend_all(task, following, partials); });
     }
 
    private:
-    void run(const Task& task, const Partials& partials, const Task* following) {
+    void attend_all(const Task& task, const Task* following, const Partials& partials) {
         const int64_t num_rows = rows_of(task);
         // A task with several chunks is for one head.
         const bool has_chunks = task.key_start / kChunk < (task.key_stop - 1) / kChunk;
@@ -62,13 +62,13 @@ class RunningAttention : TaskRows<T> {
     Partials chunk() const { return {chunk_outputs_.get(), chunk_maxima_.get(), chunk_totals_.get()}; }
 
     // All rows over up to 64 keys of one head.
-    void attend(const int64_t* slots, const int64_t* next, int64_t head, int64_t next_head, int64_t first, int count, int64_t num_rows,
+    void attend(const int64_t* slots, const int64_t* next, int64_t head, int64_t following_head, int64_t first, int count, int64_t num_rows,
                 bool unpacked, const T* query, const Partials& to) {
         const T *keys[kKeys], *values[kKeys], *next_keys[kKeys], *next_values[kKeys];
         find(call_.keys, call_.key_dim, head, slots, kKeys, keys);
-        find(call_.keys, call_.key_dim, next_head, next, kKeys, next_keys);
+        find(call_.keys, call_.key_dim, following_head, next, kKeys, next_keys);
         find(call_.values, call_.value_dim, head, slots, kKeys, values);
-        find(call_.values, call_.value_dim, next_head, next, kKeys, next_values);
+        find(call_.values, call_.value_dim, following_head, next, kKeys, next_values);
         if (unpacked && !kAsPairs<T>) {
             for (int at = 0; at < count; at += kLanes)
                 dots<T>(num_rows, query, key_dim_, keys + at, next_keys + at, call_.key_dim, scores_.get() + at, kKeys);

@@ -88,13 +88,11 @@ class Softmax {
     template <typename Weight>
     F32 weigh(const Seen* seen, int num_rows, int64_t first, int count, int start, int stop, float* scores, Weight* weights, float* maxima,
               float* totals) const {
-        F32 peaks[kLanes], sums[kLanes];
-        for (int row = num_rows; row < kLanes; row++) peaks[row] = broadcast(-INFINITY), sums[row] = F32{};
-        for (int row = 0; row < num_rows; row++) peaks[row] = hide(seen[row], first, count, start, stop, scores + row * kKeys);
-        const F32 before = load_part(maxima, num_rows), maximum = max(before, reduce_each(peaks, max) * factor_);
-        // Without a score above minus infinity all weights are 0, but for those that are NaN: these must not pass unseen.
+        const F32 before = load_part(maxima, num_rows);
+        const F32 maximum = max(before, hide_all(seen, num_rows, first, count, start, stop, scores, kKeys));
         float subtracted[kLanes];
-        store(subtracted, maximum == -INFINITY ? F32{} : maximum);
+        store(subtracted, subtrahend(maximum));
+        F32 sums[kLanes] = {};
         for (int row = 0; row < num_rows; row++) {
             F32 sum{};
             for (int at = start; at < stop; at += kLanes) {
@@ -117,12 +115,10 @@ class Softmax {
     template <typename Meanwhile>
     void weigh_all(const Seen* seen, int num_rows, int64_t first, int count, int start, int stop, float* scores, int64_t score_stride,
                    BF16* weights, int64_t weight_stride, float* maxima, float* totals, Meanwhile meanwhile) const {
-        F32 peaks[kLanes], sums[kLanes];
-        for (int row = num_rows; row < kLanes; row++) peaks[row] = broadcast(-INFINITY), sums[row] = F32{};
-        for (int row = 0; row < num_rows; row++) peaks[row] = hide(seen[row], first, count, start, stop, scores + row * score_stride);
-        const F32 maximum = reduce_each(peaks, max) * factor_;
+        const F32 maximum = hide_all(seen, num_rows, first, count, start, stop, scores, score_stride);
         float subtracted[kLanes];
-        store(subtracted, maximum == -INFINITY ? F32{} : maximum);
+        store(subtracted, subtrahend(maximum));
+        F32 sums[kLanes] = {};
         for (int row = 0; row < num_rows; row++) {
             F32 sum[2] = {};
             for (int at = start; at < stop; at += 2 * kLanes) {
@@ -141,6 +137,17 @@ class Softmax {
 #endif
 
    private:
+    // Replaces the scores of keys that rows do not see, and returns the rows' highest exponents, by lanes.
+    F32 hide_all(const Seen* seen, int num_rows, int64_t first, int count, int start, int stop, float* scores, int64_t stride) const {
+        F32 peaks[kLanes];
+        for (int row = num_rows; row < kLanes; row++) peaks[row] = broadcast(-INFINITY);
+        for (int row = 0; row < num_rows; row++) peaks[row] = hide(seen[row], first, count, start, stop, scores + row * stride);
+        return reduce_each(peaks, max) * factor_;
+    }
+
+    // Without a score above minus infinity all weights are 0, but for those that are NaN: these must not pass unseen.
+    static F32 subtrahend(F32 maximum) { return maximum == -INFINITY ? F32{} : maximum; }
+
     // Replaces the scores of keys that a row does not see, and returns the highest, by lanes.
     F32 hide(const Seen& row, int64_t first, int count, int start, int stop, float* scores) const {
         const int low = int(std::clamp<int64_t>(row.start - first, 0, count)), high = int(std::clamp<int64_t>(row.stop - first, 0, count));

@@ -1,7 +1,7 @@
 // Attention by AMX tiles. The softmax of up to 256 keys, a chunk, is computed at once, of few rows as of many.
 //
 // Few rows, of all heads, are columns of a narrow tile: keys are multiplied by them as they lie in memory, and values without tiles. More
-// rows are computed by strips.h, with the same results, except that tiles take values below 2^-126 for zero.
+// rows are computed by strips.h, with the same results, except that tiles take numbers below 2^-126 in magnitude for zero.
 #pragma once
 
 #include <algorithm>

@@ -215,8 +215,8 @@ class Tiles {
 };
 
 #if defined(__AMX_BF16__)
-// Products of which a few instructions at a time come between those of other work. A processor looks only some hundred instructions ahead:
-// one behind the other, neither would be computed while the other waits.
+// Products of which a few instructions at a time come between those of other work. A processor looks only a few hundred instructions
+// ahead: one behind the other, neither would be computed while the other waits.
 class TileProducts {
    public:
     explicit TileProducts(Tiles& tiles) : tiles_(tiles) {}

@@ -81,7 +81,8 @@ __attribute__((always_inline)) inline void add_key(const float* weights, int64_t
 
 // outputs[row] = outputs[row] * shrink[row] + weights[row] . values over VECTORS vectors of dimensions, of which `left` are there.
 template <int ROWS, int VECTORS, typename T>
-void add_weighted_part(const float* weights, int64_t stride, const T* const* values, const T* const* next, int count, int64_t left, int64_t dim, const float* shrink, float* outputs, int64_t output_stride) {
+void add_weighted_part(const float* weights, int64_t stride, const T* const* values, const T* const* next, int count, int64_t left,
+                       int64_t dim, const float* shrink, float* outputs, int64_t output_stride) {
     F32 total[ROWS][VECTORS];
     for (int row = 0; row < ROWS; row++)
         for (int i = 0; i < VECTORS; i++) total[row][i] = load(outputs + row * output_stride + dim + i * kLanes) * shrink[row];
