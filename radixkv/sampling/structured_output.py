@@ -237,9 +237,7 @@ class GrammarCompiler:
         content = "" if spec is None else spec.grammar()
         matcher = _matcher(tokenizer, content if frame is None else framed(frame, content, self._schema_refusal))
         schemas = [] if spec is None else spec.schemas()
-        reason = _refusal(matcher)
-        if reason is None:
-            reason = self._refusal_of_patterns(schemas)
+        reason = self._refusal_of(matcher, schemas)
         if reason is not None:
             name = "tools: their calls" if spec is None else f"structured_outputs: {spec.kind}"
             raise ValueError(f"{name} cannot be followed: {locate_refusal(schemas, reason)}")
@@ -248,11 +246,16 @@ class GrammarCompiler:
     def _refusal_of_schema(self, text: str) -> str | None:
         """Why a schema, as JSON, is refused; None: it is not."""
         schema = json.loads(text)
-        reason = _refusal(_matcher(self._prepared_tokenizer(), _grammar_of_schema(schema)))
-        return self._refusal_of_patterns([schema]) if reason is None else reason
+        return self._refusal_of(_matcher(self._prepared_tokenizer(), _grammar_of_schema(schema)), [schema])
 
-    def _refusal_of_patterns(self, schemas: Iterable[Any]) -> str | None:
-        """That a pattern in these schemas costs too much, if one does: this shows only once its string has begun."""
+    def _refusal_of(self, matcher: llguidance.LLMatcher, schemas: Iterable[Any]) -> str | None:
+        """Why a grammar with these schemas in it is refused; None: it is not.
+
+        Each pattern is also tried by itself, because its cost shows only once its string has begun.
+        """
+        reason = _refusal(matcher)
+        if reason is not None:
+            return reason
         tokenizer = self._prepared_tokenizer()
         for pattern in dict.fromkeys(pattern for schema in schemas for pattern in patterns_of(schema)):
             matcher = _matcher(tokenizer, _grammar_of_schema({"type": "string", "pattern": pattern}))

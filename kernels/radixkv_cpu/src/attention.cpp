@@ -7,8 +7,8 @@
 //     range 0, shared   rows 0..3   |  chunk 0  |  chunk 1  |            a partial result each, per row and head
 //     range 1, tail     row 0                               | chunk 0 |
 //
-// If keys and values are finite, and with tiles not below 2^-126 in magnitude, a row's result depends only on its ranges and its kind, to the last bit, not on other rows or on
-// threads: softmaxes of 256 keys are added in order to those of 2,048 keys, and these to one, whichever tasks do it. A value that
+// If keys and values are finite, and with tiles not below 2^-126 in magnitude, a row's result depends only on its ranges and its
+// kind, to the last bit, not on other rows or on threads: softmaxes of 256 keys are added in order to those of 2,048 keys, and these to one, whichever tasks do it. A value that
 // a row does not see may be multiplied by 0, which gives NaN if it is infinite.
 
 #include <omp.h>

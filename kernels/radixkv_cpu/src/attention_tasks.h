@@ -13,7 +13,7 @@ namespace radixkv {
 template <typename T>
 constexpr int kTileRows = kAsTiles<T> ? 384 : 192;
 constexpr int64_t kShortRows = 192;  // ranges with no more rows are divided into chunks, or there would be too few tasks
-constexpr int kFewRows = 32;     // a task with no more rows is for all heads: reading its keys takes most of the time
+constexpr int kFewRows = 32;  // a task with no more rows is for all heads: reading its keys takes most of the time
 constexpr int64_t kChunk = 256;  // keys of a task with few rows, and of each partial softmax
 constexpr int64_t kLongChunk = 2048;  // keys of a prompt's task; a multiple of kChunk
 constexpr int64_t kMostDrafted = 32;  // most rows of a decoding range: each is computed as if it were the only one

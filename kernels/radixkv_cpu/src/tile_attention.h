@@ -75,11 +75,10 @@ class TileAttention : TaskRows<BF16> {
         }
         for (int64_t head = task.head_start; head < task.head_stop; head++)
             weigh(rows_of(task), task.key_start, count, head, partials_of(task, head, partials));
-        if (following) find_slots(*following, following->key_start, next);
+        find_next_slots(task, task.key_stop, following, next);
         for (int at = 0; at < count; at += kKeys)
             for (int64_t head = task.head_start; head < task.head_stop; head++)
-                add_values(slots + at, following ? next : nullptr, head, count - at, weights(head) + at, rows_of(task),
-                           partials_of(task, head, partials).outputs);
+                add_values(slots + at, next, head, count - at, weights(head) + at, rows_of(task), partials_of(task, head, partials).outputs);
     }
 
     // Of a head's queries, scores and weights.
@@ -116,20 +115,18 @@ class TileAttention : TaskRows<BF16> {
             for (int64_t at = row * kChunk; at < row * kChunk + count; at += kLanes) store(weights(head) + at, load(rounded_.get() + at));
     }
 
-    // Adds up to 64 of the `count` values that are left. What is read next is prefetched: more values, or the keys of `next_slots`, if any.
+    // Adds up to 64 of the `count` values that are left. What is read next is prefetched: more values, or the keys of `next_slots`.
     void add_values(const int64_t* slots, const int64_t* next_slots, int64_t head, int count, const float* weights, int64_t num_rows,
                     float* outputs) const {
         constexpr float kUnchanged[] = {1, 1, 1, 1};
         static_assert(std::size(kUnchanged) == kTileColumns);
-        const bool has_more = count > kKeys;
         const BF16 *values[kKeys], *next[kKeys];
         find(call_.values, call_.value_dim, head, slots, kKeys, values);
-        if (has_more)
+        if (count > kKeys)
             find(call_.values, call_.value_dim, head, slots + kKeys, kKeys, next);
-        else if (next_slots)
+        else
             find(call_.keys, call_.key_dim, head, next_slots, kKeys, next);
-        add_weighted<BF16>(num_rows, weights, kChunk, values, has_more || next_slots ? next : nullptr, std::min(kKeys, count), call_.value_dim,
-                           kUnchanged, outputs, value_dim_);
+        add_weighted<BF16>(num_rows, weights, kChunk, values, next, std::min(kKeys, count), call_.value_dim, kUnchanged, outputs, value_dim_);
     }
 
     Tiles tiles_;
