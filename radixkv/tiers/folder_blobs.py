@@ -19,6 +19,7 @@ from radixkv.cache.arguments import check_count, check_path
 from radixkv.threads import FutureThreads
 from radixkv.tiers.mount import Mount
 from radixkv.tiers.shared_tier import PartlyWrittenError
+from radixkv.tiers.store_folder import identity_of
 
 NUM_THREADS = 4
 # A file whose time is further in the future was used when some machine's clock was ahead.
@@ -56,10 +57,10 @@ class FolderBlobs:
         self._threads = FutureThreads("folder-blobs", NUM_THREADS)
 
     def count_present(self, names: Sequence[str]) -> int:
-        return next((i for i, name in enumerate(names) if not self._path(name).exists()), len(names))
+        return next((i for i, name in enumerate(names) if identity_of(self._path(name)) is None), len(names))
 
     def first_present(self, names: Sequence[str]) -> int | None:
-        return next((i for i, name in enumerate(names) if self._path(name).exists()), None)
+        return next((i for i, name in enumerate(names) if identity_of(self._path(name)) is not None), None)
 
     def read(self, names: Sequence[str]) -> Sequence[bytes | None]:
         reads = [self._threads.submit(partial(self._read, name)) for name in names]
@@ -166,7 +167,7 @@ class FolderBlobs:
 
     def _make_folder(self, path: Path) -> None:
         """Make a folder with those above it, the root included, all for this user alone."""
-        if not path.exists():
+        if identity_of(path) is None:
             self._make_folder(path.parent)
             path.mkdir(mode=0o700, exist_ok=True)
             if path == self._root:

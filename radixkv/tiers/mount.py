@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
+
+from radixkv.tiers.store_folder import identity_of
 
 _GONE = "what was mounted is gone; nothing is written until it is back, or until the next start"
 
@@ -30,8 +31,8 @@ class Mount:
             OSError: the device fails, or the folder is missing and would be made on another one: what was mounted is gone for
                 now, and would later hide what is written in its place.
         """
-        existing = next(path for path in (self._folder, *self._folder.parents) if path.exists())
-        device = os.stat(existing).st_dev
+        paths = (self._folder, *self._folder.parents)
+        existing, (device, _) = next((path, found) for path in paths if (found := identity_of(path)) is not None)
         if existing == self._folder:
             self._device = device
         elif self._device not in (None, device):

@@ -9,7 +9,7 @@ import secrets
 from pathlib import Path
 
 from radixkv.text_files import read_hex
-from radixkv.tiers.store_folder import open_private, sync
+from radixkv.tiers.store_folder import identity_of, open_private, sync
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def _shared_secret(shared: Path, disk: Path, *, may_write: bool) -> bytes:
     kept = None
     try:
         # The copy first: an empty shared folder may be a mount point whose mount is gone for now.
-        kept = next((_read(path) for path in (copy, disk / _NAME) if path.exists()), None)
+        kept = next((_read(path) for path in (copy, disk / _NAME) if identity_of(path) is not None), None)
     except OSError as error:  # the disk's tier will warn
         _log.info("%s; using the secret of namespaces in %s", error, shared)
     try:
@@ -107,7 +107,7 @@ def namespace_secret(folder: Path, may_make: bool = True, initial: bytes | None 
         ValueError: the file holds something else.
     """
     path = folder / _NAME
-    if may_make and not path.exists():
+    if may_make and identity_of(path) is None:
         _make(path, initial or secrets.token_bytes(_NUM_BYTES))
     return _read(path)
 
@@ -119,7 +119,7 @@ def keep_secret(folder: Path, secret: bytes) -> None:
         OSError: it can be neither read nor written, or the folder holds another one, as a disk that is mounted late may.
     """
     path = folder / _NAME
-    if not path.exists():
+    if identity_of(path) is None:
         _make(path, secret)
     if path.read_bytes() != secret:
         raise OSError(

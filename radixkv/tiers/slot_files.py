@@ -79,9 +79,11 @@ class SlotFiles:
         for index in count(most // self._slots_per_file):
             kept = max(0, most - index * self._slots_per_file) * self.slot_bytes
             path = self._path(index)
-            if not path.exists():
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError:
                 return
-            if path.stat().st_size > kept:
+            if size > kept:
                 os.truncate(path, kept)  # not removed: another process may have it open for reading
 
     @contextmanager

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from radixkv.tiers.store_folder import open_private
+from radixkv.tiers.store_folder import identity_of, open_private
 
 _NAME = "index.sqlite"
 _BLOCKS = """
@@ -98,12 +98,12 @@ class SlotIndex:
                 pass
         # An earlier process may have deleted something without truncating the log.
         self._log_has_deleted = writable
-        self._identity = _identity_of(self._path)
+        self._identity = identity_of(self._path)
         self._ignores_log = False
         try:
             self._open(writable)
         except sqlite3.OperationalError as error:
-            if writable or primary_code(error) != sqlite3.SQLITE_CANTOPEN or self._log_path.exists():
+            if writable or primary_code(error) != sqlite3.SQLITE_CANTOPEN or identity_of(self._log_path) is not None:
                 raise
             # Where this process can write nothing, SQLite cannot make the files that it needs to see what others write.
             self._ignores_log = True
@@ -116,7 +116,8 @@ class SlotIndex:
         Raises:
             OSError: the folder cannot be read.
         """
-        return _identity_of(self._path) == self._identity and not (self._ignores_log and self._log_path.exists())
+        is_same = identity_of(self._path) == self._identity
+        return is_same and not (self._ignores_log and identity_of(self._log_path) is not None)
 
     def __len__(self) -> int:
         (count,) = self._database.execute("SELECT count(*) FROM blocks").fetchone()
@@ -277,12 +278,3 @@ def primary_code(error: Exception) -> int | None:
     """SQLite's primary code of an error, without the extended bits; None: it has none."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
-
-
-def _identity_of(path: Path) -> tuple[int, int] | None:
-    """Device and inode of the file that a path leads to; None: there is none."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino

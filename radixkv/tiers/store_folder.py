@@ -65,7 +65,7 @@ def make_store_folder(root: Path, codec: RecordCodec) -> Path:
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
     header = folder / _HEADER
-    if not header.exists():
+    if identity_of(header) is None:
         block_format = codec.format
         fields = {
             "version": FORMAT_VERSION,
@@ -112,10 +112,23 @@ def store_folders(root: Path) -> Iterator[Path]:
     Raises:
         OSError: the root cannot be read.
     """
-    if (root / _HEADER).exists():
+    if identity_of(root / _HEADER) is not None:
         yield root
         return
-    yield from sorted(folder for folder in root.iterdir() if (folder / _HEADER).exists())
+    yield from sorted(folder for folder in root.iterdir() if identity_of(folder / _HEADER) is not None)
+
+
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """Device and inode of what a path leads to; None: there is nothing.
+
+    Raises:
+        OSError: the medium fails. `Path.exists` says then, from Python 3.14 on, that there is nothing.
+    """
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 def open_private(path: str | os.PathLike[str], flags: int) -> int:

@@ -149,6 +149,23 @@ def test_a_folder_that_fails_at_the_start_is_used_once_it_is_back(tmp_path: Path
     tier.close()
 
 
+def test_a_folder_that_fails_is_not_taken_for_one_without_blocks(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With Python 3.14, whose `Path.exists` is False then, each look-up waited for the failure, and none was counted."""
+    monkeypatch.setattr(Path, "exists", lambda path: os.path.exists(path))
+    tier = SharedTier(FolderBlobs(tmp_path, capacity_bytes=1 << 20), FORMAT, clock=clock)
+    put(tier)
+    with disconnected(tmp_path):
+        for _ in range(3):
+            assert tier.contains_prefix(KEYS) == 0
+            assert tier.first_present(KEYS) is None
+    assert tier.stats.errors == 1
+    clock.now += 60
+    assert tier.contains_prefix(KEYS) == 6
+    tier.close()
+
+
 def test_what_a_folder_fails_with_reaches_the_reader(tmp_path: Path) -> None:
     store = FolderBlobs(tmp_path, capacity_bytes=1 << 20)
     store.write({"prefix/block": b"bytes"})

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.disk_tiers import SLOT, OpenTier, files_open_in, put, slot_file
+from support.faulty_os import disconnected
 from support.tier_model import get, prefix_keys, random_blocks
 
 from radixkv.tiers import slot_files
 from radixkv.tiers.open_files import OpenFiles
+from radixkv.tiers.slot_files import SlotFiles
 
 KEYS = prefix_keys("ann", *range(40))
 BLOCKS = random_blocks(0, 40)
@@ -78,6 +80,20 @@ def test_a_file_that_somebody_removed_is_not_made_by_reading_it(open_tier: OpenT
     tier = open_tier()
     put(tier, KEYS[:8], BLOCKS[:8])
     assert np.array_equal(get(tier, KEYS[:8]), BLOCKS[:8])
+
+
+def test_space_that_a_disk_fails_to_give_back_is_not_taken_for_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With Python 3.14, whose `Path.exists` is False then, clearing everything left the bytes without an error."""
+    monkeypatch.setattr(Path, "exists", lambda path: os.path.exists(path))
+    files = SlotFiles(tmp_path, SLOT, writable=True)
+    files.grow(4)
+    with disconnected(tmp_path), pytest.raises(OSError, match="not connected"):
+        files.shrink(0)
+    files.shrink(0)
+    assert (tmp_path / "blocks-00000").stat().st_size == 0
+    files.close()
 
 
 def test_a_file_in_use_stays_open_and_is_closed_after_it(tmp_path: Path) -> None:
