@@ -85,7 +85,7 @@ def open_tiers(
         if config.disk_cache is not None:
             _open_disk_tier(opened, stack, config, Path(config.disk_cache), block_format, key, secret or b"")
         if config.shared_cache is not None:
-            _open_shared_tier(opened, stack, config, config.shared_cache, block_format, key)
+            _open_shared_tier(opened, stack, config, config.shared_cache, block_format, key, secret)
         opened.tiers += config.tiers
         if opened.lasting_capacity < pool.num_blocks:
             _log.warning(
@@ -163,7 +163,13 @@ def _open_disk_tier(
 
 
 def _open_shared_tier(
-    opened: OpenTiers, stack: ExitStack, config: EngineConfig, store: str, block_format: BlockFormat, key: bytes | None
+    opened: OpenTiers,
+    stack: ExitStack,
+    config: EngineConfig,
+    store: str,
+    block_format: BlockFormat,
+    key: bytes | None,
+    secret: bytes | None,
 ) -> None:
     if is_server(store):
         blobs: BlobStore = RedisBlobs(store)
@@ -171,7 +177,8 @@ def _open_shared_tier(
         codec = RecordCodec(block_format, key)
         record_bytes = codec.header_bytes + codec.body_bytes
         num_bytes = _size("shared_cache_size", config.shared_cache_size, record_bytes)
-        blobs = FolderBlobs(Path(store), capacity_bytes=num_bytes)
+        kept_there = secret if config.cache_secret_file is None else None
+        blobs = FolderBlobs(Path(store), capacity_bytes=num_bytes, secret=kept_there)
         num_blocks = num_bytes // record_bytes
         opened.lasting_capacity = min(opened.lasting_capacity, num_blocks)
         opened.capacity = min(opened.capacity, num_blocks)

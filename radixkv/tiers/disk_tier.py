@@ -33,7 +33,7 @@ class DiskTier:
         capacity_bytes: of the slots, at least one; rounded down to whole ones.
         queue_bytes: of blocks that may wait to be written; any beyond that are dropped.
         key: encrypts the blocks, 32 bytes; None: they are stored as they are.
-        secret: of the names of namespaces, to be kept in ``root``. A root with another one is not written. None: it is kept
+        secret: of the names of namespaces, to be kept in ``root``. A root with another one is not used. None: it is kept
             elsewhere.
         read_only: read what another process writes; never put, clear or forget anything.
         read_records: see `radixkv.tiers.slot_reader.SlotReader`.
@@ -77,7 +77,7 @@ class DiskTier:
         self._writer: StoreWriter | None = None
         self._store: StoreReader | StoreWriter
         if read_only:
-            self._store = StoreReader(root, self._codec, clock)
+            self._store = StoreReader(root, self._codec, secret, clock)
             self.table, self.pins = SlotTable(), StoredPins(self._codec, lambda: None)
             self._find([])  # warns at once if there is no store
         else:

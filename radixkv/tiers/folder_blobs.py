@@ -18,6 +18,7 @@ from pathlib import Path
 from radixkv.cache.arguments import check_count, check_path
 from radixkv.threads import FutureThreads
 from radixkv.tiers.mount import Mount
+from radixkv.tiers.namespace_secret import keep_secret
 from radixkv.tiers.shared_tier import PartlyWrittenError
 from radixkv.tiers.store_folder import identity_of
 
@@ -35,6 +36,8 @@ class FolderBlobs:
         root: the folder, made if it is not there.
         capacity_bytes: of all files in it. Each process that writes enforces it now and then, by removing the least recently
             used files; in between, there may be more. Reading does not count as use: `mark_used` does.
+        secret: of the names of namespaces, to be kept in ``root``. A root with another one is not written. None: it is kept
+            elsewhere.
 
     Attributes:
         description: the folder.
@@ -44,11 +47,12 @@ class FolderBlobs:
         ValueError: the capacity is not a number of bytes.
     """
 
-    def __init__(self, root: Path, *, capacity_bytes: int) -> None:
+    def __init__(self, root: Path, *, capacity_bytes: int, secret: bytes | None = None) -> None:
         check_path("root", root)
         check_count("capacity_bytes", capacity_bytes, 1)
         self.description = str(root)
         self._root = root / "files"  # a disk tier may have the same root
+        self._secret = secret
         self._mount = Mount(self._root)
         with suppress(OSError):  # a folder that fails now may recover; until then, each use raises
             self._mount.check()
@@ -67,7 +71,7 @@ class FolderBlobs:
         return [read.result() for read in reads]
 
     def write(self, blobs: Mapping[str, bytes]) -> int:
-        self._mount.check()
+        self._check_place()
         # The first of a prefix last, so that it is not the first to be removed.
         missing = [name for name in reversed([*blobs]) if not self._in_use(name)]
         written = 0
@@ -92,7 +96,7 @@ class FolderBlobs:
             self._path(name).unlink(missing_ok=True)
 
     def clear(self, path: str) -> None:
-        self._mount.check()
+        self._check_place()
         folder = self._root / path
         # A rename clears it for all readers at once, however long removing takes. Another process may help with that; what is
         # left is removed when the folder is cut down.
@@ -105,6 +109,16 @@ class FolderBlobs:
 
     def close(self) -> None:
         self._threads.shutdown()
+
+    def _check_place(self) -> None:
+        """Before anything is changed: check that this is still the folder whose blocks have names of this secret.
+
+        Raises:
+            OSError: it is not, or its medium fails.
+        """
+        self._mount.check()
+        if self._secret is not None:
+            keep_secret(self._root.parent, self._secret)
 
     def _path(self, name: str) -> Path:
         folder, _, block = name.rpartition("/")

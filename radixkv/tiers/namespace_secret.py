@@ -85,7 +85,7 @@ def _secret_or_random(folder: Path, may_make: bool) -> bytes:
         return namespace_secret(folder, may_make)
     except OSError as error:
         effect = (
-            "blocks are stored under a random secret, and not found after a restart"
+            "blocks are stored under a random secret, and perhaps not found after a restart"
             if may_make
             else "this process will find nothing there, even once another has made it: start again then, or name one "
             "cache_secret_file for both"
@@ -116,12 +116,26 @@ def keep_secret(folder: Path, secret: bytes) -> None:
     """Have a folder hold the secret that is in use: put it back if the folder was emptied.
 
     Raises:
-        OSError: it can be neither read nor written, or the folder holds another one, as a disk that is mounted late may.
+        OSError: it can be neither read nor written, or `check_secret` raises it.
     """
     path = folder / _NAME
     if identity_of(path) is None:
         _make(path, secret)
-    if path.read_bytes() != secret:
+    check_secret(folder, secret)
+
+
+def check_secret(folder: Path, secret: bytes) -> None:
+    """Check that a folder holds the secret that is in use, or none.
+
+    Raises:
+        OSError: it cannot be read, or the folder holds another one, as a disk that is mounted late may.
+    """
+    path = folder / _NAME
+    try:
+        found = path.read_bytes()
+    except FileNotFoundError:
+        return
+    if found != secret:
         raise OSError(
             errno.ESTALE, "another folder, with another secret, is in its place; start again to use it", str(path)
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.namespace_secret import check_secret
 from radixkv.tiers.open_store import Found, MediumErrors, OpenStore, open_to_read
 from radixkv.tiers.record import RecordCodec, Verdict
 
@@ -21,11 +21,14 @@ class StoreReader:
     Args:
         root: the folder of stores.
         codec: of the records.
+        secret: see `radixkv.tiers.disk_tier.DiskTier`.
         clock: seconds.
     """
 
-    def __init__(self, root: Path, codec: RecordCodec, clock: Callable[[], float]) -> None:
-        self._open = partial(open_to_read, root, codec)
+    def __init__(self, root: Path, codec: RecordCodec, secret: bytes | None, clock: Callable[[], float]) -> None:
+        self._root = root
+        self._codec = codec
+        self._secret = secret
         self._clock = clock
         self._lock = threading.Lock()  # guards what follows; held even while the disk hangs
         self._closed = False
@@ -41,7 +44,8 @@ class StoreReader:
         """The leading blocks that are there.
 
         Raises:
-            OSError, sqlite3.Error, UnicodeDecodeError: there is no store, or its disk fails; the next call opens it anew.
+            OSError, sqlite3.Error, UnicodeDecodeError: there is no store, its folder holds another secret, or its disk fails;
+                the next call opens it anew.
         """
         with self._lock:
             try:
@@ -77,7 +81,9 @@ class StoreReader:
         if self._opened is not None and now >= self._look_at and not self._opened.index.is_current:
             self._give_up()
         if self._opened is None:
-            self._opened = self._open()
+            if self._secret is not None:
+                check_secret(self._root, self._secret)
+            self._opened = open_to_read(self._root, self._codec)
         if now >= self._look_at:
             self._look_at = now + _LOOK_SECONDS
         return self._opened

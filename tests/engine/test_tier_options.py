@@ -69,14 +69,15 @@ def test_a_folder_stays_where_it_was_when_the_program_changes_its_own(
 
 
 @pytest.mark.usefixtures("loads_are_worth_it")
-def test_what_is_stored_in_a_folder_that_was_emptied_is_found_after_a_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("medium", ["disk", "shared"])
+def test_what_is_stored_in_a_folder_that_was_emptied_is_found_after_a_restart(tmp_path: Path, medium: str) -> None:
     """It was stored under a secret that was gone with what had been in the folder."""
-    options = {"disk_cache": tmp_path / "blocks", "cache_write_policy": "write-through"}
+    options = {f"{medium}_cache": str(tmp_path / "blocks"), "cache_write_policy": "write-through"}
     with make(**options) as llm:
         shutil.rmtree(tmp_path / "blocks")
         answers(llm)
     with make(**options) as llm:
-        assert llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].metrics.loaded_tokens == {"disk": 40}
+        assert llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].metrics.loaded_tokens == {medium: 40}
 
 
 def test_a_selection_of_namespaces_does_not_mean_all_by_itself() -> None:

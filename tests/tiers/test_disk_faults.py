@@ -237,6 +237,29 @@ def test_a_disk_that_is_mounted_late_is_not_written_under_another_secret(
     assert np.array_equal(get(tier, KEYS), BLOCKS)
 
 
+def test_who_only_reads_is_told_that_another_secret_is_in_place(
+    open_tier: OpenTier, tmp_path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It found nothing any more, without a word."""
+    root = tmp_path / "store"
+    secret = namespace_secret(root)
+    put(open_tier(secret=secret))
+    reader = open_tier(secret=secret, read_only=True)
+    assert np.array_equal(get(reader, KEYS), BLOCKS)
+    root.rename(tmp_path / "elsewhere")
+    put(open_tier(secret=namespace_secret(root)))
+    for _ in range(2):
+        clock.now += 60
+        assert reader.contains_prefix(KEYS) == 0
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"reading {root}: ")
+    assert "another folder, with another secret, is in its place; start again" in record.getMessage()
+    shutil.rmtree(root)
+    (tmp_path / "elsewhere").rename(root)
+    clock.now += 60
+    assert np.array_equal(get(reader, KEYS), BLOCKS)
+
+
 def test_a_file_that_ends_too_early_gives_misses(open_tier: OpenTier, tmp_path: Path) -> None:
     tier = open_tier()
     put(tier)

@@ -22,6 +22,7 @@ from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
 from radixkv.tiers import folder_blobs
 from radixkv.tiers.folder_blobs import FolderBlobs
+from radixkv.tiers.namespace_secret import namespace_secret
 from radixkv.tiers.shared_tier import SharedTier
 
 
@@ -69,6 +70,49 @@ def test_a_folder_is_made_with_those_above_it(tmp_path: Path) -> None:
     assert store.write({"prefix/block": b"bytes"}) == 1
     assert store.read(["prefix/block"]) == [b"bytes"]
     store.close()
+
+
+def test_a_folder_that_was_emptied_gets_its_secret_back(tmp_path: Path) -> None:
+    """The next process to start made another one, and found nothing of what was written from then on."""
+    root = tmp_path / "shared"
+    secret = namespace_secret(root)
+    store = FolderBlobs(root, capacity_bytes=1 << 20, secret=secret)
+    for _ in range(2):
+        assert store.write({"prefix/block": b"bytes"}) == 1
+        assert namespace_secret(root) == secret
+        shutil.rmtree(root)
+    store.close()
+
+
+def test_a_folder_with_another_secret_is_neither_written_nor_cleared(
+    tmp_path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody found what was written there; and what was to be cleared, under other names there, stayed in silence."""
+    root = tmp_path / "shared"
+    store = FolderBlobs(root, capacity_bytes=1 << 20, secret=namespace_secret(root))
+    tier = SharedTier(store, FORMAT, clock=clock)
+    bob = prefix_keys("bob", 1)
+    put(tier)
+    put(tier, bob, BLOCKS[:1])
+    root.rename(tmp_path / "mount point")
+    theirs = namespace_secret(root)
+    (root / "files").mkdir()
+    for _ in range(2):
+        put(tier)
+        tier.clear(KEYS[0].namespace)
+        assert tier.flush(600)
+        clock.now += 60
+    (record,) = caplog.records
+    assert "another folder, with another secret, is in its place; start again" in record.getMessage()
+    assert namespace_secret(root) == theirs
+    assert not [*(root / "files").iterdir()]
+    shutil.rmtree(root)
+    (tmp_path / "mount point").rename(root)
+    clock.now += 60
+    put(tier, prefix_keys("eve", 1), BLOCKS[:1])
+    assert tier.contains_prefix(KEYS) == 0
+    assert tier.contains_prefix(bob) == tier.contains_prefix(prefix_keys("eve", 1)) == 1
+    tier.close()
 
 
 def test_what_another_machine_clears_while_it_is_written_is_no_failure(tmp_path: Path) -> None:
