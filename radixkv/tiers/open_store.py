@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +106,9 @@ def open_to_read(root: Path, codec: RecordCodec) -> OpenStore:
     return OpenStore(None, SlotIndex(folder, writable=False), files)
 
 
-def open_to_write(root: Path, codec: RecordCodec, capacity: int, cleared: Iterable[bytes | None]) -> Opened:
+def open_to_write(
+    root: Path, codec: RecordCodec, capacity: int, cleared: Collection[bytes | None], stale: Collection[int]
+) -> Opened:
     """Open a store, made if it is not there, as the one process that writes it.
 
     Args:
@@ -114,6 +116,7 @@ def open_to_write(root: Path, codec: RecordCodec, capacity: int, cleared: Iterab
         codec: of the records; its name is that of the store.
         capacity: slots, at least 1; of more blocks, the most recently used ones are kept, and the other space is given back.
         cleared: namespaces to forget; a None among them: all.
+        stale: slots that are to be free, whatever the index says.
 
     Raises:
         OSError, sqlite3.Error: the disk fails.
@@ -125,17 +128,14 @@ def open_to_write(root: Path, codec: RecordCodec, capacity: int, cleared: Iterab
         opened.callback(lock.close)
         files = SlotFiles(folder, slot_bytes_of(codec), writable=True)
         opened.callback(files.close)
-        cleared = list(cleared)
-        if None in cleared:
-            files.shrink(0)
         try:
-            index, rows, pins = _read_index(folder, files.num_slots, cleared)
+            index, rows, pins = _read_index(folder, files.num_slots, cleared, stale)
         except IndexErrors as error:
             if not _is_damage(error):
                 raise
             _log.warning("%s: the index is damaged (%s). Beginning with an empty one.", folder, error)
             SlotIndex.remove(folder)
-            index, rows, pins = _read_index(folder, files.num_slots, cleared)
+            index, rows, pins = _read_index(folder, files.num_slots, cleared, stale)
         opened.callback(index.close)
         if files.num_slots > capacity:
             rows = compact(index, files, rows, rows[-capacity:], capacity)
@@ -147,7 +147,7 @@ def open_to_write(root: Path, codec: RecordCodec, capacity: int, cleared: Iterab
 
 
 def _read_index(
-    folder: Path, num_slots: int, cleared: Iterable[bytes | None]
+    folder: Path, num_slots: int, cleared: Collection[bytes | None], stale: Collection[int]
 ) -> tuple[SlotIndex, list[IndexedBlock], list[IndexedPin]]:
     """The index, and all that is in it: damage shows only when it is read or written."""
     index = SlotIndex(folder, writable=True)
@@ -155,8 +155,9 @@ def _read_index(
         for namespace in cleared:
             index.clear(namespace)
         rows = index.all()
-        index.commit([], [], [row.slot for row in rows if row.slot >= num_slots])
-        return index, [row for row in rows if row.slot < num_slots], index.pins()
+        gone = {row.slot for row in rows if row.slot >= num_slots}.union(stale)
+        index.commit([], [], gone)
+        return index, [row for row in rows if row.slot not in gone], index.pins()
     except BaseException:
         index.close()
         raise

@@ -25,7 +25,7 @@ class SlotTable:
         self._lock = threading.Lock()
         self._entries: OrderedDict[bytes, IndexedBlock] = OrderedDict()  # by digest, least recently used first
         self._used: dict[int, float] = {}  # when slots were read, to be written with the next batch
-        self._wrong: list[IndexedBlock] = []  # entries whose records proved wrong, until `take_wrong`
+        self._freed: list[int] = []  # slots of blocks that were cleared, or proved wrong, until `take_freed`
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -34,7 +34,7 @@ class SlotTable:
         """Replace all entries by those of an index."""
         with self._lock:
             before, self._entries = self._entries, entries
-            self._used, self._wrong = {}, []
+            self._used, self._freed = {}, []
             self._notify_removed([entry for digest, entry in before.items() if digest not in entries])
 
     def missing(self, keys: Sequence[BlockKey]) -> list[int]:
@@ -92,7 +92,7 @@ class SlotTable:
                 wrong = row == count if verdict is None else verdict is not Verdict.RIGHT
                 if wrong and self._entries.get(key.digest) is entry:
                     del self._entries[key.digest]
-                    self._wrong.append(entry)
+                    self._freed.append(entry.slot)
                     forgotten.append(key.digest)
                     corrupt += verdict is Verdict.CORRUPT
             if self.observer is not None:
@@ -110,15 +110,13 @@ class SlotTable:
             self._notify_removed(evicted)
         return [entry.slot for entry in evicted]
 
-    def clear(self, namespace: bytes | None) -> list[int]:
-        """Forget one namespace, or everything; returns the slots of its blocks, those that proved wrong included."""
+    def clear(self, namespace: bytes | None) -> None:
+        """Forget one namespace, or everything."""
         with self._lock:
             digests = [digest for digest, entry in self._entries.items() if namespace in (None, entry.namespace)]
             cleared = [self._entries.pop(digest) for digest in digests]
+            self._freed += [entry.slot for entry in cleared]
             self._notify_removed(cleared)
-            wrong = [entry for entry in self._wrong if namespace in (None, entry.namespace)]
-            self._wrong = [entry for entry in self._wrong if namespace not in (None, entry.namespace)]
-        return [entry.slot for entry in cleared + wrong]
 
     def take_used(self) -> list[tuple[float, int]]:
         """The slots that were used since the last call, and when."""
@@ -126,11 +124,11 @@ class SlotTable:
             used, self._used = self._used, {}
         return [(when, slot) for slot, when in used.items()]
 
-    def take_wrong(self) -> list[int]:
-        """The slots whose records proved wrong since the last call."""
+    def take_freed(self) -> list[int]:
+        """The slots of blocks that were cleared, or whose records proved wrong, since the last call."""
         with self._lock:
-            wrong, self._wrong = self._wrong, []
-        return [entry.slot for entry in wrong]
+            freed, self._freed = self._freed, []
+        return freed
 
     def _notify_removed(self, entries: Sequence[IndexedBlock]) -> None:
         if self.observer is not None:

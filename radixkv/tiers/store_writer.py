@@ -7,7 +7,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -77,15 +77,16 @@ class StoreWriter:
         self._growth = Backoff(f"taking more space for {root}", clock)
         self._closed = False
         self.table = SlotTable()
-        self.pins = StoredPins(codec, self._write_pins_soon)
+        self.pins = StoredPins(codec, self._tidy_soon)
         # Held during transactions of the index, even while the disk hangs in one.
         self._index_lock = threading.Lock()
         self._clear_lock = threading.Lock()  # guards clearing in memory; never held while waiting for the disk
         # Namespaces that the index must forget before anything else in it changes.
         self._uncleared: frozenset[bytes | None] = frozenset()
-        self._stale: set[int] = set()  # slots whose rows in the index may be out of date
-        self._free: list[int] = []  # free slots; the writer's thread's own
-        # Slots to be overwritten: with what was cleared, a batch that failed, or a record that proved wrong; likewise.
+        # The writer's thread's own: free slots; those whose rows in the index may be out of date; and those to be overwritten
+        # once they are free, since they hold what was cleared, of a batch that failed, or a record that proved wrong.
+        self._free: list[int] = []
+        self._stale: set[int] = set()
         self._unwiped: set[int] = set()
         self._opened: OpenStore | None = None
         self._files: SlotFiles | None = None  # of the store that is open, or was until its disk failed
@@ -159,7 +160,7 @@ class StoreWriter:
             self._mount.check()
             if self._secret is not None:
                 keep_secret(self._root, self._secret)
-            opened = open_to_write(self._root, self._codec, self._capacity, cleared)
+            opened = open_to_write(self._root, self._codec, self._capacity, cleared, self._stale)
             try:
                 self._mount.check()  # now it is there
                 self.pins.load(opened.pins)
@@ -175,9 +176,7 @@ class StoreWriter:
                 self._stale.clear()
                 self._uncleared -= cleared
                 for namespace in self._uncleared:  # cleared meanwhile; pins and blocks put since then are newer
-                    slots = self.table.clear(namespace)
-                    self._free += slots
-                    self._unwiped.update(slots)
+                    self.table.clear(namespace)
         return opened.store
 
     def _give_up(self) -> None:
@@ -186,33 +185,32 @@ class StoreWriter:
             if self._opened is not None:
                 self._opened.close()
                 self._opened = None
+                self._unwiped.update(self.table.take_freed())
 
     # Clearing
 
     def _forget(self, namespace: bytes | None) -> None:
         """Forget a namespace in memory. The caller holds `_clear_lock`."""
         self._uncleared |= {namespace}
-        slots = self.table.clear(namespace)
+        self.table.clear(namespace)
         self.pins.clear(namespace)
-        release = self._release_all if namespace is None else partial(self._erase, self._files, slots)
-        self._writer.cancel(namespace, release)
+        self._writer.cancel(namespace, self._wipe_all if namespace is None else self._tidy)
 
     def _clear(self, done: threading.Event) -> None:
-        is_replaced = False
+        """Have the index forget what is cleared, however much waits to be written or overwritten."""
         try:
             with self._index_lock:
                 opened = self._opened
-                is_replaced = opened is not None and not opened.index.is_current
-                if opened is not None and not is_replaced:
+                if opened is not None:
+                    if not opened.index.is_current:
+                        # What is in the store's place is opened, and cleared, by the job that `_forget` has queued.
+                        self._writer.call(done.set)
+                        return
                     self._clear_index(opened)
                     self.pins.commit(opened.index)
         except MediumErrors as error:
             self._failed(self._writes, error)
-        self._write_pins_soon()  # what was deleted is still in the index's log
-        if is_replaced:
-            self._writer.call(done.set)  # by then, what is in the store's place has been opened, and cleared
-        else:
-            done.set()
+        done.set()
 
     def _clear_index(self, opened: OpenStore) -> None:
         """Have the index forget what is cleared. The caller holds `_index_lock`.
@@ -236,7 +234,7 @@ class StoreWriter:
             if self._writes.ready:
                 written = self._write_slots(batch)
                 self._writes.worked()
-            self._write_pins()  # those that could not be written before
+                self._tidy()  # what could not be done before
         except (*MediumErrors, StoreInUseError) as error:
             self._failed(self._writes, error)
             if _may_be_gone(error):
@@ -279,12 +277,9 @@ class StoreWriter:
             for pending in kept:
                 self.table.mark_used(pending.prefix)
         except BaseException:
-            self._free += slots
-            self._stale.update(slots)
-            self._unwiped.update(slots)
+            self._discard(slots)
             raise
-        written = {blocks[pending].slot for pending in kept}
-        self._erase(opened.files, [slot for slot in slots if slot not in written])
+        self._discard({*slots} - {blocks[pending].slot for pending in kept})
         return len(kept)
 
     def _current(self) -> OpenStore:
@@ -292,10 +287,7 @@ class StoreWriter:
         if self._opened is not None and not self._opened.index.is_current:
             self._give_up()
         opened = self._open() if self._opened is None else self._opened
-        wrong = self.table.take_wrong()
-        self._free += wrong
-        self._stale.update(wrong)
-        self._unwiped.update(wrong)  # a record with one wrong bit can still be turned back into text
+        self._discard(self.table.take_freed())
         self._wipe(opened)
         return opened
 
@@ -304,11 +296,12 @@ class StoreWriter:
         opened.index.commit(blocks, self.table.take_used(), self._stale)
         self._stale.clear()
 
-    def _write_pins_soon(self) -> None:
-        self._writer.call(self._write_pins)
+    def _tidy_soon(self) -> None:
+        self._writer.call(self._tidy)
 
-    def _write_pins(self) -> None:
-        if not self._writes.ready:
+    def _tidy(self) -> None:
+        """Do what needs no block to write: clear, overwrite, and change pins."""
+        if self._opened is None and not self._writes.ready:
             return
         try:
             opened = self._current()
@@ -336,39 +329,34 @@ class StoreWriter:
         self._counters.add(evicted_blocks=len(evicted))
         return sorted(slots + evicted)
 
-    def _erase(self, files: SlotFiles | None, slots: list[int]) -> None:
-        """Overwrite slots of a store, and free them, unless opening it anew has found them free, or will."""
+    def _discard(self, slots: Collection[int]) -> None:
+        """Free slots, which hold what nobody is to find any more."""
+        self._free += slots
+        self._stale.update(slots)
         self._unwiped.update(slots)
-        opened = self._opened
-        if opened is not None:
-            if opened.files is files:
-                self._free += slots
-            self._wipe(opened)
 
     def _wipe(self, opened: OpenStore) -> None:
-        """Overwrite the free ones among the slots that are to be overwritten; others have new blocks by now."""
+        """Overwrite slots, unless they have new blocks by now; or give all space back, if no block is left."""
         if not self._unwiped:
             return
-        zeros = bytes(opened.files.slot_bytes)
         try:
-            for slot in self._unwiped.intersection(self._free):
-                opened.files.write(slot, [zeros])
+            if len(self.table):
+                zeros = bytes(opened.files.slot_bytes)
+                for slot in self._unwiped.intersection(self._free):
+                    opened.files.write(slot, [zeros])
+            else:
+                self._free.clear()
+                opened.files.shrink(0)
         except OSError as error:
             self._failed(self._writes, error)
         else:
             self._unwiped.clear()
 
-    def _release_all(self) -> None:
-        opened = self._opened
-        if opened is None:
-            self._unwiped.update(range(0 if self._files is None else self._files.num_slots))
-            return
-        self.table.take_used()
-        self._free.clear()
-        try:
-            opened.files.shrink(0)
-        except OSError as error:
-            self._failed(self._writes, error)
+    def _wipe_all(self) -> None:
+        """`_tidy` after everything was cleared: free slots, too, may hold what an earlier process did not overwrite."""
+        if self._files is not None:
+            self._unwiped.update(range(self._files.num_slots))
+        self._tidy()
 
     def _failed(self, backoff: Backoff, error: Exception) -> None:
         self._counters.add(errors=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import tempfile
@@ -47,6 +48,42 @@ def test_what_is_cleared_while_the_disk_fails_is_overwritten_when_it_is_back(
         assert bytes_of_blocks_in(tmp_path) == 0
         again = open_tier()
         assert again.contains_prefix(KEYS) == 0
+
+
+@pytest.mark.parametrize("afterwards", ["put", "close"])
+def test_space_that_a_failing_disk_did_not_give_back_is_given_back_when_it_works(
+    open_tier: OpenTier, clock: FakeClock, tmp_path: Path, afterwards: str
+) -> None:
+    """It counted as given back, and what was cleared stayed in it for good."""
+    tier = open_tier()
+    put(tier)
+    with mock.patch.object(os, "truncate", side_effect=OSError(errno.EIO, "planted")):
+        tier.clear()
+        assert tier.flush(600)
+    assert bytes_of_blocks_in(tmp_path) == 6
+    clock.now += 60
+    if afterwards == "put":
+        put(tier, prefix_keys("bob", 1), np.zeros_like(BLOCKS[:1]))
+    else:
+        tier.close()
+    assert bytes_of_blocks_in(tmp_path) == 0
+
+
+def test_what_was_written_over_other_blocks_before_the_disk_failed_is_overwritten_once_it_is_cleared(
+    open_tier: OpenTier, clock: FakeClock, tmp_path: Path
+) -> None:
+    """The index still gave its slots to those others, so that it stayed."""
+    tier = open_tier(capacity_bytes=8 * SLOT)
+    bob = prefix_keys("bob", *range(8))
+    put(tier, bob, np.zeros((8, FORMAT.block_bytes), np.uint8))
+    with mock.patch.object(SlotIndex, "commit", side_effect=sqlite3.OperationalError("disk I/O error")):
+        put(tier)
+    assert bytes_of_blocks_in(tmp_path) == 6
+    clock.now += 60
+    tier.clear(KEYS[0].namespace)
+    assert tier.flush(600)
+    assert bytes_of_blocks_in(tmp_path) == 0
+    assert tier.contains_prefix(bob) == 2
 
 
 @pytest.mark.parametrize("cleared", ["before a write", "after a write"])
