@@ -12,6 +12,9 @@ from radixkv.tiers.record import Verdict
 from radixkv.tiers.slot_index import IndexedBlock
 from radixkv.tiers.tier_events import TierObserver
 
+# Blocks of a prefix are used at once, but the last of them is to be evicted first, after a restart, too.
+_SECONDS_APART = 1e-6
+
 
 class SlotTable:
     """The blocks of one store. Any thread may call; calls take microseconds.
@@ -57,11 +60,11 @@ class SlotTable:
         """The blocks were used now, see `radixkv.tiers.tier.RecencyOrdered`."""
         now = time.time()
         with self._lock:
-            for key in reversed(prefix):
+            for rank, key in enumerate(reversed(prefix)):
                 entry = self._entries.get(key.digest)
                 if entry is not None:
                     self._entries.move_to_end(key.digest)
-                    self._used[entry.slot] = now
+                    self._used[entry.slot] = now + rank * _SECONDS_APART
 
     def add(self, keys: Sequence[BlockKey], blocks: Sequence[IndexedBlock]) -> None:
         """The blocks are in their slots now."""

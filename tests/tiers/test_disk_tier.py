@@ -233,6 +233,20 @@ def test_the_least_recently_used_make_room_and_tails_go_before_heads(open_tier: 
     assert tier.contains_prefix(used) == 4
 
 
+def test_the_last_blocks_of_a_prefix_make_room_first_after_a_restart_wherever_they_are(open_tier: OpenTier) -> None:
+    """All had been used at the same time; those in the last slots were evicted, without which the others are not found."""
+    tier = open_tier(capacity_bytes=8 * SLOT)
+    first, prefix = prefix_keys("a", *range(4)), prefix_keys("b", *range(8))
+    put(tier, first, BLOCKS[:4])
+    put(tier, prefix[:4], BLOCKS[:4])
+    tier.clear(first[0].namespace)
+    put(tier, prefix, random_blocks(1, 8))  # the rest of it takes the first slots
+    tier.close()
+    tier = open_tier(capacity_bytes=8 * SLOT)
+    put(tier, prefix_keys("c", 1), BLOCKS[:1])
+    assert tier.contains_prefix(prefix) == 7
+
+
 def test_blocks_used_before_the_clock_was_set_back_are_evicted_like_others(open_tier: OpenTier, tmp_path: Path) -> None:
     """They counted as used last after each restart, until the clock had caught up."""
     old, used = prefix_keys("a", *range(4)), prefix_keys("b", *range(4))
