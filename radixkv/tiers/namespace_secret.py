@@ -17,6 +17,8 @@ _NAME = "namespaces.secret"
 # In a disk's folder: a copy of the shared folder's secret.
 _COPY_NAME = "shared-namespaces.secret"
 _NUM_BYTES = 32
+# What file systems say that have no hard links, such as FAT and many that are mounted from a network.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 
 
 def is_server(store: str) -> bool:
@@ -154,12 +156,28 @@ def _write(path: Path, secret: bytes) -> None:
         with open(draft, "wb", opener=open_private) as file:
             file.write(secret)
         sync(draft)
-        os.link(draft, path)  # unlike a rename, it replaces no file
+        _rename_to_new(draft, path)
         sync(path.parent)
     except FileExistsError:
         pass
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _rename_to_new(draft: Path, path: Path) -> None:
+    """Give a file its name, which no file may have yet. The draft may stay.
+
+    Raises:
+        FileExistsError: one has it.
+        OSError: as from the system.
+    """
+    try:
+        os.link(draft, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.replace(draft, path)
 
 
 def _read(path: Path) -> bytes:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from support.faulty_os import disconnected
 
+from radixkv.tiers import namespace_secret
 from radixkv.tiers.namespace_secret import find_secret
 
 
@@ -65,6 +69,19 @@ def test_the_mount_point_of_a_shared_folder_that_is_gone_gets_the_same_secret(tm
     shared.rmdir()
     shared.write_text("no folder")
     assert secret(disk, shared) == theirs
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_hard_links_holds_a_secret(tmp_path: Path, error: int) -> None:
+    """It got another one at each start, and nothing that was stored was found by anybody else."""
+    disk, shared = tmp_path / "disk", tmp_path / "shared"
+    with mock.patch.object(os, "link", side_effect=OSError(error, os.strerror(error))):
+        first = secret(None, shared)
+        assert secret(disk, shared) == first
+        with mock.patch.object(namespace_secret, "identity_of", return_value=None):  # as it was just before
+            assert secret(None, shared) == first
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == ["namespaces.secret", "shared-namespaces.secret"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.glob("*/*.secret"))
 
 
 def test_a_disk_has_its_own_where_the_shared_folder_was_never_there(tmp_path: Path) -> None:
