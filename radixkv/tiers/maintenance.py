@@ -162,6 +162,7 @@ def clear(folder: Path, namespace: bytes | None = None) -> int:
             doomed = [row for row in store.index.all() if namespace in (None, row.namespace)]
             store.index.clear(namespace)
             store.index.change_pins([namespace], [], [])
+            store.index.erase_deleted()
             if namespace is None:
                 store.files.shrink(0)
             else:

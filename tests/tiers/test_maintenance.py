@@ -7,13 +7,14 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.disk_tiers import BLOCKS, SLOT, pin_of, put
 from support.disk_tiers import KEYS as ANN
-from support.tier_model import FORMAT, FakeClock, get, prefix_keys
+from support.tier_model import BLOCK_SIZE, FORMAT, FakeClock, get, prefix_keys
 from typer.testing import CliRunner, Result
 
 from radixkv.cli.main import app
@@ -256,6 +257,20 @@ def test_clear_forgets_what_was_pinned_there(run: Run, root: Path, everything: b
     tier = open_tier(root)
     assert tier.pins.waiting() == ([] if everything else [kept])
     tier.close()
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_clear_leaves_nothing_of_a_pin_beside_a_process_that_reads(run: Run, root: Path, everything: bool) -> None:
+    """Its prompt stayed in the index, whose log is written into it only once nobody has it open."""
+    tier = open_tier(root)
+    tier.pins.add(replace(pin_of(BOB[0]), tokens=b"in words" * BLOCK_SIZE))
+    tier.close()
+    reader = DiskTier(root, FORMAT, capacity_bytes=64 * SLOT, read_only=True)
+    assert reader.contains_prefix(BOB) == 3
+    run("clear", *([] if everything else ["--namespace", BOB[0].namespace.hex()]))
+    assert reader.contains_prefix(BOB) == 0
+    assert not any(b"in words" in path.read_bytes() for path in root.glob("*/index.sqlite*"))
+    reader.close()
 
 
 def test_a_store_in_use_is_left_alone(run: Run, root: Path) -> None:
