@@ -122,7 +122,7 @@ class Engine:
         )
         recorder = None if config.record_trace is None else TraceRecorder(Path(config.record_trace), block_size)
         self._requests = UnfinishedRequests(self.cache, self.scheduler, recorder)
-        self.grammars = GrammarCompiler(loaded)
+        self.grammars = GrammarCompiler(loaded, num_logits=self._runner.num_logits)
         self.capacity = Capacity(
             self.pool.num_blocks,
             block_size,

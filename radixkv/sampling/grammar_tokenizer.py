@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     import llguidance
 
 
-def grammar_tokenizer(tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int]) -> llguidance.LLTokenizer:
+def grammar_tokenizer(tokenizer: Any, num_logits: int, eos_token_ids: Collection[int]) -> llguidance.LLTokenizer:
     """The tokenizer by which grammars are followed.
 
     Args:
         tokenizer: of transformers, with a fast backend.
-        vocab_size: how many tokens the model has logits for.
+        num_logits: how many tokens the model has logits for.
         eos_token_ids: any of them ends an answer.
 
     Raises:
         MissingPackageError: llguidance is not installed.
-        ValueError: there is no fast backend.
+        ValueError: there is no fast backend, or none of ``eos_token_ids`` has logits.
     """
     import transformers
 
@@ -35,11 +35,16 @@ def grammar_tokenizer(tokenizer: Any, vocab_size: int, eos_token_ids: Collection
             "structured_outputs, or tools that must be called: expected a tokenizer with a fast backend (as of a "
             f"tokenizer.json), got {type(tokenizer).__name__}, which has none and can follow no grammar"
         )
+    if eos_token_ids and min(eos_token_ids) >= num_logits:  # where only one of them is allowed, none could be sampled
+        raise ValueError(
+            f"structured_outputs, or tools that must be called: expected one of the {num_logits} tokens that the model "
+            f"can generate to end an answer, got end-of-sequence tokens {sorted(eos_token_ids)}"
+        )
     # Either may have more: models pad their logits, and tokenizers have special tokens that a smaller model lacks.
-    num_tokens = max(vocab_size, 1 + max(tokenizer.get_vocab().values()))
+    num_tokens = max(num_logits, 1 + max(tokenizer.get_vocab().values()))
     options: dict[str, Any] = {"n_vocab": num_tokens, "eos_token": sorted(eos_token_ids) or None}
     as_published = llguidance.hf.from_tokenizer(tokenizer, **options)
-    spelled = _SpelledTokens(tokenizer, as_published, vocab_size)
+    spelled = _SpelledTokens(tokenizer, as_published, num_logits)
     return llguidance.LLTokenizer(llguidance.TokenizerWrapper(spelled), **options)
 
 
@@ -58,12 +63,12 @@ class _SpelledTokens:
         special_token_ids: ids of the tokens that are not text.
     """
 
-    def __init__(self, tokenizer: Any, as_published: llguidance.LLTokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Any, as_published: llguidance.LLTokenizer, num_logits: int) -> None:
         self.eos_token_id = as_published.eos_token
         self.bos_token_id: int | None = tokenizer.bos_token_id
-        self.tokens = [as_published.decode_bytes([token_id]) for token_id in range(vocab_size)]
-        self.tokens += [b""] * (as_published.vocab_size - vocab_size)
-        self.special_token_ids = [token_id for token_id in range(vocab_size) if as_published.is_special_token(token_id)]
+        self.tokens = [as_published.decode_bytes([token_id]) for token_id in range(num_logits)]
+        self.tokens += [b""] * (as_published.vocab_size - num_logits)
+        self.special_token_ids = [token_id for token_id in range(num_logits) if as_published.is_special_token(token_id)]
         # The text of an added token may differ from its name: some normalizers put a space before it in every answer.
         for token_id, token in tokenizer.added_tokens_decoder.items():
             renamed = tokenizer.convert_ids_to_tokens(token_id) != token.content

@@ -184,6 +184,7 @@ class GrammarCompiler:
     Args:
         clock: processor time of the calling thread, in seconds.
         passing: wall time, in seconds.
+        num_logits: of the model's output head; None: as many as its vocabulary has tokens, which is the most that counts.
     """
 
     def __init__(
@@ -191,8 +192,11 @@ class GrammarCompiler:
         loaded: TextInterface,
         clock: Callable[[], float] = time.thread_time,
         passing: Callable[[], float] = time.perf_counter,
+        *,
+        num_logits: int | None = None,
     ) -> None:
         self._loaded = loaded
+        self._num_logits = loaded.vocab_size if num_logits is None else min(num_logits, loaded.vocab_size)
         threads = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="radixkv-bitmasks")
         self._shared = _Shared(clock, passing, threads)
         self._lock = threading.Lock()
@@ -206,7 +210,7 @@ class GrammarCompiler:
 
         Raises:
             ValueError: the specification is malformed, unsatisfiable, not enforceable, or too large; or the model has no
-                tokenizer, or one without a fast backend.
+                tokenizer, one without a fast backend, or one whose end-of-sequence tokens it cannot generate.
             MissingPackageError: llguidance is not installed.
         """
         frame = None if spec.frame is None else frame_text(spec.frame)
@@ -218,7 +222,7 @@ class GrammarCompiler:
         It takes a second for a vocabulary of 50,000 tokens, during which no other thread runs. (Compiling lets others run.)
 
         Raises:
-            ValueError: the model has no tokenizer, or one without a fast backend.
+            ValueError: as `compile`, of the tokenizer.
             MissingPackageError: llguidance is not installed.
             Exception: llguidance does not support this kind of tokenizer.
         """
@@ -227,9 +231,8 @@ class GrammarCompiler:
     def _prepared_tokenizer(self) -> llguidance.LLTokenizer:
         with self._lock:
             if self._tokenizer is None:
-                loaded = self._loaded
-                tokenizer = loaded.require_tokenizer()
-                self._tokenizer = grammar_tokenizer(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+                tokenizer = self._loaded.require_tokenizer()
+                self._tokenizer = grammar_tokenizer(tokenizer, self._num_logits, self._loaded.eos_token_ids)
             return self._tokenizer
 
     def _compile(self, spec: Specification | None, frame: str | None) -> GrammarState:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from support.chat_templates import TEMPLATES, make_tokenizer
 from support.in_process_server import serve
 from support.model_zoo import build
@@ -205,6 +206,36 @@ def test_what_no_token_spells_is_refused(llm: LLM) -> None:
     assert answer(loaded, "lay") == "lay"
     with pytest.raises(ValueError, match="choice cannot be followed: no answer satisfies it"):
         GrammarCompiler(loaded).compile(StructuredOutputsParams(choice=["zoo"]))
+
+
+def with_narrow_head(end: str) -> LLM:
+    """A model that computes logits of a hundred tokens, none of which has a byte that is not ASCII."""
+    tokenizer = make_tokenizer(TEMPLATES["json"])
+    model = build("llama", {"vocab_size": len(tokenizer)})
+    model.lm_head = torch.nn.Linear(model.config.hidden_size, 100, bias=False)
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(end)
+    return LLM(model, tokenizer=tokenizer, num_blocks=20)
+
+
+def test_a_grammar_is_followed_by_tokens_that_a_narrower_output_head_computes() -> None:
+    """Where it allowed only others, token 0 was drawn."""
+    llm = with_narrow_head("~")
+
+    def answers(regex: str) -> set[str]:
+        params = SamplingParams(n=4, seed=1, structured_outputs=StructuredOutputsParams(regex=regex))
+        (output,) = llm.generate("Hello", params, use_tqdm=False)
+        return {sample.text for sample in output.outputs}
+
+    assert answers("(é|yes)é?") == {"yes"}
+    with pytest.raises(ValueError, match="regex cannot be followed: no answer satisfies it"):
+        answers("é")
+
+
+def test_a_grammar_is_refused_where_a_narrower_output_head_cannot_end_an_answer() -> None:
+    llm = with_narrow_head("<|im_end|>")
+    message = "structured_outputs, or tools .*: expected one of the 100 tokens .* to end an answer, got .* \\[257\\]"
+    with pytest.raises(ValueError, match=message):
+        llm.engine.grammars.compile(StructuredOutputsParams(regex="yes"))
 
 
 def test_a_tokenizer_in_python_is_refused_by_its_name_and_before_anything_is_generated(
