@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 # In an ambiguous grammar the number of parses grows with the text. This many take a millisecond or two; a schema of sixty
 # properties, each an alternative of objects, needs under 2,000.
 _MAX_ITEMS_PER_TOKEN = 20_000
+# Of a position in the text: a thousand optional properties, the most that a schema may have, have 4,007 there.
+_MAX_ITEMS_PER_ROW = 5_000
 # Lexer states are made on demand, 1 to 2 kB each.
 _MAX_LEXER_STATES = 50_000
 # What the lexer may compute for one mask, and before the first one. With llguidance's own limits, 300 rules that all begin
@@ -279,6 +281,7 @@ def _matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMa
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(
+        max_items_in_row=_MAX_ITEMS_PER_ROW,
         step_max_items=_MAX_ITEMS_PER_TOKEN,
         max_lexer_states=_MAX_LEXER_STATES,
         step_lexer_fuel=_MASK_FUEL,

@@ -226,6 +226,14 @@ def test_a_grammar_whose_lexer_explodes_is_refused(llm: LLM) -> None:
     llm.engine.grammars.compile(StructuredOutputsParams(json={"type": "object", "properties": properties}))
 
 
+def test_an_object_may_have_as_many_optional_properties_as_a_schema(llm: LLM) -> None:
+    """From 499 on, the answer failed where the object began."""
+    schema = {"properties": {f"name{i}": {"type": "integer"} for i in range(1000)}, "additionalProperties": False}
+    state = llm.engine.grammars.compile(StructuredOutputsParams(json={"type": "object", **schema}))
+    token_ids = llm.get_tokenizer()('{"name7": 1, "name999": 2}', add_special_tokens=False)["input_ids"]
+    assert state.num_before_end(token_ids) >= len(token_ids) - 1  # the last may complete the answer
+
+
 def is_digits(text: str) -> bool:
     return re.fullmatch("[0-9]{6}", text) is not None
 
