@@ -64,9 +64,21 @@ def prepare_schema(schema: Any) -> Any:
     return schema
 
 
-def patterns_of(schema: Any) -> list[str]:
-    """The regular expressions of strings anywhere in a schema."""
-    return [part["pattern"] for _, part in _subschemas(schema) if isinstance(part.get("pattern"), str)]
+def parts_with_patterns(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """What is said by regular expressions anywhere in a schema.
+
+    Returns:
+        For each string's pattern, and the name patterns of each object: a schema of its own, and how its values begin.
+    """
+    for _, part in _subschemas(schema):
+        if isinstance(part.get("pattern"), str):
+            yield {"type": "string", "pattern": part["pattern"]}, '"'
+        names = part.get("patternProperties")
+        if isinstance(names, dict) and names:
+            # Where other names are allowed, they are those that match no pattern.
+            others = part.get("additionalProperties") is not False
+            alone = {"patternProperties": dict.fromkeys(names, True), "additionalProperties": others}
+            yield {"type": "object", **alone}, '{"'
 
 
 def locate_refusal(schemas: Iterable[Any], message: str) -> str:

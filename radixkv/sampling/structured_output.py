@@ -12,6 +12,7 @@ exactly, when they are compiled, and its work per token is bounded.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -31,7 +32,7 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.sampling.answer_frames import frame_text, framed
 from radixkv.sampling.grammar_budget import GrammarBudget
 from radixkv.sampling.grammar_tokenizer import grammar_tokenizer
-from radixkv.sampling.json_schema import locate_refusal, one_line, patterns_of
+from radixkv.sampling.json_schema import locate_refusal, one_line, parts_with_patterns
 from radixkv.sampling.specification import Specification
 from radixkv.sampling_params import StructuredOutputsParams
 
@@ -57,6 +58,7 @@ _MEANINGS = types.MappingProxyType(
     {
         "NoExtensionBias": "no answer satisfies it, or none that ends",
         "lexer precomputation failed": _TOO_MUCH_WORK,
+        "fuel exhausted": _TOO_MUCH_WORK,
         "too many expressions constructed": _TOO_MUCH_WORK,
     }
 )
@@ -256,20 +258,19 @@ class GrammarCompiler:
     def _refusal_of(self, matcher: llguidance.LLMatcher, schemas: Iterable[Any]) -> str | None:
         """Why a grammar with these schemas in it is refused; None: it is not.
 
-        Each pattern is also tried by itself, because its cost shows only once its string has begun.
+        Their patterns are also tried by themselves, because the cost of one shows only once its string has begun.
         """
         reason = _refusal(matcher)
         if reason is not None:
             return reason
         tokenizer = self._prepared_tokenizer()
-        for pattern in dict.fromkeys(pattern for schema in schemas for pattern in patterns_of(schema)):
-            matcher = _matcher(tokenizer, _grammar_of_schema({"type": "string", "pattern": pattern}))
-            matcher.consume_tokens(tokenizer.tokenize_str('"'))
-            matcher.compute_bitmask()
-            # What else is wrong with a pattern is found with its schema, and does not matter where no string of it can come.
-            if _refusal(matcher) == _TOO_MUCH_WORK:
-                return _TOO_MUCH_WORK
-        return None
+        parts = itertools.chain.from_iterable(map(parts_with_patterns, schemas))
+        begun = {_grammar_of_schema(part): begin for part, begin in parts}
+        # What else is wrong with a pattern is found with its schema, and does not matter where no string of it can come.
+        costly = _is_costly(matcher.deep_copy(), []) or any(
+            _is_costly(_matcher(tokenizer, grammar), tokenizer.tokenize_str(begin)) for grammar, begin in begun.items()
+        )
+        return _TOO_MUCH_WORK if costly else None
 
 
 def _grammar_of_schema(schema: Any) -> str:
@@ -293,6 +294,15 @@ def _matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMa
     if not matcher.is_error():
         matcher.compute_bitmask()
     return matcher
+
+
+def _is_costly(matcher: llguidance.LLMatcher, begin: list[int]) -> bool:
+    """Whether the beginning of an answer and one more token, the first that is allowed, take too much work."""
+    matcher.consume_tokens(begin)
+    allowed = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+    matcher.consume_token(int(np.unpackbits(allowed, bitorder="little").argmax()))
+    matcher.compute_bitmask()
+    return _refusal(matcher) == _TOO_MUCH_WORK
 
 
 def _refusal(matcher: llguidance.LLMatcher) -> str | None:

@@ -39,6 +39,14 @@ COSTLY = {
     "properties": {"a": {"type": "string", "pattern": "a?" * 4000 + "a" * 100}},
     "required": ["a"],
 }
+# Likewise that of a name.
+COSTLY_NAMES = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "object", "patternProperties": {"a?" * 2000 + "a" * 100: {}}, "additionalProperties": False}
+    },
+    "required": ["a"],
+}
 PROMPT = "A person as JSON, please: "
 ARITHMETIC = 'start: sum\nsum: NUMBER (("+" | "-") NUMBER)~1..3\nNUMBER: /[0-9]{1,3}/\n'
 GBNF = 'root ::= "(" word (", " word)? ")"\nword ::= "red" | "green" | "blue"\n'
@@ -327,11 +335,17 @@ def test_preemption_keeps_the_grammar() -> None:
         ({"json": "[]"}, "expected a JSON schema"),
         ({"json": '{"type":"array","items":' * 300 + "{}" + "}" * 300}, "recursion"),
         ({"json": {"type": "string", "pattern": "a?" * 5000}}, "at most 8192"),
-        # These used to fail the answer where the pattern's string began.
+        # These used to fail the answer where the string, or the name, of the pattern began.
         ({"json": COSTLY}, "json cannot be followed: its regular expressions take too"),
+        ({"json": COSTLY_NAMES}, "json cannot be followed: its regular expressions take too"),
+        (
+            {"json": {"patternProperties": {"a?" * 4000: {}}}},
+            "json cannot be followed: its regular expressions take too",
+        ),
         ({"regex": "("}, "unclosed group"),
         ({"regex": "[^\\x00-\\U0010FFFF]"}, "regex cannot be followed: no answer satisfies it"),
         ({"regex": "a?" * 4000 + "a" * 100}, "its regular expressions take too much work to compile"),
+        ({"regex": "a{1000000000}"}, "regex cannot be followed: its regular expressions take too"),
         ({"regex": "a" * 9000}, "at most 8192"),
         ({"grammar": "start: nowhere\n"}, "unknown name"),
         ({"grammar": "nonsense"}, "cannot be read"),
