@@ -23,9 +23,10 @@ class SampledToken:
 
 
 def with_logprobs(logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[SampledToken]:
-    """Each row's token with its log-probability, and those of the row's ``counts`` likeliest."""
+    """Each row's token with its log-probability, and those of the row's ``counts`` likeliest, or of all that have a logit."""
     if not token_ids:
         return []
+    counts = [min(count, logits.shape[1]) for count in counts]  # an output head may be narrower than the vocabulary
     chosen = torch.tensor(token_ids, device=logits.device)
     totals, ranks, top_ids, top_logits = _describe(logits, chosen, max(counts))
     own = logits.gather(1, chosen.unsqueeze(1)).squeeze(1) - totals

@@ -143,6 +143,21 @@ def test_what_needs_logits_beyond_a_narrower_output_head_is_refused() -> None:
     assert output.outputs[0].token_ids == [7]
 
 
+def test_the_whole_vocabulary_s_log_probabilities_are_those_that_a_narrower_output_head_computes() -> None:
+    """More were looked for than there are: the step failed, and with it all requests."""
+    model = build("llama", SUPPORTED["llama"])
+    model.lm_head = torch.nn.Linear(model.config.hidden_size, 100, bias=False)
+    llm = LLM(model, tokenizer=make_tokenizer(""), num_blocks=10)
+    for count in (-1, 150):
+        params = SamplingParams(max_tokens=2, logprobs=count, prompt_logprobs=count, ignore_eos=True)
+        (output,) = llm.generate({"prompt_token_ids": [5, 7]}, params, use_tqdm=False)
+        assert output.prompt_logprobs is not None
+        assert output.outputs[0].logprobs is not None
+        for entries in (output.prompt_logprobs[1], *output.outputs[0].logprobs):
+            assert entries is not None
+            assert sorted(entries) == list(range(100))
+
+
 class _CountingOps(TorchDispatchMode):
     num_ops = 0
 
