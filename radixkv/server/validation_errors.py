@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import reprlib
 from collections.abc import Collection, Sequence
 from itertools import islice
@@ -43,7 +45,9 @@ def in_words(error: RequestValidationError, request: Request) -> tuple[str, str 
             return f"body: no JSON from character {each['loc'][1]} on: {each['ctx']['error']}", None
         # The path also holds members of unions, by names that clients do not know.
         is_in_body, path = each["loc"][0] == "body", each["loc"][1:]
-        located.append((_path_in(error.body, path, each["type"] == "missing") if is_in_body else path, each))
+        path = _path_in(error.body, path, each["type"] == "missing") if is_in_body else path
+        kind = "name_unicode" if is_in_body and _is_about_a_name(each, error.body, path) else each["type"]
+        located.append((path, {**each, "type": kind}))
     fields = _fields_of(request)
     by_path: dict[_Path, list[Any]] = {}
     for path, each in located:
@@ -91,6 +95,11 @@ def _inner_path(value: Any, path: _Path) -> _Path | None:
     return _inner_path(value, tuple(rest)) if rest else None
 
 
+def _is_about_a_name(error: Any, body: Any, path: _Path) -> bool:
+    """Whether the text that is not Unicode is no value, but the name of a field of the object at this path."""
+    return bool(error["type"] == "string_unicode" and functools.reduce(operator.getitem, path, body) != error["input"])
+
+
 def _is_of_another_member(path: _Path, error: Any, all_errors: Sequence[tuple[_Path, Any]]) -> bool:
     """Whether another member of a union fits the value better, so that its error says what is wrong.
 
@@ -132,6 +141,8 @@ def _expected(error: Any) -> str:
         return "an object"
     if error["type"] == "string_unicode":
         return "Unicode text"
+    if error["type"] == "name_unicode":
+        return ""
     message: str = error["msg"]
     return message.removeprefix(_PYDANTIC_OPENING) if message.startswith(_PYDANTIC_OPENING) else ""
 
@@ -147,7 +158,7 @@ def _one_in_words(location: str, path: _Path, error: Any, fields: Collection[str
             return "body: expected a JSON object, sent with content-type: application/json"
         case "missing":
             return f"{location}: required"
-        case "string_unicode":
+        case "name_unicode":
             return f"{location}: expected names of fields in Unicode, got {_QUOTED.repr(error['input'])}"
         case "string_pattern_mismatch":
             return f"{location}: expected a text like {context['pattern']}, got {_QUOTED.repr(error['input'])}"

@@ -218,16 +218,27 @@ def test_errors_name_the_field_that_was_sent(http: httpx.Client, path: str, chan
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("path", "change", "message"),
     [
-        ({"stop": "\ud800"}, "stop: expected Unicode text, got '\\ud800'"),
-        ({"\ud800": 1}, "body: expected names of fields in Unicode, got '\\ud800'"),
+        ("/v1/completions", {"stop": "\ud800"}, "stop: expected Unicode text, got '\\ud800'"),
+        ("/v1/completions", {"\ud800": 1}, "body: expected names of fields in Unicode, got '\\ud800'"),
+        (
+            "/v1/completions",
+            {"stream_options": {"\ud800": 1}},
+            "stream_options: expected names of fields in Unicode, got '\\ud800'",
+        ),
+        ("/v1/responses", {"metadata": {"a": "\ud800"}}, "metadata.a: expected Unicode text, got '\\ud800'"),
+        (
+            "/v1/responses",
+            {"metadata": {"\ud800": "a"}},
+            "metadata: expected names of fields in Unicode, got '\\ud800'",
+        ),
     ],
 )
-def test_text_that_is_not_unicode_is_named(http: httpx.Client, change: dict[str, Any], message: str) -> None:
-    """Of a field's name, only pydantic's words about raw data were said."""
+def test_text_that_is_not_unicode_is_named(http: httpx.Client, path: str, change: dict[str, Any], message: str) -> None:
+    """Of a field's name, only pydantic's words about raw data were said; one within an object was called a text."""
     content = json.dumps({**TEXT, **change}).encode()
-    response = http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    response = http.post(path, content=content, headers={"content-type": "application/json"})
     assert_error(response, 400, message=message)
 
 
