@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -11,6 +12,8 @@ from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece, ToolCal
 
 ToolMode = Literal["none", "auto", "required"]
 
+# In some forms of calls, a name ends before one of these.
+_ENDS_OF_NAMES = re.compile(r"[\s<>\[\]]")
 # Optional keywords of the parameters' schema: their type, and its name in errors.
 _OPTIONAL: Mapping[str, tuple[type, str]] = MappingProxyType(
     {"properties": (Mapping, "an object"), "required": (list, "a list")}
@@ -135,6 +138,8 @@ def _as_tool(definition: Any) -> Tool:
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not name:
         raise ValueError(f"tools: expected a function with a name, got {function!r:.80}")
+    if _ENDS_OF_NAMES.search(name):
+        raise ValueError(f"tools: expected a name without white space, '<', '>', '[' and ']', got {name!r:.80}")
     if not isinstance(parameters, Mapping | None):
         raise ValueError(f"tools: expected the parameters of {name!r:.80} to be a JSON schema, got {parameters!r:.80}")
     # Null, which some clients send for what they leave out, says nothing.

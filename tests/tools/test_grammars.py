@@ -161,6 +161,24 @@ def test_llama_s_type_may_stand_before_the_name() -> None:
         assert functions(read(form, [text])) == CALLS[1:]
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("name", FORMS)
+def test_the_name_of_a_tool_is_written_as_the_prompt_has_it(name: str, choice: str) -> None:
+    """In JSON, letters that are not ASCII had to be escaped, and a call with the name as it is was read as text."""
+    names = ["prüfe", "जाँच.v2:a/b"]
+    tools = [{"type": "function", "function": {"name": each}} for each in names]
+    tokenizer = make_tokenizer(TEMPLATES[name])
+    form = ChatFormat.of(tokenizer).answer_form("", options(choice, tools=tools))
+    assert form is not None
+    grammar = Grammar(form, tokenizer)
+    for each in names:
+        text = CALL_FORMATS[name].write_calls([(each, {})]).removesuffix("<|call|>")
+        assert grammar.accepts(text)
+        assert functions(read(form, [text])) == [(each, {})]
+        with_other = CALL_FORMATS[name].write_calls([(each, {"x": 1})])
+        assert not grammar.begins(with_other)
+
+
 def with_unit(schema: dict[str, Any], *others: str, strict: bool = True) -> AnswerForm:
     """For a tool whose one argument has this schema, in Qwen3-Coder's form.
 

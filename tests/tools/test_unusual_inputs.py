@@ -83,3 +83,11 @@ def test_null_says_nothing_about_a_tool_s_parameters() -> None:
     options = as_tool_options([{"type": "function", "function": {"name": "f", "parameters": parameters}}], None, None)
     assert options is not None
     assert json.dumps(options.tools["f"].parameters) == '{"type": "object", "properties": {}}'
+
+
+@pytest.mark.parametrize("name", ["get weather", "weather\n", "a>b", "<f", "f[ARGS]"])
+def test_a_name_that_some_form_of_calls_cannot_hold_is_refused(name: str) -> None:
+    """Its calls were read as text, or as those of a tool that there is not."""
+    message = "^tools: expected a name without white space, .* got " + re.escape(repr(name))
+    with pytest.raises(ValueError, match=message):
+        as_tool_options([{"type": "function", "function": {"name": name}}], None, None)

@@ -157,7 +157,7 @@ def json_body(writer: GrammarWriter, tool: Tool, rule: str, arguments_key: str, 
         before_name: members that may stand before the name, as JSON.
     """
     # Each whole in one literal: up to the end of the name, any text could follow, and a shorter literal would not end there.
-    name = f'"name": {json.dumps(tool.name)}, "{arguments_key}": '
+    name = f'"name": {json_text(tool.name)}, "{arguments_key}": '
     head = " | ".join(writer.literal(f"{{{before}{name}") for before in dict.fromkeys(["", before_name]))
     arguments = writer.schema(tool, f"{rule}_arguments", tool.parameters)
     return f"({head}) {arguments} {writer.literal('}')}"

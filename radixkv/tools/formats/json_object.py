@@ -5,13 +5,12 @@ For models whose template does not support tools: `radixkv.tools.instructions` d
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from radixkv.tools.definitions import Tool
-from radixkv.tools.formats.base import CallFormat, guarded_call, json_body, write_json_call
+from radixkv.tools.formats.base import CallFormat, guarded_call, json_body, json_text, write_json_call
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.json_calls import json_call
 from radixkv.tools.source import AnswerSource, Parsing, skip_whitespace, text_until
@@ -58,11 +57,12 @@ class JsonObjectFormat(CallFormat):
         return json_body(writer, tool, rule, self.arguments_key, self.before_name)
 
     def beginning_of_call(self, tools: Mapping[str, Tool]) -> str:
-        names = "|".join(_in_regex(json.dumps(name)) for name in tools)
+        names = "|".join(_in_regex(json_text(name)) for name in tools)
         before = "".join(f"{_in_regex(token)}{_SPACE}" for token in _JSON_TOKEN.findall(self.before_name))
         return rf'({_in_regex(self.lead)})?{_SPACE}\{{{_SPACE}({before})?"name"{_SPACE}:{_SPACE}({names})'
 
 
 def _in_regex(text: str) -> str:
     """A text as part of a regular expression, in Python and in Lark."""
-    return "".join(each if each.isalnum() or each in '_"<>' else f"\\{each}" for each in text)
+    # Lark takes a backslash only before what has a meaning of its own.
+    return "".join(each if each.isalnum() or each in '_"<>' or not each.isascii() else f"\\{each}" for each in text)
