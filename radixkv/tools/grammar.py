@@ -48,7 +48,8 @@ class GrammarWriter:
 
     def __init__(self, added_tokens: Mapping[str, int], shown_tokens: Iterable[str] = ()) -> None:
         self._added_tokens = added_tokens
-        self._shown = sorted(added_tokens[token] for token in shown_tokens)
+        ids = sorted(added_tokens[token] for token in shown_tokens)
+        self._shown = f"<[{','.join(map(str, ids))}]>" if ids else ""
         self._rules: dict[str, str] = {"TEXT": r"/(.|\n)*/"}
         self._schemas: dict[str, Any] = {}
 
@@ -82,18 +83,18 @@ class GrammarWriter:
         """An expression for free text and the marker that ends it."""
         name = f"before_{len(self._rules)}"
         self._rules[f"{name}[lazy]"] = f"TEXT {json.dumps(marker)}"
-        spelled, as_tokens = f"{self._free()}{name}", self.literal(marker)
-        return f"({spelled} | {self._free()}TEXT {as_tokens})" if "<[" in as_tokens else spelled
+        free = f"(TEXT {self._shown})* " if self._shown else ""
+        spelled, as_tokens = f"{free}{name}", self.literal(marker)
+        return f"({spelled} | {free}TEXT {as_tokens})" if "<[" in as_tokens else spelled
 
-    def text(self) -> str:
-        """An expression for free text."""
-        return f"{self._free()}TEXT"
+    def text(self, first: str = "TEXT", following: str = "TEXT") -> str:
+        """An expression for free text.
 
-    def _free(self) -> str:
-        if not self._shown:
-            return ""
-        self._rules["shown"] = f"TEXT <[{','.join(map(str, self._shown))}]>"
-        return "shown* "
+        Args:
+            first: a terminal for what comes before any shown token.
+            following: one for what comes after each.
+        """
+        return f"{first} ({self._shown} {following})*" if self._shown else first
 
     def _parts(self, text: str) -> list[str]:
         starts = [(text.find(token), -len(token), token) for token in self._added_tokens if token in text]

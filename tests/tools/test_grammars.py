@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.answer_forms import CALLS, FORMS, Grammar, form_of, functions, options, read, written
 from support.chat_templates import TEMPLATES, make_tokenizer
+from tokenizers import AddedToken
 
 from radixkv.tools.chat_format import CALL_FORMATS, AnswerForm, ChatFormat
 
@@ -177,6 +178,22 @@ def test_the_name_of_a_tool_is_written_as_the_prompt_has_it(name: str, choice: s
         assert functions(read(form, [text])) == [(each, {})]
         with_other = CALL_FORMATS[name].write_calls([(each, {"x": 1})])
         assert not grammar.begins(with_other)
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+@pytest.mark.parametrize("name", [name for name in FORMS if name != "harmony"])
+def test_text_may_hold_added_tokens_that_are_shown(name: str, choice: str) -> None:
+    """As Gemma's for the tags of HTML. They were forbidden where nothing marks a call, and where none is allowed."""
+    tokenizer = make_tokenizer(TEMPLATES[name])
+    tokenizer.add_tokens([AddedToken("<b>", special=False, normalized=False)])
+    form = ChatFormat.of(tokenizer).answer_form("", options(choice))
+    assert form is not None
+    grammar, calls = Grammar(form, tokenizer), CALL_FORMATS[name].write_calls(CALLS)
+    for text in ("It is <b>warm<b>.", "<b>", '{"<b>": 1}'):
+        assert grammar.accepts(text)
+    assert grammar.accepts(calls) == (choice == "auto")
+    # Without a marker, calls can only stand at the start.
+    assert grammar.accepts(f"<b>{calls}") == (choice == "auto" or not CALL_FORMATS[name].trigger)
 
 
 def with_unit(schema: dict[str, Any], *others: str, strict: bool = True) -> AnswerForm:

@@ -91,7 +91,7 @@ class CallFormat(ABC):
             return content
         assert options is not None
         if options.mode == "none":
-            return self._no_calls(writer, options)
+            return self._text_without_calls(writer, options)
         first, following = self._calls(writer, options)
         lead = f"({writer.literal(self.lead)})?" if self.lead else ""
         begin = writer.literal(self.trigger) if self.trigger else lead
@@ -101,14 +101,15 @@ class CallFormat(ABC):
         if content is not None:
             return f"{content} | {calls}"
         if not self.trigger:
-            writer.rule("PLAIN", rf"/(.|\n)*/ & ~/{self.beginning_of_call(options.tools)}(.|\n)*/")
-            return f"PLAIN | {calls}"
+            return f"{self._text_without_calls(writer, options)} | {calls}"
         return f"{writer.text()} | {writer.text_before(self.trigger)} {first} {following}"
 
-    def _no_calls(self, writer: GrammarWriter, options: ToolOptions) -> str:
+    def _text_without_calls(self, writer: GrammarWriter, options: ToolOptions) -> str:
         """An expression for any text without a call."""
-        beginning = self.beginning_of_call(options.tools) if not self.trigger else rf"(.|\n)*{_escaped(self.trigger)}"
-        return writer.rule("PLAIN", rf"/(.|\n)*/ & ~/{beginning}(.|\n)*/")
+        up_to_call = rf"(.|\n)*{_escaped(self.trigger)}" if self.trigger else self.beginning_of_call(options.tools)
+        plain = writer.rule("PLAIN", rf"/(.|\n)*/ & ~/{up_to_call}(.|\n)*/")
+        # Without a marker, calls can only stand at the start.
+        return writer.text(plain, plain if self.trigger else "TEXT")
 
     def _calls(self, writer: GrammarWriter, options: ToolOptions) -> tuple[str, str]:
         """Expressions for the first call, after the trigger, and for what follows it."""
