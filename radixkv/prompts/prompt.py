@@ -159,13 +159,16 @@ def with_answer_form(params: _Params, form: AnswerForm | None) -> _Params:
     answer that has to be calls has none.
 
     Raises:
-        ValueError: a tool's schema cannot be enforced, ``allowed_token_ids`` are given beside tools, or the answer has parts
-            that a beam search could not tell apart.
+        ValueError: a tool's schema cannot be enforced or is nested too deeply, ``allowed_token_ids`` are given beside tools,
+            or the answer has parts that a beam search could not tell apart.
     """
     if form is None:
         return params
     structured = params.structured_outputs
-    frame = form.frame(content_is_constrained=structured is not None)
+    try:
+        frame = form.frame(content_is_constrained=structured is not None)
+    except RecursionError as error:
+        raise ValueError("tools: expected fewer lists and objects within each other") from error
     if frame is not None:
         if structured is None and isinstance(params, SamplingParams) and params.allowed_token_ids is not None:
             raise ValueError(

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from support.chat_templates import text_interface
 
-from radixkv.prompts import as_template_message, render_chat
+from radixkv import SamplingParams
+from radixkv.prompts import as_template_message, render_chat, with_answer_form
 from radixkv.tools.definitions import as_tool_options
 
 # In the manner of Qwen3-Coder's.
@@ -91,3 +92,16 @@ def test_a_name_that_some_form_of_calls_cannot_hold_is_refused(name: str) -> Non
     message = "^tools: expected a name without white space, .* got " + re.escape(repr(name))
     with pytest.raises(ValueError, match=message):
         as_tool_options([{"type": "function", "function": {"name": name}}], None, None)
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused_by_its_name() -> None:
+    """It ended in a RecursionError, and a server answered that it had failed."""
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(600):
+        schema = {"type": "array", "items": schema}
+    parameters = {"type": "object", "properties": {"x": schema}}
+    options = as_tool_options([{"type": "function", "function": {"name": "f", "parameters": parameters}}], None, None)
+    chat_format = text_interface(WRITES_EACH_ARGUMENT).chat_format
+    assert chat_format is not None
+    with pytest.raises(ValueError, match=r"^tools: expected fewer lists and objects within each other$"):
+        with_answer_form(SamplingParams(), chat_format.answer_form("", options))
