@@ -144,6 +144,7 @@ class ChatEvents:
     ) -> None:
         self.generation = generation
         self._form = form
+        self._may_reason = form is not None and form.may_reason
         self._keeper = keeper
         self._deadlines = deadlines
         self._kept: Mapping[float, int] = {}
@@ -212,7 +213,8 @@ class ChatEvents:
             async for delta in deltas:
                 output = delta.output
                 read = reader.read(delta.choice, output.text, output.finish_reason is not None)
-                self._reasoning_tokens.read(delta.choice, output.token_ids, read)
+                if self._may_reason:
+                    self._reasoning_tokens.read(delta.choice, output.token_ids, read)
                 pieces = [piece for piece, _ in read]
                 for piece in pieces:
                     if isinstance(piece, ToolCallBegin):

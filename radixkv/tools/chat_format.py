@@ -171,6 +171,11 @@ class AnswerForm:
         return self.options is not None and self.options.mode == "required"
 
     @property
+    def may_reason(self) -> bool:
+        """Whether the answer may hold reasoning."""
+        return self.reasoning != "over" or self.format.calls.frames_every_answer
+
+    @property
     def special_markers(self) -> list[int]:
         """The special tokens by which parts of the answer are recognised in its text."""
         markers = self.format.reasoning_markers
