@@ -113,14 +113,12 @@ class Admission:
 
     def _make_room(self) -> tuple[list[SequenceGroup], list[SequenceGroup]]:
         """The groups to preempt, and those to start in their place, in this order."""
-        # What is decided here changes claims, and not whose turn it is.
-        order = self._count_usage().in_turn()
         usage = self._count_usage()
         computing = {group.request.tenant for group in self._running if group.num_pending > 1}
         victims: list[SequenceGroup] = []
         starting: list[SequenceGroup] = []
         self._in_flight_prefixes.look_at(self._running)
-        for tenant in order:
+        for tenant in usage.claimants():
             for group in self._waiting.groups(tenant):
                 if not usage.has_claim(group) or self._in_flight_prefixes.should_wait(group):
                     break

@@ -26,7 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from sortedcontainers import SortedDict
+from sortedcontainers import SortedList
 
 from radixkv.scheduling.request import Request, SequenceGroup
 from radixkv.scheduling.tenant_share import TenantShare, share_of
@@ -40,20 +40,22 @@ REUSED_TOKEN_COST = 1 / 16
 PROMPT_LOGPROB_COST = 0.5
 
 
-class _Turn(NamedTuple):
-    """What the order of the waiting tenants depends on.
+class Turn(NamedTuple):
+    """A waiting tenant, and what the order of these depends on.
 
     Attributes:
         counter: of the tenant.
         num_seqs: that wait. Among equal counters, the tenant that wants least goes first: that hardly delays the others.
         charged_at: among tenants that are equal in this, too, the one that was charged longest ago goes first.
         began: serial number of when it began to wait, which makes the order total.
+        tenant: its name.
     """
 
     counter: float
     num_seqs: int
     charged_at: int
     began: int
+    tenant: str
 
 
 class FairShares:
@@ -65,8 +67,8 @@ class FairShares:
         self._charged_at: dict[str, int] = {}
         self._num_charges = 0
         # Kept up to date: sorting all that wait for each that is served would take time that grows with their square.
-        self._turns: dict[str, _Turn] = {}
-        self._order: SortedDict[_Turn, str] = SortedDict()
+        self._turns: dict[str, Turn] = {}
+        self._order: SortedList[Turn] = SortedList()
         self._beginnings = itertools.count()
 
     def share(self, tenant: str) -> TenantShare:
@@ -76,24 +78,30 @@ class FairShares:
         """The service that the tenant received, in costs of a computed token, divided by its weight."""
         return self._counters.get(tenant, 0.0)
 
-    def in_turn(self) -> Iterator[str]:
-        """The waiting tenants in the order in which they are served; it must not change while it is iterated over."""
-        return iter(self._order.values())
+    def in_turn(self, after: Turn | None = None) -> Iterator[Turn]:
+        """The waiting tenants in the order in which they are served, which must not change while it is iterated over.
+
+        Args:
+            after: only those behind this one; None: all.
+        """
+        turns: Iterator[Turn] = self._order.irange(after, inclusive=(False, True))
+        return turns
 
     @property
     def floor(self) -> float:
         """The smallest counter of the tenants that wait; 0 if none does."""
-        return self._order.peekitem(0)[0].counter if self._order else 0.0
+        return self._order[0].counter if self._order else 0.0
 
     def set_waiting(self, tenant: str, num_seqs: int) -> None:
         """So many sequences of the tenant wait from now on; with 0, it is no longer in turn."""
         before = self._turns.pop(tenant, None)
         if before is not None:
-            del self._order[before]
+            self._order.remove(before)
         if num_seqs:
             began = next(self._beginnings) if before is None else before.began
-            turn = _Turn(self.counter(tenant), num_seqs, self._charged_at.get(tenant, -1), began)
-            self._turns[tenant], self._order[turn] = turn, tenant
+            turn = Turn(self.counter(tenant), num_seqs, self._charged_at.get(tenant, -1), began, tenant)
+            self._turns[tenant] = turn
+            self._order.add(turn)
 
     def lift(self, tenant: str, running: Iterable[str]) -> None:
         """The tenant is about to wait: it has no claim to what it did not use before.

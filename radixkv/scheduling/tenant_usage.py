@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 
 from radixkv.cache import PrefixCache
-from radixkv.scheduling.fair_shares import FairShares
+from radixkv.scheduling.fair_shares import FairShares, Turn
 from radixkv.scheduling.request import Request, SequenceGroup
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
@@ -52,6 +52,8 @@ class TenantUsage:
         # Sequences that each tenant runs or waits for. What is admitted or preempted in this step does not change them.
         self._wanted = Counter(waiting.num_seqs)
         self._wanted.update(self.num_seqs)
+        # No waiting tenant up to this one, in turn, has a claim.
+        self._last_without_claim: Turn | None = None
 
     def add(self, group: SequenceGroup, uncharged: float = 0.0) -> None:
         """Count a group that runs from now on. No group is then preempted whose waiting would void this one's claim.
@@ -63,6 +65,8 @@ class TenantUsage:
         self.num_seqs[tenant] += group.num_seqs
         self._lowest_floor = max(self._lowest_floor, self._lowest_floor_of(tenant))
         self._uncharged[tenant] += uncharged
+        if len(group.prompt) == 1:  # nothing is charged for it: its tenant may come before some that have no claim
+            self._last_without_claim = None
 
     def remove(self, groups: Collection[SequenceGroup]) -> None:
         """Count groups of ``running`` no longer: from now on, their tenants wait."""
@@ -72,19 +76,29 @@ class TenantUsage:
             self._counters[tenant] -= self._shares.unused(group)
             self._floor = min(self._floor, self._counters[tenant])
             del self._running[group]
+        self._last_without_claim = None
+
+    def claimants(self) -> Iterator[str]:
+        """The waiting tenants below their share, in turn.
+
+        Whether one is below its share is found out only when it is its turn: of many that wait, few are served in a step. One
+        that has no claim gets none while groups are only added, and is not looked at again.
+        """
+        is_first = True
+        for turn in self._shares.in_turn(after=self._last_without_claim):
+            if self.has_claim(self._waiting.first(turn.tenant)):
+                is_first = False
+                yield turn.tenant
+            elif is_first:
+                self._last_without_claim = turn
 
     def in_turn(self) -> Iterator[str]:
-        """The waiting tenants: first those below their share, then by the service that they received.
-
-        Whether one is below its share is found out only when it is its turn: of many that wait, few are served in a step.
-        """
-        others = []
-        for tenant in self._shares.in_turn():
-            if self.has_claim(self._waiting.first(tenant)):
-                yield tenant
-            else:
-                others.append(tenant)
-        yield from others
+        """The waiting tenants: first those below their share, then by the service that they received."""
+        claimants = set()
+        for tenant in self.claimants():
+            claimants.add(tenant)
+            yield tenant
+        yield from (turn.tenant for turn in self._shares.in_turn() if turn.tenant not in claimants)
 
     def may_come_before(self, tenant: str, request: Request | None) -> bool:
         """Whether groups of a waiting tenant may come before a request whose prompt is in progress, if there is one."""

@@ -348,4 +348,4 @@ def test_among_equal_tenants_the_one_served_longest_ago_goes_first(waiting: dict
         shares.charge_generated(tenant, generated)
     for tenant, num_seqs in waiting.items():
         shares.set_waiting(tenant, num_seqs)
-    assert list(shares.in_turn()) == ["new", "b", "a"]
+    assert [turn.tenant for turn in shares.in_turn()] == ["new", "b", "a"]

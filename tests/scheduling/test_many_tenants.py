@@ -36,11 +36,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
-def with_tenants(count: int, max_num_seqs: int) -> SchedulerDriver:
+def with_tenants(count: int, max_num_seqs: int, n: int = 1) -> SchedulerDriver:
     """One short request of each."""
     driver = SchedulerDriver(max_num_seqs=max_num_seqs, budget=2048, num_blocks=8000)
     for number in range(count):
-        driver.add(prompt(6), max_new=20, tenant=f"tenant {number}")
+        driver.add(prompt(6), n=n, max_new=20, tenant=f"tenant {number}")
     return driver
 
 
@@ -54,6 +54,18 @@ def test_what_serves_a_tenant_takes_as_long_however_many_wait(calls: Counter[str
         assert len(driver.admitted) == count
         work.append(calls.total())
     assert work[1] < 2.5 * work[0]
+
+
+def test_a_step_looks_only_once_at_all_tenants_whose_requests_exceed_their_shares(calls: Counter[str]) -> None:
+    """With several samples per request, each admission used to look at all that wait for one that is below its share."""
+    work = []
+    for max_num_seqs in (8, 32):
+        driver = with_tenants(100, max_num_seqs, n=2)
+        calls.clear()
+        driver.step()
+        assert len(driver.admitted) == max_num_seqs // 2
+        work.append(calls.total())
+    assert work[1] < 2 * work[0]
 
 
 def test_a_step_that_admits_nothing_takes_as_long_however_many_wait(calls: Counter[str]) -> None:
@@ -135,11 +147,20 @@ def test_of_the_tenants_with_most_the_last_group_is_preempted_first(seed: int) -
         left.remove(victim)
 
 
-def sorted_at_once(self: TenantUsage) -> Iterator[str]:
-    """What `TenantUsage.in_turn` promises, at the cost of all tenants for each that is served."""
+def sorted_anew(self: TenantUsage) -> list[str]:
+    """All waiting tenants in turn."""
     waiting, shares = self._waiting.num_seqs, self._shares
-    tenants = sorted(waiting, key=lambda each: (shares.counter(each), waiting[each], shares._charged_at.get(each, -1)))
-    return iter(sorted(tenants, key=lambda each: not self.has_claim(self._waiting.first(each))))
+    return sorted(waiting, key=lambda each: (shares.counter(each), waiting[each], shares._charged_at.get(each, -1)))
+
+
+def all_claimants(self: TenantUsage) -> Iterator[str]:
+    """What `TenantUsage.claimants` promises, at the cost of all tenants for each that is served."""
+    return (each for each in sorted_anew(self) if self.has_claim(self._waiting.first(each)))
+
+
+def all_in_turn(self: TenantUsage) -> Iterator[str]:
+    """What `TenantUsage.in_turn` promises, likewise."""
+    return iter(sorted(sorted_anew(self), key=lambda each: not self.has_claim(self._waiting.first(each))))
 
 
 def decisions(seed: int) -> list[tuple[int, int, int]]:
@@ -161,7 +182,7 @@ def decisions(seed: int) -> list[tuple[int, int, int]]:
         for _ in range(rng.choice([0, 0, 1, 6])):
             stem = STEMS[rng.randrange(3)][: rng.choice([0, 40])]
             driver.add(
-                stem + tail(len(driver.requests), rng.randint(1, 40)),
+                stem + tail(len(driver.requests), rng.randint(1, rng.choice([1, 40]))),
                 n=rng.randint(1, 3),
                 tenant=rng.choice(tenants),
                 priority=rng.randint(-1, 1),
@@ -177,5 +198,6 @@ def test_the_order_is_that_of_all_tenants_sorted_anew_for_each_admission(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = decisions(seed)
-    monkeypatch.setattr(TenantUsage, "in_turn", sorted_at_once)
+    monkeypatch.setattr(TenantUsage, "claimants", all_claimants)
+    monkeypatch.setattr(TenantUsage, "in_turn", all_in_turn)
     assert decisions(seed) == made
