@@ -44,6 +44,9 @@ LIMIT 1
 """
 _BOUND_TIMES = "UPDATE blocks SET used = :now WHERE used > :now AND typeof(used) = 'real'"
 
+# SQLite's codes where it cannot make a file beside the index: nothing may be written there, or the disk is full.
+_NO_ROOM_CODES = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
+
 # What a damaged index, or a failing disk, may raise: SQLite's messages quote the file, and may fail to decode.
 IndexErrors = (sqlite3.Error, UnicodeDecodeError)
 
@@ -103,7 +106,7 @@ class SlotIndex:
         try:
             self._open(writable)
         except sqlite3.OperationalError as error:
-            if writable or primary_code(error) != sqlite3.SQLITE_CANTOPEN or identity_of(self._log_path) is not None:
+            if writable or primary_code(error) not in _NO_ROOM_CODES or self._has_logged():
                 raise
             # Where this process can write nothing, SQLite cannot make the files that it needs to see what others write.
             self._ignores_log = True
@@ -255,6 +258,13 @@ class SlotIndex:
         except IndexErrors:
             self._database.close()
             raise
+
+    def _has_logged(self) -> bool:
+        """Whether some of the index is in its log alone. The attempt to open it may have made an empty log."""
+        try:
+            return self._log_path.stat().st_size > 0
+        except FileNotFoundError:
+            return False
 
     def _clear(self, table: str, column: str, value: bytes | None) -> None:
         if value is None:

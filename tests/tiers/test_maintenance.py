@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -322,6 +323,27 @@ def test_a_store_that_cannot_be_written_can_be_read(run: Run, root: Path, read_o
         assert np.array_equal(get(tier, other), BLOCKS[:1])
         tier.close()
         writer.close()
+
+
+def test_a_store_on_a_full_disk_can_be_read(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """SQLite had no room for a file beside the index, which was then said to be unreadable."""
+    place = tmp_path_factory.mktemp("small")
+    try:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "tmpfs", place], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("only root can mount a folder")
+    try:
+        shutil.copytree(root, place / "store")
+        with pytest.raises(OSError, match="No space left"), open(place / "others", "wb", buffering=0) as others:
+            while True:
+                others.write(bytes(512))
+        tier = DiskTier(place / "store", FORMAT, capacity_bytes=64 * SLOT, read_only=True)
+        assert np.array_equal(get(tier, ANN), BLOCKS)
+        tier.close()
+        for command, shown in (("info", "9 blocks of 4 tokens"), ("verify", "9 right, 0 corrupt")):
+            assert shown in CliRunner().invoke(app, ["store", command, str(place / "store")]).output
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
 
 
 @pytest.mark.parametrize(
