@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from radixkv.tiers.compaction import compact
+from radixkv.tiers.open_store import index_to_write
 from radixkv.tiers.record import RecordLayout, Verdict
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedBlock, IndexErrors, SlotIndex
@@ -218,8 +219,9 @@ def _opened(folder: Path, *, writable: bool) -> Iterator[_Store]:
         if writable:
             stack.enter_context(closing(FolderLock(folder)))
         try:
-            index = stack.enter_context(closing(SlotIndex(folder, writable=writable)))
             files = stack.enter_context(closing(SlotFiles(folder, slot_bytes_of(layout), writable=writable)))
+            opened = index_to_write(folder, files) if writable else SlotIndex(folder, writable=False)
+            index = stack.enter_context(closing(opened))
             yield _Store(header, layout, index, files)
         except IndexErrors as error:
             raise UnreadableIndexError(f"{folder}: its index cannot be read ({error})") from error

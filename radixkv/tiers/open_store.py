@@ -36,6 +36,10 @@ _DISK_CODES = frozenset(
     }
 )
 
+# SQLite's codes where a disk has no room for its log, or for the file that processes share beside it; and what both take at
+# most before the log is begun anew.
+_FULL_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+_INDEX_ROOM_BYTES = 5 << 20
 
 # What a failing disk may raise.
 MediumErrors = (OSError, *IndexErrors)
@@ -129,13 +133,13 @@ def open_to_write(
         files = SlotFiles(folder, slot_bytes_of(codec), writable=True)
         opened.callback(files.close)
         try:
-            index, rows, pins = _read_index(folder, files.num_slots, cleared, stale)
+            index, rows, pins = _read_index(folder, files, cleared, stale)
         except IndexErrors as error:
             if not _is_damage(error):
                 raise
             _log.warning("%s: the index is damaged (%s). Beginning with an empty one.", folder, error)
             SlotIndex.remove(folder)
-            index, rows, pins = _read_index(folder, files.num_slots, cleared, stale)
+            index, rows, pins = _read_index(folder, files, cleared, stale)
         opened.callback(index.close)
         if files.num_slots > capacity:
             rows = compact(index, files, rows, rows[-capacity:], capacity)
@@ -146,16 +150,31 @@ def open_to_write(
         return Opened(OpenStore(lock, index, files), entries, free, pins)
 
 
+def index_to_write(folder: Path, files: SlotFiles) -> SlotIndex:
+    """A store's index, opened to be written. On a full disk, it gets room that the last slots had.
+
+    Raises:
+        OSError, sqlite3.Error, UnicodeDecodeError: see `SlotIndex`.
+    """
+    try:
+        return SlotIndex(folder, writable=True)
+    except sqlite3.OperationalError as error:
+        if getattr(error, "sqlite_errorcode", None) not in _FULL_CODES or not files.num_slots:
+            raise
+        files.shrink(max(0, files.num_slots - -(-_INDEX_ROOM_BYTES // files.slot_bytes)))
+        return SlotIndex(folder, writable=True)
+
+
 def _read_index(
-    folder: Path, num_slots: int, cleared: Collection[bytes | None], stale: Collection[int]
+    folder: Path, files: SlotFiles, cleared: Collection[bytes | None], stale: Collection[int]
 ) -> tuple[SlotIndex, list[IndexedBlock], list[IndexedPin]]:
     """The index, and all that is in it: damage shows only when it is read or written."""
-    index = SlotIndex(folder, writable=True)
+    index = index_to_write(folder, files)
     try:
         for namespace in cleared:
             index.clear(namespace)
         rows = index.all()
-        gone = {row.slot for row in rows if row.slot >= num_slots}.union(stale)
+        gone = {row.slot for row in rows if row.slot >= files.num_slots}.union(stale)
         index.commit([], [], gone)
         return index, [row for row in rows if row.slot not in gone], index.pins()
     except BaseException:

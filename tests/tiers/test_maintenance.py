@@ -19,7 +19,7 @@ from support.tier_model import BLOCK_SIZE, FORMAT, FakeClock, get, prefix_keys
 from typer.testing import CliRunner, Result
 
 from radixkv.cli.main import app
-from radixkv.tiers import maintenance
+from radixkv.tiers import maintenance, open_store
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import SlotIndex
@@ -325,25 +325,46 @@ def test_a_store_that_cannot_be_written_can_be_read(run: Run, root: Path, read_o
         writer.close()
 
 
-def test_a_store_on_a_full_disk_can_be_read(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """SQLite had no room for a file beside the index, which was then said to be unreadable."""
+@pytest.fixture
+def full_disk(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of stores on a disk that others have filled."""
     place = tmp_path_factory.mktemp("small")
     try:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "tmpfs", place], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("only root can mount a folder")
+        pytest.skip("only root can mount a disk")
     try:
         shutil.copytree(root, place / "store")
         with pytest.raises(OSError, match="No space left"), open(place / "others", "wb", buffering=0) as others:
             while True:
                 others.write(bytes(512))
-        tier = DiskTier(place / "store", FORMAT, capacity_bytes=64 * SLOT, read_only=True)
-        assert np.array_equal(get(tier, ANN), BLOCKS)
-        tier.close()
-        for command, shown in (("info", "9 blocks of 4 tokens"), ("verify", "9 right, 0 corrupt")):
-            assert shown in CliRunner().invoke(app, ["store", command, str(place / "store")]).output
+        yield place / "store"
     finally:
         subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def test_a_store_on_a_full_disk_can_be_read(full_disk: Path) -> None:
+    """SQLite had no room for a file beside the index, which was then said to be unreadable."""
+    tier = DiskTier(full_disk, FORMAT, capacity_bytes=64 * SLOT, read_only=True)
+    assert np.array_equal(get(tier, ANN), BLOCKS)
+    tier.close()
+    for command, shown in (("info", "9 blocks of 4 tokens"), ("verify", "9 right, 0 corrupt")):
+        assert shown in CliRunner().invoke(app, ["store", command, str(full_disk)]).output
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_a_store_on_a_full_disk_can_be_used(full_disk: Path, monkeypatch: pytest.MonkeyPatch, pruned: bool) -> None:
+    """A process that was started there found nothing, and not even `radixkv store prune` could make room."""
+    monkeypatch.setattr(open_store, "_INDEX_ROOM_BYTES", 50 * SLOT)
+    if pruned:
+        command = ["store", "prune", str(full_disk), "--max-gib", str(9 * SLOT / (1 << 30))]
+        assert "0 blocks forgotten" in CliRunner().invoke(app, command).output
+    tier = open_tier(full_disk)
+    assert np.array_equal(get(tier, ANN), BLOCKS)
+    eve = prefix_keys("eve", 1)
+    put(tier, eve, BLOCKS[:1])
+    assert tier.contains_prefix(eve) == 1
+    tier.close()
 
 
 @pytest.mark.parametrize(
