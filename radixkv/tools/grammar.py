@@ -7,8 +7,10 @@ An answer is free text until a call begins: a lazy lexeme ends with the marker o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from radixkv.tools.definitions import Tool
@@ -48,6 +50,7 @@ class GrammarWriter:
 
     def __init__(self, added_tokens: Mapping[str, int], shown_tokens: Iterable[str] = ()) -> None:
         self._added_tokens = added_tokens
+        self._added = _separating(tuple(added_tokens))
         ids = sorted(added_tokens[token] for token in shown_tokens)
         self._shown = f"<[{','.join(map(str, ids))}]>" if ids else ""
         self._rules: dict[str, str] = {"TEXT": r"/(.|\n)*/"}
@@ -65,7 +68,7 @@ class GrammarWriter:
 
     def literal(self, text: str) -> str:
         """An expression for this text, with added tokens for those parts of it that have one."""
-        return " ".join(self._parts(text)) or '""'
+        return " ".join(map(self._part, filter(None, self._added.split(text)))) or '""'
 
     def schema(self, tool: Tool, name: str, schema: Mapping[str, Any]) -> str:
         """An expression for the JSON that a tool's schema allows.
@@ -96,13 +99,9 @@ class GrammarWriter:
         """
         return f"{first} ({self._shown} {following})*" if self._shown else first
 
-    def _parts(self, text: str) -> list[str]:
-        starts = [(text.find(token), -len(token), token) for token in self._added_tokens if token in text]
-        if not starts:
-            return [json.dumps(text)] if text else []
-        position, _, token = min(starts)
-        before = [json.dumps(text[:position])] if position else []
-        return [*before, f"<[{self._added_tokens[token]}]>", *self._parts(text[position + len(token) :])]
+    def _part(self, text: str) -> str:
+        token_id = self._added_tokens.get(text)
+        return json.dumps(text) if token_id is None else f"<[{token_id}]>"
 
 
 def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,3 +159,10 @@ def _combines(schema: Any) -> bool:
         return False
     stands_alone = any(set(schema) <= {keyword, *_ANNOTATIONS} for keyword in ("$ref", "anyOf"))
     return bool(_COMBINING & set(schema) and not stands_alone) or any(map(_combines, schema.values()))
+
+
+@lru_cache(maxsize=8)  # of tokenizers, some of which have a thousand
+def _separating(tokens: tuple[str, ...]) -> re.Pattern[str]:
+    """Splits a text into these tokens, of two that begin alike the longer one, and what is between them."""
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")

@@ -13,6 +13,7 @@ from support.chat_templates import TEMPLATES, make_tokenizer
 from tokenizers import AddedToken
 
 from radixkv.tools.chat_format import CALL_FORMATS, AnswerForm, ChatFormat
+from radixkv.tools.grammar import GrammarWriter
 
 
 @pytest.mark.parametrize("markers", [False, True], ids=["spelled", "tokens"])
@@ -194,6 +195,13 @@ def test_text_may_hold_added_tokens_that_are_shown(name: str, choice: str) -> No
     assert grammar.accepts(calls) == (choice == "auto")
     # Without a marker, calls can only stand at the start.
     assert grammar.accepts(f"<b>{calls}") == (choice == "auto" or not CALL_FORMATS[name].trigger)
+
+
+def test_a_text_may_have_as_many_added_tokens_as_it_likes() -> None:
+    """Each took a call within the one for the token before it: a thousand were too many."""
+    writer = GrammarWriter({"<a>": 5, "<a>b": 6})
+    assert writer.literal("x <a>b<a>" + 2000 * "<a>") == '"x " <[6]>' + 2001 * " <[5]>"
+    assert writer.literal("") == '""'
 
 
 def with_unit(schema: dict[str, Any], *others: str, strict: bool = True) -> AnswerForm:
