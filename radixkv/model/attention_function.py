@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from radixkv.model.window_mask import make_mask
+from radixkv.model.window_mask import is_of_model, make_mask
 
 # The engine's attention function, and the one that `attention_by` gives.
 ATTENTION_NAME = "radixkv"
@@ -19,6 +19,8 @@ PROBE_NAME = "radixkv_probe"
 OWN_NAMES = frozenset({ATTENTION_NAME, PROBE_NAME})
 # Arguments of an attention function that describe a layer, besides what changes with every batch.
 OPTIONS = ("scaling", "softcap", "sliding_window", "s_aux")
+# Tensors that it may be given besides: they do not change how a token attends to those before it.
+_OF_NO_EFFECT = frozenset({"position_ids"})
 
 # Each thread has its own: several models may be probed at the same time.
 _attend: ContextVar[Callable[..., torch.Tensor]] = ContextVar("attend")
@@ -30,6 +32,27 @@ def layer_options(
     """The first four of `AttentionOptions`, by what an attention function was given."""
     scale = given.get("scaling") or query.shape[-1] ** -0.5
     return scale, given.get("softcap"), given.get("sliding_window"), given.get("s_aux")
+
+
+def obstacle(module: Any, mask: torch.Tensor | None, given: Mapping[str, Any]) -> str | None:
+    """What of a call of an attention function cannot be done over blocks of keys and values; None: nothing.
+
+    Args:
+        module: that calls it.
+        mask: that it is given, by `make_mask` where transformers made it.
+        given: the other arguments that it is given by name.
+    """
+    if False in (given.get("is_causal"), getattr(module, "is_causal", None)):
+        is_encoder = getattr(getattr(module, "config", None), "is_decoder", None) is False
+        hint = " (a configuration with is_decoder=True may not)" if is_encoder else ""
+        return f"its layers attend to later tokens, too{hint}"
+    added = ["a mask of their own"] if is_of_model(mask) else []
+    added += [
+        name
+        for name, each in given.items()
+        if isinstance(each, torch.Tensor) and name not in OPTIONS and name not in _OF_NO_EFFECT
+    ]
+    return f"its layers add to attention what blocks do not hold: {', '.join(added)}" if added else None
 
 
 @contextmanager

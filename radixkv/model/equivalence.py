@@ -17,7 +17,7 @@ import torch
 import transformers
 from torch import nn
 
-from radixkv.model.attention_function import OPTIONS, attention_by
+from radixkv.model.attention_function import OPTIONS, attention_by, obstacle
 from radixkv.model.layer_probe import see_itself
 from radixkv.model.shared_input import is_unchanged
 from radixkv.model.window_mask import window_of
@@ -38,7 +38,8 @@ class Probe:
     """What a model's modules were seen to do within `probe_attention`.
 
     Attributes:
-        options: those of `OPTIONS` that each layer, by its index, gives its attention function.
+        options: those of `OPTIONS` that each layer, by its index, gives its attention function; not of layers that give it
+            more, see `obstacle`.
         attended: the queries, and the keys, of each call of the attention function, ``[1, heads, tokens, dim]``.
         calls: the arguments that each module was last called with, see `record_calls`.
     """
@@ -62,9 +63,10 @@ def probe_attention(model: transformers.PreTrainedModel) -> Iterator[Probe]:
         **given: Any,
     ) -> torch.Tensor:
         found.attended.extend((query, key))
-        layer_idx: Any = module.layer_idx
-        given["sliding_window"] = window_of(given.get("sliding_window"), attention_mask)
-        found.options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
+        if obstacle(module, attention_mask, given) is None:
+            layer_idx: Any = module.layer_idx
+            given["sliding_window"] = window_of(given.get("sliding_window"), attention_mask)
+            found.options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
         return see_itself(query, key, value)
 
     with attention_by(model, probe):

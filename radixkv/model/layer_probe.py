@@ -12,8 +12,8 @@ import transformers
 from radixkv.attention import AttentionLayer, AttentionOptions
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import LayerShape
-from radixkv.model.attention_function import attention_by, layer_options
-from radixkv.model.window_mask import is_of_model, window_of
+from radixkv.model.attention_function import attention_by, layer_options, obstacle
+from radixkv.model.window_mask import window_of
 
 # Attends one layer: its index, query, key and value as `AttentionBatch.attend` takes them, and its options.
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], torch.Tensor]
@@ -42,14 +42,9 @@ def watch_layers(model: transformers.PreTrainedModel, name: str) -> Iterator[dic
         attention_mask: torch.Tensor | None,
         **given: Any,
     ) -> torch.Tensor:
-        if getattr(module, "is_causal", True) is False:
-            is_encoder = getattr(getattr(module, "config", None), "is_decoder", None) is False
-            hint = " (a configuration with is_decoder=True may not)" if is_encoder else ""
-            raise UnsupportedModelError(f"{name}: its layers attend to later tokens, too{hint}")
-        if is_of_model(attention_mask):
-            raise UnsupportedModelError(
-                f"{name}: its layers add to attention what blocks do not hold: a mask of their own"
-            )
+        reason = obstacle(module, attention_mask, given)
+        if reason is not None:
+            raise UnsupportedModelError(f"{name}: {reason}")
         if module.layer_idx in layers:
             raise UnsupportedModelError(
                 f"{name}: its attention function is called twice for layer {module.layer_idx}, by one or by two modules"

@@ -13,19 +13,26 @@ _WINDOW = "radixkv_window"
 
 
 def make_mask(
-    *_: Any, local_size: int | None = None, dtype: torch.dtype | None = None, device: Any = None, **__: Any
+    *_: Any,
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **__: Any,
 ) -> torch.Tensor | None:
     """Make what transformers asks for: a mask that masks nothing, but carries the layer's window; None: it has no window.
 
     Args:
         local_size: tokens of a sliding window.
+        use_vmap: the model combines functions of its own with the causal one. Such a mask is `is_of_model`.
         dtype: of the mask.
         device: of the mask.
     """
-    if not local_size:
+    if not (local_size or use_vmap):
         return None
     mask = torch.zeros(1, 1, 1, 1, dtype=dtype, device=device)
-    setattr(mask, _WINDOW, local_size)
+    if not use_vmap:
+        setattr(mask, _WINDOW, local_size)
     return mask
 
 
@@ -35,5 +42,5 @@ def window_of(sliding_window: int | None, mask: torch.Tensor | None) -> int | No
 
 
 def is_of_model(mask: torch.Tensor | None) -> bool:
-    """Whether the model's own code made or changed a mask, so that it is none of `make_mask`'s."""
+    """Whether the model's own code made or changed a mask, or had a part in making it."""
     return mask is not None and not hasattr(mask, _WINDOW)

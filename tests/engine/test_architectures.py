@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 import transformers
 from support.model_zoo import REFUSED, SUPPORTED, VARIANTS, WIDE, WIDE_EXPERTS, build, build_supported
 from support.prompt_sets import stem_and_tails, tokens_of_transformers
+from transformers.models.llama import modeling_llama
 
 from radixkv import LLM, SamplingParams
 from radixkv.errors import UnsupportedModelError
@@ -61,6 +62,26 @@ def test_layers_that_attend_to_later_tokens_are_refused_whatever_stands_in_for_t
     model = build("gemma3_text", {**SUPPORTED["gemma3_text"], **sizes, "use_bidirectional_attention": True})
     with pytest.raises(UnsupportedModelError, match=r"^Gemma3ForCausalLM: its layers attend to later tokens, too$"):
         LLM(model)
+
+
+@pytest.mark.parametrize("sizes", [{}, WIDE], ids=["as torch computes them", "as compiled code does"])
+def test_what_layers_add_to_attention_is_refused_whatever_stands_in_for_them(
+    sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention was computed without it: neither a model's own function of a mask nor a bias was noticed."""
+    combined = partial(modeling_llama.create_causal_mask, or_mask_function=lambda *_: torch.tensor(True))
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling_llama, "create_causal_mask", combined)
+        with pytest.raises(UnsupportedModelError, match=r"^LlamaForCausalLM: its layers add .*: a mask of their own$"):
+            LLM(build("llama", sizes))
+    attend = modeling_llama.LlamaAttention.forward
+    for added, reason in (
+        ({"position_bias": torch.zeros(1, 1, 1, 1)}, "add to attention what blocks do not hold: position_bias"),
+        ({"is_causal": False}, "attend to later tokens, too"),
+    ):
+        monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", partialmethod(attend, **added))
+        with pytest.raises(UnsupportedModelError, match=f"^LlamaForCausalLM: its layers {reason}$"):
+            LLM(build("llama", sizes))
 
 
 def test_a_mask_that_a_model_computes_with_is_none_of_a_window() -> None:
