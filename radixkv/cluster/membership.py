@@ -1,4 +1,4 @@
-"""Keeps an ingress's `ReplicaSet` as its command line and a file say."""
+"""Keeps an ingress's `ReplicaSet` as its command line and a file, or a registry, say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from radixkv.cluster.connection import check_url
-from radixkv.cluster.generations import MismatchError
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.text_files import read_utf8
 
@@ -22,20 +21,28 @@ _SECONDS_FOR_OTHERS = 5.0
 
 
 class Membership:
-    """Keeps a replica set as wanted: replicas that do not answer are tried until they do.
+    """Keeps a replica set as wanted: replicas that do not answer, or are refused, are tried until they are up.
 
     Args:
         replicas: the set.
+        wanted: urls by name, to begin with.
+
+    Attributes:
         wanted: urls by name.
     """
 
     def __init__(self, replicas: ReplicaSet, wanted: Mapping[str, str]) -> None:
+        self.wanted = dict(wanted)
         self._replicas = replicas
-        self._wanted = dict(wanted)
         self._changing: dict[str, asyncio.Task[None]] = {}
         self._tried: set[str] = set()
-        self._refusal: ValueError | None = None
+        self._refused: dict[str, ValueError] = {}
         self._attempted = asyncio.Event()
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether replicas are wanted that cannot take the requests that the first ones took, and no other one is up."""
+        return bool(self._refused) and not self._replicas.available
 
     async def wait_for_first(self) -> None:
         """Returns when one replica is up, and every other one is up or does not answer yet.
@@ -43,29 +50,26 @@ class Membership:
         Raises:
             ValueError: one cannot get the requests that the others get, or a url is impossible.
         """
-        self._update(self._wanted)
+        self.update(self.wanted)
         while not self._replicas.available:
-            await self._next_attempt()
+            self._raise_refusal()
+            await self.next_attempt()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SECONDS_FOR_OTHERS):
-                while not self._wanted.keys() <= self._tried:
-                    await self._next_attempt()
-        if self._refusal is not None:
-            raise self._refusal
+                while not self.wanted.keys() <= self._tried:
+                    await self.next_attempt()
+        self._raise_refusal()
 
-    async def _next_attempt(self) -> None:
-        """Returns when another attempt to join a replica has ended, or after a while: one that was drained may be back.
+    def _raise_refusal(self) -> None:
+        if self._refused:
+            raise next(iter(self._refused.values()))
 
-        Raises:
-            ValueError: one of them was refused.
-        """
+    async def next_attempt(self) -> None:
+        """Returns when another attempt to join a replica has ended, or after a while: one that was drained may be back."""
         self._attempted.clear()
-        if self._refusal is None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SECONDS_BETWEEN_ATTEMPTS):
-                    await self._attempted.wait()
-        if self._refusal is not None:
-            raise self._refusal
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SECONDS_BETWEEN_ATTEMPTS):
+                await self._attempted.wait()
 
     def reload(self, given: Mapping[str, str], path: Path) -> None:
         """Read the file again; a bad one, or no replica at all, changes nothing and logs one error."""
@@ -73,7 +77,7 @@ class Membership:
             wanted = {**given, **read_replicas(path)}
             if not wanted:  # perhaps the file is being written
                 raise ValueError(f"{path}: expected at least one NAME=URL, got none")
-            self._update(wanted)
+            self.update(wanted)
         except (OSError, ValueError) as error:
             _log.error("replicas are kept as they were: %s", error)
 
@@ -84,9 +88,14 @@ class Membership:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _update(self, wanted: Mapping[str, str]) -> None:
-        before, self._wanted = self._wanted, dict(wanted)
-        self._replicas.wanted = self._wanted.keys()
+    def update(self, wanted: Mapping[str, str]) -> None:
+        """Begin to add and remove replicas, without waiting for either, until the set is as wanted.
+
+        Args:
+            wanted: urls by name.
+        """
+        before, self.wanted = self.wanted, dict(wanted)
+        self._replicas.wanted = self.wanted.keys()
         for name in dict.fromkeys([*self._replicas.added, *self._changing, *wanted]):
             is_there = name in self._replicas.added or name in self._changing
             if wanted.get(name) != before.get(name) or not is_there:
@@ -103,6 +112,8 @@ class Membership:
         if earlier is not None:
             earlier.cancel()
             await asyncio.gather(earlier, return_exceptions=True)
+        self._tried.discard(name)
+        self._refused.pop(name, None)
         steps = [self._join(name)]
         if name in self._replicas.added:
             _log.info("replica %r is removed", name)
@@ -111,19 +122,17 @@ class Membership:
 
     async def _join(self, name: str) -> None:
         complaint = ""
-        while name in self._wanted:
+        while name in self.wanted:
             try:
-                await self._replicas.add(name, self._wanted[name])
+                await self._replicas.add(name, self.wanted[name])
+                self._refused.pop(name, None)
                 break
-            except (ConnectionError, MismatchError) as error:
-                self._refusal = error if isinstance(error, MismatchError) else self._refusal
+            except (ConnectionError, ValueError) as error:
+                if isinstance(error, ValueError):
+                    self._refused[name] = error
                 if str(error) != complaint:
                     complaint = str(error)
                     _log.warning("%s", error)
-            except ValueError as error:
-                self._refusal = error
-                _log.error("%s", error)
-                break
             finally:
                 self._tried.add(name)
                 self._attempted.set()

@@ -48,7 +48,7 @@ class _IngressDeployment:
         # Imported only here: the process that describes the application needs none of it.
         from radixkv.cluster import ReplicaSet
         from radixkv.cluster.ingress import create_ingress, tenant_names_key
-        from radixkv.ray.membership import RegistryMembership
+        from radixkv.cluster.membership import Membership
         from radixkv.server.reload import KeysReload
         from radixkv.server.run import make_observers, make_tenants
 
@@ -59,13 +59,15 @@ class _IngressDeployment:
         write_log, tracer = make_observers(server)
         replicas = ReplicaSet(secret)
         await replicas.set_tenants(self._tenants.shares)  # there is no replica yet: each gets them before it is up
-        self._membership = RegistryMembership(replicas)
+        self._membership = Membership(replicas, {})
 
         async def follow() -> None:
-            self._membership.follow(await answer_of(registry.listing.remote()))
+            listing = await answer_of(registry.listing.remote())
+            self._membership.update(listing.after(self._membership.wanted))
 
         self._tasks = [asyncio.ensure_future(repeat("asking for replicas", follow, RENEWAL_SECONDS))]
-        await self._membership.wait_for_first()
+        while not replicas.available:
+            await self._membership.next_attempt()
         self._config = server
         self._app = create_ingress(
             server, replicas, model_config=model, tenants=self._tenants, write_log=write_log, tracer=tracer
@@ -98,6 +100,7 @@ class _IngressDeployment:
         for task in self._tasks:
             task.cancel()
         await self._membership.close()
+        await self._llm.replicas.close()
 
 
 class ListeningIngress(_IngressDeployment):

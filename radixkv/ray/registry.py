@@ -7,7 +7,7 @@ have until then.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 # Between two renewals, and between two times that an ingress asks.
@@ -27,6 +27,14 @@ class Listing:
 
     urls: Mapping[str, str]
     complete: bool
+
+    def after(self, known: Mapping[str, str]) -> dict[str, str]:
+        """The urls, by name, of the replicas that may be there.
+
+        Args:
+            known: those before this list was asked for.
+        """
+        return dict(self.urls) if self.complete else {**known, **self.urls}
 
 
 class Registry:
@@ -73,15 +81,3 @@ class Registry:
     def _is_complete(self) -> bool:
         """Whether all replicas have had the time to report."""
         return self._clock() - self._started >= 3 * RENEWAL_SECONDS
-
-
-def changes(held: Collection[str], listing: Listing) -> tuple[dict[str, str], list[str]]:
-    """What an ingress has to add, by name, and what to remove.
-
-    Args:
-        held: the names of the replicas that it has.
-        listing: what the registry says.
-    """
-    added = {name: url for name, url in listing.urls.items() if name not in held}
-    gone = [name for name in held if name not in listing.urls] if listing.complete else []
-    return added, gone

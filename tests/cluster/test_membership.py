@@ -91,12 +91,12 @@ def test_a_changed_url_replaces_the_replica_of_that_name() -> None:
         membership = Membership(replicas, {"a": "http://a", "b": "http://b"})
         await membership.wait_for_first()
         await until(lambda: sorted(replicas.available) == ["a", "b"])
-        membership._update({"a": "http://new", "b": "http://b"})
-        membership._update({"a": "http://newer", "b": "http://b"})  # while the first change is under way
+        membership.update({"a": "http://new", "b": "http://b"})
+        membership.update({"a": "http://newer", "b": "http://b"})  # while the first change is under way
         await until(lambda: not membership._changing and not replicas._leaving)
         assert sorted(replicas.available) == ["a", "b"]
         assert replicas._members["a"].url == "http://newer"
-        membership._update({"b": "http://b"})
+        membership.update({"b": "http://b"})
         await until(lambda: replicas.names == ["b"] and not membership._changing)
         await membership.close()
         await replicas.close()
@@ -120,7 +120,7 @@ def test_a_replica_is_removed_to_the_end_when_its_url_changes_while_it_joins(url
         await until(lambda: replicas.streams.num_on(cluster.made[0]))
         await starting
         for url in urls:
-            membership._update({"a": url})
+            membership.update({"a": url})
             await until(lambda: replicas._leaving)
         await until(lambda: not membership._changing and not replicas._leaving)
         assert replicas._members["a"].url == urls[-1]
@@ -145,7 +145,7 @@ def test_a_replica_has_one_name() -> None:
             await replicas.add("b", "http://a")
         assert replicas.names == replicas.available == ["a"]
         membership = Membership(replicas, {"a": "http://a"})
-        membership._update({"b": "http://a"})
+        membership.update({"b": "http://a"})
         await until(lambda: replicas.names == replicas.available == ["b"])
         await membership.close()
         await replicas.close()
@@ -191,10 +191,10 @@ def test_a_replica_that_was_never_reached_is_one_of_all() -> None:
         assert "b" not in replicas.loads
         with pytest.raises(ReplicasLostError, match="are down, or did not do it: 'b'; ask again"):
             await llm_of(replicas).clear(ALL_NAMESPACES)
-        membership._update({"a": "http://a"})
+        membership.update({"a": "http://a"})
         await until(lambda: not membership._changing)
         assert (await llm_of(replicas).clear(ALL_NAMESPACES)).namespaces == 1
-        membership._update({})
+        membership.update({})
         await until(lambda: not replicas.added and not membership._changing)
         with pytest.raises(ReplicasLostError, match="there is no replica"):
             await llm_of(replicas).clear(ALL_NAMESPACES)

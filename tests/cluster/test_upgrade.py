@@ -23,7 +23,7 @@ def test_each_ingress_refuses_the_other_version_s_replicas_and_goes_on_with_its_
         old, new, refused = (cluster.replicas() for _ in range(3))
         of_old, of_refused = Membership(old, {"old": "http://old"}), Membership(refused, {"old": "http://old"})
         await of_old.wait_for_first()
-        of_old._update({"old": "http://old", "new": "http://new"})
+        of_old.update({"old": "http://old", "new": "http://new"})
         await until(lambda: "runs RadixKV" in caplog.text)
         assert old.available == ["old"]
         assert await tokens(old.streams) == [7]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import SimpleNamespace
 
-from radixkv.ray.registry import LEASE_SECONDS, Registry, changes
+from radixkv.ray.registry import LEASE_SECONDS, Registry
 from radixkv.ray.scaling import POOL_USAGE, REQUESTS, LoadPolicy
 
 
@@ -33,14 +33,14 @@ def test_a_replica_that_is_silent_is_gone() -> None:
 
 def test_a_registry_that_was_lost_takes_no_replica_away() -> None:
     clock = Clock()
-    held = ["a", "b"]
+    held = {"a": "http://a:1", "b": "http://b:1"}
     registry = Registry(clock)
-    assert changes(held, registry.listing()) == ({}, [])
+    assert registry.listing().after(held) == held
     registry.renew("b", "http://b:1", "secret")
     registry.renew("c", "http://c:1", "secret")
-    assert changes(held, registry.listing()) == ({"c": "http://c:1"}, [])
+    assert registry.listing().after(held) == {**held, "c": "http://c:1"}
     clock.now += 3
-    assert changes(held, registry.listing()) == ({"c": "http://c:1"}, ["a"])
+    assert registry.listing().after(held) == {"b": "http://b:1", "c": "http://c:1"}
 
 
 def test_the_secret_outlives_the_registry() -> None:
