@@ -17,6 +17,8 @@ from radixkv.errors import (
 
 _log = logging.getLogger(__name__)
 
+# Replicas that may lose a request before its next token.
+_MAX_LOSSES = 4
 # A request that was running on so many replicas when they died, without a token in between, is taken to be the cause.
 _MAX_DEATHS = 2
 # The first and the longest pause before a request is sent again to replicas that had no room. It is sent whole each time, and
@@ -58,16 +60,14 @@ class Losses:
 
     Args:
         request_id: the request's.
-        max_attempts: replicas that may lose it.
 
     Attributes:
         has_tokens: whether it has any.
         accepted: whether a replica has ever accepted it.
     """
 
-    def __init__(self, request_id: str, max_attempts: int) -> None:
+    def __init__(self, request_id: str) -> None:
         self._request_id = request_id
-        self._max_attempts = max_attempts
         self._num_lost = 0
         self._dead: list[str] = []
         self._full: QueueFullError | None = None
@@ -121,7 +121,7 @@ class Losses:
                 f"request {self._request_id!r} was running on {len(self._dead)} replicas when they died, at the same token: "
                 "it is not sent to another one"
             ) from error
-        if self._num_lost >= self._max_attempts:
+        if self._num_lost >= _MAX_LOSSES:
             _log.error("request %r is given up: %s", self._request_id, error)
             raise ReplicasLostError(f"request {self._request_id!r} was lost by {self._num_lost} replicas") from error
 

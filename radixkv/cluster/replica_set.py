@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import httpx
 
-from radixkv.cache.arguments import check_count, is_number
+from radixkv.cache.arguments import is_number
 from radixkv.cluster.answers import ask
 from radixkv.cluster.connection import SECONDS_TO_ANSWER, check_secret, connect
 from radixkv.cluster.counters import CounterTotals
@@ -44,7 +44,6 @@ class ReplicaSet:
 
     Args:
         secret: the replicas'.
-        max_attempts: as for `ReplicaStreams`.
         wait_seconds: how long a request waits while no replica is up.
         connect: makes the client of a replica from its url.
 
@@ -55,19 +54,17 @@ class ReplicaSet:
         wanted: names of replicas that whoever adds them wants in the set; they count as down until they are added.
 
     Raises:
-        TypeError, ValueError: the secret or a number is impossible.
+        TypeError, ValueError: the secret or ``wait_seconds`` is impossible.
     """
 
     def __init__(
         self,
         secret: str,
         *,
-        max_attempts: int = 4,
         wait_seconds: float = 30.0,
         connect: Callable[[str], httpx.AsyncClient] = connect,
     ) -> None:
         check_secret(secret)
-        check_count("max_attempts", max_attempts, 1)
         if not (is_number(wait_seconds) and wait_seconds >= 0):
             raise ValueError(f"wait_seconds: expected a number of at least 0, got {wait_seconds!r}")
         self.generations = Generations()
@@ -76,7 +73,6 @@ class ReplicaSet:
         self.wanted: Collection[str] = ()
         self._sender = secrets.randbits(64)
         self._headers = private_headers(secret, self._sender)
-        self._max_attempts = max_attempts
         self._wait_seconds = wait_seconds
         self._connect = connect
         self._members: dict[str, Member] = {}
@@ -346,7 +342,6 @@ class ReplicaSet:
                 generations=self.generations.names,
                 rooms=self.generations.rooms,
                 vocab_size=description.identity["vocab_size"],
-                max_attempts=self._max_attempts,
                 wait_seconds=self._wait_seconds,
             )
         member.client = self._clients[member.name] = client

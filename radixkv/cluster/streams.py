@@ -28,7 +28,6 @@ from weakref import WeakSet
 
 import httpx
 
-from radixkv.cache.arguments import check_count
 from radixkv.cache.tokens import MAX_TOKEN_ID
 from radixkv.cluster.answer_checks import AnswerChecks
 from radixkv.cluster.answer_lines import answer_lines
@@ -110,14 +109,13 @@ class ReplicaStreams:
         generations: the generation of each replica, by its name; like ``clients``, it may change. By default there is one.
         rooms: the most tokens of a sequence that each replica has room for, by its name, likewise. By default any number.
         vocab_size: of all replicas: answers have only token ids below it. By default any.
-        max_attempts: replicas that may lose a request before its next token.
         wait_seconds: how long a request waits for a replica where there is none; see `replica_is_up`.
 
     Attributes:
         router: see above.
 
     Raises:
-        TypeError, ValueError: the secret is impossible, or ``max_attempts`` is below 1.
+        TypeError, ValueError: the secret is impossible.
     """
 
     def __init__(
@@ -130,11 +128,9 @@ class ReplicaStreams:
         generations: Mapping[str, str] = MappingProxyType({}),
         rooms: Mapping[str, float] = MappingProxyType({}),
         vocab_size: int = MAX_TOKEN_ID + 1,
-        max_attempts: int = 4,
         wait_seconds: float = 0.0,
     ) -> None:
         check_secret(secret)
-        check_count("max_attempts", max_attempts, 1)
         self.router = router
         self._clients = clients
         self._generations = generations
@@ -142,7 +138,6 @@ class ReplicaStreams:
         self._vocab_size = vocab_size
         self._seeds = random.SystemRandom()
         self._headers = private_headers(secret, sender)
-        self._max_attempts = max_attempts
         self._wait_seconds = wait_seconds
         self._tickets: dict[httpx.AsyncClient, set[Ticket]] = {}
         self._trials: dict[httpx.AsyncClient, asyncio.Lock] = {}
@@ -180,7 +175,7 @@ class ReplicaStreams:
             RequestTooLargeError: it would fit into no replica that is up.
             NoBlocksLeftError: pins left it no room on two replicas, or on the only one.
             RequestCrashesError: two replicas died while they ran it, at the same token.
-            ReplicasLostError: it was lost ``max_attempts`` times without a token in between, or there is no other replica.
+            ReplicasLostError: four replicas lost it without a token in between, or there is no other replica.
         """
         prompt, params = self._validated(prompt, params)
         if prompt.resume:
@@ -321,7 +316,7 @@ class ReplicaStreams:
             times: gets the time at which the request was scheduled, and that of its first token.
         """
         hashes = prompt_hashes(prompt.token_ids, prompt.namespace, self.router.block_size)
-        losses = Losses(request_id, self._max_attempts)
+        losses = Losses(request_id)
         num_tokens = len(prompt.token_ids) + (params.max_tokens or 0)
         while True:
             has_tokens = losses.has_tokens or bool(prompt.resume)

@@ -180,7 +180,7 @@ def test_what_waits_for_its_turn_on_a_replica_that_dies_is_not_lost_there() -> N
 
 def test_full_replicas_are_asked_ever_less_often_until_one_accepts() -> None:
     """Each attempt sends the whole request: a lost replica's hundred long ones used to hold up all other streams."""
-    losses = Losses("one", 4)
+    losses = Losses("one")
     losses.note_acceptance()
     assert [losses.next_pause() for _ in range(5)] == [0.25, 0.5, 1.0, 2.0, 2.0]
     losses.note_acceptance()

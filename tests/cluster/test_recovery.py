@@ -221,7 +221,7 @@ def test_what_was_begun_waits_for_a_replica_with_room() -> None:
 
 
 def test_a_token_makes_old_refusals_forgotten() -> None:
-    losses, client = Losses("one", 4), client_of(answering())
+    losses, client = Losses("one"), client_of(answering())
     losses.note_refusal("a", client, RefusedError(QueueFullError("full", 1)))
     assert losses.refused_by({"a": client}) == {"a"}
     losses.progress(None)

@@ -75,13 +75,11 @@ class Breaking(httpx.AsyncBaseTransport):
         return await answering(body[:cut], breaks=True)(request)
 
 
-def replicas(
-    llm: AsyncLLM, cuts: Sequence[int | None], secret: str = SECRET, **options: Any
-) -> tuple[ReplicaStreams, Breaking]:
+def replicas(llm: AsyncLLM, cuts: Sequence[int | None], secret: str = SECRET) -> tuple[ReplicaStreams, Breaking]:
     """Four names for one engine."""
     transport = Breaking(replica_app(llm, SECRET), iter([*cuts, *[None] * 100]))
     clients = {name: httpx.AsyncClient(transport=transport, base_url=f"http://{name}") for name in "abcd"}
-    return streams_over(clients, secret, **options), transport
+    return streams_over(clients, secret), transport
 
 
 def client_of(llm: AsyncLLM, name: str) -> httpx.AsyncClient:
@@ -129,10 +127,10 @@ def test_attempts_are_bounded(llm: LLM, caplog: pytest.LogCaptureFixture) -> Non
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine:
-            streams, transport = replicas(engine, [50] * 10, max_attempts=3)
-            with pytest.raises(ReplicasLostError, match=r"request 'one' was lost by 3 replicas$"):
+            streams, transport = replicas(engine, [50] * 10)
+            with pytest.raises(ReplicasLostError, match=r"request 'one' was lost by 4 replicas$"):
                 await collect(streams, prompt, SamplingParams(max_tokens=4))
-            assert transport.num_requests == 3
+            assert transport.num_requests == 4
             # What the replicas are called, and what happened to them, is for who runs them.
             assert re.search("request 'one' is given up: [abcd]: .*planted", caplog.text)
 
