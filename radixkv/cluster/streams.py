@@ -199,7 +199,7 @@ class ReplicaStreams:
             async for delta in deltas:
                 if delta.finished:
                     times.finished_time = time.monotonic()
-                if delta.finished or _has_tokens(delta):
+                if delta.finished or delta.has_news:
                     yield delta
                 if delta.finished:
                     return

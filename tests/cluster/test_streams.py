@@ -15,6 +15,7 @@ import pytest
 from support.held_steps import HeldSteps
 from support.model_zoo import build_supported
 from support.pretended_replicas import GREEDY, SECRET, Cluster, answering, streams_over, until
+from support.pretended_replicas import client_of as pretended
 
 from radixkv import (
     LLM,
@@ -32,6 +33,7 @@ from radixkv.cluster.wire import (
     decode_prompts,
     decode_selection,
     decode_shares,
+    encode_delta,
     encode_pin,
     encode_prompts,
     encode_shares,
@@ -323,6 +325,26 @@ def test_the_end_of_a_sample_that_came_with_the_request_is_told_once() -> None:
     received = Received(2, (ended, CompletionOutput(1, "b", [8], 0.0)), 8, metrics)
     again = RequestOutput("one", None, [5, 6], None, [replace(ended, text="", token_ids=[])], False, 0, metrics)
     assert [received.add(again).outputs, received.add(again).outputs] == [again.outputs, []]
+
+
+def test_the_end_of_a_sample_is_told_although_no_token_comes_with_it() -> None:
+    """A replica that computed a long prompt in parts told it before the other sample's next token: it was lost."""
+    ended = CompletionOutput(0, "a", [7], 0.0, finish_reason="stop")
+    begun = Prompt([5, 6], resume=[ended, CompletionOutput(1, "b", [8], 0.0)])
+    pieces = [
+        RequestOutput("one", None, [5, 6], None, outputs, finished, 0, RequestMetrics(0.0))
+        for outputs, finished in [
+            ([replace(ended, text="", token_ids=[])], False),
+            ([CompletionOutput(1, "c", [9], 0.0, finish_reason="length")], True),
+        ]
+    ]
+
+    async def main() -> None:
+        streams = streams_over({"a": pretended(answering(*map(encode_delta, pieces)))})
+        outputs = await collect(streams, begun, SamplingParams(n=2, seed=1, max_tokens=2))
+        assert [(output.token_ids, output.finish_reason) for output in outputs] == [([], "stop"), ([9], "length")]
+
+    asyncio.run(main())
 
 
 def test_what_replicas_count_for_one_request_is_added_up() -> None:
