@@ -80,9 +80,10 @@ def _has_tokens(piece: RequestOutput | BeamSearchOutput) -> bool:
 
 
 @dataclass(eq=False)
-class _SentRequest:
+class _Request:
     """A request as the next attempt sends it."""
 
+    request_id: str
     prompt: Prompt
     params: SamplingParams | BeamSearchParams
     priority: int
@@ -142,7 +143,7 @@ class ReplicaStreams:
         self._tickets: dict[httpx.AsyncClient, set[Ticket]] = {}
         self._trials: dict[httpx.AsyncClient, asyncio.Lock] = {}
         self._arrival = asyncio.Event()
-        self._sent: WeakSet[_SentRequest] = WeakSet()  # their streams own them
+        self._sent: WeakSet[_Request] = WeakSet()  # their streams own them
 
     async def generate(
         self,
@@ -186,16 +187,16 @@ class ReplicaStreams:
         known = RequestOutput(request_id, prompt.text, list(prompt.token_ids), None, [], False, 0, times)
         received = Received(params.n, prompt.resume, params.max_tokens, times)
         checks = AnswerChecks(known.prompt_token_ids, params, self._vocab_size)
-        sent = self._sent_request(prompt, params, priority, tenant)
+        request = _Request(request_id, prompt, params, priority, tenant)
 
-        def body() -> bytes:
+        def resume() -> Sequence[CompletionOutput]:
             received.begin_attempt()
-            return sent.body(received.outputs)
+            return received.outputs
 
         def read(line: Mapping[str, Any]) -> RequestOutput:
             return received.add(checks.checked(decode_delta(line, known)))
 
-        async with aclosing(self._pieces(request_id, prompt, params, body, read, times, on_accepted)) as deltas:
+        async with aclosing(self._pieces(request, resume, read, times, on_accepted)) as deltas:
             async for delta in deltas:
                 if delta.finished:
                     times.finished_time = time.monotonic()
@@ -232,14 +233,14 @@ class ReplicaStreams:
         prompt, params = self._validated(prompt, params)
         times = times or RequestMetrics(time.monotonic())
         checks = AnswerChecks(prompt.token_ids, params, self._vocab_size)
-        body = partial(self._sent_request(prompt, params, priority, tenant).body, prompt.resume)
+        request = _Request(request_id, prompt, params, priority, tenant)
 
         def read(line: Mapping[str, Any]) -> BeamSearchOutput:
             if not line["finished"]:
                 return BeamSearchOutput([], len(prompt.token_ids), 0, times)  # see `encode_begun`
             return checks.checked_beams(decode_beams(line, times))
 
-        async with aclosing(self._pieces(request_id, prompt, params, body, read, times, on_accepted)) as results:
+        async with aclosing(self._pieces(request, lambda: prompt.resume, read, times, on_accepted)) as results:
             async for result in results:
                 if result.sequences:
                     result.metrics.scheduled_time = times.scheduled_time
@@ -291,19 +292,10 @@ class ReplicaStreams:
         token_ids = validate_token_ids(prompt.token_ids, self._vocab_size).tolist()
         return replace(prompt, token_ids=token_ids), with_answer_form(replace(params), prompt.answer_form)
 
-    def _sent_request(
-        self, prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int, tenant: str
-    ) -> _SentRequest:
-        sent = _SentRequest(prompt, params, priority, tenant)
-        self._sent.add(sent)
-        return sent
-
     async def _pieces(
         self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams | BeamSearchParams,
-        body: Callable[[], bytes],
+        request: _Request,
+        resume: Callable[[], Sequence[CompletionOutput]],
         read: Callable[[Mapping[str, Any]], _Piece],
         times: RequestMetrics,
         on_accepted: Callable[[], object] | None,
@@ -311,17 +303,19 @@ class ReplicaStreams:
         """Pieces from one replica after another. The generator does not end by itself: its reader closes it after the last.
 
         Args:
-            body: of the request, with what was received until now.
+            resume: what was received until now.
             read: makes a piece of a line.
             times: gets the time at which the request was scheduled, and that of its first token.
         """
+        self._sent.add(request)
+        prompt, params = request.prompt, request.params
         hashes = prompt_hashes(prompt.token_ids, prompt.namespace, self.router.block_size)
-        losses = Losses(request_id)
+        losses = Losses(request.request_id)
         num_tokens = len(prompt.token_ids) + (params.max_tokens or 0)
         while True:
             has_tokens = losses.has_tokens or bool(prompt.resume)
             known = hashes if reuses_prefixes(prompt, params, has_tokens=has_tokens) else []
-            placement, client = await self._choose(known, prompt, losses)
+            placement, client = await self._choose(known, request.prompt, losses)
             generation = self._generations.get(placement.replica)
             ticket = Ticket(placement.replica, generation, num_tokens, begun=losses.has_tokens)
             self._tickets.setdefault(client, set()).add(ticket)
@@ -329,7 +323,7 @@ class ReplicaStreams:
             try:
                 await trial.begin()
                 headers = {**self._headers, ACCEPTED_HEADER: "1"} if losses.accepted else self._headers
-                answer = answer_lines(placement.replica, client, body(), headers)
+                answer = answer_lines(placement.replica, client, request.body(resume()), headers)
                 async with aclosing(answer), aclosing(ticket.read(answer)) as lines:
                     async for line in lines:
                         if line is None:

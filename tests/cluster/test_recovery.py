@@ -32,6 +32,7 @@ from radixkv.cluster.wire import encode_begun
 from radixkv.engine.clearing import ALL_NAMESPACES, Cleared, NamespaceSelection
 from radixkv.errors import DrainingError, QueueFullError, ReplicasLostError, RequestTooLargeError
 from radixkv.prompts import Prompt
+from radixkv.routing import prompt_hashes
 
 
 def test_without_replicas_no_place_in_the_queue_is_lost() -> None:
@@ -177,11 +178,16 @@ def test_a_prompt_that_was_cleared_is_not_cached_again_where_it_goes_on(
         cluster.answers |= {"/generate": generate, "/health": answering()}
         replicas = await cluster.up(*"ab")
         llm = llm_of(replicas)
-        await llm.submit([Prompt([1, 2, 3], namespace="secret/salt")], params)
+        await llm.submit([Prompt(list(range(17)), namespace="secret/salt")], params)
+        (first,) = (name for name in "ab" if replicas.streams.num_streams(name))
         await llm.clear(NamespaceSelection(cleared))
         dies.set()
         await until(lambda: len(sent) == 2)
         assert sent == [True, cached]
+        assert replicas.router is not None
+        replicas.router.remove(first)
+        hashes = prompt_hashes(list(range(17)), "secret/salt", 16)
+        assert (replicas.router.holder(hashes) is not None) is cached  # or it would be sent there again
         await llm.shutdown()
         await replicas.close()
 
