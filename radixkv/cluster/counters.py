@@ -1,7 +1,7 @@
 """What engines have counted since they were made, as numbers that are sent, kept and added up.
 
 A total must not fall when a replica leaves: Prometheus would take that for a restart. So the last numbers of every engine
-that ever was there are kept, by the name of its process, which is another one after a restart.
+count for ever, by the name of its process, which is another one after a restart.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from radixkv.tiers.stats import StoreStats, TierTotals
 
 _OF_THE_ENGINE = ("num_preemptions", "num_steps")
 _OF_ALL_TIERS = ("loads", "loads_given_up", "loads_not_worth_it", "dropped_blocks")
+# Engines whose own numbers are kept: one that was silent while so many others reported has ended.
+_MAX_ENGINES = 1000
 
 
 def counters_of(stats: EngineStats) -> dict[str, float]:
@@ -53,10 +55,11 @@ def stats_of(counters: Mapping[str, float]) -> dict[str, Any]:
 
 
 class CounterTotals:
-    """The sums over all engines that ever reported, at about 2 KB for each."""
+    """The sums over all engines that ever reported, in 2 MB at most."""
 
     def __init__(self) -> None:
-        self._latest: dict[str, Mapping[str, float]] = {}
+        self._latest: dict[str, Mapping[str, float]] = {}  # of each engine; those that reported last are at the end
+        self._ended: Counter[str] = Counter()
 
     def report(self, instance: str, counters: Mapping[str, float]) -> None:
         """Take note of an engine's counters.
@@ -65,11 +68,14 @@ class CounterTotals:
             instance: the engine's process.
             counters: from `counters_of`.
         """
+        self._latest.pop(instance, None)
         self._latest[instance] = counters
+        if len(self._latest) > _MAX_ENGINES:
+            self._ended.update(self._latest.pop(next(iter(self._latest))))
 
     def totals(self) -> dict[str, float]:
         """The sums, by name."""
-        totals: Counter[str] = Counter()
+        totals = self._ended.copy()
         for counters in self._latest.values():
             totals.update(counters)
         return dict(totals)

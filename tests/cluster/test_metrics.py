@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.replica_servers import ingress_client, local_replicas, tiny_llm
 
@@ -55,6 +56,17 @@ def test_totals_are_of_all_that_ever_reported_each_by_its_latest_numbers() -> No
         totals.report(instance, {"num_steps": steps, f"drafts/{instance}/accepted": 1})
     assert totals.totals()["num_steps"] == 9 + 7 + 1
     assert sum(totals.totals().values()) == 17 + 3
+
+
+def test_what_is_kept_of_engines_does_not_grow_with_each_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that is restarted again and again made the totals ever slower to compute, at each scrape."""
+    monkeypatch.setattr("radixkv.cluster.counters._MAX_ENGINES", 3)
+    totals = CounterTotals()
+    for restart in range(100):
+        totals.report("lasting", {"num_steps": 1000 + restart})
+        totals.report(f"restarted {restart}", {"num_steps": 7})
+        assert totals.totals() == {"num_steps": 1000 + restart + 7 * (restart + 1)}
+    assert len(totals._latest) == 3
 
 
 def test_an_ingress_shows_each_replica_and_totals_that_survive_it(default_tokenizer: Any, tmp_path: Path) -> None:
