@@ -40,19 +40,19 @@ async def answer_of(call: Awaitable[_T], seconds: float = _SECONDS_FOR_CALL) -> 
 
 
 async def shared_secret(registry: DeploymentHandle) -> str:
-    """The secret of all replicas and ingresses of the application.
+    """The secret of all replicas and ingresses of the application. The registry is asked until it gives one.
 
     Args:
         registry: the handle of the `Registry`.
-
-    Raises:
-        Exception: see `answer_of`.
     """
     proposed = secrets.token_hex(32)
     while True:
-        secret: str | None = await answer_of(registry.secret.remote(proposed))
-        if secret is not None:
-            return secret
+        try:
+            secret: str | None = await answer_of(registry.secret.remote(proposed))
+            if secret is not None:
+                return secret
+        except UNREACHABLE as error:
+            _log.warning("asking the registry for the secret: %r; trying again", error)
         await asyncio.sleep(RENEWAL_SECONDS)
 
 
