@@ -242,7 +242,7 @@ class Engine:
 
         Raises:
             Exception: scheduling or something else raised it without a request at fault, and none has failed; or a batch
-                has failed and left the cache damaged.
+                has failed and left the cache damaged, or the GPU unusable.
             KeyboardInterrupt, SystemExit: the requests of the batch that it interrupted have failed with it.
         """
         touched: list[Request] = []
@@ -250,6 +250,7 @@ class Engine:
             self._step(touched)
         except _BatchError as failed:
             self.cache.check()
+            self._runner.check_device()
             touched += failed.requests
         touched += self._requests.finish_ended_elsewhere()
         self._open_cache.publish_events()

@@ -210,6 +210,15 @@ class ModelRunner:
         with self._on_device():
             return self._run(model_input, device_tokens)
 
+    def check_device(self) -> None:
+        """Wait until the device has done what was asked of it.
+
+        Raises:
+            RuntimeError: something failed there after which no step can succeed any more, such as an illegal access.
+        """
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def _on_device(self) -> AbstractContextManager[Any]:
         """Triton launches on the current device, whatever device its tensors are on."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()

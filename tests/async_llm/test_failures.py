@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tokens_of, until
 from support.dict_tier import DictTier
 from support.forks import refusals_in_a_fork
@@ -151,6 +152,31 @@ def test_a_dead_engine_fails_all_requests(monkeypatch: pytest.MonkeyPatch) -> No
         await llm.shutdown()
         with pytest.raises(EngineDeadError, match="planted"):
             await tokens_of(llm, prompts(1)[0])
+
+    asyncio.run(asyncio.wait_for(main(), HANGING))
+
+
+def test_a_gpu_that_no_step_can_use_any_more_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step crashed, for ever, and the server was healthy; as the least loaded replica, it got most of the requests."""
+    offline = tiny()
+    failed = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def run_there(*_: Any) -> Any:
+        monkeypatch.setattr(offline.engine._runner, "_device", torch.device("cuda"))
+        raise failed
+
+    def synchronize(device: torch.device) -> None:
+        raise failed
+
+    monkeypatch.setattr(offline.engine._runner, "run", run_there)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+
+    async def main() -> None:
+        llm = AsyncLLM(offline)
+        with pytest.raises(EngineDeadError, match="illegal memory access"):
+            await tokens_of(llm, prompts(1)[0])
+        assert llm.death is not None
+        await llm.shutdown()
 
     asyncio.run(asyncio.wait_for(main(), HANGING))
 
