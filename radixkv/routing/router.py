@@ -45,6 +45,8 @@ from radixkv.routing.replica_state import Placement, ReplicaState
 # 1.5 to 4.75, answers come about equally soon on synthetic traces and a public one; with less, fewer tokens are found cached,
 # and with more, loads differ more.
 _WEIGHT, _WEIGHT_OF_DOUBLING = 1.25, 0.5
+# How long after a prompt's first token its blocks still count as held: by then, events have reported them.
+_EXPECTED_SECONDS = 5.0
 # Most blocks, and requests, tracked of those that other routers sent to one replica.
 _MAX_OTHERS_BLOCKS = 1 << 20
 
@@ -68,8 +70,6 @@ class Router:
         block_size: tokens per block of every replica's cache.
         decode_weight: how much a decoding sequence counts, in prompt tokens.
         seconds_per_token: of prefill, until a replica has reported it.
-        expected_seconds: how long after a prompt's first token its blocks still count as held: by then, events have reported
-            them.
         clock: seconds since any moment.
 
     Raises:
@@ -82,23 +82,16 @@ class Router:
         *,
         decode_weight: float = 128.0,
         seconds_per_token: float = 5e-4,
-        expected_seconds: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_count("block_size", block_size, 1)
-        given = {
-            "decode_weight": decode_weight,
-            "seconds_per_token": seconds_per_token,
-            "expected_seconds": expected_seconds,
-        }
-        for name, value in given.items():
+        for name, value in (("decode_weight", decode_weight), ("seconds_per_token", seconds_per_token)):
             if not (is_number(value) and value > 0):
                 raise ValueError(f"{name}: expected a number above 0, got {value!r}")
         self.block_size = block_size
         self._held = BlockIndex()
         self._decode_weight = decode_weight
         self._seconds_per_token = seconds_per_token
-        self._expected_seconds = expected_seconds
         self._clock = clock
         self._replicas: dict[str, ReplicaState] = {}
         # When a request's blocks cease to be expected, the request, and how many of its leading blocks that concerns.
@@ -356,7 +349,7 @@ class Router:
         replica = self._replicas.get(placement.replica)
         if replica is not None:
             replica.dequeue(placement, now, computed=computed)
-        self._expiring.append((now + self._expected_seconds, placement, len(placement.block_hashes)))
+        self._expiring.append((now + _EXPECTED_SECONDS, placement, len(placement.block_hashes)))
         self._expire_expected(now)
 
     def _expire_expected(self, now: float) -> None:
@@ -379,5 +372,5 @@ class Router:
             if first < end and not self._held.replicas(hashes[end - 1]) >> replica.number & 1:
                 awaited = replica.awaited_depth(hashes, first, end)
                 if awaited > first:
-                    self._expiring.append((now + self._expected_seconds, placement, awaited))
+                    self._expiring.append((now + _EXPECTED_SECONDS, placement, awaited))
             replica.expected.difference_update(hashes[awaited:end])

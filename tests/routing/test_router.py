@@ -314,8 +314,8 @@ def test_hashes_are_those_of_the_cache_s_events_also_in_namespaces(router: Route
 def test_impossible_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="decode_weight: expected a number above 0, got 0"):
         Router(16, decode_weight=0)
-    with pytest.raises(ValueError, match="expected_seconds: expected a number above 0, got '5'"):
-        Router(16, expected_seconds="5")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seconds_per_token: expected a number above 0, got '5'"):
+        Router(16, seconds_per_token="5")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"block_size: expected a whole number of at least 1, got 1\.5"):
         Router(1.5)  # type: ignore[arg-type]
     router = Router(16)
