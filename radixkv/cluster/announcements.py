@@ -19,7 +19,7 @@ from radixkv.engine.engine import Engine
 from radixkv.engine.stats import SUMMED_GAUGES
 from radixkv.errors import EngineDeadError
 
-# Between two looks at the replica's load.
+# Between two looks at the replica's load, which changes with every step.
 _SECONDS_BETWEEN_LOADS = 0.2
 # Even if nothing changes, a load is sent this often: a reader that hears nothing for longer knows that the replica is gone.
 _LOADS_PER_HEARTBEAT = 5
@@ -86,17 +86,19 @@ class Announcements:
                 yield record
                 await asyncio.sleep(0)  # hashing a long prompt takes milliseconds
             sent: ReplicaLoad | None = None
-            silent = 0
+            silent, next_look = 0, loop.time()
             while llm.death is None and not feed.overflowed:
-                load = _load(llm)
-                if load != sent or silent >= _LOADS_PER_HEARTBEAT:
-                    sent, silent = load, 0
-                    yield encode_load(load)
+                if llm.draining or loop.time() >= next_look:  # its last counts must not be missed
+                    next_look = loop.time() + _SECONDS_BETWEEN_LOADS
+                    load = _load(llm)
+                    silent += 1
+                    if load != sent or silent >= _LOADS_PER_HEARTBEAT:
+                        sent, silent = load, 0
+                        yield encode_load(load)
                 if llm.draining and not llm.num_unfinished:
                     return  # there will be nothing more to tell
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(awake.wait(), _SECONDS_BETWEEN_LOADS)
-                silent += 1
+                    await asyncio.wait_for(awake.wait(), next_look - loop.time())
                 awake.clear()
                 records = feed.take()
                 if records:
