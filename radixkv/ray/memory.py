@@ -191,7 +191,7 @@ def _pool_bytes(config: Mapping[str, Any], options: LLMOptions, item_bytes: int)
         return DEFAULT_CPU_POOL_BYTES
     if options.get("kv_cache_dtype") == "fp8":
         item_bytes = 1
-    block_size = options.get("block_size", 16)
+    block_size = options.get("block_size") or 16  # None is the default, too
     block_bytes = 2 * layers * kv_heads * head_dim * item_bytes * block_size
     num_blocks = options.get("num_blocks")
     if num_blocks is not None:

@@ -31,6 +31,15 @@ def test_weights_and_pool_are_those_that_the_engine_has(tmp_path: Path) -> None:
     assert half.pool == memory.pool // 2
 
 
+def test_no_block_size_is_the_default(tmp_path: Path) -> None:
+    """`block_size: null`, which an engine takes, used to end the deployment of an application."""
+    build_supported("llama").save_pretrained(tmp_path)
+    none: LLMOptions = {"num_blocks": 30, "block_size": None}  # type: ignore[typeddict-item]
+    assert replica_memory(str(tmp_path), none, on_gpu=False) == replica_memory(
+        str(tmp_path), {"num_blocks": 30}, on_gpu=False
+    )
+
+
 def test_weights_that_others_packed_into_words_count_by_their_bytes(tmp_path: Path) -> None:
     model = build("llama", {"hidden_size": 128, "head_dim": 32, "intermediate_size": 256})
     write(model, tmp_path, gptq(4, 64))
