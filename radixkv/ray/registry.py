@@ -6,6 +6,7 @@ have until then.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -46,13 +47,13 @@ class Registry:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._started = clock()
+        self._first_asked = math.inf
         self._replicas: dict[str, tuple[str, float]] = {}
         self._secret: str | None = None
 
     def secret(self, proposed: str) -> str | None:
         """The secret of all replicas: the one they have, or else the proposed one; None: ask again, one may yet come."""
-        if self._secret is None and self._is_complete:
+        if self._secret is None and self._all_may_have_reported():
             self._secret = proposed
         return self._secret
 
@@ -75,9 +76,10 @@ class Registry:
         """The replicas that are there."""
         now = self._clock()
         self._replicas = {name: known for name, known in self._replicas.items() if known[1] > now}
-        return Listing({name: url for name, (url, _) in self._replicas.items()}, self._is_complete)
+        return Listing({name: url for name, (url, _) in self._replicas.items()}, self._all_may_have_reported())
 
-    @property
-    def _is_complete(self) -> bool:
-        """Whether all replicas have had the time to report."""
-        return self._clock() - self._started >= 3 * RENEWAL_SECONDS
+    def _all_may_have_reported(self) -> bool:
+        """Whether all replicas have had the time to report, since it was first asked: no call got here much earlier."""
+        now = self._clock()
+        self._first_asked = min(self._first_asked, now)
+        return now - self._first_asked >= 3 * RENEWAL_SECONDS
