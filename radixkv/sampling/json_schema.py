@@ -27,6 +27,7 @@ _SCHEMAS = (
     "then",
     "else",
 )
+_OF_STRINGS = ("pattern", "minLength", "maxLength")
 # Formats that say how to show a value, and nothing about what it may be.
 _ANNOTATION_FORMATS = frozenset({"password"})
 
@@ -68,17 +69,24 @@ def parts_with_patterns(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
     """What is said by regular expressions anywhere in a schema.
 
     Returns:
-        For each string's pattern, and the name patterns of each object: a schema of its own, and how its values begin.
+        For each string with a pattern, and for the name patterns of each object: a schema of an object of which it is the
+        only property, and how such an object begins, up to the first character of the string or of a name.
     """
     for _, part in _subschemas(schema):
         if isinstance(part.get("pattern"), str):
-            yield {"type": "string", "pattern": part["pattern"]}, '"'
+            # With lengths, a pattern may take much more.
+            yield _in_object({"type": "string", **{key: part[key] for key in _OF_STRINGS if key in part}}, '"')
         names = part.get("patternProperties")
         if isinstance(names, dict) and names:
             # Where other names are allowed, they are those that match no pattern.
             others = part.get("additionalProperties") is not False
             alone = {"patternProperties": dict.fromkeys(names, True), "additionalProperties": others}
-            yield {"type": "object", **alone}, '{"'
+            yield _in_object({"type": "object", **alone}, '{"')
+
+
+def _in_object(part: dict[str, Any], begin: str) -> tuple[dict[str, Any], str]:
+    # As the whole answer, a value would be begun by the first bitmask, which would take a share of the work.
+    return {"type": "object", "properties": {"x": part}, "required": ["x"]}, f'{{"x":{begin}'
 
 
 def locate_refusal(schemas: Iterable[Any], message: str) -> str:

@@ -39,7 +39,12 @@ COSTLY = {
     "properties": {"a": {"type": "string", "pattern": "a?" * 4000 + "a" * 100}},
     "required": ["a"],
 }
-# Likewise that of a name.
+# Likewise that of a pattern together with a length, and of a name.
+COSTLY_LENGTH = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "pattern": "^a+$", "minLength": 1000}},
+    "required": ["a"],
+}
 COSTLY_NAMES = {
     "type": "object",
     "properties": {
@@ -337,6 +342,7 @@ def test_preemption_keeps_the_grammar() -> None:
         ({"json": {"type": "string", "pattern": "a?" * 5000}}, "at most 8192"),
         # These used to fail the answer where the string, or the name, of the pattern began.
         ({"json": COSTLY}, "json cannot be followed: its regular expressions take too"),
+        ({"json": COSTLY_LENGTH}, "json cannot be followed: its regular expressions take too"),
         ({"json": COSTLY_NAMES}, "json cannot be followed: its regular expressions take too"),
         (
             {"json": {"patternProperties": {"a?" * 4000: {}}}},
