@@ -33,20 +33,29 @@ class QueueSlots:
         self.tenants = tenants
         self._taken: Counter[str] = Counter()
 
+    @property
+    def num_taken(self) -> int:
+        """Those of all tenants."""
+        return self._taken.total()
+
+    def most(self, tenant: str, num_slots: int) -> int:
+        """How many of all slots a tenant may have where no other has any."""
+        return num_slots if self._is_sole(tenant) else _num_more(0, num_slots, 1.0)
+
     def refusal(self, tenant: str, count: int, num_slots: int) -> str | None:
         """Why a tenant may not have so many more of all slots now; None: it may."""
-        num_taken = self._taken.total()
+        num_taken, own = self.num_taken, self._taken[tenant]
         if num_taken + count > num_slots:
             return f"{num_taken} requests are unfinished, and at most {num_slots} may be"
-        if {tenant, *self.tenants, *self._taken} == {tenant} and (not tenant or tenant in self.tenants):
+        if self._is_sole(tenant) and own == num_taken:
             return None
         weights = {other: share_of(other, self.tenants).weight for other in {tenant, *self._taken}}
-        of_mean = weights[tenant] * len(weights) / sum(weights.values())
-        allowed = _SLOTS_PER_FREE_SLOT * of_mean * (num_slots - num_taken)
-        if self._taken[tenant] + count > allowed:
+        num_free = num_slots - num_taken
+        num_more = _num_more(own, num_free, weights[tenant] * len(weights) / sum(weights.values()))
+        if count > num_more:
             return (
-                f"{self._taken[tenant]} requests of yours are unfinished, of {num_taken} in all; "
-                f"the remaining {num_slots - num_taken} queue slots are kept for others"
+                f"{own} requests of yours are unfinished, of {num_taken} in all; "
+                f"{num_free - num_more} of the remaining {num_free} queue slots are kept for others"
             )
         return None
 
@@ -59,3 +68,18 @@ class QueueSlots:
         self._taken[tenant] -= count
         if not self._taken[tenant]:
             del self._taken[tenant]
+
+    def _is_sole(self, tenant: str) -> bool:
+        return self.tenants.keys() <= {tenant} and (not tenant or tenant in self.tenants)
+
+
+def _num_more(own: int, num_free: int, of_mean: float) -> int:
+    """How many more slots a tenant may take, one by one or at once.
+
+    Args:
+        own: those that it has.
+        num_free: those that nobody has.
+        of_mean: its weight, as a multiple of the mean weight.
+    """
+    per_free_slot = _SLOTS_PER_FREE_SLOT * of_mean
+    return max(0, int((per_free_slot * (num_free + 1) - own) / (1 + per_free_slot)))

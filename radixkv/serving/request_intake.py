@@ -213,8 +213,9 @@ class RequestIntake:
         limit = self.max_unfinished
         if accepted or limit is None:
             return
-        if count > limit:
-            raise ValueError(f"prompts: expected at most {limit} in one request, got {count}")
+        most = self.slots.most(tenant, limit)
+        if count > most:
+            raise ValueError(f"prompts: expected at most {most} in one request, got {count}")
         refusal = self.slots.refusal(tenant, count, limit)
         if refusal is not None:
             # Of n requests that run side by side, one finishes about every n-th of their mean duration.

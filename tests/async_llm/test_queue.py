@@ -120,6 +120,8 @@ def test_one_tenant_s_burst_leaves_slots_for_others() -> None:
             while True:
                 streams.append(await submit("greedy"))
         assert len(streams) == 12
+        with pytest.raises(ValueError, match="prompts: expected at most 12 in one request, got 13"):
+            await llm.submit([Prompt([5])] * 13, ENDLESS, tenant="greedy")
         streams += [await submit("modest") for _ in range(3)]
         with pytest.raises(QueueFullError):
             await submit("greedy")
@@ -136,6 +138,20 @@ def test_one_tenant_s_burst_leaves_slots_for_others() -> None:
             stream.close()
 
     run(test, tiny(max_num_seqs=4), max_queue=12)
+
+
+@pytest.mark.parametrize("of_others", range(1, 9))
+def test_a_request_of_many_prompts_leaves_slots_for_others(of_others: int) -> None:
+    """Only the slots that were free before it were looked at, so it could take them all."""
+    together, one_by_one = (QueueSlots({"ann": TenantShare(2.0), "bob": TenantShare()}) for _ in range(2))
+    for slots in (together, one_by_one):
+        slots.take("bob", of_others)
+    count = 0
+    while one_by_one.refusal("ann", 1, 16) is None:
+        one_by_one.take("ann", 1)
+        count += 1
+    assert together.refusal("ann", count, 16) is None
+    assert "queue slots are kept for others" in (together.refusal("ann", count + 1, 16) or "")
 
 
 def test_the_only_tenant_may_have_all_slots() -> None:
