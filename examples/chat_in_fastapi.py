@@ -3,9 +3,6 @@
 Serve it with `uvicorn chat_in_fastapi:app` from this folder; run as a program, it talks to itself.
 """
 
-from collections.abc import Iterator
-from threading import Lock
-
 from fastapi import Body, FastAPI
 from fastapi.responses import StreamingResponse
 from fastapi.testclient import TestClient
@@ -14,23 +11,19 @@ from radixkv import LLM, Chat, SamplingParams
 
 app = FastAPI()
 llm = LLM()
-# FastAPI runs plain functions in several threads, and an LLM serves one at a time. (For many users at once: AsyncLLM.)
-lock = Lock()
 chats: dict[str, Chat] = {}
 
 
 @app.post("/chats/{name}")
 def say(name: str, text: str = Body(embed=True)) -> StreamingResponse:
-    """Say something in a conversation, which begins with its first turn; the answer is streamed."""
+    """Say something in a conversation, which begins with its first turn; the answer is streamed.
+
+    FastAPI runs this in several threads, which may share an LLM: answers to different conversations are computed together.
+    """
     chat = chats.setdefault(
         name, Chat(llm, "You are the assistant of a small library.", SamplingParams(temperature=0, max_tokens=40))
     )
-
-    def answer() -> Iterator[str]:
-        with lock:
-            yield from chat.stream(text)
-
-    return StreamingResponse(answer(), media_type="text/plain")
+    return StreamingResponse(chat.stream(text), media_type="text/plain")
 
 
 if __name__ == "__main__":
