@@ -1,12 +1,15 @@
-"""The table of options in the documentation is made of the configurations' fields."""
+"""Options and fields of requests in the documentation are those of the code."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from openai.types import chat, completion_create_params, responses
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from sybil import Sybil
 from sybil.parsers.markdown import CodeBlockParser
@@ -15,8 +18,12 @@ from radixkv.cli.config_file import read_config_file
 from radixkv.config import DEVICE_DEFAULTS, Config, EngineConfig, ModelConfig
 from radixkv.option_words import Accepted
 from radixkv.ray.options import PlacementConfig
+from radixkv.server.chat_request import ChatCompletionRequest
+from radixkv.server.completions import CompletionRequest
 from radixkv.server.config import ServerConfig
 from radixkv.server.keys import read_keys_file
+from radixkv.server.not_supported import is_supported
+from radixkv.server.responses.request import ResponseRequest
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "serve.md"
 _TITLES = {ServerConfig: "server", ModelConfig: "model", EngineConfig: "engine", PlacementConfig: "placement"}
@@ -66,3 +73,19 @@ def test_the_example_of_a_file_is_one(page: Path, tmp_path: Path) -> None:
             assert read_keys_file(path)
             continue
         assert read_config_file(path, list(_TITLES)) == tomllib.loads(example.parsed)
+
+
+@pytest.mark.parametrize(
+    ("body", "openais", "page"),
+    [
+        (ChatCompletionRequest, chat.completion_create_params.CompletionCreateParamsStreaming, PAGE),
+        (CompletionRequest, completion_create_params.CompletionCreateParamsStreaming, PAGE),
+        (ResponseRequest, responses.response_create_params.ResponseCreateParamsStreaming, PAGE.with_name("clients.md")),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_every_field_of_a_request_that_is_not_openais_is_documented(
+    body: type[BaseModel], openais: type, page: Path
+) -> None:
+    fields = {name for name, field in body.model_fields.items() if is_supported(field)}
+    assert fields - openais.__annotations__.keys() - set(re.findall(r"`(\w+)", page.read_text())) == set()
