@@ -28,12 +28,15 @@ SecretFile = Annotated[
 ]
 # The options of the server that a replica has.
 _OF_REPLICA = ("model", "max_queue", "grace_seconds", "step_timeout")
-_REPLICA_OPTIONS = (*_OF_REPLICA, *command_line_fields((ModelConfig, EngineConfig)))
 # Those that an ingress has: it knows neither how long a request waits on a replica, nor any steps.
 _OF_INGRESS = tuple(name for name in ServerConfig.model_fields if name not in ("queue_timeout", "step_timeout"))
-# The options of a model that say how conversations are written and answers read.
-_READING = ("chat_template", "tool_call_parser", "reasoning_parser")
-_INGRESS_OPTIONS = (*_OF_INGRESS, *_READING)
+# What would have no effect on a replica: ingresses read the answers, and draw the seeds.
+_READING = ("tool_call_parser", "reasoning_parser")
+_OF_ENGINE = tuple(name for name in command_line_fields((ModelConfig, EngineConfig)) if name not in (*_READING, "seed"))
+_REPLICA_OPTIONS = (*_OF_REPLICA, *_OF_ENGINE)
+# By default, an ingress has the replicas' chat template.
+_OF_TEXT = ("chat_template", *_READING)
+_INGRESS_OPTIONS = (*_OF_INGRESS, *_OF_TEXT)
 
 
 @with_options_of(ServerConfig, ModelConfig, EngineConfig, only=_REPLICA_OPTIONS)
@@ -83,7 +86,7 @@ def ingress(
         from radixkv.cluster.run import run_ingress
 
     secret = _secret(secret_file)
-    model_config = ModelConfig(**{name: options.pop(name) for name in _READING})
+    model_config = ModelConfig(**{name: options.pop(name) for name in _OF_TEXT})
     replicas = dict(parse_replica(text) for text in replica or ())
     if len(replicas) < len(replica or ()):
         raise ValueError(f"replica: a name is there twice: {', '.join(replica or ())}")

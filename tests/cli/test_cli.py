@@ -187,11 +187,19 @@ def test_a_secret_in_another_encoding_is_named(tmp_path: Path) -> None:
     assert result.stderr.startswith(f"radixkv: secret_file: expected UTF-8 in {file}: ")
 
 
-@pytest.mark.parametrize("option", ["--queue-timeout", "--step-timeout"])
-def test_an_ingress_offers_no_option_that_it_cannot_fulfil(option: str) -> None:
-    """One was refused only once a replica was up, and the other had no effect."""
-    command = ["ingress", "--replica", "a=http://127.0.0.1:1", option, "1"]
-    result = radixkv(*command, RADIXKV_REPLICA_SECRET="short", COLUMNS="200", TERM="dumb")
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("ingress", "--queue-timeout"),
+        ("ingress", "--step-timeout"),
+        ("replica", "--tool-call-parser"),
+        ("replica", "--reasoning-parser"),
+        ("replica", "--seed"),
+    ],
+)
+def test_an_ingress_and_a_replica_offer_no_option_that_they_cannot_fulfil(command: str, option: str) -> None:
+    """An ingress's first was refused only once a replica was up; the others had no effect."""
+    result = radixkv(command, option, "1", RADIXKV_REPLICA_SECRET="short", COLUMNS="200", TERM="dumb")
     assert result.returncode == 2
     assert f"No such option: {option}" in result.stderr
 
