@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,93 +37,65 @@ def end_to_end() -> str:
     return table(("workload", "generate", "RadixKV", "times faster", "equal answers"), rows)
 
 
-def against_vllm(**documents: str) -> str:
-    """One table of several results, each under a name of its own."""
-    found = {heading: results(f"against-vllm-{name}") for heading, name in documents.items()}
-    names = [row["name"] for row in next(iter(found.values()))["rows"]]
+def against_vllm(title: str, documents: Mapping[str, str], form: str = "{:.2f}", factor: float = 1) -> str:
+    """One table of several results, each under a heading of its own.
+
+    Args:
+        title: of the first column; "workload": the last row is the time to the first answer.
+        form: of the seconds times ``factor``.
+    """
+    found = [results(name) for name in documents.values()]
+    by_name = [{row["name"]: row for row in document["rows"]} for document in found]
     rows = [
-        (
-            name,
-            *(
-                figure
-                for document in found.values()
-                for row in document["rows"]
-                if row["name"] == name
-                for figure in (
-                    f"{statistics.median(row['ours']):.2f}",
-                    f"{statistics.median(row['theirs']):.2f}",
-                    f"{row['ratio']:.2f}",
-                )
-            ),
-        )
-        for name in names
+        (name, *(figure for rows in by_name for figure in _against_vllm(rows[name], form, factor)))
+        for name in by_name[0]
     ]
-    ready = [(document["ready"]["ours"], document["ready"]["theirs"]) for document in found.values()]
-    figures = (figure for ours, theirs in ready for figure in (f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}"))
-    rows.append(("process start to first answer", *figures))
-    return table(("workload", *(word for name in found for word in (f"{name}: RadixKV", "vLLM", "ratio"))), rows)
+    if title == "workload":
+        ready = [(document["ready"]["ours"], document["ready"]["theirs"]) for document in found]
+        figures = (f for ours, theirs in ready for f in (f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}"))
+        rows.append(("process start to first answer", *figures))
+    header = (word for heading in documents for word in (f"{heading}: RadixKV", "vLLM", "ratio"))
+    return table((title, *header), rows)
+
+
+def _against_vllm(row: Any, form: str, factor: float) -> Iterable[str]:
+    ours, theirs = (form.format(factor * statistics.median(row[engine])) for engine in ("ours", "theirs"))
+    return ours, theirs, f"{row['ratio']:.2f}"
 
 
 def bfloat16_against_vllm() -> str:
-    return against_vllm(Intel="bf16", AMD="bf16-amd")
+    return against_vllm("workload", {"Intel": "against-vllm-bf16", "AMD": "against-vllm-bf16-amd"})
 
 
 def float32_against_vllm() -> str:
-    return against_vllm(Intel="f32", AMD="f32-amd")
+    return against_vllm("workload", {"Intel": "against-vllm-f32", "AMD": "against-vllm-f32-amd"})
 
 
-def against_vllm_on_zen_4() -> str:
-    return against_vllm(bfloat16="bf16-zen4", float32="f32-zen4")
-
-
-def float32_against_vllm_without_amx() -> str:
-    return against_vllm_on_one_processor("against-vllm-f32-icelake", "Intel without AMX, float32", "{:.2f}")
+def against_vllm_on_older_processors() -> str:
+    documents = {
+        "Zen 4, bfloat16": "against-vllm-bf16-zen4",
+        "Zen 4, float32": "against-vllm-f32-zen4",
+        "Ice Lake, float32": "against-vllm-f32-icelake",
+    }
+    return against_vllm("workload", documents)
 
 
 def requests_against_vllm() -> str:
-    return against_vllm_on_one_processor("against-vllm-requests-amd", "requests on the EPYC, bfloat16", "{:.2f}")
-
-
-def requests_against_vllm_on_intel() -> str:
-    return against_vllm_on_one_processor("against-vllm-requests", "requests on the Intel Xeon, bfloat16", "{:.2f}")
-
-
-def requests_against_vllm_on_zen_4() -> str:
-    return against_vllm_on_one_processor(
-        "against-vllm-requests-zen4", "requests on the EPYC (Zen 4), bfloat16", "{:.2f}"
-    )
+    documents = {
+        "Intel": "against-vllm-requests",
+        "AMD": "against-vllm-requests-amd",
+        "Zen 4": "against-vllm-requests-zen4",
+    }
+    return against_vllm("requests, bfloat16", documents)
 
 
 def experts_against_vllm() -> str:
-    return against_vllm_on_one_processor("against-vllm-experts-amd", "mixture of experts", "{:.2f}")
-
-
-def experts_against_vllm_on_intel() -> str:
-    return against_vllm_on_one_processor("against-vllm-experts", "mixture of experts, Intel", "{:.2f}")
+    documents = {"Intel": "against-vllm-experts", "AMD": "against-vllm-experts-amd"}
+    return against_vllm("mixture of experts", documents)
 
 
 def steps_against_vllm() -> str:
-    return against_vllm_on_one_processor("steps-vllm-amd", "milliseconds of a step", "{:.1f}", 1000)
-
-
-def steps_against_vllm_on_intel() -> str:
-    return against_vllm_on_one_processor("steps-vllm", "milliseconds of a step, Intel", "{:.1f}", 1000)
-
-
-def against_vllm_on_one_processor(name: str, title: str, form: str, factor: float = 1) -> str:
-    """
-    Args:
-        factor: of the seconds.
-    """
-    rows = [
-        (
-            row["name"],
-            *(form.format(factor * statistics.median(row[engine])) for engine in ("ours", "theirs")),
-            f"{row['ratio']:.2f}",
-        )
-        for row in results(name)["rows"]
-    ]
-    return table((title, "RadixKV", "vLLM", "ratio"), rows)
+    return against_vllm("milliseconds of a step", {"Intel": "steps-vllm", "AMD": "steps-vllm-amd"}, "{:.1f}", 1000)
 
 
 def against_llama_cpp() -> str:
@@ -350,15 +322,10 @@ def reserved_memory() -> str:
         (README, bfloat16_against_vllm),
         (CPU, bfloat16_against_vllm),
         (CPU, float32_against_vllm),
-        (CPU, against_vllm_on_zen_4),
-        (CPU, float32_against_vllm_without_amx),
+        (CPU, against_vllm_on_older_processors),
         (CPU, requests_against_vllm),
-        (CPU, requests_against_vllm_on_intel),
-        (CPU, requests_against_vllm_on_zen_4),
         (CPU, experts_against_vllm),
-        (CPU, experts_against_vllm_on_intel),
         (CPU, steps_against_vllm),
-        (CPU, steps_against_vllm_on_intel),
         (CPU, against_llama_cpp),
         (MEASURED_SERVER, fairness),
         (MEASURED_SERVER, attacks),
