@@ -25,7 +25,7 @@ would have had (`LRUShadow`; experts that are judged by ghosts, as in LeCaR: Vie
 Rodriguez et al., FAST 2021). While the policy is ahead, the margin goes to 1; while LRU is ahead, it grows until hardly
 anything but age decides; when in doubt, it returns to its initial value. Nothing is tuned to a workload.
 
-What else was tried, and the results of each attempt: ``docs/benchmarks/policies.md``.
+What else was tried: ``docs/benchmarks/policies.md``.
 """
 
 from __future__ import annotations
