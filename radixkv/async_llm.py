@@ -102,7 +102,7 @@ class AsyncLLM(AsyncEngine):
         All arguments are copied by this call: what a program changes in them later has no effect.
 
         Args:
-            prompt: as text, or as a dictionary; see `LLM.generate`.
+            prompt: as text, token ids or a dictionary; see `LLM.generate`.
             sampling_params: how to choose tokens; by default `LLM.get_default_sampling_params`.
             request_id: by which `abort` finds it.
             priority: among the tenant's own requests. None: 0.
