@@ -9,4 +9,4 @@ prompt = "Question: What colour is the sky on a clear day? Answer with one word.
 params = SamplingParams(n=8, temperature=0.8, max_tokens=4, stop=["\n", "."])
 answers = [sample.text.strip().lower() for sample in llm.generate(prompt, params)[0].outputs]
 print(Counter(answers).most_common())
-print(llm.engine.cache.stats)
+print(llm.inspect().stats)

@@ -21,5 +21,5 @@ answers = [re.search(r"The answer is (\d+)", sample.text) for sample in output.o
 votes = Counter(answer.group(1) for answer in answers if answer is not None)
 for answer, count in votes.most_common():
     print(f"{count:3} votes for {answer}")
-stats = llm.engine.cache.stats
-print(f"{stats.computed_tokens} prompt tokens computed for {len(output.outputs)} reasoning paths")
+computed = llm.inspect().stats["computed_tokens"]
+print(f"{computed} prompt tokens computed for {len(output.outputs)} reasoning paths")

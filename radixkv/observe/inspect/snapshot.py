@@ -48,6 +48,7 @@ class CacheSnapshot:
 
     Attributes:
         bytes_per_block: of keys and values, all layers; None where there are none, as in a simulation.
+        stats: the counters of `CacheStats`, by name.
         nodes: parents before their children.
     """
 
