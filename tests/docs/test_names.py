@@ -120,6 +120,12 @@ def test_the_picture_of_the_packages_shows_the_contract() -> None:
     assert [sorted(rows[y]) for y in sorted(rows)] == expected
 
 
+def test_every_package_is_in_the_table_of_the_architecture() -> None:
+    page = (ROOT / "docs" / "architecture" / "index.md").read_text()
+    owners = set(re.findall(r"`(radixkv\.\w+)`", "".join(line for line in page.splitlines() if line.startswith("|"))))
+    assert owners == {f"radixkv.{path.parent.name}" for path in (ROOT / "radixkv").glob("*/__init__.py")}
+
+
 def test_pages_fetch_nothing_from_elsewhere() -> None:
     """A style sheet, script or font of the site comes with the site."""
     for path in [*PAGES, ROOT / "mkdocs.yml", *(ROOT / "docs" / "assets").glob("*.*g")]:
