@@ -27,7 +27,8 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
         raise UnsupportedModelError(f"{name}: encoder-decoder models attend to more than their own prefix")
     for layer_type in sorted(set(_layer_types(config)) - _SERVED_LAYERS):
         raise UnsupportedModelError(
-            f"{name}: it has layers of type {layer_type!r}, whose state is not keys and values that blocks can hold"
+            f"{name}: it has layers of type {layer_type!r}, expected layers that keep keys and values alone, and attend to "
+            "all earlier tokens or to a sliding window of them"
         )
     for rope in sorted(_rope_types(config) & _batch_dependent_ropes(model)):
         raise UnsupportedModelError(
