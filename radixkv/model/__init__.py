@@ -7,6 +7,7 @@
       source.py, checkpoint.py, deferred_weights.py, whole_weights.py     files and weights
       gguf_model.py, gguf_*.py, default_model.py                          GGUF files
       quantised/            checkpoints whose weights others have quantised
+      unused_parts.py       what text does not call is dropped
       supported.py          which models can run over blocks; batch_checks.py, layer_probe.py: found out by trying
       tokenizer.py, text_interface.py, generation_config.py               what is beside the weights
     runner.py               one forward pass over a packed batch

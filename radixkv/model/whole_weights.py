@@ -22,10 +22,10 @@ _OF_QUANTISED = re.compile(r"weight_scale(_inv|_2)?|scales")
 
 
 def model_class(config: Any) -> Any:
-    """The class by which transformers makes a configuration's model: of text alone, or of text and images."""
-    is_with_images = type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    if is_with_images and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        return transformers.AutoModelForImageTextToText
+    """The class by which transformers makes a configuration's model: of text alone, or of text and images or audio."""
+    is_multimodal = type(config) in transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING
+    if is_multimodal and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return transformers.AutoModelForMultimodalLM
     return transformers.AutoModelForCausalLM
 
 

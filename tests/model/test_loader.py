@@ -9,6 +9,7 @@ import sys
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from support.model_zoo import build, build_supported
 from support.prompt_sets import tokens_of, tokens_of_transformers
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
+from transformers.models.pixtral.modeling_pixtral import PixtralVisionModel
+from transformers.models.voxtral.modeling_voxtral import VoxtralEncoder
 from transformers.utils import logging as transformers_logging
 
 from radixkv import LLM, SamplingParams
@@ -132,26 +135,33 @@ def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path, monkeypatch: 
     assert answers.tell() == 0
 
 
-def test_a_folder_of_a_model_that_sees_images_gives_its_texts(tmp_path: Path) -> None:
+_SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "options"),
+    [
+        ("mistral3", PixtralVisionModel, {"vision_config": {**_SIZES, "model_type": "pixtral"}}),
+        ("voxtral", VoxtralEncoder, {"audio_config": _SIZES}),
+    ],
+    ids=["images", "audio"],
+)
+def test_a_folder_of_a_model_that_sees_or_hears_gives_its_texts(
+    name: str, part: type, options: dict[str, Any], tmp_path: Path
+) -> None:
     """It used to be looked up among text-only models, though the same model runs as an object."""
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "head_dim": 8,
-    }
-    text = {**sizes, "model_type": "mistral", "vocab_size": 200, "num_key_value_heads": 2, "initializer_range": 0.3}
-    config = transformers.AutoConfig.for_model(
-        "mistral3", text_config=text, vision_config={**sizes, "model_type": "pixtral"}
-    )
-    model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    text = {**_SIZES, "model_type": "mistral", "vocab_size": 200, "num_key_value_heads": 2, "initializer_range": 0.3}
+    config = transformers.AutoConfig.for_model(name, text_config=text, **options)
+    model = transformers.AutoModelForMultimodalLM.from_config(config, dtype=torch.float32).eval()
     model.save_pretrained(tmp_path)
     prompt = [5, 6, 7, 8, 9]
     expected = tokens_of_transformers(model, [prompt], 20)
     for given in (tmp_path, model):
         llm = LLM(given, num_blocks=50, dtype="float32")
         assert tokens_of(llm, [{"prompt_token_ids": prompt}]) == expected
+        # What sees or hears takes no memory; a model that is the caller's own is left as it is.
+        is_whole = any(isinstance(module, part) for module in llm.engine.loaded.model.modules())
+        assert is_whole is (given is model)
         llm.shutdown()
 
 
