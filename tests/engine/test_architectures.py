@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from support.model_zoo import REFUSED, SUPPORTED, VARIANTS, WIDE, WIDE_EXPERTS, build, build_supported
+from support.model_zoo import (
+    MULTIMODAL,
+    REFUSED,
+    SUPPORTED,
+    VARIANTS,
+    WIDE,
+    WIDE_EXPERTS,
+    build,
+    build_multimodal,
+    build_supported,
+)
 from support.prompt_sets import stem_and_tails, tokens_of_transformers
 from transformers.models.llama import modeling_llama
 
@@ -22,6 +32,11 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 @pytest.mark.parametrize("name", sorted(SUPPORTED))
 def test_tokens_equal_transformers_generate(name: str) -> None:
     assert_tokens_equal_transformers(partial(build_supported, name))
+
+
+@pytest.mark.parametrize("name", sorted(MULTIMODAL))
+def test_tokens_equal_where_a_model_also_sees_images_or_hears(name: str) -> None:
+    assert_tokens_equal_transformers(partial(build_multimodal, name))
 
 
 @pytest.mark.parametrize("name", sorted(VARIANTS))

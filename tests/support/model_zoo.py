@@ -40,6 +40,15 @@ WIDE_EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 64,
 }
 _MOE: dict[str, Any] = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+# Groups of experts, some of which every token gets.
+_ROUTED: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    **_MOE,
+}
 _MLA: dict[str, Any] = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 16,
@@ -47,12 +56,7 @@ _MLA: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8,
     "v_head_dim": 12,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    **_MOE,
+    **_ROUTED,
 }
 # A small window, so that short prompts reach beyond it. Only where the architecture has one: `generate` believes the
 # configuration even where the model's own layers ignore it.
@@ -68,10 +72,16 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "codegen": {"n_embd": 32, "n_head": 4, "rotary_dim": 4, "n_ctx": 512},
     "cohere": {},
     "cohere2": _ALTERNATING,
+    "cohere2_moe": {**_MOE, **_ALTERNATING},
+    "cwm": _ALTERNATING,
     "deepseek_v2": _MLA,
     "deepseek_v3": _MLA,
+    "dots1": {**_ROUTED, **_ALTERNATING},
     "ernie4_5": {},
+    "ernie4_5_moe": {**_MOE, "moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 1},
     "exaone4": {**_ALTERNATING, "sliding_window_pattern": 2},
+    "exaone_moe": {**_MOE, **_ALTERNATING, "sliding_window_pattern": 2},
+    "flex_olmo": _MOE,
     "gemma": {},
     "gemma2": {**_ALTERNATING, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 8},
     "gemma3_text": {**_ALTERNATING, "query_pre_attn_scalar": 8},
@@ -100,6 +110,8 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     },
     "glm": {},
     "glm4": {},
+    "glm4_moe": _ROUTED,
+    "glm4_moe_lite": _MLA,
     "gpt2": {"num_key_value_heads": 4},
     "gpt_bigcode": {"num_key_value_heads": 1},
     "gpt_neox": {"num_key_value_heads": 4},
@@ -107,13 +119,30 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "gptj": {"n_embd": 32, "n_head": 4, "rotary_dim": 4},
     "granite": {},
     "granitemoe": _MOE,
+    "granitemoeshared": {**_MOE, "shared_intermediate_size": 24},
     "helium": {},
     "hunyuan_v1_dense": {},
     "jetmoe": {**_MOE, "kv_channels": 8},
     "llama": {},
+    # Layers with a window have sinks, and other numbers of heads than full ones.
+    "mimo_v2_flash": {**_ROUTED, **_ALTERNATING},
+    "minimax_m2": _MOE,
     "ministral": _ALTERNATING,
+    # Queries are scaled by their positions.
+    "ministral3": {
+        **_WINDOW,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16,
+            "llama_4_scaling_beta": 0.5,
+        },
+    },
     "mistral": _WINDOW,
     "mixtral": {**_MOE, **_WINDOW},
+    "modernbert-decoder": _ALTERNATING,
+    "nanochat": {},
     "nemotron": {},
     "olmo": {},
     "olmo2": {},
@@ -136,8 +165,36 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "qwen3_moe": _MOE,
     "seed_oss": {},
     "smollm3": {"layer_types": ["full_attention"] * 3},
+    "solar_open": _ROUTED,
     "stablelm": {},
     "starcoder2": _WINDOW,
+    "vaultgemma": _ALTERNATING,
+}
+
+# Rotation by three positions of a part of an image; those of a word are equal.
+_IN_SPACE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
+
+# Models that also see images or hear, by what is particular of their texts.
+MULTIMODAL: dict[str, dict[str, Any]] = {
+    "gemma3": SUPPORTED["gemma3_text"],
+    "glm4v": _IN_SPACE,
+    "internvl": {},
+    "llava": {},
+    "mistral3": _WINDOW,
+    "qwen2_5_vl": _IN_SPACE,
+    "qwen3_vl": _IN_SPACE,
+    "smolvlm": {},
+    "voxtral": {},
+}
+# What sees or hears is never called; these are all the names that its sizes have.
+_TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "depth": 2,
+    "num_heads": 4,
+    "out_hidden_size": 32,
 }
 
 # Of the type longrope, with other factors beyond this length of a sequence.
@@ -271,10 +328,21 @@ def build(name: str, options: dict[str, Any], seed: int = 0) -> transformers.Pre
     Args:
         name: what follows a "+" only tells two of an architecture apart.
     """
-    torch.manual_seed(seed)
     options = {key: value for key, value in {**_COMMON, **options}.items() if value is not None}
     config = transformers.AutoConfig.for_model(name.partition("+")[0], **options)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return _build(transformers.AutoModelForCausalLM, config, seed)
+
+
+def build_multimodal(name: str) -> transformers.PreTrainedModel:
+    """A model of `MULTIMODAL`."""
+    tower = "audio_config" if name == "voxtral" else "vision_config"
+    config = transformers.AutoConfig.for_model(name, text_config={**_COMMON, **MULTIMODAL[name]}, **{tower: _TOWER})
+    return _build(transformers.AutoModelForMultimodalLM, config, seed=0)
+
+
+def _build(auto_class: Any, config: Any, seed: int) -> transformers.PreTrainedModel:
+    torch.manual_seed(seed)
+    model: transformers.PreTrainedModel = auto_class.from_config(config, dtype=torch.float32)
     # Sinks, biases and norms begin as constants, which would hide mistakes with them.
     with torch.no_grad():
         for key, parameter in model.named_parameters():
