@@ -49,6 +49,7 @@ def read_checkpoint(
     Raises:
         ModelLoadError: it is quantised, and neither this nor transformers can read how; it lacks weights of the model, or has
             integers for them; a file is damaged; or there is too little memory.
+        UnsupportedModelError: it is of a kind that generates no text.
         OSError, ValueError, KeyError: as transformers raises them.
     """
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)

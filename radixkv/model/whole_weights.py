@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 
-from radixkv.errors import ModelLoadError
+from radixkv.errors import ModelLoadError, UnsupportedModelError
 from radixkv.model.weight_paths import torch_files_of
 
 # Names of the scales that formats store beside a quantised ``weight``.
@@ -22,11 +22,19 @@ _OF_QUANTISED = re.compile(r"weight_scale(_inv|_2)?|scales")
 
 
 def model_class(config: Any) -> Any:
-    """The class by which transformers makes a configuration's model: of text alone, or of text and images or audio."""
-    is_multimodal = type(config) in transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING
-    if is_multimodal and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+    """The class by which transformers makes a configuration's model: of text alone, or of text and images or audio.
+
+    Raises:
+        UnsupportedModelError: there is none.
+    """
+    # What comes with code of its own is refused by the class.
+    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING or hasattr(config, "auto_map"):
+        return transformers.AutoModelForCausalLM
+    if type(config) in transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING:
         return transformers.AutoModelForMultimodalLM
-    return transformers.AutoModelForCausalLM
+    raise UnsupportedModelError(
+        f"{config.name_or_path}: expected a model that generates text from the text before it, got {config.model_type!r}"
+    )
 
 
 def load_whole(
@@ -43,6 +51,7 @@ def load_whole(
     Raises:
         ModelLoadError: parameters of the model are not in its files, or in another shape; or its weights are quantised and
             its configuration does not say so.
+        UnsupportedModelError: see `model_class`.
         OSError, ValueError, KeyError: as transformers raises them.
     """
     model, info = model_class(config).from_pretrained(

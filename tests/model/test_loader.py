@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from radixkv import LLM, SamplingParams
 from radixkv.config import ModelConfig
-from radixkv.errors import ModelLoadError
+from radixkv.errors import ModelLoadError, UnsupportedModelError
 from radixkv.model import gguf_conversion, placement
 from radixkv.model.default_model import find_default_model
 from radixkv.model.gguf_conversion import converted_folder, ensure_converted, find_damage
@@ -133,6 +133,15 @@ def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path, monkeypatch: 
         with pytest.raises(ModelLoadError, match=rf"^{tmp_path}: it needs code .* never run here$"):
             load_model(tmp_path)
     assert answers.tell() == 0
+
+
+def test_a_folder_of_a_model_that_generates_no_text_is_refused(tmp_path: Path) -> None:
+    """The error named a class of transformers, and asked for the folder of a transformers model."""
+    transformers.AutoConfig.for_model("clip").save_pretrained(tmp_path)
+    with pytest.raises(
+        UnsupportedModelError, match=rf"^{tmp_path}: expected a model that generates text .*, got 'clip'$"
+    ):
+        load_model(tmp_path)
 
 
 _SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
