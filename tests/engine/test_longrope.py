@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def prompt(length: int) -> list[int]:
     return [(7 * index + length) % (VOCAB_SIZE - 3) + 3 for index in range(length)]
 
 
+@cache
 def expected(name: str, lengths: tuple[int, ...]) -> list[list[int]]:
     """What transformers generates for each prompt alone."""
     return tokens_of_transformers(build_longrope(name), [prompt(length) for length in lengths], NUM_NEW)
