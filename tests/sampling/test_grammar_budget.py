@@ -28,6 +28,13 @@ class SteppingClock:
         return self.now
 
 
+@pytest.fixture(autouse=True)
+def vocabulary_prepared_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every compiler here has the same one, which takes more than a second."""
+    tokenizer = llm.engine.grammars._prepared_tokenizer()
+    monkeypatch.setattr(structured_output, "grammar_tokenizer", lambda *_: tokenizer)
+
+
 @pytest.mark.parametrize("beams", [False, True])
 def test_a_grammar_that_takes_too_long_fails_its_request_alone(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, beams: bool

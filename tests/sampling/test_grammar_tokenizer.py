@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import re
@@ -13,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from support.chat_templates import TEMPLATES, make_tokenizer
+from support.chat_templates import TEMPLATES, make_tokenizer, text_interface
 from support.in_process_server import serve
 from support.model_zoo import build
 from support.sentencepiece_tokenizer import sentencepiece_tokenizer
@@ -160,11 +159,11 @@ def add_marker(tokenizer: Any) -> None:
     ("change", "text"),
     [(compose, "cafe\u0301"), (lowercase, "Say NO"), (strip, "x  [a]  y"), (add_marker, "a <mark> b")],
 )
-def test_forced_text_is_spelled_where_the_tokenizer_makes_other_text_of_it(llm: LLM, change: Any, text: str) -> None:
+def test_forced_text_is_spelled_where_the_tokenizer_makes_other_text_of_it(change: Any, text: str) -> None:
     """Its tokens used to be those of the other text, and requests failed; so with names of markers that are not special."""
-    tokenizer = copy.deepcopy(llm.get_tokenizer())
-    change(tokenizer)
-    assert answer(dataclasses.replace(llm.engine.loaded, tokenizer=tokenizer, vocab_size=len(tokenizer)), text) == text
+    loaded = text_interface(TEMPLATES["json"])
+    change(loaded.tokenizer)
+    assert answer(dataclasses.replace(loaded, vocab_size=len(loaded.tokenizer)), text) == text
 
 
 def test_an_added_token_that_is_shown_with_a_space_is_no_text_of_a_grammar() -> None:
@@ -176,12 +175,11 @@ def test_an_added_token_that_is_shown_with_a_space_is_no_text_of_a_grammar() -> 
     assert tokenizer.decode(for_grammars.tokenize_str("wHello!")) == "wHello!"
 
 
-def test_forced_text_is_spelled_where_the_model_lacks_a_token_of_it(llm: LLM) -> None:
+def test_forced_text_is_spelled_where_the_model_lacks_a_token_of_it() -> None:
     """A token without logits in the model used to be forced: nothing could be sampled."""
-    tokenizer = copy.deepcopy(llm.get_tokenizer())
-    tokenizer.add_tokens([AddedToken("an image", special=False)])
-    loaded = dataclasses.replace(llm.engine.loaded, tokenizer=tokenizer)
-    assert loaded.vocab_size < len(tokenizer)
+    loaded = text_interface(TEMPLATES["json"])
+    loaded.tokenizer.add_tokens([AddedToken("an image", special=False)])
+    assert loaded.vocab_size < len(loaded.tokenizer)
     assert answer(loaded, "an image!") == "an image!"
 
 
@@ -198,11 +196,11 @@ def answer(loaded: Any, choice: str) -> str:
     return text
 
 
-def test_what_no_token_spells_is_refused(llm: LLM) -> None:
+def test_what_no_token_spells_is_refused() -> None:
     """Where the model lacks a letter, nothing satisfies the grammar, which is said before anything is generated."""
-    tokenizer = make_tokenizer(TEMPLATES["json"])
-    lacking = {"vocab_size": tokenizer.convert_tokens_to_ids("z"), "eos_token_ids": frozenset([0])}
-    loaded = dataclasses.replace(llm.engine.loaded, tokenizer=tokenizer, **lacking)
+    loaded = text_interface(TEMPLATES["json"])
+    lacking = {"vocab_size": loaded.tokenizer.convert_tokens_to_ids("z"), "eos_token_ids": frozenset([0])}
+    loaded = dataclasses.replace(loaded, **lacking)
     assert answer(loaded, "lay") == "lay"
     with pytest.raises(ValueError, match="choice cannot be followed: no answer satisfies it"):
         GrammarCompiler(loaded).compile(StructuredOutputsParams(choice=["zoo"]))
