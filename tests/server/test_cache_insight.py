@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.in_process_server import serve
+from support.preloaded_process import COMMAND_LINE, run_preloaded
 from support.server_process import ADMIN_KEY, TENANT_A, TENANT_B, ServerProcess
 
 from radixkv import LLM
@@ -142,10 +140,10 @@ def test_a_server_is_inspected_from_the_command_line(server: ServerProcess) -> N
         complete(a, PROMPT + "Where is it?")
         complete(a, PROMPT + "When is it?")
         assert a.get("/admin/snapshot").status_code == 401
-    radixkv = Path(sys.executable).with_name("radixkv")
-    command = [str(radixkv), "inspect", f"{server.url}/admin/snapshot"]
-    output = subprocess.run([*command, "--admin-key", ADMIN_KEY], capture_output=True, text=True, check=True).stdout
-    assert "You are the assistant" in output
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = ("inspect", f"{server.url}/admin/snapshot")
+    inspected = run_preloaded(COMMAND_LINE, *command, "--admin-key", ADMIN_KEY)
+    assert inspected.returncode == 0, inspected.stderr
+    assert "You are the assistant" in inspected.stdout
+    refused = run_preloaded(COMMAND_LINE, *command)
     assert f"{server.url}/admin/snapshot: HTTP Error 401" in refused.stderr
     assert "it needs the server's admin key: --admin-key, or RADIXKV_ADMIN_KEY" in refused.stderr
