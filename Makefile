@@ -48,7 +48,8 @@ demo: $(MODEL)
 prepare: $(MODEL) $(BROWSER) $(KEY_VALUE_SERVER)
 
 # Three runs side by side: Triton's interpreter must be chosen before Triton is imported, and coverage measures the cache alone.
-# One thread each: small models gain nothing from a second. Two workers: each further one spends 30 seconds on imports.
+# One thread each: small models gain nothing from a second. Two workers: each further one spends 30 seconds on imports. These wait
+# for servers and browsers, in which time the two shorter runs take the processor, and at no other: they are nice.
 test: $(MODEL) $(BROWSER) $(KEY_VALUE_SERVER)
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-others test-interpreted test-covered
 
@@ -59,12 +60,12 @@ test-others:
 # Measuring coverage triples the time, and a few random runs reach what many do: so this leaves out the policies' state
 # machines and the longest simulation, and runs the fewest examples elsewhere.
 test-covered:
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cache --ignore=tests/cache/test_eviction.py \
+	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest tests/cache --ignore=tests/cache/test_eviction.py \
 		--hypothesis-profile=mutation -m "not slow" -k "not at_any_pace" --cov=radixkv/cache --cov-branch --cov-fail-under=98 \
 		--cov-report=term:skip-covered
 
 test-interpreted:
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreter
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 nice -n 19 $(BIN)/python -m pytest tests/kernels/interpreter
 
 quick: $(INSTALLED)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target quick-tests check
