@@ -1,15 +1,19 @@
-"""Every causal language model that transformers knows: it gives transformers' tokens, or is refused with a reason."""
+"""Every language model that transformers knows: it gives transformers' tokens, or is refused with a reason."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from support.model_zoo import SUPPORTED, build
+from support.model_zoo import IN_SPACE, MULTIMODAL, SUPPORTED, build, build_multimodal
 from support.prompt_sets import stem_and_tails, tokens_of_transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
 from radixkv import LLM, SamplingParams
 from radixkv.errors import UnsupportedModelError
@@ -21,12 +25,16 @@ _GUESSES: tuple[dict[str, Any], ...] = (
     {"num_key_value_heads": 4},
     _EXPERTS,
     {**_EXPERTS, "num_key_value_heads": 4},
+    IN_SPACE,
+    {**_EXPERTS, **IN_SPACE},
 )
 _MOST_PARAMETERS = 30_000_000
 _NUM_TOKENS = 12
+_TEXT_ALONE = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {*SUPPORTED}
+_WITH_IMAGES_OR_AUDIO = {*MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES} - {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MULTIMODAL}
 
 
-def small_model(name: str) -> transformers.PreTrainedModel:
+def small_model(build: Callable[[str, dict[str, Any]], Any], name: str) -> transformers.PreTrainedModel:
     """A random model of the architecture that computes something; skips where no guess makes one."""
     reasons = []
     for options in _GUESSES:
@@ -46,11 +54,15 @@ def small_model(name: str) -> transformers.PreTrainedModel:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {*SUPPORTED}))
-def test_it_gives_the_tokens_of_transformers_or_is_refused(name: str) -> None:
-    model = small_model(name)
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [(build, name) for name in sorted(_TEXT_ALONE)]
+    + [(build_multimodal, name) for name in sorted(_WITH_IMAGES_OR_AUDIO)],
+)
+def test_it_gives_the_tokens_of_transformers_or_is_refused(build: Callable[..., Any], name: str) -> None:
+    model = small_model(build, name)
     try:
-        llm = LLM(small_model(name), block_size=4, num_blocks=200, max_num_batched_tokens=16, dtype="float32")
+        llm = LLM(small_model(build, name), block_size=4, num_blocks=200, max_num_batched_tokens=16, dtype="float32")
     except UnsupportedModelError:
         return
     expected = tokens_of_transformers(model, stem_and_tails(), _NUM_TOKENS)

@@ -172,17 +172,17 @@ SUPPORTED: dict[str, dict[str, Any]] = {
 }
 
 # Rotation by three positions of a part of an image; those of a word are equal.
-_IN_SPACE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
+IN_SPACE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
 
 # Models that also see images or hear, by what is particular of their texts.
 MULTIMODAL: dict[str, dict[str, Any]] = {
     "gemma3": SUPPORTED["gemma3_text"],
-    "glm4v": _IN_SPACE,
+    "glm4v": IN_SPACE,
     "internvl": {},
     "llava": {},
     "mistral3": _WINDOW,
-    "qwen2_5_vl": _IN_SPACE,
-    "qwen3_vl": _IN_SPACE,
+    "qwen2_5_vl": IN_SPACE,
+    "qwen3_vl": IN_SPACE,
     "smolvlm": {},
     "voxtral": {},
 }
@@ -333,11 +333,11 @@ def build(name: str, options: dict[str, Any], seed: int = 0) -> transformers.Pre
     return _build(transformers.AutoModelForCausalLM, config, seed)
 
 
-def build_multimodal(name: str) -> transformers.PreTrainedModel:
-    """A model of `MULTIMODAL`."""
-    tower = "audio_config" if name == "voxtral" else "vision_config"
-    config = transformers.AutoConfig.for_model(name, text_config={**_COMMON, **MULTIMODAL[name]}, **{tower: _TOWER})
-    return _build(transformers.AutoModelForMultimodalLM, config, seed=0)
+def build_multimodal(name: str, options: dict[str, Any] | None = None) -> transformers.PreTrainedModel:
+    """A model that also sees images or hears, whose text has these options; None: those in `MULTIMODAL`."""
+    parts = dict.fromkeys(transformers.CONFIG_MAPPING[name].sub_configs, _TOWER)
+    parts["text_config"] = {**_COMMON, **(MULTIMODAL[name] if options is None else options)}
+    return _build(transformers.AutoModelForMultimodalLM, transformers.AutoConfig.for_model(name, **parts), seed=0)
 
 
 def _build(auto_class: Any, config: Any, seed: int) -> transformers.PreTrainedModel:
