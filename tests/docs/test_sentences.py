@@ -22,6 +22,8 @@ from support.committed_figures import (
     results,
 )
 
+from radixkv.bench.common.percentiles import p99
+
 
 def _sentences() -> list[tuple[Path, str]]:
     """Figures within sentences."""
@@ -34,7 +36,7 @@ def _sentences() -> list[tuple[Path, str]]:
         for over_http, direct in zip(http["http"], http["direct"], strict=True)
     )
     attacked = results("soak-server")
-    p99_wait = sorted(attacked["waits"])[int(0.99 * len(attacked["waits"]))]
+    p99_wait = p99(attacked["waits"])
     quarter = len(attacked["rss"]) // 4
     second, last = (statistics.median(attacked["rss"][begin:][:quarter]) for begin in (quarter, -quarter))
     trace = results("policies")[0]

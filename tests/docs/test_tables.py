@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support.committed_figures import (
     BENCHMARKS,
@@ -21,6 +20,8 @@ from support.committed_figures import (
     results,
     table,
 )
+
+from radixkv.bench.common.percentiles import p99
 
 
 def end_to_end() -> str:
@@ -116,15 +117,12 @@ def against_llama_cpp() -> str:
 
 
 def fairness() -> str:
-    def p99(run: Any) -> float:
-        return float(np.percentile(run["seconds_to_first_token"], 99))
-
     document = results("fairness-cpu")
     rows = [
         (
             f"{loop}: {name}",
-            f"{statistics.median(np.percentile(run['steps_to_first_token'], 99) for run in runs):.1f}",
-            f"{statistics.median(p99(run) for run in runs):.2f}",
+            f"{statistics.median(p99(run['steps_to_first_token']) for run in runs):.1f}",
+            f"{statistics.median(p99(run['seconds_to_first_token']) for run in runs):.2f}",
             f"{statistics.median(run['num_tokens'] / run['seconds'] for run in runs):,.0f}",
             f"{statistics.median(run['hit_rate'] for run in runs):.1%}",
         )

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.percentiles import p99
 from radixkv.bench.common.tables import figure_table
 from radixkv.bench.common.timing import frozen_garbage
 from radixkv.routing import Router, prompt_hashes
@@ -97,7 +98,7 @@ def measure(num_blocks: int, num_decisions: int) -> list[Row]:
 
 
 def _row(name: str, times: Sequence[float]) -> Row:
-    return Row(name, median(times), sorted(times)[len(times) * 99 // 100])
+    return Row(name, median(times), p99(times))
 
 
 def run_routing(console: Console, num_decisions: int, json_path: Path | None) -> None:

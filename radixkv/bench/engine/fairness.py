@@ -27,6 +27,7 @@ from rich.table import Table
 
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.percentiles import p99
 from radixkv.bench.common.tables import figure_table
 from radixkv.engine.engine import Engine
 from radixkv.llm import LLM
@@ -201,7 +202,7 @@ def compare(runs: Mapping[str, Sequence[FairnessRun]]) -> dict[str, float]:
     """
 
     def p99_ratio(figures: Callable[[FairnessRun], Sequence[float]], over: str, under: str) -> float:
-        above, below = (_p99([value for run in runs[kind] for value in figures(run)]) for kind in (over, under))
+        above, below = (p99([value for run in runs[kind] for value in figures(run)]) for kind in (over, under))
         return above / below
 
     def ratio(figure: Callable[[FairnessRun], float], over: str, under: str) -> float:
@@ -317,10 +318,6 @@ def _request(engine: Engine, name: str, question: _Question, tenant: str) -> Req
     return engine.request_factory.make(name, Prompt(question.prompt, namespace=question.tenant), params, tenant=tenant)
 
 
-def _p99(values: Sequence[float]) -> float:
-    return float(np.percentile(values, 99))
-
-
 def _table(runs: Mapping[str, Sequence[FairnessRun]]) -> Table:
     table = figure_table(
         "",
@@ -340,10 +337,10 @@ def _table(runs: Mapping[str, Sequence[FairnessRun]]) -> Table:
         table.add_row(
             kind,
             f"{np.median(run.steps_to_first_token):.1f}",
-            f"{_p99(run.steps_to_first_token):.1f}",
-            f"{_p99(run.tokens_to_first_token):,.0f}",
+            f"{p99(run.steps_to_first_token):.1f}",
+            f"{p99(run.tokens_to_first_token):,.0f}",
             f"{statistics.median([float(np.median(result.seconds_to_first_token)) for result in results]) * 1e3:,.0f}",
-            f"{statistics.median([_p99(result.seconds_to_first_token) for result in results]) * 1e3:,.0f}",
+            f"{statistics.median([p99(result.seconds_to_first_token) for result in results]) * 1e3:,.0f}",
             f"{run.num_tokens / run.num_steps:.1f}",
             f"{statistics.median([result.num_tokens / result.seconds for result in results]):,.0f}",
             f"{run.hit_rate:.1%}",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from radixkv.bench.common.percentiles import p99
 from radixkv.bench.common.tables import figure_table
 from radixkv.bench.serving.client import Answer
 
@@ -30,7 +31,7 @@ class Latency:
         if not seconds:
             return None
         ms = np.array(seconds) * 1e3
-        return cls(float(np.median(ms)), float(np.percentile(ms, 99)), float(ms.mean()), float(ms.max()))
+        return cls(float(np.median(ms)), 1e3 * p99(seconds), float(ms.mean()), float(ms.max()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,5 @@ def _plot_distribution(axis: Any, label: str, seconds: Sequence[float]) -> None:
     if not seconds:
         return
     ordered = np.sort(seconds)
-    median, p99 = np.median(ordered), np.percentile(ordered, 99)
     shares = np.arange(1, len(ordered) + 1) / len(ordered)
-    axis.plot(ordered, shares, label=f"{label}: median {median:.3g}, p99 {p99:.3g}")
+    axis.plot(ordered, shares, label=f"{label}: median {np.median(ordered):.3g}, p99 {p99(seconds):.3g}")

@@ -31,6 +31,7 @@ from rich.console import Console
 
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.percentiles import p99
 from radixkv.bench.common.process import TICK, num_open_files, processor_seconds, resident_megabytes
 from radixkv.bench.serving.client import Answer, HttpClient, Messages, open_http
 from radixkv.bench.serving.hostile import HostileClient, outcome_of
@@ -146,7 +147,7 @@ async def soak(
         if response.status_code != httpx.codes.OK:
             result.failures.append(f"the cache: {response.text}")
     for what, longest, bound in (
-        ("the first token", _p99(result.waits), max_wait),
+        ("the first token", p99(result.waits), max_wait),
         ("/health", max(result.stalls), max_stall),
     ):
         if longest > bound * result.full_step:
@@ -176,7 +177,7 @@ def run_soak_server(
     waits, stalls = result.waits, result.stalls
     console.print(
         f"{result.answered:,} normal answers. In seconds of the server's processor time: a full step {result.full_step:.2f}; "
-        f"first token {statistics.median(waits):.2f} (median), {_p99(waits):.2f} (p99), {max(waits):.2f} at most; health "
+        f"first token {statistics.median(waits):.2f} (median), {p99(waits):.2f} (p99), {max(waits):.2f} at most; health "
         f"check {max(stalls):.2f} at most. Memory {min(result.rss):.0f} to {max(result.rss):.0f} MB, "
         f"{min(result.open_files)} to {max(result.open_files)} open files, {min(result.metrics)} to {max(result.metrics)} "
         f"metrics, {max(result.log_bytes):,} bytes of log"
@@ -239,7 +240,3 @@ async def _watch(target: Target, clock: Callable[[], float], end: float, result:
             result.open_files.append(num_open_files(target.pid))
             result.log_bytes.append(target.log.stat().st_size)
             await asyncio.sleep(1)
-
-
-def _p99(values: Sequence[float]) -> float:
-    return sorted(values)[int(0.99 * len(values))]

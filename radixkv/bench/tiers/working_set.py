@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from radixkv.async_llm import AsyncLLM
+from radixkv.bench.common.percentiles import p99
 from radixkv.bench.tiers.fresh_engine import BLOCK_SIZE, fresh_llm, random_tokens, seconds_to_first_token
 from radixkv.llm import LLM
 from radixkv.outputs import RequestOutput
@@ -123,8 +123,8 @@ def _cached_and_first_tokens(outputs: list[RequestOutput]) -> tuple[float, float
     """The cached share of all prompt tokens, and the median and the 99th percentile of the seconds to first tokens."""
     cached = sum(output.num_cached_tokens for output in outputs)
     prompted = sum(len(output.prompt_token_ids) for output in outputs)
-    p50, p99 = np.percentile([seconds_to_first_token(output) for output in outputs], [50, 99]).tolist()
-    return cached / prompted, p50, p99
+    seconds = [seconds_to_first_token(output) for output in outputs]
+    return cached / prompted, statistics.median(seconds), p99(seconds)
 
 
 async def _converse_all(llm: LLM, starts: list[float], pause: float, turns: int) -> list[RequestOutput]:
