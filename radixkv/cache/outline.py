@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import zlib
 from dataclasses import dataclass
 
 from radixkv.cache.node import Node
@@ -18,6 +19,7 @@ class NodeOutline:
     """One node without its blocks and most of its tokens.
 
     Attributes:
+        key: identifies it among its siblings, which differ in their first block; the same in every outline.
         beginning: its first tokens, encoded.
         num_tokens, num_blocks: of its edge.
         lock_count: live sequences and pins that end here or below.
@@ -25,6 +27,7 @@ class NodeOutline:
         num_hidden: children that are not among ``children``.
     """
 
+    key: int
     beginning: bytes
     num_tokens: int
     num_blocks: int
@@ -62,6 +65,7 @@ def outline(root: Node, max_nodes: int, max_visited: int = 2000) -> NodeOutline:
     done: dict[Node, NodeOutline] = {}
     for node in reversed(shown):  # children before their parents
         done[node] = NodeOutline(
+            key=zlib.crc32(node.tokens[: node.block_bytes]),
             beginning=bytes(node.tokens[: _BEGINNING_TOKENS * TOKEN_BYTES]),
             num_tokens=node.num_tokens,
             num_blocks=node.num_blocks,

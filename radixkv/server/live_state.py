@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -267,7 +266,7 @@ def _tree(namespace: str, root: NodeOutline, snapshot: _EngineSnapshot, tokenize
 
 def _node(outline: NodeOutline, now: float, tokenizer: Any) -> TreeNode:
     return TreeNode(
-        key=zlib.crc32(outline.beginning),
+        key=outline.key,
         text=" ".join(decode_tokens(tokenizer, decode(outline.beginning).tolist(), skip_special_tokens=True).split()),
         tokens=outline.num_tokens,
         blocks=outline.num_blocks,

@@ -70,6 +70,21 @@ def test_of_a_long_node_only_the_beginning_is_copied() -> None:
     assert np.frombuffer(long.beginning, dtype=np.int32).tolist() == list(range(32))
 
 
+def test_siblings_that_begin_alike_have_different_keys() -> None:
+    """In blocks of 64 tokens they had one key, that of their first 32: the page drew all of them as one box."""
+    cache = PrefixCache(100, 64)
+    for last in (1, 2):
+        leave(cache, [*range(40), *[last] * 24])
+    found = cache.outline("")
+    assert found is not None
+    one, other = found.children
+    assert one.beginning == other.beginning
+    assert one.key != other.key
+    again = cache.outline("")
+    assert again is not None
+    assert [child.key for child in again.children] == [one.key, other.key]
+
+
 def test_a_tree_of_any_size_takes_bounded_work() -> None:
     cache = PrefixCache(5000, 1)
     rng = random.Random(0)
