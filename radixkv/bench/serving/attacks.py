@@ -102,7 +102,7 @@ def run_attacks(console: Console, seconds: float, seed: int, checkout: Path | No
             costs[version] = asyncio.run(measure_attacks(server.address, normal, hostile, seconds, seed))
         console.print(_table(version, costs[version]))
     rows = {version: [asdict(cost) for cost in each] for version, each in costs.items()}
-    document = {**describe_machine("torch", "radixkv"), "seconds": seconds, "seed": seed, "costs": rows}
+    document = {"machine": describe_machine("torch", "radixkv"), "seconds": seconds, "seed": seed, "costs": rows}
     write_figures(json_path, document)
 
 

@@ -185,7 +185,7 @@ def run_soak_server(
     for failure in result.failures:
         console.print(failure, style="red")
     figures = {**vars(result), "attacks": dict(result.attacks)}
-    document = {**describe_machine("torch", "radixkv"), "minutes": minutes, "seed": seed, **figures}
+    document = {"machine": describe_machine("torch", "radixkv"), "minutes": minutes, "seed": seed, **figures}
     write_figures(json_path, document)
     return not result.failures
 
