@@ -43,8 +43,10 @@ def e2e(json_path: JsonPath = None, rounds: Rounds = 3, only: OnlyWorkloads = No
 def against(
     vllm: PeerPython = None,
     llama_cpp: PeerPython = None,
-    dtype: Annotated[str, typer.Option(help="of both engines; llama.cpp has its file's")] = "bfloat16",
-    quantization: Annotated[str | None, typer.Option(help="of our weights: int8 or int4")] = None,
+    dtype: Annotated[
+        Literal["bfloat16", "float32"], typer.Option(help="of both engines; llama.cpp has its file's")
+    ] = "bfloat16",
+    quantization: Annotated[Literal["int8", "int4"] | None, typer.Option(help="of our weights")] = None,
     json_path: JsonPath = None,
     plot: PlotPath = None,
     rounds: RoundsInTurns = 3,

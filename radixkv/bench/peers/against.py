@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -19,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+import radixkv
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.tables import figure_table
@@ -54,7 +56,7 @@ class _Engine:
         started = self._process.reply()
         self.loaded: float = started["loaded"]
         self.ready: float = started["ready"]
-        self.workloads: list[str] = started["workloads"]
+        self.version: str = started["version"]
 
     def run(self, workload: str) -> float:
         return float(self._process.ask(workload))
@@ -89,6 +91,7 @@ def run_against(
         ChildProcessError: an engine's process has ended.
         ValueError: ``only`` names no workload.
     """
+    names = workload_names(peer, kind, only)
     gguf = find_default_model()
     model = ensure_converted(gguf, console.print)
     with TemporaryDirectory() as folder, ExitStack() as engines:
@@ -102,19 +105,18 @@ def run_against(
             else:
                 theirs = _Engine(peer_python, peer, kind, gguf, {})
             engines.callback(theirs.close)
-        workloads = [name for name in theirs.workloads if only is None or only in name]
-        if not workloads:
-            raise ValueError(f"--only: no workload's name contains {only!r}")
         options = {"dtype": dtype, "quantization": quantization}
         ours = _Engine(Path(sys.executable), "radixkv", kind, model, options)
         engines.callback(ours.close)
         rows = []
-        for name in workloads:
+        for name in names:
             with console.status(name):
                 rows.append(_measure(name, ours, theirs, rounds))
+        machine = describe_machine("torch", "radixkv")
         document = {
-            **describe_machine("torch", "radixkv"),
+            "machine": machine,
             "peer": peer,
+            "peer_version": theirs.version,
             "kind": kind,
             "dtype": dtype,
             "quantization": quantization,
@@ -123,7 +125,7 @@ def run_against(
             "rows": [asdict(row) for row in rows],
         }
     precision = dtype if quantization is None else f"{dtype}, {quantization}"
-    title = f"{document['cpu']}, {precision}"
+    title = f"{machine['cpu']}, {precision}"
     if plot_path is not None:
         plot_against(rows, peer, title, plot_path)
     write_figures(json_path, document)
@@ -132,6 +134,19 @@ def run_against(
         f"from the start of the process until it can serve: {ours.loaded:.1f} s, {peer} {theirs.loaded:.1f} s; "
         f"until it has run the first of these: {ours.ready:.1f} s, {peer} {theirs.ready:.1f} s"
     )
+
+
+def workload_names(peer: Literal["vllm", "llama.cpp"], kind: Kind, only: str | None) -> list[str]:
+    """Those that both engines can run and whose names contain ``only``; no engine is started for it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    api: Any = radixkv if peer == "vllm" else SimpleNamespace()  # as `LlamaCpp`, without beam search
+    names = [name for name in engine_process.KINDS[kind](api, None).names() if only is None or only in name]
+    if not names:
+        raise ValueError(f"--only: no workload's name contains {only!r}")
+    return names
 
 
 def make_one_layer(folder: Path, tokenizer: Path) -> Path:

@@ -2,9 +2,9 @@
 
 Run as ``python engine_process.py ENGINE KIND MODEL OPTIONS``, options as JSON. It imports nothing of RadixKV unless that is
 the engine, so any environment can run it. It prints a line of JSON when the engine has answered once: the seconds from the
-start until it was ``loaded`` and until it had run the first workload, ``ready``, and the names of the ``workloads``. Then it
-reads a workload's name per line, and answers each with a line of JSON: the seconds that it took. vLLM has the same offline
-API as RadixKV, down to its arguments; for llama.cpp, `LlamaCpp` gives its server that form.
+start until it was ``loaded`` and until it had run the first workload, ``ready``, and its ``version``. Then it reads a
+workload's name per line, and answers each with a line of JSON: the seconds that it took. vLLM has the same offline API as
+RadixKV, down to its arguments; for llama.cpp, `LlamaCpp` gives its server that form.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.metadata import version
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -251,7 +252,7 @@ def main(engine: str, kind: str, model: str, options: str) -> None:
 
         api.BeamSearchParams, api.StructuredOutputsParams = BeamSearchParams, StructuredOutputsParams
     elif engine == "llama.cpp":
-        api = SimpleNamespace(LLM=LlamaCpp, SamplingParams=dict)
+        api = SimpleNamespace(LLM=LlamaCpp, SamplingParams=dict, __version__=version("xllamacpp"))
     else:
         import radixkv as api
     workloads = KINDS[kind]
@@ -259,7 +260,7 @@ def main(engine: str, kind: str, model: str, options: str) -> None:
     loaded = time.perf_counter() - start
     rows = workloads(api, llm).names()
     rows[workloads.FIRST]()
-    started = {"loaded": loaded, "ready": time.perf_counter() - start, "workloads": list(rows)}
+    started = {"loaded": loaded, "ready": time.perf_counter() - start, "version": api.__version__}
     print(json.dumps(started), file=replies)
     for line in sys.stdin:
         print(json.dumps(rows[line.strip()]()), file=replies)

@@ -12,22 +12,21 @@ import pytest
 from typer.testing import CliRunner
 
 import radixkv
+from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.peers import against
-from radixkv.bench.peers.against import make_one_layer
+from radixkv.bench.peers.against import make_one_layer, workload_names
 from radixkv.bench.peers.engine_process import Requests, Steps
 from radixkv.bench.peers.line_process import LineProcess
 from radixkv.cli.main import app
 from radixkv.model.default_model import find_default_model
 from radixkv.model.gguf_conversion import ensure_converted
 
-WORKLOADS = ["cold", "warm", "one stream"]
-
 
 class Engine:
     """Takes 2 seconds for each workload if it is RadixKV, and 4, 5, 6, ... if it is the peer."""
 
     def __init__(self, python: Path, engine: str, kind: str, model: Path, options: dict[str, Any]) -> None:
-        self.loaded, self.ready, self.workloads = (1.0, 3.0, WORKLOADS)
+        self.loaded, self.ready, self.version = 1.0, 3.0, f"version of {engine}"
         self._seconds = iter(range(4, 100)) if engine == "vllm" else None
         self.closed = False
 
@@ -70,24 +69,37 @@ def test_ratios_in_the_file_and_drawn(drawn: list[Any], python: Path, tmp_path: 
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     written = json.loads(file.read_text())
-    ratios = [2 / 5, 2 / 8, 2 / 11]  # the medians of 4, 5, 6; of 7, 8, 9; ...
+    ratios = [2 / (5 + 3 * row) for row in range(9)]  # the medians of 4, 5, 6; of 7, 8, 9; ...
     assert [row["ratio"] for row in written["rows"]] == pytest.approx(ratios)
+    assert written["machine"]["cpu"] == describe_machine()["cpu"]
+    assert (written["peer"], written["peer_version"]) == ("vllm", "version of vllm")
     assert written["loaded"] == {"ours": 1.0, "theirs": 1.0}
     assert written["ready"] == {"ours": 3.0, "theirs": 3.0}
     assert plot.read_bytes().startswith(b"\x89PNG")
     (axes,) = drawn[0].axes
     assert [bar.get_width() for bar in axes.patches] == pytest.approx(ratios)
-    assert [label.get_text() for label in axes.get_yticklabels()] == WORKLOADS
+    assert [label.get_text() for label in axes.get_yticklabels()] == workload_names("vllm", "end-to-end", None)
 
 
-def test_a_word_that_names_no_workload_is_refused(drawn: list[Any], python: Path, tmp_path: Path) -> None:
-    """Both engines were started, and an empty table was printed and written."""
-    file = tmp_path / "against.json"
-    command = ["bench", "against", "--vllm", str(python), "--json", str(file), "--only", "embedding"]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 1
-    assert str(result.exception) == "--only: no workload's name contains 'embedding'"
-    assert not file.exists()
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--vllm", "PYTHON", "--only", "embedding"], 1, "--only: no workload's name contains 'embedding'"),
+        (["--llama-cpp", "PYTHON", "--only", "beam"], 1, "--only: no workload's name contains 'beam'"),
+        (["--vllm", "PYTHON", "--quantization", "int5"], 2, "'int5' is not one of 'int8', 'int4'"),
+        (["--vllm", "PYTHON", "--dtype", "float23"], 2, "'float23' is not one of 'bfloat16', 'float32'"),
+    ],
+)
+def test_what_no_engine_can_do_is_refused_before_one_is_started(
+    arguments: list[str], status: int, message: str, drawn: list[Any], python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM was started first, which takes minutes."""
+    monkeypatch.setattr(against, "_Engine", None)
+    monkeypatch.setenv("COLUMNS", "200")
+    arguments = [str(python) if argument == "PYTHON" else argument for argument in arguments]
+    result = CliRunner().invoke(app, ["bench", "against", *arguments])
+    assert result.exit_code == status
+    assert message in f"{result.output} {result.exception}"
 
 
 def test_a_drawing_needs_a_known_ending(drawn: list[Any], python: Path, tmp_path: Path) -> None:
