@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from radixkv.cli.options import JsonPath, Model
+from radixkv.cli.options import JsonPath, Model, is_given
 from radixkv.cli.output_paths import writable_plot
 from radixkv.cli.report_console import console_for
 from radixkv.extras import needing_extra
@@ -265,6 +265,7 @@ def attacks(
 
 @app.command()
 def serve(
+    context: typer.Context,
     url: Annotated[str, typer.Option(help="an OpenAI-compatible server")] = "http://127.0.0.1:8000",
     json_path: JsonPath = None,
     plot: PlotPath = None,
@@ -289,6 +290,10 @@ def serve(
         from radixkv.bench.serving.load_test import Arrivals, run_serve
         from radixkv.bench.serving.workload import LoadShape
 
+    if rate is not None and is_given(context, "concurrency"):
+        raise ValueError(
+            "--concurrency: not together with --rate, which begins conversations however many are in progress"
+        )
     shape = LoadShape(conversations, turns, prefixes, prefix_tokens, prompt_tokens, answer_tokens, seed)
     client = HttpClient(url, model, api_key, ignore_eos)
     arrivals = Arrivals(rate, concurrency)

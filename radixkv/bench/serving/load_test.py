@@ -95,10 +95,13 @@ def run_serve(
     if plot_path is not None:
         plot_latencies(answers, title, plot_path)
         console.print(f"plot: {plot_path}")
+    pacing: dict[str, float] = (
+        {"concurrency": arrivals.concurrency} if arrivals.rate is None else {"rate": arrivals.rate}
+    )
     document = {
         "machine": describe_machine("httpx"),
         "server": {"url": url, "model": model},
-        "load": {**asdict(shape), **asdict(arrivals)},
+        "load": {**asdict(shape), **pacing},
         "report": asdict(report),
     }
     write_figures(json_path, document)

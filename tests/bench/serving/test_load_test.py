@@ -285,6 +285,7 @@ def test_the_command_writes_its_figures(server: FakeServer, tmp_path: Path) -> N
     assert document["report"]["completed"] == 24
     assert document["report"]["output_tokens"] == 72
     assert document["load"]["rate"] == 1000
+    assert "concurrency" not in document["load"]
     assert document["server"]["model"] == "the-model"
     assert plot.exists()
     assert all("ignore_eos" not in body for body in server.bodies)
@@ -301,6 +302,13 @@ def test_a_models_name_and_a_refusal_are_printed_as_they_are(
     assert result.exit_code == 0
     assert "[red] oak [/INST] :smiley:, 16 at a time" in result.output
     assert '1 x HTTP 400: {"error":{"message":"expected [a, b] before [/INST]"}}' in result.output
+
+
+def test_a_number_of_conversations_at_a_time_is_not_taken_with_a_rate() -> None:
+    """It was ignored, and written with the figures as if it had counted."""
+    result = CliRunner().invoke(app, ["bench", "serve", "--rate", "2", "--concurrency", "8"])
+    assert result.exit_code == 1
+    assert str(result.exception).startswith("--concurrency: not together with --rate")
 
 
 def test_an_unreachable_server_is_a_one_line_error() -> None:
