@@ -102,13 +102,19 @@ class _Chaos:
             restarting[name] = asyncio.create_task(self._restart(self._replicas[name]))
 
     async def kill_ingress(self) -> None:
-        """Kill the ingress once, and start another one."""
+        """Kill the ingress once, and start another one.
+
+        Raises:
+            ValueError: it did not start again.
+        """
         self._ingress_is_gone_until = math.inf
         await asyncio.to_thread(self._ingress.kill)
         began = time.monotonic()
-        await self._restart(self._ingress)
-        self._ingress_is_gone_until = time.monotonic()
-        self.report.seconds_until_known = time.monotonic() - began
+        try:
+            await self._restart(self._ingress)
+        finally:  # even if it did not start: clients would send their requests again for ever
+            self._ingress_is_gone_until = time.monotonic()
+        self.report.seconds_until_known = self._ingress_is_gone_until - began
 
     @staticmethod
     async def _restart(process: BenchProcess) -> None:

@@ -82,6 +82,28 @@ def test_a_replica_that_does_not_start_again_ends_the_run(monkeypatch: pytest.Mo
         chaos.run_chaos(Console(quiet=True), None, 2, 2, 16, 0.0, 48, 0, None)
 
 
+def test_an_ingress_that_does_not_start_again_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clients sent their requests again for ever."""
+
+    class Broken(Process):
+        def wait_until_up(self) -> None:
+            raise ValueError("it did not start")
+
+    async def broken_off(*_: object) -> str:
+        raise httpx.ConnectError("nobody listens")
+
+    async def main() -> None:
+        ingress: Any = Broken()
+        disturbed = chaos._Chaos({}, ingress, 0.0, 48, 0)
+        with pytest.raises(ValueError, match="it did not start"):
+            await disturbed.kill_ingress()
+        async with asyncio.timeout(600):
+            assert [type(text) for text in await disturbed.answer_all(3, 16)] == [httpx.ConnectError] * 3
+
+    monkeypatch.setattr(chaos._Chaos, "_stream", broken_off)
+    asyncio.run(main())
+
+
 def test_texts_that_differ_are_printed_as_they_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
