@@ -24,7 +24,7 @@ async def first_tokens_beside(client: Client, streams: int, probes: int, seed: i
         seed: of the texts; with a new seed, only the chat template is cached.
 
     Raises:
-        RuntimeError: a request failed.
+        ValueError: a request failed.
     """
     shape = LoadShape(streams + 1, turns=probes, prefix_tokens=100, prompt_tokens=30, seed=seed)
     *others, probed = make_conversations(shape)
@@ -35,7 +35,7 @@ async def first_tokens_beside(client: Client, streams: int, probes: int, seed: i
         due = time.perf_counter()
         answer = await client.answer(messages, max_tokens, due)
         if answer.error is not None or not answer.arrivals:
-            raise RuntimeError(f"a request failed: {answer.error or 'its answer is empty'}")
+            raise ValueError(f"a request beside streams failed: {answer.error or 'its answer is empty'}")
         return answer.arrivals[0] - due
 
     async def flow(conversation: Conversation, length_of_first: int) -> None:

@@ -78,7 +78,6 @@ def run_cluster_bench(
         json_path: where to write the figures, too.
 
     Raises:
-        RuntimeError: a request beside streams failed.
         ValueError: a process did not start, or a request failed.
     """
     with ExitStack() as stack:

@@ -41,7 +41,8 @@ def test_all_other_streams_flow_beside_each_probe() -> None:
 
 
 def test_a_stream_that_fails_ends_the_measurement() -> None:
+    """As an error that the command line says in one line, without a traceback."""
     client = FakeClient()
     client.error = "HTTP 500"
-    with pytest.raises(RuntimeError, match="HTTP 500"):
+    with pytest.raises(ValueError, match="HTTP 500"):
         asyncio.run(first_tokens_beside(client, streams=2, probes=100, seed=1))
