@@ -240,7 +240,7 @@ def run_attention(console: Console, json_path: Path | None, only: str | None = N
         Whether no row failed.
 
     Raises:
-        ValueError: there is no GPU.
+        ValueError: there is no GPU, or no row's name contains ``only``.
     """
     report = GpuReport.begin(console, json_path, only, resume)
     work: dict[str, Callable[[Limits], Row]] = {

@@ -323,7 +323,7 @@ def run_decode(console: Console, json_path: Path | None, only: str | None = None
         Whether no row failed.
 
     Raises:
-        ValueError: there is no GPU.
+        ValueError: there is no GPU, or no row's name contains ``only``.
     """
     report = GpuReport.begin(console, json_path, only, resume)
     model = make_model()

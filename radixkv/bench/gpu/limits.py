@@ -16,5 +16,6 @@ def run_limits(console: Console, json_path: Path | None) -> None:
         ValueError: there is no GPU.
     """
     report = GpuReport.begin(console, json_path, None)
-    report.end(", ".join(f"{name} {value}" for name, value in report.machine.items()), report.limits.in_words())
     report.write()
+    console.print(", ".join(f"{name} {value}" for name, value in report.machine.items()))
+    console.print(report.limits.in_words())

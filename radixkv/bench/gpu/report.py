@@ -92,11 +92,6 @@ class GpuReport:
             rows = before["rows"]
         return cls(console, json_path, machine, measure_limits(), only, rows)
 
-    @property
-    def num_rows(self) -> int:
-        """How many were measured."""
-        return len(self._rows)
-
     def wants(self, name: str) -> bool:
         """Whether a row of this name is to be measured, and was not measured before."""
         return self._only in name and all(row["name"] != name for row in self._rows)
@@ -141,7 +136,14 @@ class GpuReport:
             self.write()
 
     def end(self, *summary: RenderableType) -> bool:
-        """Print a summary and what failed; returns whether nothing did."""
+        """Print a summary and what failed; returns whether nothing did.
+
+        Raises:
+            ValueError: no row's name contains what was asked for.
+        """
+        names = [*(row["name"] for row in self._rows), *self.unavailable]
+        if not self.failed and not any(self._only in name for name in names):
+            raise ValueError(f"--only: no row's name contains {self._only!r}")
         for part in summary:
             self._console.print(part)
         for name, error in self.failed.items():

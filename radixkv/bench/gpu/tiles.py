@@ -301,11 +301,11 @@ def run_tiles(console: Console, json_path: Path | None, only: str | None = None,
         resume: keep the rows that are in the file, and measure the others.
 
     Returns:
-        Whether anything was measured, and no row failed.
+        Whether no row failed.
 
     Raises:
-        ValueError: there is no GPU.
+        ValueError: there is no GPU, or no row's name contains ``only``.
     """
     report = GpuReport.begin(console, json_path, only, resume)
     tables = _sharing_table(report), _tile_classes_table(report), _splitting_table(report)
-    return report.end(*tables, *_tile_tables(report)) and report.num_rows > 0
+    return report.end(*tables, *_tile_tables(report))

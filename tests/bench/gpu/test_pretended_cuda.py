@@ -144,6 +144,14 @@ def test_tiles(part: str, expected: int, launches: list[str], tmp_path: Path) ->
         run_part(part, path)
 
 
+@pytest.mark.parametrize("run", [attention.run_attention, tiles.run_tiles])
+def test_a_word_that_names_no_row_is_refused(run: Callable[..., bool], launches: list[str]) -> None:
+    """One layer's attention and whole steps succeeded, with an empty table."""
+    with pytest.raises(ValueError, match=r"^--only: no row's name contains 'flat 257'"):
+        run(Console(quiet=True), None, "flat 257")
+    assert not launches
+
+
 def test_tiles_that_fail_are_named_at_the_end(
     launches: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
