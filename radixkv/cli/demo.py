@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from radixkv.bench.common.figures import write_figures
+from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.tables import figure_table
 from radixkv.cache import PrefixCache
 from radixkv.chat import Chat
@@ -110,9 +111,13 @@ def run_demo(console: Console, json_path: Path | None = None) -> bool:
     with console.status("drafts"):
         again = _ask_again(llm)
     console.print(_verdict(str(again), equal=again.equal))
-    if json_path is not None:
-        document = {"rows": [asdict(row) for row in rows], "asked_again": asdict(again), "memory": memory}
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+    document = {
+        "machine": describe_machine("torch", "transformers"),
+        "rows": [asdict(row) for row in rows],
+        "asked_again": asdict(again),
+        "memory": memory,
+    }
+    write_figures(json_path, document)
     return again.equal and all(row.equal for row in rows)
 
 

@@ -68,6 +68,7 @@ def test_the_demo_shows_equal_answers_and_what_was_saved(tmp_path: Path, monkeyp
     result = radixkv("demo", "--json", str(path), num_layers=4)
     assert result.returncode == 0, result.stderr
     document = json.loads(path.read_text())
+    assert {"cpu", "torch"} <= document["machine"].keys()
     assert [row["equal"] for row in document["rows"]] == [True] * 4
     assert all(row["computed_with"] < row["computed_without"] for row in document["rows"])
     wastes = [(round(m["contiguous_waste"], 3), m["block_waste"] < 0.02) for m in document["memory"]]
