@@ -118,6 +118,11 @@ def run_tiers(
         json_path: for the figures.
         plot_path: for a drawing.
     """
+    shared = None
+    if shared_cache is not None:  # first: a store that cannot be opened is then refused before the others take minutes
+        with console.status("a shared store"), _new_folder() as folder:
+            shared = measure_shared(model, shared_cache, Path(folder), MORE_ROUNDS * rounds)
+        os.sync()  # otherwise the system would write what was left in the store during the next measurement
     with console.status("after a restart"), _new_folder() as folder:
         restarts = measure_restart(model, Path(folder), rounds)
     sets = []
@@ -129,10 +134,6 @@ def run_tiers(
         arrivals = measure_arrivals(model, rate, Path(folder), conversations, turns)
     with console.status("what writing costs"), _new_folder() as folder:
         writing = measure_writing(model, Path(folder), rounds)
-    shared = None
-    if shared_cache is not None:
-        with console.status("a shared store"), _new_folder() as folder:
-            shared = measure_shared(model, shared_cache, Path(folder), MORE_ROUNDS * rounds)
     figures = {
         "machine": describe_machine("torch", "transformers"),
         "restart": [asdict(each) for each in restarts],

@@ -35,3 +35,13 @@ def test_every_row_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.Mon
     assert set(figures["writing"]) == {"without_tiers", "write_back_ratio", "write_through_ratio"}
     assert figures["shared"]["cached_tokens"] == 99
     assert plot.read_text().startswith("<?xml")
+
+
+def test_a_shared_store_that_cannot_be_opened_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was when all else had been measured, for many minutes, of which no figure was kept."""
+    build_shallow("llama").save_pretrained(tmp_path / "model")
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setattr(benefit, "measure_restart", None)
+    with pytest.raises(ValueError, match="shared_cache: expected a folder"):
+        run_tiers(Console(quiet=True), str(tmp_path / "model"), 8, 3, 1, str(file), None, None)
