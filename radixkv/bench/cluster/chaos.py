@@ -231,7 +231,7 @@ def run_chaos(
         console.print(
             "no replica was killed before the last stream ended: more streams or fewer seconds between kills are needed"
         )
-    write_figures(json_path, {"machine": describe_machine(), **asdict(report)})
+    write_figures(json_path, {"machine": describe_machine("torch", "transformers"), **asdict(report)})
     return report.kills > 0 and report.equal == report.streams
 
 

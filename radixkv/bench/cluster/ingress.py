@@ -92,7 +92,7 @@ def run_cluster_bench(
         progress = stack.enter_context(request_progress(console))
         measured = asyncio.run(_measure(addresses, replicas, streams, rounds, progress))
     figures = {
-        "machine": describe_machine(),
+        "machine": describe_machine("torch", "transformers"),
         "costs": {name: [asdict(report) for report in each] for name, each in measured.costs.items()},
         "first_tokens_beside_streams": measured.beside,
         "conversations": {name: asdict(report) for name, report in measured.conversations.items()},

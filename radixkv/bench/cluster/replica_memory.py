@@ -79,7 +79,12 @@ def run_replica_memory(console: Console, model: str | None, num_replicas: int, j
             ]
             table.add_row(dtype, weights, *(f"{value:,.0f}" for value in medians))
     console.print(table)
-    figures = {"machine": describe_machine(), "model": model, "num_replicas": num_replicas, "rows": rows}
+    figures = {
+        "machine": describe_machine("torch", "transformers"),
+        "model": model,
+        "num_replicas": num_replicas,
+        "rows": rows,
+    }
     write_figures(json_path, figures)
 
 

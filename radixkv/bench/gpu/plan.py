@@ -188,5 +188,5 @@ def run_plan(console: Console, steps: int, json_path: Path | None) -> None:
     for shared in LEVELS:
         table.add_row(shared, *(f"{row.median_us:,.0f}" for row in rows if row.shared == shared))
     console.print(table)
-    content = {"machine": describe_machine(), "rows": [asdict(row) for row in rows]}
+    content = {"machine": describe_machine("torch", "triton"), "rows": [asdict(row) for row in rows]}
     write_figures(json_path, content)
