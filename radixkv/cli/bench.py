@@ -102,10 +102,7 @@ def cache(json_path: JsonPath = None, rounds: Rounds = 15) -> None:
 
 
 @app.command()
-def cache_scaling(
-    json_path: JsonPath = None,
-    plot: Annotated[Path, typer.Option(callback=writable_plot, help="where to draw it")] = Path("cache-scaling.png"),
-) -> None:
+def cache_scaling(json_path: JsonPath = None, plot: PlotPath = None) -> None:
     """How the costs of the cache's bookkeeping grow with prompts and trees."""
     from radixkv.bench.cache.scaling import run_scaling
 

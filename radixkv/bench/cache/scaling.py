@@ -164,8 +164,8 @@ def exponent(sizes: Sequence[int], microseconds: Sequence[float]) -> float:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def run_scaling(console: Console, json_path: Path | None, plot_path: Path) -> None:
-    """Measure every curve, print the table, draw the plot, write JSON."""
+def run_scaling(console: Console, json_path: Path | None, plot_path: Path | None) -> None:
+    """Measure every curve, print the table, write JSON, draw the plot."""
     results: list[tuple[Curve, list[float]]] = []
     for curve in in_progress(console, curves(), lambda curve: f"{curve.name} by {curve.panel}"):
         medians = []
@@ -179,8 +179,6 @@ def run_scaling(console: Console, json_path: Path | None, plot_path: Path) -> No
         takes = f"{medians[0]:,.1f} ... {medians[-1]:,.1f}"
         table.add_row(curve.name, curve.panel, sizes, takes, f"{exponent(curve.sizes, medians):.2f}")
     console.print(table)
-    _plot(results, plot_path)
-    console.print(f"plot: {plot_path}")
     figures = [
         {
             "call": curve.name,
@@ -193,6 +191,8 @@ def run_scaling(console: Console, json_path: Path | None, plot_path: Path) -> No
     ]
     document = {"machine": describe_machine("numpy", "sortedcontainers"), "curves": figures}
     write_figures(json_path, document)
+    if plot_path is not None:
+        _plot(results, plot_path)
 
 
 def _plot(results: Sequence[tuple[Curve, list[float]]], path: Path) -> None:

@@ -58,6 +58,15 @@ def test_curves_are_measured_drawn_and_written(tmp_path: Path, monkeypatch: pyte
     assert all(len(curve["median_us"]) == 3 for curve in curves)
 
 
+def test_nothing_is_drawn_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture was left in the folder in which the command was started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(scaling, "curves", list)
+    result = CliRunner().invoke(app, ["bench", "cache-scaling"])
+    assert result.exit_code == 0, result.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_exponent_is_that_of_the_upper_half() -> None:
     sizes = [1, 2, 4, 8, 16, 32]
     assert scaling.exponent(sizes, [9, 9, 9, 64, 256, 1024]) == pytest.approx(2.0)
