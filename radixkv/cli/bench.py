@@ -78,7 +78,7 @@ def drafts(
     json_path: JsonPath = None,
     plot: PlotPath = None,
     rounds: RoundsInTurns = 1,
-    rows: Annotated[
+    only: Annotated[
         list[str] | None, typer.Option(help="kinds of work whose name contains this; may be repeated")
     ] = None,
     dtype: Annotated[str, typer.Option(help="of the model; float32 to see whether the tokens are the same")] = "auto",
@@ -90,7 +90,7 @@ def drafts(
     """Tokens a second with drafts and without, and whether they are the same."""
     from radixkv.bench.drafts.speed import run_drafts
 
-    run_drafts(console_for(json_path, plot), rounds, rows or [], dtype, num_tokens, json_path, plot, vllm)
+    run_drafts(console_for(json_path, plot), rounds, only or [], dtype, num_tokens, json_path, plot, vllm)
 
 
 @app.command()

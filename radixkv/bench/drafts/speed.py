@@ -154,7 +154,7 @@ def run_drafts(
 def _chosen(works: Sequence[Work], only: Sequence[str]) -> list[Work]:
     for part in only:
         if not any(part in work.name for work in works):
-            raise ValueError(f"--rows: {part!r} is in no name of {[work.name for work in works]}")
+            raise ValueError(f"--only: {part!r} is in no name of {[work.name for work in works]}")
     return [work for work in works if not only or any(part in work.name for part in only)]
 
 

@@ -38,5 +38,5 @@ def test_rows_are_measured_compared_and_written(tmp_path: Path, monkeypatch: pyt
     assert 0 <= creative["repeated_share"] <= 1
     assert [row.ratio for row in rows] == [again["ratio"], creative["ratio"]]
     assert plot.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="--rows: 'nothing' is in no name"):
+    with pytest.raises(ValueError, match="--only: 'nothing' is in no name"):
         run_drafts(console, 1, ["nothing"], "float32", 12, None, None, None, model, tokenizer)
