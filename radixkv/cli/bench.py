@@ -231,17 +231,13 @@ def soak(
 def soak_server(
     minutes: Annotated[float, typer.Option(min=0.05, help="how long")] = 10,
     seed: AttackSeed = 0,
-    max_wait: Annotated[
-        float, typer.Option(help="full steps to the first token of 99 % of normal answers, at most")
-    ] = 4.0,
-    max_stall: Annotated[float, typer.Option(help="full steps of a health check, at most")] = 1.0,
     json_path: JsonPath = None,
 ) -> None:
     """Hostile clients beside normal ones on a real server."""
     with needing_extra("bench,server"):
         from radixkv.bench.serving.soak import run_soak_server
 
-    _exit_unless(run_soak_server(console_for(json_path), minutes, seed, max_wait, max_stall, json_path))
+    _exit_unless(run_soak_server(console_for(json_path), minutes, seed, json_path))
 
 
 @app.command()
@@ -360,7 +356,7 @@ def cluster_bench(
     run_cluster_bench(console_for(json_path), model, replicas or [2], streams, rounds, json_path)
 
 
-@app.command("replica-memory")
+@app.command()
 def replica_memory(
     model: Model = None,
     replicas: Annotated[int, typer.Option(min=2, help="side by side")] = 2,

@@ -45,6 +45,8 @@ _MAX_TOKENS = 24
 _NUM_FULL_STEPS = 5
 # With the chat template around so many words, more tokens than a step takes.
 _FULL_STEP_WORDS = 512
+# Full steps to the first token of 99 % of the normal answers, and of a health check, at most.
+_MAX_WAIT, _MAX_STALL = 4.0, 1.0
 # From the second quarter of the run, since the cache fills in the first one, to the last, medians may grow by a tenth, and by
 # this much: the connections of a burst, metrics of errors that occur late, and some warnings.
 _MAX_GROWTH = 1.1
@@ -158,9 +160,7 @@ async def soak(
     return result
 
 
-def run_soak_server(
-    console: Console, minutes: float, seed: int, max_wait: float, max_stall: float, json_path: Path | None
-) -> bool:
+def run_soak_server(console: Console, minutes: float, seed: int, json_path: Path | None) -> bool:
     """Start a server, attack it and report; False: something failed."""
     keys = [secrets.token_urlsafe() for _ in range(3)]
     normal_key, hostile_key, admin_key = keys
@@ -171,7 +171,7 @@ def run_soak_server(
     ):
         target = Target(server.address, server.pid, Path(folder) / "log", *keys)
         with console.status(f"attacking {target.url}"):
-            result = asyncio.run(soak(target, 60 * minutes, seed, max_wait, max_stall))
+            result = asyncio.run(soak(target, 60 * minutes, seed, _MAX_WAIT, _MAX_STALL))
     for name, count in sorted(result.attacks.items()):
         console.print(f"{count:7,}  {name}")
     waits, stalls = result.waits, result.stalls

@@ -23,7 +23,7 @@ from radixkv.cli.report_console import console_for
     "run",
     [
         lambda console: run_attacks(console, 1.0, 0, None, None),
-        lambda console: run_soak_server(console, 1.0, 0, 4.0, 1.0, None),
+        lambda console: run_soak_server(console, 1.0, 0, None),
     ],
     ids=["attacks", "soak-server"],
 )
@@ -68,6 +68,6 @@ def test_a_failed_answer_is_printed_as_it_was(
     monkeypatch.setattr(soak, "server_process", started)
     monkeypatch.setattr(soak, "soak", broken)
     monkeypatch.setenv("COLUMNS", "200")
-    assert not run_soak_server(console_for(), 1.0, 0, 4.0, 1.0, tmp_path / "soak.json")
+    assert not run_soak_server(console_for(), 1.0, 0, tmp_path / "soak.json")
     assert "What is a tree? '[red] oak [/INST]'" in capsys.readouterr().out
     assert "cpu" in json.loads((tmp_path / "soak.json").read_text())["machine"]
