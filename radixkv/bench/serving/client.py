@@ -61,7 +61,7 @@ def open_http(url: str, api_key: str | None = None) -> httpx.AsyncClient:
 
 
 class HttpClient:
-    """Requests chat completions from a server.
+    """Requests chat completions from a server, within its context.
 
     Args:
         url: of the server, with or without ``/v1``.
@@ -69,6 +69,9 @@ class HttpClient:
         api_key: sent as a bearer token.
         ignore_eos: request answers of full length; vLLM, SGLang and RadixKV support the field, other servers may refuse it.
         clock: by which answers are timed; seconds.
+
+    Attributes:
+        model: the requested model; None: it is not known yet.
 
     Raises:
         ValueError: the URL is invalid.
@@ -89,10 +92,22 @@ class HttpClient:
             raise ValueError(
                 f"--url: expected an address such as http://localhost:8000, got {url!r} ({error})"
             ) from error
-        self._model = model
+        self.model = model
         self._options: dict[str, Any] = {"ignore_eos": True} if ignore_eos else {}
 
     async def __aenter__(self) -> HttpClient:
+        """Learn which model is requested, before any answer is timed.
+
+        Raises:
+            ValueError: the server cannot be reached, or lists no model.
+        """
+        if self.model is None:
+            try:
+                response = await self._client.get("/v1/models")
+                response.raise_for_status()
+                self.model = str(response.json()["data"][0]["id"])
+            except (httpx.HTTPError, ValueError, LookupError) as error:
+                raise ValueError(f"--url: {self._client.base_url} does not list its models: {error}") from error
         return self
 
     async def __aexit__(
@@ -100,25 +115,10 @@ class HttpClient:
     ) -> None:
         await self._client.aclose()
 
-    async def find_model(self) -> str:
-        """The name of the requested model.
-
-        Raises:
-            ValueError: the server cannot be reached, or lists no model.
-        """
-        if self._model is None:
-            try:
-                response = await self._client.get("/v1/models")
-                response.raise_for_status()
-                self._model = str(response.json()["data"][0]["id"])
-            except (httpx.HTTPError, ValueError, LookupError) as error:
-                raise ValueError(f"--url: {self._client.base_url} does not list its models: {error}") from error
-        return self._model
-
     async def answer(self, messages: Messages, max_tokens: int, due: float) -> Answer:
         answer = Answer(due)
         body = {
-            "model": await self.find_model(),
+            "model": self.model,
             "messages": messages,
             "max_tokens": max_tokens,
             "temperature": 0,

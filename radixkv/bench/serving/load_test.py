@@ -83,15 +83,14 @@ def run_serve(
         ValueError: the server cannot be reached.
     """
 
-    async def measure() -> tuple[str, list[Answer]]:
+    async def measure() -> list[Answer]:
         async with client:
-            model = await client.find_model()
             with request_progress(console) as progress:
-                return model, await collect(client, shape, arrivals, progress)
+                return await collect(client, shape, arrivals, progress)
 
-    model, answers = asyncio.run(measure())
+    answers = asyncio.run(measure())
     report = make_report(answers)
-    title = f"{model}, {arrivals}"
+    title = f"{client.model}, {arrivals}"
     if plot_path is not None:
         plot_latencies(answers, title, plot_path)
         console.print(f"plot: {plot_path}")
@@ -100,7 +99,7 @@ def run_serve(
     )
     document = {
         "machine": describe_machine("httpx"),
-        "server": {"url": url, "model": model},
+        "server": {"url": url, "model": client.model},
         "load": {**asdict(shape), **pacing},
         "report": asdict(report),
     }

@@ -38,10 +38,12 @@ class FakeServer:
         refusal: the response to every third request.
         reports_cached_tokens: report cached tokens, as many as the prompt has messages.
         field: of a delta, which holds the words.
+        num_listed: how often the models were listed.
     """
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.num_listed = 0
         self.min_concurrency = 1
         self.refusal: Response | None = None
         self.fails_mid_stream = False
@@ -81,6 +83,7 @@ class FakeServer:
         self._thread.join()
 
     async def models(self, request: Request) -> Response:
+        self.num_listed += 1
         return JSONResponse({"object": "list", "data": [{"id": "the-model"}]})
 
     async def complete(self, request: Request) -> Response:
@@ -156,6 +159,12 @@ def test_the_closed_loop_keeps_exactly_its_concurrency_in_flight(server: FakeSer
     answers = run(server, LoadShape(conversations=20, answer_tokens=1), Arrivals(concurrency=6))
     assert len(answers) == 20
     assert server.max_in_flight == 6
+
+
+def test_which_model_there_is_is_asked_once_before_anything_is_timed(server: FakeServer) -> None:
+    """Each of the first answers asked, and the time to its first token included that."""
+    assert len(run(server, LoadShape(conversations=6, answer_tokens=1), Arrivals(concurrency=6))) == 6
+    assert server.num_listed == 1
 
 
 def test_a_turn_includes_all_messages_before_it(server: FakeServer) -> None:
