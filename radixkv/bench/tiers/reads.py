@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -142,17 +144,16 @@ class _Reads:
 
     def measure(self, rounds: int) -> tuple[float, dict[str, float], dict[str, float], dict[str, float]]:
         """The rates of `TierReads`, in its order."""
-        sealed_key: dict[str, bytes] = {}
-        if _can_encrypt():
-            sealed_key["sealed"] = bytes(32)
-        tiers = {name: self._open(name, sealed_key.get(name)) for name in ("tier", *sealed_key)}
+        tiers = {"tier": self._open("tier", None)}
+        if find_spec("cryptography") is not None:
+            tiers["sealed"] = self._open("sealed", bytes(32))
         reads: dict[str, Callable[[], None]] = {
             "plain": self._read_plainly,
-            **{name: lambda tier=tier: self._read(tier) for name, tier in tiers.items()},  # type: ignore[misc]
+            **{name: partial(self._read, tier) for name, tier in tiers.items()},
         }
         writes: dict[str, Callable[[], None]] = {
             "plain": self._write_plainly,
-            **{name: lambda tier=tier: self._write(tier) for name, tier in tiers.items()},  # type: ignore[misc]
+            **{name: partial(self._write, tier) for name, tier in tiers.items()},
         }
         seconds: dict[tuple[str, str], list[float]] = {}
 
@@ -235,9 +236,3 @@ class _Reads:
                     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(file)
-
-
-def _can_encrypt() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("cryptography") is not None
