@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from radixkv.cache.evicted import EvictedPrefixes
 from radixkv.cache.match import Match
+from radixkv.cache.node import Root
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.tokens import TOKEN_BYTES, decode
 
@@ -122,14 +123,25 @@ def explain(
                 uses=record.uses,
             )
     if look_elsewhere:
-        compute(_num_cached_elsewhere(tree, prompt, namespace), Reason.OTHER_NAMESPACE)
+        compute(_most_cached(tree, prompt, namespace, position), Reason.OTHER_NAMESPACE)
     compute(num_tokens, Reason.NEW)
     return Explanation(num_tokens, reused, tuple(computed), _divergence(match, prompt))
 
 
-def _num_cached_elsewhere(tree: RadixTree, prompt: bytes, namespace: str) -> int:
-    matches = (tree.match(prompt, other) for other in tree.roots if other != namespace)
-    return max((match.num_tokens for match in matches if match is not None), default=0)
+def _most_cached(tree: RadixTree, prompt: bytes, namespace: str, known: int) -> int:
+    """How many of a prompt's first tokens another namespace has, if more than ``known``; otherwise those."""
+    most = known
+    for other, root in tree.roots.items():
+        # Whoever lacks the first block has less than a block: the nearest child, for which it is searched, cannot matter.
+        if other == namespace or (most * TOKEN_BYTES >= root.block_bytes and not _has_first_block(root, prompt)):
+            continue
+        match = tree.match(prompt, other)
+        most = most if match is None else max(most, match.num_tokens)
+    return most
+
+
+def _has_first_block(root: Root, prompt: bytes) -> bool:
+    return root.children is not None and prompt[: root.block_bytes] in root.children.by_key
 
 
 def _divergence(match: Match | None, prompt: bytes) -> Divergence | None:

@@ -158,6 +158,23 @@ def test_nothing_of_another_namespace_is_shown() -> None:
     assert reasons(cache, [1, 2, 3, 4, 9], namespace="nobody") == [(Reason.NEW, 5)]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_most_that_any_other_namespace_has_is_found(seed: int) -> None:
+    random = Random(seed)
+    cache = PrefixCache(400, 4)
+
+    def some_tokens() -> list[int]:
+        return [random.randint(0, 1) for _ in range(random.randint(1, 14))]
+
+    for _ in range(40):
+        leave(cache, some_tokens(), namespace=random.choice("abcdef"))
+    for _ in range(20):
+        prompt, namespace = [*some_tokens(), 2], random.choice("abcdefg")
+        own, most = cache.match(prompt, namespace), max(cache.match(prompt, other) for other in "abcdefg")
+        expected = [(Reason.OTHER_NAMESPACE, most - own)] if most > own else []
+        assert reasons(cache, prompt, namespace=namespace) == [*expected, (Reason.NEW, len(prompt) - most)]
+
+
 def test_an_empty_prompt_is_refused() -> None:
     cache, _ = make_cache()
     with pytest.raises(InvalidArgumentError, match="at least one"):
