@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, HANGING, prompts, run, tokens_of, until
+from support.async_streams import ENDLESS, prompts, run, tokens_of, until
 from support.held_steps import HeldSteps
 from support.replica_servers import tiny_llm
+from support.time_limit import HANGING
 from support.tiny_engine import tiny
 
 from radixkv import (

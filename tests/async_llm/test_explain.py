@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, HANGING, run
+from support.async_streams import ENDLESS, run
 from support.replica_servers import tiny_llm
+from support.time_limit import HANGING
 
 from radixkv import AsyncLLM
 

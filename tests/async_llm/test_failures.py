@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tokens_of, until
+from support.async_streams import ENDLESS, GREEDY, assert_empty, prompts, run, tokens_of, until
 from support.dict_tier import DictTier
 from support.forks import refusals_in_a_fork
 from support.held_steps import HeldSteps
+from support.time_limit import HANGING
 from support.tiny_engine import raising_at, tiny
 
 from radixkv import AsyncLLM, SamplingParams, StructuredOutputsParams, TenantShare

@@ -7,9 +7,10 @@ import threading
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, GREEDY, HANGING, prompts, run, tokens_of, until
+from support.async_streams import ENDLESS, GREEDY, prompts, run, tokens_of, until
 from support.held_steps import HeldSteps
 from support.model_zoo import VOCAB_SIZE, build_supported
+from support.time_limit import HANGING
 from support.tiny_engine import add, finish, raising_at, tiny
 
 from radixkv import AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, TenantShare

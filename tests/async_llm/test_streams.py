@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tokens_of, until
+from support.async_streams import ENDLESS, GREEDY, assert_empty, prompts, run, tokens_of, until
 from support.held_steps import HeldSteps
 from support.model_zoo import VOCAB_SIZE
 from support.replica_servers import tiny_llm
+from support.time_limit import HANGING
 from support.tiny_engine import tiny
 
 from radixkv import (

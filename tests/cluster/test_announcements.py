@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.async_streams import GREEDY, HANGING, prompts, run
+from support.async_streams import GREEDY, prompts, run
 from support.async_streams import tokens_of as stream_tokens
 from support.held_steps import HeldSteps
 from support.pretended_replicas import until
+from support.time_limit import HANGING
 from support.tiny_engine import tiny
 
 from radixkv import AsyncLLM

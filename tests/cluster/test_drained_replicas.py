@@ -10,7 +10,8 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from support.pretended_replicas import HANGING, LOAD, Cluster, load_record, streaming, tokens, until
+from support.pretended_replicas import LOAD, Cluster, load_record, streaming, tokens, until
+from support.time_limit import HANGING
 
 from radixkv.cluster import ReplicaStreams
 from radixkv.cluster.membership import Membership

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from support.pretended_replicas import HANGING, answering, line, streams_over, tokens
+from support.pretended_replicas import answering, line, streams_over, tokens
+from support.time_limit import HANGING
 
 from radixkv import BeamSearchParams
 from radixkv.cluster import ReplicaStreams

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from support.held_steps import HeldSteps
-from support.pretended_replicas import GREEDY, HANGING, Cluster, tokens, until
+from support.pretended_replicas import GREEDY, Cluster, tokens, until
 from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_llm
+from support.time_limit import HANGING
 
 from radixkv import AsyncLLM, SamplingParams
 from radixkv.cluster import MismatchError, ReplicaSet, ReplicaStreams

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
+from support.time_limit import HANGING
 from support.tiny_engine import assert_empty, tiny
 
 from radixkv import LLM, RequestOutput
@@ -19,8 +20,6 @@ from radixkv.cache.block_table import BlockTable
 from radixkv.engine.kv_tiers import KVTiers
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.store_writer import StoreWriter
-
-HANGING = 600.0  # seconds after which something counts as hanging, however busy the machine
 
 
 def begun(llm: LLM) -> Iterator[RequestOutput]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.async_streams import HANGING
 from support.cache_driver import leave
 from support.tiered_llm import PROMPTS, answers, evict_all, make
+from support.time_limit import HANGING
 
 from radixkv import LLM
 from radixkv.cache import InvalidArgumentError

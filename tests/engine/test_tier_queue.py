@@ -6,9 +6,9 @@ import itertools
 from typing import Any
 
 import pytest
-from support.async_streams import HANGING
 from support.dict_tier import DictTier, SlowlyWritten
 from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, evict_all, make
+from support.time_limit import HANGING
 
 from radixkv import LLM
 from radixkv.cache.tokens import encode

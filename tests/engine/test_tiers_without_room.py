@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.async_streams import HANGING
 from support.dict_tier import DictTier
 from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, blocks_below, make
+from support.time_limit import HANGING
 
 from radixkv import SamplingParams
 

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.async_streams import HANGING
 from support.dict_tier import DictTier, SlowlyRead, SlowlyWritten
 from support.tiered_llm import GREEDY, answers, evict_all, free_blocks, make
+from support.time_limit import HANGING
 from support.tiny_engine import add
 
 from radixkv import SamplingParams

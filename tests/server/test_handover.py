@@ -14,11 +14,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from support.time_limit import HANGING
 
 from radixkv.server.handover import Handover
 from radixkv.server.listener import tcp_listener
 
-HANGING = 600
 REQUEST = b"GET /name HTTP/1.1\r\nhost: localhost\r\n\r\n"
 STREAM = b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n"
 

@@ -7,9 +7,9 @@ import threading
 from typing import Any
 
 import pytest
-from support.async_streams import HANGING
 from support.held_steps import HeldSteps
 from support.in_process_server import make_client
+from support.time_limit import HANGING
 
 from radixkv import LLM, AsyncLLM
 

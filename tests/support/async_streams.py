@@ -8,14 +8,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from support.model_zoo import VOCAB_SIZE
+from support.time_limit import HANGING
 from support.tiny_engine import tiny
 
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.engine.engine import Engine
 
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
-# Seconds after which something counts as hanging, however busy the machine.
-HANGING = 600
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 

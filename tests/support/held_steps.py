@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from support.async_streams import HANGING
+from support.time_limit import HANGING
 
 from radixkv.engine.engine import Engine
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 import httpx
+from support.time_limit import HANGING
 
 from radixkv import SamplingParams, __version__
 from radixkv.cluster import ClusterLLM, ReplicaSet, ReplicaStreams
@@ -20,8 +21,6 @@ from radixkv.prompts import Prompt
 from radixkv.routing import Router
 
 SECRET = "a secret of the replicas"
-# Seconds after which something counts as hanging, however busy the machine.
-HANGING = 600
 PROMPT = Prompt([1, 2, 3])
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
 IDENTITY = {
@@ -117,6 +116,7 @@ async def tokens(
 
 
 async def until(condition: Callable[[], Any]) -> None:
+    """Wait for a condition with pauses: another process may bring it about, or the end of the test."""
     async with asyncio.timeout(HANGING):
         while not condition():
             await asyncio.sleep(0.001)

@@ -14,7 +14,8 @@ import pytest
 import torch
 import transformers
 import uvicorn
-from support.pretended_replicas import HANGING, SECRET
+from support.pretended_replicas import SECRET
+from support.time_limit import HANGING
 
 from radixkv import LLM, AsyncLLM
 from radixkv.cluster import ReplicaSet, create_ingress, replica_app

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from support.time_limit import HANGING
 
 from radixkv.bench.gpu import first_light
 from radixkv.bench.gpu.first_light import FirstLight, Part, run_first_light
@@ -31,8 +32,6 @@ def part(name: str, script: str, seconds: float = 60, **options: Any) -> Part:
 REPORT = {"machine": {"gpu": "X"}, "limits": {"read_bytes_per_s": 4.46e12}, "rows": [], "failed": {}}
 WRITE = f"echo '{json.dumps(REPORT)}' > $1"
 CRASH = "echo about to crash; kill -SEGV $$"
-# Seconds after which something counts as hanging, however busy the machine.
-HANGING = 600.0
 
 
 def read(path: Path) -> dict[str, Any]:
