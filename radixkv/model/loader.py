@@ -15,7 +15,7 @@ from radixkv.config import ModelConfig
 from radixkv.model.checkpoint import read_checkpoint
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
-from radixkv.model.deferred_weights import DeferredWeights, ProductsOfZeros
+from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.dynamic_rotation import stop_changes
 from radixkv.model.equivalence import compute_a_few_tokens, probe_attention
 from radixkv.model.fingerprint import ModelFiles, model_fingerprint, remember_fingerprint
@@ -129,7 +129,7 @@ def load_model(
     sampling_defaults = sampling_defaults_of(generation_config, config, name)
     weights_fingerprint = _fingerprint(unprepared, config.quantization, is_wanted=fingerprint)
     if unprepared.origin is not None:
-        _drop_unused_parts(loaded_model, name)
+        drop_unused_parts(loaded_model, name)
     if loaded_model.device.type == "cpu":
         _prepare_on_cpu(unprepared, config, native)
     else:
@@ -200,13 +200,6 @@ def _fingerprint(unprepared: _Unprepared, quantization: str | None, is_wanted: b
         if is_wanted:
             raise
         return None
-
-
-def _drop_unused_parts(model: transformers.PreTrainedModel, name: str) -> None:
-    with torch.inference_mode(), probe_attention(model), ProductsOfZeros():
-        dropped = drop_unused_parts(model, partial(compute_a_few_tokens, model))
-    if dropped:
-        _log.info("%s: only text is computed; %s is not kept in memory", name, ", ".join(dropped))
 
 
 def _prepare_on_cpu(unprepared: _Unprepared, config: ModelConfig, native: bool) -> None:

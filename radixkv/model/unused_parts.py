@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 
+import torch
 import transformers
 from torch import nn
 
+from radixkv.model.deferred_weights import ProductsOfZeros
+from radixkv.model.equivalence import compute_a_few_tokens, probe_attention
 from radixkv.model.replace_modules import replace_modules
 
+_log = logging.getLogger(__name__)
 
-def drop_unused_parts(model: transformers.PreTrainedModel, run_text: Callable[[], object]) -> list[str]:
-    """Drop, with their weights, the parts that are models of their own and are not called; returns their names.
+
+def drop_unused_parts(model: transformers.PreTrainedModel, name: str) -> None:
+    """Drop, with their weights, the parts that are models of their own and that text does not call.
 
     Others stay, even if they are not called: an expert may be by the next tokens.
 
     Args:
         model: is changed; it takes only text afterwards.
-        run_text: runs the model on any tokens.
+        name: of the model.
     """
     parts = {
-        name: part
-        for name, part in model.named_modules()
+        path: part
+        for path, part in model.named_modules()
         if isinstance(part, transformers.PreTrainedModel) and part not in (model, model.base_model)
     }
     if not parts:
-        return []
+        return
     called: set[nn.Module] = set()
     hooks = [part.register_forward_pre_hook(lambda module, _: called.add(module)) for part in parts.values()]
     try:
-        run_text()
+        with torch.inference_mode(), probe_attention(model), ProductsOfZeros():
+            compute_a_few_tokens(model)
     finally:
         for hook in hooks:
             hook.remove()
-    dropped = {name: part for name, part in parts.items() if part not in called}
-    replace_modules(model, {part: nn.Module() for part in dropped.values()})
-    return [*dropped]
+    unused = {part: path for path, part in parts.items() if part not in called}
+    replace_modules(model, {part: nn.Module() for part in unused})
+    if unused:
+        _log.info("%s: only text is computed; %s is not kept in memory", name, ", ".join(unused.values()))
