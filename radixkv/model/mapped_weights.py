@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,10 @@ class MappedWeights:
         self.spans: list[tuple[int, int]] = []
         # Were they freed, something else could come to lie at their addresses.
         self._storages: list[torch.UntypedStorage] = []
+        addresses = sorted(parameter.data_ptr() for parameter in parameters)
+        # To count a large process's pages takes tens of milliseconds.
+        if not any(bisect_left(addresses, start) < bisect_left(addresses, stop) for start, stop in _files()):
+            return
         for start, stop in _unwritten_files():
             mapped = [parameter for parameter in parameters if start <= parameter.data_ptr() < stop]
             if mapped:
@@ -65,20 +70,39 @@ class MappedWeights:
                 )
 
 
+def _files() -> Iterator[tuple[int, int]]:
+    """Where this process has mapped files: start and stop."""
+    for line in _listed("maps"):
+        span = _file_span(line)
+        if span is not None:
+            yield span
+
+
 def _unwritten_files() -> Iterator[tuple[int, int]]:
-    """Where this process has mapped files and has no pages of its own in their place: start and stop."""
-    try:
-        lines = Path("/proc/self/smaps").read_text().splitlines()
-    except OSError:
-        return
+    """Those of `_files` in whose place the process has no pages of its own."""
     span: tuple[int, int] | None = None
     is_unwritten = False
-    for line in lines:
-        name, *rest = line.split(maxsplit=5)
+    for line in _listed("smaps"):
+        name, *rest = line.split(maxsplit=2)
         if not name.endswith(":"):
-            start, stop = (int(part, 16) for part in name.split("-"))
-            span = (start, stop) if rest[-1].startswith("/") else None
+            span = _file_span(line)
         elif name == "Anonymous:":
             is_unwritten = rest[0] == "0"
         elif name == "Swap:" and is_unwritten and rest[0] == "0" and span is not None:
             yield span  # of what was written, nothing is in memory, and nothing was swapped out
+
+
+def _listed(name: str) -> list[str]:
+    try:
+        return Path("/proc/self", name).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _file_span(line: str) -> tuple[int, int] | None:
+    """Start and stop of the mapping that a line describes; None: it is of no file."""
+    addresses, *rest = line.split(maxsplit=5)
+    if not rest[-1].startswith("/"):
+        return None
+    start, stop = (int(part, 16) for part in addresses.split("-"))
+    return start, stop
