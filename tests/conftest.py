@@ -1,4 +1,4 @@
-"""What many tests share: the default model, loaded once."""
+"""What many tests share: a tiny model and the default one, each loaded once."""
 
 from __future__ import annotations
 
@@ -132,21 +132,37 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture(scope="session")
-def default_llm() -> LLM:
-    """The real default model. Tests leave its cache as they like, but nothing running."""
+def shared_llm(default_tokenizer: Any) -> LLM:
     # Only here: tests of the cache do without torch.
+    from support.replica_servers import tiny_llm
+
+    return tiny_llm(default_tokenizer, num_blocks=600)
+
+
+@pytest.fixture(scope="session")
+def shared_default_llm() -> LLM:
     from radixkv.llm import LLM
 
     return LLM(dtype="float32", block_size=16, num_blocks=600)
 
 
 @pytest.fixture
-def llm(default_llm: LLM) -> Iterator[LLM]:
-    """The default model with an empty cache; afterwards the cache's rules are verified."""
-    default_llm.reset_prefix_cache()
-    yield default_llm
-    default_llm.engine.cache.check()
-    assert default_llm.reset_prefix_cache()
+def llm(shared_llm: LLM) -> Iterator[LLM]:
+    """A tiny random model with the default model's tokenizer and an empty cache, whose rules are verified afterwards."""
+    yield from _with_empty_cache(shared_llm)
+
+
+@pytest.fixture
+def default_llm(shared_default_llm: LLM) -> Iterator[LLM]:
+    """The real default model, where it matters what it says: each of its steps takes as long as twenty of `llm`'s."""
+    yield from _with_empty_cache(shared_default_llm)
+
+
+def _with_empty_cache(llm: LLM) -> Iterator[LLM]:
+    llm.reset_prefix_cache()
+    yield llm
+    llm.engine.cache.check()
+    assert llm.reset_prefix_cache()
 
 
 @pytest.fixture
@@ -158,8 +174,12 @@ def loads_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def default_tokenizer(default_llm: LLM) -> Any:
-    return default_llm.get_tokenizer()
+def default_tokenizer() -> Any:
+    from radixkv.model.default_model import find_default_model
+    from radixkv.model.gguf_conversion import ensure_converted
+    from radixkv.model.tokenizer import read_tokenizer
+
+    return read_tokenizer(ensure_converted(find_default_model(), print))
 
 
 @pytest.fixture(scope="session")

@@ -85,7 +85,7 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def readers_machine(
-    llm: radixkv.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    default_llm: radixkv.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """``LLM()`` is the default model, which tests load once, the server listens where the page says, and nothing is left."""
     import anthropic  # here, since it takes seven seconds, and collecting the tests does not need it
@@ -94,7 +94,7 @@ def readers_machine(
 
     def load_once(model: Any = None, **options: Any) -> radixkv.LLM:
         defaults = {"quantization": None, "kv_cache_dtype": "auto", "record_trace": None}
-        return llm if model is None and options.items() <= defaults.items() else load(model, **options)
+        return default_llm if model is None and options.items() <= defaults.items() else load(model, **options)
 
     def connect(base_url: str, api_key: str) -> openai.OpenAI:
         assert base_url == "http://127.0.0.1:8000/v1"

@@ -360,7 +360,7 @@ def _record(cache: Any, events: EventLog) -> None:
 
 
 @pytest.mark.slow
-def test_what_takes_text_holds_inside_a_draft(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_text_holds_inside_a_draft(default_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop strings, grammars, bad words, penalties and log-probabilities of the default model: the same, in fewer steps."""
     schema = {
         "type": "object",
@@ -384,26 +384,27 @@ def test_what_takes_text_holds_inside_a_draft(llm: LLM, monkeypatch: pytest.Monk
     ]
 
     def run() -> list[Any]:
-        llm.reset_prefix_cache()
-        outputs = llm.generate([prompt] * len(every), every, use_tqdm=False)
+        default_llm.reset_prefix_cache()
+        outputs = default_llm.generate([prompt] * len(every), every, use_tqdm=False)
         return [
             [(s.text, s.token_ids, s.finish_reason, s.stop_reason, rounded(s.logprobs)) for s in output.outputs]
             for output in outputs
         ]
 
     expected = run()
-    steps = llm.engine.num_steps
-    oracle = Oracle(error_rate=0.1, vocab_size=llm.engine.loaded.vocab_size)
-    prompt_ids = llm.get_tokenizer()(prompt).input_ids
+    steps = default_llm.engine.num_steps
+    oracle = Oracle(error_rate=0.1, vocab_size=default_llm.engine.loaded.vocab_size)
+    prompt_ids = default_llm.get_tokenizer()(prompt).input_ids
     # It goes on behind the ends of answers, and so do its drafts.
     oracle.sequences = [[*prompt_ids, *sample[1], 260, 261] for samples in expected for sample in samples]
     drafts = speculator(
-        llm, [oracle, GrammarDrafter(NamespaceFollowers()), PrefixDrafter(llm.engine.cache), SuffixDrafter()]
+        default_llm,
+        [oracle, GrammarDrafter(NamespaceFollowers()), PrefixDrafter(default_llm.engine.cache), SuffixDrafter()],
     )
-    monkeypatch.setattr(llm.engine, "_speculator", drafts)
+    monkeypatch.setattr(default_llm.engine, "_speculator", drafts)
     assert run() == expected
     assert drafts.counts["oracle"].accepted > 20
-    assert llm.engine.num_steps - steps < 20
+    assert default_llm.engine.num_steps - steps < 20
 
 
 def test_a_grammar_that_owes_processor_time_gets_no_drafts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,10 @@ CASES: dict[str, SamplingParams] = {
     ),
     "min_tokens": SamplingParams(temperature=0, max_tokens=12, min_tokens=6, stop=["a"]),
     "schema": SamplingParams(seed=1, max_tokens=40, structured_outputs=StructuredOutputsParams(json=SCHEMA)),
-    "stop": SamplingParams(temperature=0, max_tokens=14, stop=["ance, and Ly", "France, or"]),
-    "stop_included": SamplingParams(temperature=0, max_tokens=14, stop=["ance, and"], include_stop_str_in_output=True),
+}
+STOPS = {
+    "left out": SamplingParams(temperature=0, max_tokens=14, stop=["ance, and Ly", "France, or"]),
+    "included": SamplingParams(temperature=0, max_tokens=14, stop=["ance, and"], include_stop_str_in_output=True),
 }
 
 
@@ -75,10 +77,18 @@ def assert_continues(
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_rest_is_the_same_after_each_token(llm: LLM, case: str) -> None:
-    params = CASES[case]
+    check_rests(llm, CASES[case], every=4 if case == "schema" else 1)
+
+
+@pytest.mark.parametrize("case", STOPS)
+def test_the_rest_stops_at_what_began_before_it(default_llm: LLM, case: str) -> None:
+    check_rests(default_llm, STOPS[case], every=1)
+
+
+def check_rests(llm: LLM, params: SamplingParams, every: int) -> None:
     pieces = list(llm.stream(PROMPT, params))
     whole = merge(pieces, params.n)
-    received = [merge(pieces[:count], params.n) for count in range(0, len(pieces) + 1, 4 if case == "schema" else 1)]
+    received = [merge(pieces[:count], params.n) for count in range(0, len(pieces) + 1, every)]
     assert not params.stop or whole[0].finish_reason == "stop"
     llm.reset_prefix_cache()
     prompts = [{"prompt": PROMPT, "resume": outputs} for outputs in received]
@@ -88,9 +98,9 @@ def test_the_rest_is_the_same_after_each_token(llm: LLM, case: str) -> None:
         assert (result.prompt_logprobs is None) == (params.prompt_logprobs is None or before != received[0])
 
 
-def test_samples_that_have_ended_stay_ended_and_the_others_go_on(llm: LLM) -> None:
+def test_samples_that_have_ended_stay_ended_and_the_others_go_on(default_llm: LLM) -> None:
     params = SamplingParams(n=3, seed=4, max_tokens=12, stop=[" a", " the"])
-    pieces = list(llm.stream(PROMPT, params))
+    pieces = list(default_llm.stream(PROMPT, params))
     whole = merge(pieces, 3)
     lengths = [len(output.token_ids) for output in whole]
     assert len(set(lengths)) > 1
@@ -98,7 +108,7 @@ def test_samples_that_have_ended_stay_ended_and_the_others_go_on(llm: LLM) -> No
     assert {output.finish_reason is None for output in before} == {True, False}
 
     async def rest() -> list[CompletionOutput]:
-        async with AsyncLLM(llm) as engine:
+        async with AsyncLLM(default_llm) as engine:
             outputs = [output async for output in engine.generate({"prompt": PROMPT, "resume": before}, params)]
             return merge(outputs, 3)
 

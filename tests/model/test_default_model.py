@@ -17,6 +17,11 @@ SYSTEM = "You are a helpful librarian. Answer briefly and politely, and never in
 QUESTIONS = ["What is the capital of France?", "Name three colours.", "Who wrote Hamlet?", "Count to five."]
 
 
+@pytest.fixture
+def llm(default_llm: LLM) -> LLM:
+    return default_llm
+
+
 @pytest.fixture(scope="module")
 def reference() -> Any:
     folder = ensure_converted(find_default_model(), print)

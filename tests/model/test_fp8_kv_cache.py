@@ -192,16 +192,16 @@ def logprobs(llm: LLM, token_ids: list[int]) -> tuple[torch.Tensor, list[int]]:
     return torch.tensor(own), [max(step, key=lambda token: step[token].logprob) for step in steps]
 
 
-def test_the_real_models_probabilities_stay_close(llm: LLM) -> None:
+def test_the_real_models_probabilities_stay_close(default_llm: LLM) -> None:
     """Over a text and the model's own answers; measured over longer ones: 0.08 and 0.05, 94 % the same likeliest token."""
     rounded = LLM(dtype="float32", block_size=16, num_blocks=100, kv_cache_dtype="fp8")
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    answers = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True), use_tqdm=False)
-    texts = [llm.get_tokenizer()(TEXT)["input_ids"]]
+    answers = default_llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True), use_tqdm=False)
+    texts = [default_llm.get_tokenizer()(TEXT)["input_ids"]]
     texts += [[*answer.prompt_token_ids, *answer.outputs[0].token_ids] for answer in answers]
     difference, same = [], []
     for text in texts:
-        (exact, likeliest), (quantised, chosen) = logprobs(llm, text), logprobs(rounded, text)
+        (exact, likeliest), (quantised, chosen) = logprobs(default_llm, text), logprobs(rounded, text)
         difference.append((quantised - exact).abs())
         same += [a == b for a, b in zip(likeliest, chosen, strict=True)]
     assert 0.001 < torch.cat(difference).mean() < 0.12

@@ -21,11 +21,11 @@ def answer(llm: LLM, **options: Any) -> str:
     return llm.generate("One, two, three,", params, use_tqdm=False)[0].outputs[0].text
 
 
-def test_bad_words_are_not_generated(llm: LLM) -> None:
-    plain = answer(llm)
+def test_bad_words_are_not_generated(default_llm: LLM) -> None:
+    plain = answer(default_llm)
     assert plain.startswith(" four, five")
     for word in ("five", "four, five"):
-        text = answer(llm, bad_words=[word])
+        text = answer(default_llm, bad_words=[word])
         assert word.strip() not in text
         assert text.startswith(" four" if word != "four, five" else " four,")
 

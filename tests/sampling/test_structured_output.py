@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import BaseModel
-from support.loaded_once import models_loaded_once
+from support.replica_servers import tiny_llm
 
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
@@ -303,9 +303,8 @@ def test_requests_without_a_grammar_in_the_same_batch_are_unchanged(llm: LLM) ->
     assert all(is_person(sample.text) for sample in outputs[1].outputs)
 
 
-def test_preemption_keeps_the_grammar() -> None:
-    with models_loaded_once(3):  # of few layers, whose text the grammar alone makes a person
-        llm = LLM(dtype="float32", num_blocks=24, block_size=4)
+def test_preemption_keeps_the_grammar(default_tokenizer: Any) -> None:
+    llm = tiny_llm(default_tokenizer, num_blocks=24, block_size=4)
     spec = StructuredOutputsParams(json=PERSON)
     sampling = [SamplingParams(max_tokens=60, temperature=1.0, seed=seed, structured_outputs=spec) for seed in range(6)]
     outputs = llm.generate([f"{number} {PROMPT}" for number in range(6)], sampling, use_tqdm=False)
@@ -396,12 +395,12 @@ def test_unsatisfiable_and_malformed_specifications_are_refused(llm: LLM, spec: 
 
 @pytest.mark.parametrize("beams", [False, True])
 def test_a_grammar_that_exceeds_its_limits_fails_its_request_alone(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, beams: bool
+    default_llm: LLM, monkeypatch: pytest.MonkeyPatch, beams: bool
 ) -> None:
     monkeypatch.setattr(structured_output, "_MAX_ITEMS_PER_TOKEN", 150)
     # So ambiguous that every letter multiplies the parses of the letters before.
     hostile = StructuredOutputsParams(grammar=f'start: start start | "{"a" if beams else "b"}"\n')
-    engine = llm.engine
+    engine = default_llm.engine
     other = engine.request_factory.make("other", Prompt([5, 6, 7]), SamplingParams(max_tokens=20, ignore_eos=True))
     failing = engine.request_factory.make(
         "failing",

@@ -61,7 +61,7 @@ def test_anthropic_s_own_client(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_anthropic_s_tool_runner_goes_on_without_the_thread_that_is_refused(llm: LLM, stream: bool) -> None:
+def test_anthropic_s_tool_runner_goes_on_without_the_thread_that_is_refused(default_llm: LLM, stream: bool) -> None:
     """It asks the server to hold the conversation; the refusal used to lack what makes it hold the conversation itself."""
     from anthropic import beta_async_tool
 
@@ -91,7 +91,7 @@ def test_anthropic_s_tool_runner_goes_on_without_the_thread_that_is_refused(llm:
             messages[0].usage.input_tokens + messages[0].usage.cache_read_input_tokens
         )
 
-    with_anthropic_s_client(llm, scenario)
+    with_anthropic_s_client(default_llm, scenario)
 
 
 def test_anthropic_s_client_reads_names_of_requests_and_of_models(llm: LLM) -> None:

@@ -63,19 +63,21 @@ def test_messages_may_come_in_parts_and_from_developers(client: openai.OpenAI) -
     )
 
 
-def test_the_last_message_may_be_continued(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_the_last_message_may_be_continued(default_client: openai.OpenAI, http: httpx.Client) -> None:
     unfinished = [*QUESTION, {"role": "assistant", "content": [{"type": "text", "text": "The capital of France"}]}]
     options = {"add_generation_prompt": False, "continue_final_message": True}
     tokens = http.post("/tokenize", json={"messages": unfinished, **options}).json()["tokens"]
     rendered = http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
     assert rendered.endswith("<|im_start|>assistant\nThe capital of France")
-    answer = chat(client, unfinished, extra_body=options)
+    answer = chat(default_client, unfinished, extra_body=options)
     assert answer.usage.prompt_tokens == len(tokens)
     assert answer.choices[0].message.content.startswith(" is Paris")
     # Where the last message is complete, the answer is a new message.
-    assert not chat(client, unfinished).choices[0].message.content.startswith(" is")
-    bare = chat(client, extra_body={"add_generation_prompt": False})
-    assert bare.usage.prompt_tokens < chat(client, extra_body={"add_generation_prompt": True}).usage.prompt_tokens
+    assert not chat(default_client, unfinished).choices[0].message.content.startswith(" is")
+    bare = chat(default_client, extra_body={"add_generation_prompt": False})
+    assert (
+        bare.usage.prompt_tokens < chat(default_client, extra_body={"add_generation_prompt": True}).usage.prompt_tokens
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,20 +100,20 @@ def test_contradictory_options_for_the_last_message_are_refused(
         assert response.json()["error"]["param"] == param
 
 
-def test_samples_and_stop(client: openai.OpenAI) -> None:
-    sampled = chat(client, n=4, temperature=1.2, seed=-3, max_completion_tokens=12)
+def test_samples_and_stop(default_client: openai.OpenAI) -> None:
+    sampled = chat(default_client, n=4, temperature=1.2, seed=-3, max_completion_tokens=12)
     assert [choice.index for choice in sampled.choices] == [0, 1, 2, 3]
     assert len({choice.message.content for choice in sampled.choices}) > 1
-    again = chat(client, n=4, temperature=1.2, seed=-3, max_completion_tokens=12)
+    again = chat(default_client, n=4, temperature=1.2, seed=-3, max_completion_tokens=12)
     assert [c.message.content for c in again.choices] == [c.message.content for c in sampled.choices]
-    stopped = chat(client, stop=" of").choices[0]
+    stopped = chat(default_client, stop=" of").choices[0]
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", " of")
     assert " of" not in stopped.message.content
 
 
-def test_logprobs(client: openai.OpenAI) -> None:
-    assert chat(client, logprobs=False, top_logprobs=0).choices[0].logprobs is None
-    choice = chat(client, logprobs=True, top_logprobs=3).choices[0]
+def test_logprobs(default_client: openai.OpenAI) -> None:
+    assert chat(default_client, logprobs=False, top_logprobs=0).choices[0].logprobs is None
+    choice = chat(default_client, logprobs=True, top_logprobs=3).choices[0]
     entries = choice.logprobs.content
     assert "".join(entry.token for entry in entries) == choice.message.content + "<|im_end|>"
     assert bytes(byte for entry in entries[:-1] for byte in entry.bytes).decode() == choice.message.content
@@ -121,7 +123,7 @@ def test_logprobs(client: openai.OpenAI) -> None:
         )
         assert len(entry.top_logprobs) == 3
         assert entry.token == entry.top_logprobs[0].token  # greedily chosen
-    streamed = [e for chunk in chat(client, logprobs=True, stream=True) for e in _entries(chunk)]
+    streamed = [e for chunk in chat(default_client, logprobs=True, stream=True) for e in _entries(chunk)]
     assert [entry.logprob for entry in streamed] == pytest.approx([entry.logprob for entry in entries], abs=1e-4)
     assert all(entry.top_logprobs == [] for entry in streamed)
 
@@ -139,10 +141,10 @@ def test_an_answer_has_all_fields_that_the_api_requires(http: httpx.Client) -> N
     assert choice["logprobs"]["refusal"] is None
 
 
-def test_max_tokens_by_either_name_and_by_default(client: openai.OpenAI) -> None:
-    assert chat(client, max_tokens=3, max_completion_tokens=None).usage.completion_tokens == 3
-    assert chat(client, max_tokens=5, max_completion_tokens=2).usage.completion_tokens == 2
-    natural = chat(client, max_completion_tokens=None)
+def test_max_tokens_by_either_name_and_by_default(default_client: openai.OpenAI) -> None:
+    assert chat(default_client, max_tokens=3, max_completion_tokens=None).usage.completion_tokens == 3
+    assert chat(default_client, max_tokens=5, max_completion_tokens=2).usage.completion_tokens == 2
+    natural = chat(default_client, max_completion_tokens=None)
     assert natural.choices[0].finish_reason == "stop"
 
 

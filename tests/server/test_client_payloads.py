@@ -21,9 +21,9 @@ from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.completions import CompletionRequest
 
 
-def test_lm_eval_local_completions(llm: LLM) -> None:
+def test_lm_eval_local_completions(default_llm: LLM) -> None:
     """lm-eval 0.4.13, `lm_eval/models/openai_completions.py`: loglikelihood (batches of token ids), generate_until."""
-    tokenizer = llm.get_tokenizer()
+    tokenizer = default_llm.get_tokenizer()
     context, continuation = "One, two, three,", " four, five"
     whole = tokenizer(context + continuation)["input_ids"]
     length = len(tokenizer(context)["input_ids"])
@@ -43,7 +43,7 @@ def test_lm_eval_local_completions(llm: LLM) -> None:
         chat = {**generate, "messages": CHAT["messages"], "stop": ["<|im_end|>"]}
         assert (await post(client, "/v1/chat/completions", chat))["choices"][0]["message"]["content"]
 
-    serve(llm, test)
+    serve(default_llm, test)
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])

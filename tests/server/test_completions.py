@@ -20,12 +20,12 @@ def complete(client: openai.OpenAI, prompt: Any = "One, two, three,", **options:
     return client.completions.create(**{"model": MODEL, "prompt": prompt, "max_tokens": 6, "temperature": 0, **options})
 
 
-def test_streamed_and_full_answers_are_equal(client: openai.OpenAI) -> None:
-    full = complete(client)
+def test_streamed_and_full_answers_are_equal(default_client: openai.OpenAI) -> None:
+    full = complete(default_client)
     assert full.object == "text_completion"
     assert full.choices[0].text == " four, five, six,"
     assert full.choices[0].finish_reason == "length"
-    chunks = list(complete(client, stream=True))
+    chunks = list(complete(default_client, stream=True))
     assert len(chunks) == 6
     assert "".join(chunk.choices[0].text for chunk in chunks) == full.choices[0].text
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * 5 + ["length"]
@@ -68,22 +68,22 @@ def test_several_prompts_and_samples(client: openai.OpenAI, http: httpx.Client) 
     assert first.usage.completion_tokens == 36
 
 
-def test_stop_strings_and_tokens(client: openai.OpenAI, http: httpx.Client) -> None:
-    stopped = complete(client, stop=[" six", ", fi"]).choices[0]
+def test_stop_strings_and_tokens(default_client: openai.OpenAI, http: httpx.Client) -> None:
+    stopped = complete(default_client, stop=[" six", ", fi"]).choices[0]
     assert (stopped.text, stopped.finish_reason, stopped.stop_reason) == (" four", "stop", ", fi")
-    streamed = complete(client, stop=", fi", stream=True)
+    streamed = complete(default_client, stop=", fi", stream=True)
     assert "".join(chunk.choices[0].text for chunk in streamed) == " four"
-    kept = complete(client, stop=", fi", extra_body={"include_stop_str_in_output": True}).choices[0]
+    kept = complete(default_client, stop=", fi", extra_body={"include_stop_str_in_output": True}).choices[0]
     assert kept.text == " four, fi"
     (comma,) = http.post("/tokenize", json={"prompt": ","}).json()["tokens"]
-    by_token = complete(client, extra_body={"stop_token_ids": [comma]}).choices[0]
+    by_token = complete(default_client, extra_body={"stop_token_ids": [comma]}).choices[0]
     assert (by_token.finish_reason, by_token.stop_reason) == ("stop", comma)
     assert by_token.text.startswith(" four")
-    assert len(complete(client, extra_body={"stop_token_ids": [comma], "min_tokens": 5}).choices[0].text) > 6
+    assert len(complete(default_client, extra_body={"stop_token_ids": [comma], "min_tokens": 5}).choices[0].text) > 6
 
 
-def test_logprobs_and_echo(client: openai.OpenAI) -> None:
-    choice = complete(client, logprobs=2, echo=True).choices[0]
+def test_logprobs_and_echo(default_client: openai.OpenAI) -> None:
+    choice = complete(default_client, logprobs=2, echo=True).choices[0]
     assert choice.text == "One, two, three, four, five, six,"
     logprobs = choice.logprobs
     assert "".join(logprobs.tokens) == choice.text
@@ -99,15 +99,15 @@ def test_logprobs_and_echo(client: openai.OpenAI) -> None:
         assert len(top) in (2, 3)
         assert logprob <= max(top.values()) <= 0
         assert top[token] == logprob
-    chunks = list(complete(client, logprobs=2, echo=True, stream=True))
+    chunks = list(complete(default_client, logprobs=2, echo=True, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
     assert [token for chunk in chunks for token in chunk.choices[0].logprobs.tokens] == logprobs.tokens
     assert [offset for chunk in chunks for offset in chunk.choices[0].logprobs.text_offset] == logprobs.text_offset
     # Tokens that are parts of one character all begin where the character does.
-    parts = complete(client, prompt="é🎉b", logprobs=0, echo=True, max_tokens=0).choices[0].logprobs
+    parts = complete(default_client, prompt="é🎉b", logprobs=0, echo=True, max_tokens=0).choices[0].logprobs
     assert [token.startswith("bytes:") for token in parts.tokens] == [False, True, True, True, False]
     assert parts.text_offset == [0, 1, 1, 1, 2]
-    scoring = complete(client, logprobs=0, echo=True, max_tokens=0)
+    scoring = complete(default_client, logprobs=0, echo=True, max_tokens=0)
     assert scoring.usage.completion_tokens == 0
     scored = scoring.choices[0]
     assert scored.text == "One, two, three,"
@@ -130,21 +130,23 @@ def test_the_seed_minus_one_is_another_one_each_time(client: openai.OpenAI) -> N
     assert len(again) == 1
 
 
-def test_logit_bias_and_penalties(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_logit_bias_and_penalties(default_client: openai.OpenAI, http: httpx.Client) -> None:
     (seven,) = http.post("/tokenize", json={"prompt": " seven"}).json()["tokens"]
-    assert complete(client, logit_bias={str(seven): 100}).choices[0].text == " seven" * 6
-    few = complete(client, logit_bias={str(seven): 15}, frequency_penalty=2.0, presence_penalty=2.0, max_tokens=12)
+    assert complete(default_client, logit_bias={str(seven): 100}).choices[0].text == " seven" * 6
+    few = complete(
+        default_client, logit_bias={str(seven): 15}, frequency_penalty=2.0, presence_penalty=2.0, max_tokens=12
+    )
     assert 1 < few.choices[0].text.count(" seven") < 12
 
 
-def test_other_ways_to_sample(client: openai.OpenAI) -> None:
-    greedy = complete(client).choices[0].text
+def test_other_ways_to_sample(default_client: openai.OpenAI) -> None:
+    greedy = complete(default_client).choices[0].text
     for options in ({"top_k": 1}, {"min_p": 1.0}):
-        assert complete(client, temperature=1.0, extra_body=options).choices[0].text == greedy
-    assert complete(client, temperature=1.0, top_p=1e-6).choices[0].text == greedy
-    assert complete(client, extra_body={"priority": 3}).choices[0].text == greedy
-    assert complete(client, extra_body={"repetition_penalty": 1.5}, user="user-1").choices[0].text != greedy
-    endless = complete(client, max_tokens=40, extra_body={"ignore_eos": True, "skip_special_tokens": False})
+        assert complete(default_client, temperature=1.0, extra_body=options).choices[0].text == greedy
+    assert complete(default_client, temperature=1.0, top_p=1e-6).choices[0].text == greedy
+    assert complete(default_client, extra_body={"priority": 3}).choices[0].text == greedy
+    assert complete(default_client, extra_body={"repetition_penalty": 1.5}, user="user-1").choices[0].text != greedy
+    endless = complete(default_client, max_tokens=40, extra_body={"ignore_eos": True, "skip_special_tokens": False})
     assert endless.usage.completion_tokens == 40
 
 

@@ -76,12 +76,12 @@ def test_a_wide_tree_is_truncated_and_counts_the_hidden_nodes(http: httpx.Client
     assert tree["hidden"] == 40
 
 
-def test_a_running_request_is_listed(http: httpx.Client) -> None:
+def test_a_running_request_is_listed(default_http: httpx.Client) -> None:
     body = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    with http.stream("POST", "/v1/completions", json=body) as response:
+    with default_http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()
         next(lines)
-        state = live(http, lambda state: state["requests"])
+        state = live(default_http, lambda state: state["requests"])
         (request,) = state["requests"]
         assert request["state"] == "running"
         assert request["prompt_tokens"] == 4
@@ -123,15 +123,15 @@ def seen_without_keys(llm: LLM, config: ServerConfig | None = None) -> str:
     return asyncio.run(main())
 
 
-def test_without_keys_nobody_sees_what_was_sent_with_a_salt(llm: LLM) -> None:
-    text = seen_without_keys(llm)
+def test_without_keys_nobody_sees_what_was_sent_with_a_salt(default_llm: LLM) -> None:
+    text = seen_without_keys(default_llm)
     assert "A plain prompt" in text
     for hidden in ("secret", "salt ", "of-a-stranger"):
         assert hidden not in text
 
 
-def test_without_keys_strangers_from_elsewhere_see_no_prompts(llm: LLM) -> None:
-    text = seen_without_keys(llm, ServerConfig(allow_unauthenticated=True))
+def test_without_keys_strangers_from_elsewhere_see_no_prompts(default_llm: LLM) -> None:
+    text = seen_without_keys(default_llm, ServerConfig(allow_unauthenticated=True))
     assert "plain" not in text
     assert '"trees":[]' in text
 

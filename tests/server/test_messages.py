@@ -81,7 +81,7 @@ def test_a_message_and_its_stream_are_the_chat_s_answer(llm: LLM) -> None:
     serve(llm, scenario)
 
 
-def test_stop_sequences_prefilled_answers_and_ends(llm: LLM) -> None:
+def test_stop_sequences_prefilled_answers_and_ends(default_llm: LLM) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         text = (await create(client))["content"][0]["text"]
         stop = text.split()[1]
@@ -94,7 +94,7 @@ def test_stop_sequences_prefilled_answers_and_ends(llm: LLM) -> None:
         ended = await create(client, messages=[{"role": "user", "content": "Say hi."}], max_tokens=60)
         assert (ended["stop_reason"], ended["stop_sequence"]) == ("end_turn", None)
 
-    serve(llm, scenario)
+    serve(default_llm, scenario)
 
 
 def test_an_answer_without_text_has_no_block_whole_or_streamed(llm: LLM) -> None:
@@ -123,7 +123,7 @@ def test_an_empty_last_answer_is_no_prefill(llm: LLM) -> None:
     serve(llm, scenario)
 
 
-def test_a_tool_is_used_and_its_result_read(llm: LLM) -> None:
+def test_a_tool_is_used_and_its_result_read(default_llm: LLM) -> None:
     city = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Rome"]}}, "required": ["city"]}
     tools = [{"name": "weather", "description": "Tells the weather.", "input_schema": city}]
     question = {"role": "user", "content": "What is the weather in Rome?"}
@@ -164,7 +164,7 @@ def test_a_tool_is_used_and_its_result_read(llm: LLM) -> None:
         )
         assert counted.json()["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
 
-    serve(llm, scenario)
+    serve(default_llm, scenario)
 
 
 def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:

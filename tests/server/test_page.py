@@ -75,6 +75,12 @@ class Page:
 
 
 @pytest.fixture
+def server(default_server: ServerProcess) -> ServerProcess:
+    """Its answers come to an end of their own."""
+    return default_server
+
+
+@pytest.fixture
 def page(chromium: webdriver.Chrome, server: ServerProcess) -> Iterator[Page]:
     page = Page(chromium, server.url)
     yield page

@@ -22,8 +22,8 @@ QUESTION = {
 }
 
 
-def test_a_prediction_is_a_draft(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm.engine, "_speculator", speculator(llm, [PredictionDrafter()]))
+def test_a_prediction_is_a_draft(default_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(default_llm.engine, "_speculator", speculator(default_llm, [PredictionDrafter()]))
 
     async def scenario(client: httpx.AsyncClient) -> None:
         async def ask(**fields: Any) -> dict[str, Any]:
@@ -39,13 +39,13 @@ def test_a_prediction_is_a_draft(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
         }
-        steps = llm.engine.num_steps
+        steps = default_llm.engine.num_steps
         parts = [{"type": "text", "text": text[:20]}, {"type": "text", "text": text[20:]}]
         predicted = await ask(prediction={"type": "content", "content": parts})
         assert predicted["choices"][0]["message"]["content"] == text
         details = predicted["usage"]["completion_tokens_details"]
         assert details["accepted_prediction_tokens"] > 9
-        assert llm.engine.num_steps - steps < 12
+        assert default_llm.engine.num_steps - steps < 12
         wrong = await ask(prediction={"type": "content", "content": "Something else altogether, of another kind."})
         assert wrong["choices"][0]["message"]["content"] == text
         assert wrong["usage"]["completion_tokens_details"]["rejected_prediction_tokens"] > 0
@@ -55,7 +55,7 @@ def test_a_prediction_is_a_draft(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
         assert refused.status_code == 400
         assert refused.json()["error"]["param"].startswith("prediction")
 
-    serve(llm, scenario)
+    serve(default_llm, scenario)
 
 
 def test_a_prediction_for_generate(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,13 +69,13 @@ def test_clearing_needs_a_known_tenant(server: ServerProcess) -> None:
         assert admin.post("/admin/clear_cache", json={"namespace": "x"}).status_code == 400
 
 
-def test_clearing_while_a_request_runs_reports_the_blocks_in_use(server: ServerProcess) -> None:
+def test_clearing_while_a_request_runs_reports_the_blocks_in_use(default_server: ServerProcess) -> None:
     body = {"prompt": PROMPT, "max_tokens": 200, "temperature": 0, "stream": True, "ignore_eos": True}
-    with server.client(TENANT_A) as a:
+    with default_server.client(TENANT_A) as a:
         with a.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()
             assert next(lines)
-            cleared = server.admin("clear_cache", {})
+            cleared = default_server.admin("clear_cache", {})
             assert cleared["blocks_in_use"] > 0
             assert cleared["cached_blocks"] == 0
         assert ask(a)[1] == 0

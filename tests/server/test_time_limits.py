@@ -22,6 +22,12 @@ BODY = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "temperature":
 SOON = 0.05
 
 
+@pytest.fixture
+def llm(default_llm: LLM) -> LLM:
+    """A tiny model might be done with them before their time is up."""
+    return default_llm
+
+
 def errors(llm: LLM, limits: ServerConfig, *, streams: tuple[bool, ...] = (False, True), **options: Any) -> list[str]:
     """What is wrong with the answers in full and streamed; after each, nothing runs and no block is in use."""
 

@@ -20,14 +20,14 @@ def chat(client: openai.OpenAI, messages: Any = QUESTION, **options: Any) -> Any
     return client.chat.completions.create(**{**defaults, "messages": messages, **options})
 
 
-def test_an_agent_s_loop(client: openai.OpenAI) -> None:
-    first = chat(client, tool_choice="required", parallel_tool_calls=False)
+def test_an_agent_s_loop(default_client: openai.OpenAI) -> None:
+    first = chat(default_client, tool_choice="required", parallel_tool_calls=False)
     (choice,) = first.choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     (call,) = choice.message.tool_calls
     assert (call.type, call.function.name, json.loads(call.function.arguments)) == ("function", "add", {"a": 3, "b": 4})
     result = {"role": "tool", "tool_call_id": call.id, "content": "7"}
-    second = chat(client, [*QUESTION, choice.message, result])
+    second = chat(default_client, [*QUESTION, choice.message, result])
     assert second.choices[0].finish_reason == "stop"
     assert "7" in second.choices[0].message.content
     assert second.choices[0].message.tool_calls is None
@@ -116,7 +116,7 @@ def test_a_stop_string_does_not_cut_a_required_call(client: openai.OpenAI, choic
         ]
 
 
-def test_a_call_that_a_stop_string_has_cut_is_no_call_to_execute(client: openai.OpenAI) -> None:
+def test_a_call_that_a_stop_string_has_cut_is_no_call_to_execute(default_client: openai.OpenAI) -> None:
     function = {"name": "add", "arguments": '{"a": 3, "b": 4}'}
     called: list[Any] = [
         *QUESTION,
@@ -126,15 +126,15 @@ def test_a_call_that_a_stop_string_has_cut_is_no_call_to_execute(client: openai.
     ]
     again = [*called, *called, *QUESTION]  # as it did twice, the model calls the function by itself
     options: dict[str, Any] = {"messages": again, "tools": [ADD], "stop": '"b"'}
-    cut = chat(client, **options).choices[0]
+    cut = chat(default_client, **options).choices[0]
     assert (cut.finish_reason, cut.stop_reason) == ("stop", '"b"')
     assert cut.message.tool_calls[0].function.arguments.startswith('{"a": 3')
-    last = [chunk.choices[0] for chunk in chat(client, **options, stream=True)][-1]
+    last = [chunk.choices[0] for chunk in chat(default_client, **options, stream=True)][-1]
     assert (last.finish_reason, last.stop_reason) == ("stop", '"b"')
     options |= {"stop": "}}", "extra_body": {"include_stop_str_in_output": True}}
-    whole = chat(client, **options).choices[0]
+    whole = chat(default_client, **options).choices[0]
     assert (whole.finish_reason, whole.stop_reason) == ("tool_calls", "}}")
-    last = [chunk.choices[0] for chunk in chat(client, **options, stream=True)][-1]
+    last = [chunk.choices[0] for chunk in chat(default_client, **options, stream=True)][-1]
     assert (last.finish_reason, last.stop_reason) == ("tool_calls", "}}")
 
 

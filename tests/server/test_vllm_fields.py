@@ -13,8 +13,8 @@ from support.in_process_server import serve
 from radixkv import LLM
 
 
-def test_vllms_fields(llm: LLM) -> None:
-    tokenizer = llm.get_tokenizer()
+def test_vllms_fields(default_llm: LLM) -> None:
+    tokenizer = default_llm.get_tokenizer()
     four = tokenizer(" four", add_special_tokens=False)["input_ids"]
 
     async def test(client: httpx.AsyncClient) -> None:
@@ -61,7 +61,7 @@ def test_vllms_fields(llm: LLM) -> None:
         truncated = await post(client, "/v1/chat/completions", {**CHAT, "max_tokens": 1, "truncate_prompt_tokens": 5})
         assert truncated["usage"]["prompt_tokens"] == 5
 
-    serve(llm, test)
+    serve(default_llm, test)
 
 
 # The defaults of vLLM 0.32's request classes and of the sampling behind them, and those of fields of older versions.

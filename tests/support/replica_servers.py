@@ -33,7 +33,7 @@ def tiny_model(vocab_size: int, seed: int = 0) -> transformers.LlamaForCausalLM:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=2048,
+        max_position_embeddings=8192,
         initializer_range=0.3,
         eos_token_id=None,
     )

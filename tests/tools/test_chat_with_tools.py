@@ -82,17 +82,17 @@ def test_all_calls_are_valid_even_of_a_small_model_at_a_high_temperature(llm: LL
     assert not any(part.answer.text for part in parts if part.answer)
 
 
-def test_the_model_chooses_the_right_tool_and_reads_its_result(llm: LLM) -> None:
+def test_the_model_chooses_the_right_tool_and_reads_its_result(default_llm: LLM) -> None:
     greedy = SamplingParams(temperature=0.0, max_tokens=60)
     messages: list[Any] = ask("What is 3 plus 4?")
     options: Any = {"tools": [WEATHER, ADD], "parallel_tool_calls": False, "use_tqdm": False}
-    (first,) = llm.chat(messages, greedy, tool_choice="required", **options)
+    (first,) = default_llm.chat(messages, greedy, tool_choice="required", **options)
     answer = first.outputs[0].answer
     assert answer is not None
     (call,) = answer.tool_calls
     assert (call.name, json.loads(call.arguments)) == ("add", {"a": 3, "b": 4})
     messages += [answer.as_message(), {"role": "tool", "tool_call_id": call.id, "content": "7"}]
-    (second,) = llm.chat(messages, greedy, **options)
+    (second,) = default_llm.chat(messages, greedy, **options)
     # The tools, the question and the call are in the cache.
     assert second.num_cached_tokens >= len(first.prompt_token_ids)
     assert second.outputs[0].answer is not None
@@ -275,9 +275,9 @@ def test_without_text_there_is_no_answer_to_read(llm: LLM) -> None:
         assert all((part.text, part.answer, part.pieces) == ("", None, None) for part in parts)
 
 
-def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
+def test_a_chat_calls_a_tool_and_goes_on_with_its_result(default_llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=60)
-    chat = Chat(llm, sampling_params=params, tools=[WEATHER, ADD], parallel_tool_calls=False)
+    chat = Chat(default_llm, sampling_params=params, tools=[WEATHER, ADD], parallel_tool_calls=False)
     with pytest.raises(ValueError, match="one for each of the calls \\[\\], got"):
         chat.send_results({"x": "7"})
     assert chat.send("What is 3 plus 4?", tool_choice="required") == ""
@@ -301,7 +301,7 @@ def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
     with pytest.raises(ValueError, match="tool_choice: expected none, auto"):
         chat.stream("Hi", tool_choice="sometimes")
     with pytest.raises(ValueError, match="tools: expected a list"):
-        Chat(llm, tools="add")  # type: ignore[arg-type]
+        Chat(default_llm, tools="add")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", sorted(STRICT_TURNS))
