@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.preloaded_process import COMMAND_LINE, run_preloaded
 from support.server_process import ServerProcess
 
 from radixkv.errors import ModelLoadError
@@ -24,16 +25,17 @@ from radixkv.server.run import run_server
 
 ENDLESS = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
 SHORT = {"prompt": "Once", "max_tokens": 8, "ignore_eos": True, "stream": True, "temperature": 0}
-# After its first step, an engine takes another only when there is a file.
+# After its first step, an engine takes another only when there is a file; new requests are queued meanwhile.
 HELD = """
 import time
 from pathlib import Path
 from radixkv.scheduling.scheduler import Scheduler
 schedule, first = Scheduler.schedule, iter([True])
 def held(self):
-    while not next(first, False) and not Path({path!r}).exists():
-        time.sleep(0.01)
-    return schedule(self)
+    if next(first, False) or Path({path!r}).exists():
+        return schedule(self)
+    time.sleep(0.01)
+    return []
 Scheduler.schedule = held
 """
 
@@ -44,9 +46,9 @@ def may_go_on(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def small_server(may_go_on: Path) -> Iterator[ServerProcess]:
+def small_server(tiny_model_folder: Path, may_go_on: Path) -> Iterator[ServerProcess]:
     options = ("--max-num-seqs", "1", "--max-queue", "1", "--served-model-name", "mine/own", "--grace-seconds", "1000")
-    with ServerProcess(*options, prelude=HELD.format(path=str(may_go_on))) as server:
+    with ServerProcess(str(tiny_model_folder), *options, prelude=HELD.format(path=str(may_go_on))) as server:
         yield server
 
 
@@ -151,8 +153,7 @@ def test_what_is_not_installed_is_named(arguments: str) -> None:
 def test_a_port_in_use_is_one_line_on_standard_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = f"{taken.getsockname()[1]}"
-        command = [sys.executable, "-c", "from radixkv.cli.main import main; main()", "serve", "--port", port]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        result = run_preloaded(COMMAND_LINE, "serve", "--port", port)
     assert result.returncode == 1
     assert result.stderr == f"radixkv: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
