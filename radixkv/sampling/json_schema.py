@@ -40,28 +40,14 @@ def prepare_schema(schema: Any) -> Any:
     """
     if not isinstance(schema, dict | bool):
         raise ValueError(f"expected a JSON schema, an object or a boolean, got {type(schema).__name__}")
-    num_properties = 0
-    described: set[str] = set()
-    required: set[str] = set()
-    for path, part in _subschemas(schema):
-        names = _names(part, "properties")
-        described |= names
-        required |= _names(part, "required")
-        num_properties += len(names) + len(_names(part, "patternProperties"))
-        if num_properties > _MAX_PROPERTIES:
-            raise ValueError(f"expected at most {_MAX_PROPERTIES} properties in all, there are more up to {path}")
+    _check_sizes(schema)
+    for _, part in _subschemas(schema):
         if isinstance(part.get("format"), str) and part["format"] in _ANNOTATION_FORMATS:
             del part["format"]
         if part.get("uniqueItems") is False:
             del part["uniqueItems"]
         if part.get("propertyNames") == {"type": "string"}:  # true of all names; zod writes it
             del part["propertyNames"]
-    # Names that are only required, each once: the alternatives of an object may each require what is described beside them.
-    if num_properties + len(required - described) > _MAX_PROPERTIES:
-        raise ValueError(
-            f"expected at most {_MAX_PROPERTIES} properties in all, there are more with those only required"
-        )
-    _check_lengths(schema)
     return schema
 
 
@@ -72,7 +58,7 @@ def parts_with_patterns(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
         For each string with a pattern, and for the name patterns of each object: a schema of an object of which it is the
         only property, and how such an object begins, up to the first character of the string or of a name.
     """
-    for _, part in _subschemas(schema):
+    for part in _objects(schema):
         if isinstance(part.get("pattern"), str):
             # With lengths, a pattern may take much more.
             yield _in_object({"type": "string", **{key: part[key] for key in _OF_STRINGS if key in part}}, '"')
@@ -140,14 +126,32 @@ def _escape(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _check_lengths(schema: Any) -> None:
+def _check_sizes(schema: Any) -> None:
+    """Raise a ValueError if a schema has too many properties or too long a name or pattern."""
+    num_properties = 0
+    described: set[str] = set()
+    required: set[str] = set()
+    for part in _objects(schema):
+        longest = max((len(text) for text in (*part, part.get("pattern")) if isinstance(text, str)), default=0)
+        if longest > MAX_NAME_CHARACTERS:
+            raise ValueError(f"a name or pattern has {longest} characters, expected at most {MAX_NAME_CHARACTERS}")
+        names = _names(part, "properties")
+        described |= names
+        required |= _names(part, "required")
+        num_properties += len(names) + len(_names(part, "patternProperties"))
+    # Names that are only required, each once: the alternatives of an object may each require what is described beside them.
+    num_properties += len(required - described)
+    if num_properties > _MAX_PROPERTIES:
+        raise ValueError(f"expected at most {_MAX_PROPERTIES} properties in all, got {num_properties}")
+
+
+def _objects(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every object in the text of a schema: a reference may make a schema of any of them."""
     pending = [schema]
     while pending:
         part = pending.pop()
         if isinstance(part, dict):
-            longest = max((len(text) for text in (*part, part.get("pattern")) if isinstance(text, str)), default=0)
-            if longest > MAX_NAME_CHARACTERS:
-                raise ValueError(f"a name or pattern has {longest} characters, expected at most {MAX_NAME_CHARACTERS}")
+            yield part
             pending.extend(part.values())
         elif isinstance(part, list):
             pending.extend(part)

@@ -331,6 +331,11 @@ def test_preemption_keeps_the_grammar(default_tokenizer: Any) -> None:
         ({"json": {"anyOf": [{}, {"type": "string", "format": "byte"}]}}, "#/anyOf/1/format: this 'byte' cannot be"),
         ({"json": {"properties": {f"{number}": {} for number in range(1001)}}}, "at most 1000 properties"),
         ({"json": {"type": "object", "required": [f"{number}" for number in range(1001)]}}, "at most 1000 properties"),
+        # Behind a reference to no usual place, they were not counted, and took seconds to compile.
+        (
+            {"json": {"$ref": "#/x/y", "x": {"y": {"properties": {f"{number}": {} for number in range(1001)}}}}},
+            "at most 1000 properties in all, got 1001",
+        ),
         ({"choice": ["x" * 100] * 90}, "at most 8192"),
         ({"json": {"$ref": "#"}}, "json cannot be followed: no answer satisfies it, or none that ends"),
         ({"json": {"type": "nonsense"}}, "Invalid type"),
@@ -341,6 +346,7 @@ def test_preemption_keeps_the_grammar(default_tokenizer: Any) -> None:
         ({"json": {"type": "string", "pattern": "a?" * 5000}}, "at most 8192"),
         # These used to fail the answer where the string, or the name, of the pattern began.
         ({"json": COSTLY}, "json cannot be followed: its regular expressions take too"),
+        ({"json": {"$ref": "#/x/y", "x": {"y": COSTLY}}}, "json cannot be followed: its regular expressions take too"),
         ({"json": COSTLY_LENGTH}, "json cannot be followed: its regular expressions take too"),
         ({"json": COSTLY_NAMES}, "json cannot be followed: its regular expressions take too"),
         (
