@@ -42,6 +42,9 @@ settings.register_profile("quick", max_examples=10)
 # text, until one has written this file.
 UTF_8 = "[[[0, 55295], [57344, 1114111]], []]"
 
+# The default model's, in tokens.
+DEFAULT_LENGTH = 8192
+
 # What takes half a minute or more, the longest first; "server" is the folder. Workers begin with them, so that none of them
 # is left for the end, when the other workers have nothing more to do.
 LONG = [
@@ -134,9 +137,12 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(scope="session")
 def shared_llm(default_tokenizer: Any) -> LLM:
     # Only here: tests of the cache do without torch.
-    from support.replica_servers import tiny_llm
+    from support.replica_servers import tiny_model
 
-    return tiny_llm(default_tokenizer, num_blocks=600)
+    from radixkv.llm import LLM
+
+    model = tiny_model(len(default_tokenizer), length=DEFAULT_LENGTH)
+    return LLM(model, tokenizer=default_tokenizer, block_size=16, num_blocks=600)
 
 
 @pytest.fixture(scope="session")
@@ -188,6 +194,6 @@ def tiny_model_folder(default_tokenizer: Any, tmp_path_factory: pytest.TempPathF
     from support.replica_servers import tiny_model
 
     folder = tmp_path_factory.mktemp("tiny-model")
-    tiny_model(len(default_tokenizer)).save_pretrained(folder)
+    tiny_model(len(default_tokenizer), length=DEFAULT_LENGTH).save_pretrained(folder)
     default_tokenizer.save_pretrained(folder)
     return folder

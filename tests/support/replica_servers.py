@@ -23,7 +23,7 @@ from radixkv.config import ModelConfig
 from radixkv.server.config import ServerConfig
 
 
-def tiny_model(vocab_size: int, seed: int = 0) -> transformers.LlamaForCausalLM:
+def tiny_model(vocab_size: int, seed: int = 0, *, length: int = 2048) -> transformers.LlamaForCausalLM:
     """A tiny random model; the same one for the same seed."""
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
@@ -33,7 +33,7 @@ def tiny_model(vocab_size: int, seed: int = 0) -> transformers.LlamaForCausalLM:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=8192,
+        max_position_embeddings=length,
         initializer_range=0.3,
         eos_token_id=None,
     )
