@@ -142,7 +142,8 @@ class ReplicaSet:
         return self._leaving[member]
 
     async def _finish_removal(self, member: Member) -> None:
-        # Followed until its streams have ended: its counters still arrive, and if it falls silent, the streams count as lost.
+        # Followed until its streams have ended: its counters arrive, but for the last fifth of a second; and if it falls
+        # silent, the streams count as lost.
         client = member.client
         while (
             member in self._leaving and client is not None and client is member.client and self.streams.num_on(client)

@@ -207,17 +207,17 @@ class RequestIntake:
         Raises:
             QueueFullError: too many are unfinished.
             DrainingError, EngineDeadError: no requests are taken any more.
-            ValueError: there are never so many slots.
+            ValueError: so many are refused even to a tenant that has all to itself.
         """
         self._refuse_if_stopped()
         limit = self.max_unfinished
         if accepted or limit is None:
             return
-        most = self.slots.most(tenant, limit)
-        if count > most:
-            raise ValueError(f"prompts: expected at most {most} in one request, got {count}")
         refusal = self.slots.refusal(tenant, count, limit)
         if refusal is not None:
+            most = self.slots.most(tenant, limit)
+            if count > most:
+                raise ValueError(f"prompts: expected at most {most} in one request, got {count}")
             # Of n requests that run side by side, one finishes about every n-th of their mean duration.
             seconds = math.ceil(self._mean_seconds * count / self._engine.max_num_seqs)
             raise QueueFullError(refusal, retry_after=max(1, min(60, seconds)))
