@@ -32,14 +32,16 @@ def drop_unused_parts(model: transformers.PreTrainedModel, name: str) -> None:
     if not parts:
         return
     called: set[nn.Module] = set()
-    hooks = [part.register_forward_pre_hook(lambda module, _: called.add(module)) for part in parts.values()]
+    within = {module for part in parts.values() for module in part.modules()}
+    hooks = [module.register_forward_pre_hook(lambda module, _: called.add(module)) for module in within]
     try:
         with torch.inference_mode(), probe_attention(model), ProductsOfZeros():
             compute_a_few_tokens(model)
     finally:
         for hook in hooks:
             hook.remove()
-    unused = {part: path for path, part in parts.items() if part not in called}
+    # A part's own forward need not be called: a model may call what is in it.
+    unused = {part: path for path, part in parts.items() if called.isdisjoint(part.modules())}
     replace_modules(model, {part: nn.Module() for part in unused})
     if unused:
         _log.info("%s: only text is computed; %s is not kept in memory", name, ", ".join(unused.values()))

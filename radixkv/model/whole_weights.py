@@ -27,11 +27,12 @@ def model_class(config: Any) -> Any:
     Raises:
         UnsupportedModelError: there is none.
     """
-    # What comes with code of its own is refused by the class.
-    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING or hasattr(config, "auto_map"):
+    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return transformers.AutoModelForCausalLM
     if type(config) in transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING:
         return transformers.AutoModelForMultimodalLM
+    if hasattr(config, "auto_map"):  # what comes with code of its own is refused by the class
+        return transformers.AutoModelForCausalLM
     raise UnsupportedModelError(
         f"{config.name_or_path}: expected a model that generates text from the text before it, got {config.model_type!r}"
     )

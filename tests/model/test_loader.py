@@ -32,6 +32,7 @@ from radixkv.model.default_model import find_default_model
 from radixkv.model.gguf_conversion import converted_folder, ensure_converted, find_damage
 from radixkv.model.loader import load_model
 from radixkv.model.source import resolve_folder
+from radixkv.model.unused_parts import drop_unused_parts
 
 
 @pytest.fixture
@@ -163,6 +164,8 @@ def test_a_folder_of_a_model_that_sees_or_hears_gives_its_texts(
     config = transformers.AutoConfig.for_model(name, text_config=text, **options)
     model = transformers.AutoModelForMultimodalLM.from_config(config, dtype=torch.float32).eval()
     model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"  # many name the code that they came with before transformers had a class for them
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoModelForCausalLM": "code.Own"}}))
     prompt = [5, 6, 7, 8, 9]
     expected = tokens_of_transformers(model, [prompt], 20)
     for given in (tmp_path, model):
@@ -172,6 +175,22 @@ def test_a_folder_of_a_model_that_sees_or_hears_gives_its_texts(
         is_whole = any(isinstance(module, part) for module in llm.engine.loaded.model.modules())
         assert is_whole is (given is model)
         llm.shutdown()
+
+
+def test_a_part_of_which_only_the_inside_is_called_stays() -> None:
+    class Part(transformers.PreTrainedModel):
+        _supports_sdpa = True
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.inside = torch.nn.Identity()
+
+    model: Any = build_supported("llama")
+    model.part, model.unused = Part(model.config), Part(model.config)
+    model.model.norm.register_forward_pre_hook(lambda _, inputs: (model.part.inside(*inputs),))
+    drop_unused_parts(model, "tiny")
+    assert isinstance(model.part, Part)
+    assert not isinstance(model.unused, Part)
 
 
 @pytest.mark.parametrize(
