@@ -137,7 +137,8 @@ def prune(folder: Path, *, max_bytes: int | None = None, used_since: float | Non
     """
     with _opened(folder, writable=True) as store:
         rows = store.index.all()
-        kept = [row for row in rows if used_since is None or row.used >= used_since]
+        there = [row for row in rows if row.slot < store.files.num_slots]  # a full disk may have cost the last slots
+        kept = [row for row in there if used_since is None or row.used >= used_since]
         if max_bytes is not None:
             kept = kept[max(0, len(kept) - max_bytes // store.files.slot_bytes) :]
         return len(rows) - len(compact(store.index, store.files, rows, kept, len(kept)))

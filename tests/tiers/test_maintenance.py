@@ -367,6 +367,15 @@ def test_a_store_on_a_full_disk_can_be_used(full_disk: Path, monkeypatch: pytest
     tier.close()
 
 
+def test_blocks_that_a_full_disk_costs_are_forgotten(full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their slots were given up, and pruning moved nothing in their place and kept them."""
+    monkeypatch.setattr(open_store, "_INDEX_ROOM_BYTES", 60 * SLOT)
+    command = ["store", "prune", str(full_disk), "--max-gib", str(9 * SLOT / (1 << 30))]
+    assert "5 blocks forgotten" in CliRunner().invoke(app, command).output
+    for name, shown in (("info", "4 blocks of 4 tokens"), ("verify", "4 right, 0 corrupt")):
+        assert shown in CliRunner().invoke(app, ["store", name, str(full_disk)]).output
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
