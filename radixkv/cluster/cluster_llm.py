@@ -264,9 +264,9 @@ class ClusterLLM:
         return 0.0
 
     @property
-    def num_unfinished(self) -> int:
-        """Requests whose stream is neither read to its end nor closed."""
-        return len(self._unfinished)
+    def num_slots_taken(self) -> int:
+        """As `AsyncLLM.num_slots_taken`."""
+        return self._intake.slots.num_taken
 
     @property
     def is_drained(self) -> bool:

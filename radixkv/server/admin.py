@@ -83,7 +83,7 @@ def admin_routes(service: Service) -> APIRouter:
     async def drain() -> DrainResponse:
         """What SIGTERM does: refuse new requests here, finish the unfinished ones, and exit. Replicas go on."""
         service.drain()
-        return DrainResponse(unfinished_requests=service.llm.num_unfinished)
+        return DrainResponse(unfinished_requests=service.llm.num_slots_taken)
 
     return router
 

@@ -101,7 +101,7 @@ def model_routes(service: Service) -> APIRouter:
     @router.get("/load", tags=["observation"])
     async def load(tenant: CurrentTenant) -> Load:
         """How many requests are unfinished. (vLLM's endpoint.)"""
-        return Load(server_load=service.llm.num_unfinished)
+        return Load(server_load=service.llm.num_slots_taken)
 
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready", tags=["observation"], response_class=Response)

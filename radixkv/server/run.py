@@ -168,7 +168,7 @@ async def serve(
             llm.start_draining()
             _log.info(
                 "draining: unfinished requests: %d; at most %g s for them, or until a second signal (Ctrl-C)",
-                llm.num_unfinished,
+                llm.num_slots_taken,
                 config.grace_seconds,
             )
             await _first(llm.shutdown(config.grace_seconds), abort.wait(), llm.wait_for_death())

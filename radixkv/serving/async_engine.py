@@ -124,7 +124,7 @@ class AsyncEngine:
             self._engine_thread.abort(request_id)
 
     def coming_in(self) -> AbstractContextManager[None]:
-        """Announces requests to `shutdown`, which waits for them: while inside, they are tokenized and submitted.
+        """Announces requests to `shutdown`, which waits for them: inside, this task has them tokenized and submits them.
 
         Raises:
             DrainingError, EngineDeadError: new requests are refused.
@@ -291,6 +291,11 @@ class AsyncEngine:
     def num_unfinished(self) -> int:
         """Requests that were added, and whose stream is neither read to its end nor closed."""
         return len(self._streams)
+
+    @property
+    def num_slots_taken(self) -> int:
+        """Requests that count towards ``max_queue``: unfinished ones, and those that are being tokenized or prepared."""
+        return self._intake.slots.num_taken
 
     async def wait_for_death(self) -> EngineDeadError:
         """Returns when the engine has died, with the reason."""

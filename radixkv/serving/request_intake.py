@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, RequestTooLargeError
 from radixkv.model.text_interface import TextInterface
@@ -81,7 +81,7 @@ class RequestIntake:
         tenants: what each tenant may have, by its name.
 
     Attributes:
-        draining: refuse new requests, and all others once nothing is `coming_in`.
+        draining: refuse all requests but those that were `coming_in` before.
         death: why the engine has died; None while it is alive.
         slots: of the unfinished requests; a submitted one holds its slot until it is given back.
     """
@@ -105,7 +105,7 @@ class RequestIntake:
         # A single thread, because tokenizers are not thread-safe. The engine's thread only decodes.
         self._tokenizer_thread = FairThread("radixkv-tokenizer")
         self._shut_down = False
-        self._num_coming_in = 0
+        self._coming_in: set[asyncio.Task[Any] | None] = set()  # the tasks that bring requests
         self._nothing_coming_in = asyncio.Event()
         self._nothing_coming_in.set()
         self._mean_seconds = 1.0
@@ -117,25 +117,26 @@ class RequestIntake:
 
     @contextmanager
     def coming_in(self) -> Iterator[None]:
-        """Announces requests: while inside, they are tokenized and submitted, also if draining begins meanwhile.
+        """Announces requests: inside, the current task has them tokenized and submits them, even if draining begins.
 
         Raises:
             DrainingError, EngineDeadError: they may not come in now.
         """
-        self._refuse_if_stopped(is_new=True)
-        self._num_coming_in += 1
+        self._refuse_if_stopped()
+        task = asyncio.current_task()
+        self._coming_in.add(task)
         self._nothing_coming_in.clear()
         try:
             yield
         finally:
-            self._num_coming_in -= 1
-            if not self._num_coming_in:
+            self._coming_in.remove(task)
+            if not self._coming_in:
                 self._nothing_coming_in.set()
 
     @property
     def is_any_coming_in(self) -> bool:
         """Whether requests are inside `coming_in`."""
-        return self._num_coming_in > 0
+        return bool(self._coming_in)
 
     async def finish(self, idle: asyncio.Event, grace_seconds: float) -> bool:
         """Refuse new requests, and wait until nothing is coming in and the engine is ``idle``, or the time is over.
@@ -148,7 +149,7 @@ class RequestIntake:
             async with asyncio.timeout(grace_seconds):
                 await self._nothing_coming_in.wait()
                 await idle.wait()
-        return not self._num_coming_in
+        return not self._coming_in
 
     async def run_tokenizer(self, function: Callable[[], _T], tenant: str | None, num_prompts: int = 1) -> _T:
         """Run a function in the tokenizer's thread; see `AsyncLLM.run_tokenizer`."""
@@ -274,10 +275,10 @@ class RequestIntake:
         if limit is not None and count > limit:
             raise RequestTooLargeError(f"{name}: expected at most {limit}, the tenant's limit, got {count}")
 
-    def _refuse_if_stopped(self, *, is_new: bool = False) -> None:
+    def _refuse_if_stopped(self) -> None:
         if self.death is not None:
             raise EngineDeadError(str(self.death)) from self.death
-        if self._shut_down or (self.draining and (is_new or not self._num_coming_in)):
+        if self._shut_down or (self.draining and asyncio.current_task() not in self._coming_in):
             raise DrainingError("no new requests are taken: the engine is finishing what it has, or was closed")
 
     @contextmanager

@@ -259,7 +259,7 @@ def test_a_client_that_goes_away_is_aborted_where_its_stream_is(default_tokenize
             while here.llm.num_unfinished:
                 await asyncio.sleep(0)
             assert here.llm.stats.num_running <= 1
-            assert ingress.llm.num_unfinished == 0
+            assert ingress.llm.num_slots_taken == 0
             await ingress.llm.shutdown()
 
     async def _prompt(ingress: Any, body: dict[str, Any]) -> tuple[Any, Any]:

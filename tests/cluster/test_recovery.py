@@ -45,7 +45,7 @@ def test_without_replicas_no_place_in_the_queue_is_lost() -> None:
         for _ in range(6):  # there are 4 queue slots
             with pytest.raises(ReplicasLostError, match="there is no replica"):
                 await llm.submit([Prompt([1, 2])], SamplingParams(max_tokens=None))
-        assert llm.num_unfinished == 0
+        assert llm.num_slots_taken == 0
         assert await llm.shutdown()
 
     asyncio.run(main())
@@ -91,11 +91,11 @@ def test_a_shutdown_ends_what_no_replica_has_accepted_yet() -> None:
         replicas = await cluster.up("a")
         llm = llm_of(replicas)
         submitted = asyncio.ensure_future(llm.submit([Prompt([1, 2]), Prompt([3])], GREEDY))
-        await until(lambda: llm.num_unfinished == 2)
+        await until(lambda: llm.num_slots_taken == 2)
         assert not await llm.shutdown()
         with pytest.raises(DrainingError):
             await asyncio.wait_for(submitted, HANGING)
-        assert llm.num_unfinished == 0
+        assert llm.num_slots_taken == 0
         assert not await llm.shutdown()  # as a server asks, for its log
         await replicas.close()
 

@@ -41,7 +41,7 @@ def test_a_smaller_pool_is_of_the_same_generation_and_shortens_what_is_asked_for
         assert llm._bounded(at_least, Prompt([1] * 10)).min_tokens == 50
         with pytest.raises(PromptTooLongError, match="60 tokens > 59 maximum; a sequence has at most 60"):
             await llm.submit([Prompt([1] * 60)], SAMPLED)
-        assert llm.num_unfinished == 0
+        assert llm.num_slots_taken == 0
         await replicas.close()
 
     asyncio.run(main())
@@ -127,7 +127,7 @@ def test_what_no_replica_has_taken_is_as_long_as_fits_on_the_one_that_comes(
             await server.kill()
             await until(lambda: not replicas.available)
             asked = asyncio.ensure_future(llm.submit([PROMPT], replace(SAMPLED, max_tokens=None)))
-            await until(lambda: llm.num_unfinished)
+            await until(lambda: llm.num_slots_taken)
             async with one_more(replicas, small, tmp_path / "small.sock", "small"):
                 (stream,) = await asked
                 assert len([token_id async for delta in stream for token_id in delta.outputs[0].token_ids]) == 29

@@ -11,7 +11,10 @@ from support.held_steps import HeldSteps
 from support.in_process_server import make_client
 from support.time_limit import HANGING
 
-from radixkv import LLM, AsyncLLM
+from radixkv import LLM, AsyncLLM, SamplingParams
+from radixkv.errors import DrainingError
+from radixkv.prompts import Prompt
+from radixkv.server.tenants import Tenants
 
 BODY = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "temperature": 0}
 
@@ -62,7 +65,7 @@ def test_what_is_tokenized_when_a_drain_begins_is_finished_if_there_is_time(
         async with AsyncLLM(llm) as engine, make_client(engine) as client:
             others = asyncio.ensure_future(engine.run_tokenizer(lambda _: may_tokenize.wait(HANGING)))
             answer = asyncio.ensure_future(client.post(path, json=BODIES[path]))
-            while not engine._intake._num_coming_in:
+            while not engine._intake.is_any_coming_in:
                 await asyncio.sleep(0)
             engine.start_draining()
             assert (await client.post(path, json=BODIES[path])).status_code == 503
@@ -73,5 +76,35 @@ def test_what_is_tokenized_when_a_drain_begins_is_finished_if_there_is_time(
             assert (await answer).status_code == (200 if has_time else 503)
             assert await others
             assert await shutdown == has_time
+
+    asyncio.run(main())
+
+
+def test_a_drain_takes_nothing_more_while_a_request_is_still_tokenized(llm: LLM) -> None:
+    """Until that was submitted, all others were accepted that nobody had announced: pins, what replicas send each other."""
+    may_tokenize = threading.Event()
+    greedy = SamplingParams(temperature=0.0, max_tokens=2)
+
+    async def main() -> None:
+        client = make_client(engine := AsyncLLM(llm), tenants=Tenants(admin_key="admin"))
+        async with engine, client:
+            others = asyncio.ensure_future(engine.run_tokenizer(lambda _: may_tokenize.wait(HANGING), tenant=None))
+            answer = asyncio.ensure_future(client.post("/v1/completions", json=BODIES["/v1/completions"]))
+            while not engine._intake.is_any_coming_in:
+                await asyncio.sleep(0)
+            drain = await client.post("/admin/drain", headers={"Authorization": "Bearer admin"})
+            assert drain.json() == {"unfinished_requests": 1}  # used to be 0, as in the log
+            prompt = Prompt(list(range(40)))
+            for refused in (
+                anext(engine.generate("Once", greedy)),
+                engine.submit([prompt], greedy),
+                engine.pin_prompt(prompt),
+                engine.run_tokenizer(lambda _: True),
+            ):
+                with pytest.raises(DrainingError):
+                    await refused
+            may_tokenize.set()
+            assert (await answer).status_code == 200
+            assert await others
 
     asyncio.run(main())

@@ -18,7 +18,7 @@ from radixkv.server.tenants import Tenants
 
 def idle_model() -> Any:
     """Stands in for a model that is served, and gets no request."""
-    llm = Mock(death=None, num_unfinished=0, shutdown=AsyncMock(return_value=True))
+    llm = Mock(death=None, num_slots_taken=0, shutdown=AsyncMock(return_value=True))
     llm.wait_for_death = asyncio.Event().wait
     return llm
 
