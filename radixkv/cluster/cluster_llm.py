@@ -168,10 +168,6 @@ class ClusterLLM:
                 request.accepted.set_exception(error)
             request.task.cancel()
 
-    async def times(self, streams: Sequence[RequestStream]) -> list[RequestMetrics]:
-        """As `AsyncLLM.times`: what replicas have reported so far."""
-        return [stream.times for stream in streams if stream.times is not None and not stream.ended]
-
     async def run_tokenizer(
         self, function: Callable[[TextInterface], _T], *, tenant: str | None = "", num_prompts: int = 1
     ) -> _T:

@@ -24,7 +24,7 @@ import asyncio
 import hmac
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from functools import wraps
 from http import HTTPStatus
@@ -68,9 +68,6 @@ from radixkv.server.cache_insight import snapshot_json
 from radixkv.server.metrics import EngineCollector
 from radixkv.server.pins import EnginePins
 from radixkv.serving.request_stream import RequestStream
-
-# Between two looks at whether a prompt is being computed, until it is: an engine tells of a request when it has a token.
-_SECONDS_BETWEEN_LOOKS = 1.0
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -280,12 +277,9 @@ class _Lines(StreamingResponse):
 async def _lines(stream: RequestStream, pending: PendingRequest) -> AsyncGenerator[bytes, None]:
     try:
         assert stream.request is not None
-        while not stream.begun.is_set():
-            if stream.admitted:
-                yield encode_scheduled()
-                break
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stream.begun.wait(), _SECONDS_BETWEEN_LOOKS)
+        await stream.wait_until_admitted()
+        if not stream.begun.is_set():
+            yield encode_scheduled()
         if isinstance(stream.request.params, BeamSearchParams):
             await stream.begun.wait()
             if not stream.ended:

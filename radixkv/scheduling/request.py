@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -62,6 +62,7 @@ class Request:
         resumed: its answers were begun elsewhere (`radixkv.engine.resumption`).
         failure: why the engine failed the request, if it did.
         metrics: its times, and what was loaded and drafted for it.
+        on_admitted: called by the engine, which it must neither block nor fail, when its prompt begins to be computed.
     """
 
     request_id: str
@@ -87,6 +88,7 @@ class Request:
     resumed: bool = False
     failure: Exception | None = None
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_time=time.monotonic()))
+    on_admitted: Callable[[], object] | None = None
 
     @cached_property
     def prompt_token_list(self) -> list[int]:

@@ -335,3 +335,5 @@ class Scheduler:
             request.num_cached_tokens = min(group.num_computed_at_start, request.num_prompt_tokens)
             request.metrics.clip_loaded_tokens(request.num_cached_tokens)
             request.metrics.scheduled_time = time.monotonic()
+            if request.on_admitted is not None:
+                request.on_admitted()

@@ -11,7 +11,6 @@ from radixkv.engine.stats import EngineStats
 from radixkv.errors import EngineDeadError
 from radixkv.model.text_interface import TextInterface
 from radixkv.observe.explain import PromptExplanation
-from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.tenant_share import TenantShare
@@ -57,8 +56,6 @@ class ServedModel(Protocol):
     ) -> list[RequestStream]: ...
 
     def fail(self, request_id: str, error: Exception) -> None: ...
-
-    async def times(self, streams: Sequence[RequestStream]) -> list[RequestMetrics]: ...
 
     async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int: ...
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from radixkv.errors import EngineDeadError, RequestTimeoutError
+from radixkv.errors import RequestTimeoutError
 from radixkv.outputs import RequestMetrics
 from radixkv.server.metrics import RequestTimer, ServerMetrics
 from radixkv.server.served import ServedModel
@@ -131,13 +131,12 @@ class Deadlines:
             raise _too_late(first) from error
 
     async def _enforce(self, streams: Sequence[RequestStream]) -> None:
-        with suppress(EngineDeadError):  # then the streams have failed already
-            for stage in self._stages:
-                await asyncio.sleep(self._seconds_left(stage))
-                if any(map(stage.is_late, await self._llm.times(streams))):
-                    for stream in streams:
-                        self._llm.fail(stream.request_id, _too_late(stage))
-                    return
+        for stage in self._stages:
+            await asyncio.sleep(self._seconds_left(stage))
+            if any(stage.is_late(stream.times) for stream in streams if stream.times.finished_time is None):
+                for stream in streams:
+                    self._llm.fail(stream.request_id, _too_late(stage))
+                return
 
     def _seconds_left(self, stage: _Stage) -> float:
         return max(0.0, self.arrival + stage.limit - time.monotonic())

@@ -6,9 +6,9 @@ import asyncio
 import time
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -34,14 +34,6 @@ _T = TypeVar("_T")
 
 # Time for writing what is cached into tiers at the end of an `async with` block: as much as `LLM.shutdown` has by default.
 _WRITE_SECONDS = 30.0
-
-
-@dataclass(eq=False, slots=True)
-class _Preparation:
-    """A request that the engine does not have yet, and whether it was aborted."""
-
-    request_id: str
-    aborted: bool = False
 
 
 class AsyncEngine:
@@ -85,7 +77,9 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_ended = False
         self._streams: dict[str, RequestStream] = {}
-        self._preparations: set[_Preparation] = set()
+        # Requests that the engine does not have yet, by their ids, and those of them that were aborted.
+        self._preparing: Counter[str] = Counter()
+        self._aborted: set[str] = set()
         self.abandoned = False
         self._cut_short = False
         self._idle = asyncio.Event()
@@ -112,9 +106,8 @@ class AsyncEngine:
         for name in names:
             if name in self._streams:
                 self._engine_thread.abort(name)
-        for preparation in self._preparations:
-            if preparation.request_id in names:
-                preparation.aborted = True
+            if name in self._preparing:
+                self._aborted.add(name)
 
     def fail(self, request_id: str, error: Exception) -> None:
         """Abort a request before the next step; what was not read yet is dropped, and its iteration raises ``error``."""
@@ -134,24 +127,17 @@ class AsyncEngine:
     @contextmanager
     def preparing(self, request_id: str | None) -> Iterator[None]:
         """A request is about to be tokenized and submitted under this id: from now on `abort` finds it."""
-        if request_id is None:
+        if not isinstance(request_id, str):  # none was given, or one that `submit` refuses
             yield
             return
-        preparation = _Preparation(request_id)
-        self._preparations.add(preparation)
+        self._preparing[request_id] += 1
         try:
             yield
         finally:
-            self._preparations.remove(preparation)
-
-    async def times(self, streams: Sequence[RequestStream]) -> list[RequestMetrics]:
-        """The times so far of those of the streams' requests that are unfinished."""
-
-        def of_engine(engine: Engine) -> list[RequestMetrics]:
-            found = (engine.unfinished_request(stream.request_id) for stream in streams)
-            return [replace(request.metrics) for request in found if request is not None]
-
-        return await self.call(of_engine)
+            self._preparing[request_id] -= 1
+            if not self._preparing[request_id]:
+                del self._preparing[request_id]
+                self._aborted.discard(request_id)
 
     async def submit(
         self,
@@ -189,13 +175,12 @@ class AsyncEngine:
         self._start()
         names = self._intake.names(request_id, len(prompts), unfinished=self._streams)
 
-        streams = [RequestStream(name, partial(self._forget, tenant)) for name in names]
+        streams = [RequestStream(name, partial(self._forget, tenant), RequestMetrics(arrived)) for name in names]
 
         def make_requests(engine: Engine) -> list[Request]:
             requests = [each.make(engine.request_factory, name) for name, each in zip(names, prepared, strict=True)]
             for stream, request in zip(streams, requests, strict=True):
-                request.metrics.arrival_time = arrived
-                stream.request = request
+                request.metrics, stream.request = stream.times, request
             return requests
 
         self._intake.slots.take(tenant, len(streams))
@@ -203,9 +188,8 @@ class AsyncEngine:
         self._idle.clear()
         try:
             added = self._engine_thread.add(make_requests)
-            for preparation in self._preparations:
-                if preparation.aborted and preparation.request_id in names:
-                    self._engine_thread.abort(preparation.request_id)
+            for name in self._aborted.intersection(names):
+                self._engine_thread.abort(name)
             await asyncio.wrap_future(added)
         except BaseException:
             # Possibly cancelled after the engine had added them: closing a stream aborts its request.

@@ -24,21 +24,20 @@ class RequestStream:
     Args:
         request_id: the request's.
         on_close: called once, when the stream is closed or read to its end.
-        times: of a request that runs in another process; None: its engine has them.
+        times: of the request; whoever runs it keeps them up to date.
 
     Attributes:
         request: whose updates are put here, if it runs in this process; its engine's thread sets it before the first one.
         begun: set when the request has its first token, or has ended.
     """
 
-    def __init__(
-        self, request_id: str, on_close: Callable[[RequestStream], None], times: RequestMetrics | None = None
-    ) -> None:
+    def __init__(self, request_id: str, on_close: Callable[[RequestStream], None], times: RequestMetrics) -> None:
         self.times = times
         self.request: Request | None = None
         self.request_id = request_id
         self.ended = False
         self.begun = asyncio.Event()
+        self._computing = asyncio.Event()
         self._on_close: Callable[[RequestStream], None] | None = on_close
         self._delta: OutputDelta | None = None
         self._failure: Exception | None = None
@@ -52,11 +51,24 @@ class RequestStream:
     @property
     def admitted(self) -> bool:
         """Whether its prompt has been computed, at least in part, as far as is known here."""
-        times = self.times if self.request is None else self.request.metrics
-        return times is not None and times.scheduled_time is not None
+        return self.times.scheduled_time is not None
+
+    async def wait_until_admitted(self) -> None:
+        """Wait until it is `admitted`, or has ended. Only for a request that runs in this process."""
+        assert self.request is not None
+        loop, computing = asyncio.get_running_loop(), self._computing
+
+        def notify() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(computing.set)
+
+        self.request.on_admitted = notify
+        if not self.admitted:  # asked afterwards, so that nothing is missed in between
+            await computing.wait()
 
     def put(self, update: RequestUpdate) -> None:
         """Add what the engine delivered; after a failure nothing is added."""
+        self._computing.set()
         self.begun.set()
         if update is None or self._failure is not None:
             return

@@ -25,7 +25,7 @@ from radixkv import (
     RequestOutput,
     SamplingParams,
 )
-from radixkv.prompts import as_prompts
+from radixkv.prompts import Prompt, as_prompts
 from radixkv.tools.definitions import ParsedAnswer
 from radixkv.tools.pieces import AnswerPiece
 
@@ -243,6 +243,36 @@ def test_statistics_are_never_replaced_by_earlier_ones() -> None:
         assert await call == 1
         await answer
         assert (llm.stats.num_steps, llm.stats.num_running, llm.stats.num_blocks_in_use) == (2, 0, 0)
+
+    run(test, offline)
+
+
+def test_a_stream_tells_that_its_prompt_is_computed_before_the_step_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica looked once a second, so a prompt that its client left sooner was charged to nobody."""
+    offline, may_compute = tiny(), threading.Event()
+    execute = offline.engine._execute
+
+    def held(*batches: Any) -> bool:
+        assert may_compute.wait(HANGING)
+        return execute(*batches)
+
+    async def test(llm: AsyncLLM) -> None:
+        steps = await llm.call(HeldSteps)
+        monkeypatch.setattr(offline.engine, "_execute", held)
+        first, second = await llm.submit([Prompt([5, 6, 7]), Prompt([8, 9])], GREEDY)
+        waiting = [asyncio.create_task(stream.wait_until_admitted()) for stream in (first, second)]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        steps.allow(1)
+        await asyncio.gather(*waiting)
+        assert first.admitted
+        assert not first.begun.is_set()
+        may_compute.set()
+        steps.allow_all()
+        for stream in (first, second):
+            assert [output async for output in stream][-1].finished
+            await stream.wait_until_admitted()  # at once: it has ended
 
     run(test, offline)
 

@@ -27,7 +27,7 @@ def test_a_search_has_its_first_token_before_its_result(default_tokenizer: Any, 
             llm = create_ingress(ServerConfig(), replicas, model_config=ModelConfig(tokenizer=default_tokenizer)).llm
             steps = await server.llm.call(HeldSteps)
             (stream,) = await llm.submit([Prompt(list(range(40)))], params)
-            (times,) = await llm.times([stream])
+            times = stream.times
             assert times.first_token_time is None
             steps.allow(3)
             await until(lambda: times.first_token_time is not None)
@@ -43,10 +43,9 @@ def test_a_search_has_its_first_token_before_its_result(default_tokenizer: Any, 
 
 @pytest.mark.parametrize("params", [SamplingParams(max_tokens=4), BeamSearchParams(beam_width=2, max_tokens=4)])
 def test_what_waits_on_a_replica_is_not_admitted(
-    params: SamplingParams | BeamSearchParams, default_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    params: SamplingParams | BeamSearchParams, default_tokenizer: Any, tmp_path: Path
 ) -> None:
     """What ended in a replica's queue used to be charged its prompt, and a beam search all that it might have taken."""
-    monkeypatch.setattr("radixkv.cluster.replica_routes._SECONDS_BETWEEN_LOOKS", 0.0)
 
     async def main() -> None:
         one = tiny_llm(default_tokenizer, max_num_batched_tokens=16)
@@ -59,7 +58,7 @@ def test_what_waits_on_a_replica_is_not_admitted(
             assert not stream.admitted
             steps.allow(1)  # of a dozen for the prompt
             await until(lambda: stream.admitted)
-            (times,) = await llm.times([stream])
+            times = stream.times
             assert times.first_token_time is None
             steps.allow_all()
             *_, result = [piece async for piece in stream]

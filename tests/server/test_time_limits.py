@@ -10,6 +10,7 @@ from unittest.mock import MagicMock, Mock
 
 import httpx
 import pytest
+from support.held_steps import HeldSteps
 from support.in_process_server import make_client, serve
 
 from radixkv import LLM, AsyncLLM
@@ -61,6 +62,23 @@ def test_in_the_queue(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         == [expected] * 2
     )
     assert errors(llm, ServerConfig(queue_timeout=SOON), prompt=[[7], [8]], streams=(False,)) == [expected]
+
+
+def test_in_the_queue_while_a_step_takes_longer(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit took effect when the step had ended: between two steps, the engine was asked how far the request was."""
+    monkeypatch.setattr(llm.engine, "step", llm.engine.step)  # so that it is held during this test only
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine, config=ServerConfig(queue_timeout=SOON)) as client:
+            steps = await engine.call(HeldSteps)
+            try:
+                response = await asyncio.wait_for(client.post("/v1/completions", json=BODY), 60)
+            finally:
+                steps.allow_all()
+            assert response.status_code == 504
+            assert "waited in the queue" in response.text
+
+    asyncio.run(main())
 
 
 def test_of_equal_limits_that_of_the_queue_counts_first(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ def test_a_stream_that_was_failed_is_not_begun_again_by_what_a_step_had_under_wa
 
     async def test() -> None:
         closed: list[RequestStream] = []
-        stream = RequestStream("name", closed.append)
+        stream = RequestStream("name", closed.append, RequestMetrics(0.0))
         stream.put(ValueError("too late"))
         stream.put(under_way)
         assert stream.ended
