@@ -3,6 +3,9 @@
 Serve it with `uvicorn chat_in_fastapi:app` from this folder; run as a program, it talks to itself.
 """
 
+from collections.abc import Iterator
+from threading import Lock
+
 from fastapi import Body, FastAPI
 from fastapi.responses import StreamingResponse
 from fastapi.testclient import TestClient
@@ -12,6 +15,7 @@ from radixkv import LLM, Chat, SamplingParams
 app = FastAPI()
 llm = LLM()
 chats: dict[str, Chat] = {}
+turns: dict[str, Lock] = {}  # a conversation takes one message at a time
 
 
 @app.post("/chats/{name}")
@@ -23,7 +27,13 @@ def say(name: str, text: str = Body(embed=True)) -> StreamingResponse:
     chat = chats.setdefault(
         name, Chat(llm, "You are the assistant of a small library.", SamplingParams(temperature=0, max_tokens=40))
     )
-    return StreamingResponse(chat.stream(text), media_type="text/plain")
+    turn = turns.setdefault(name, Lock())
+
+    def answer() -> Iterator[str]:
+        with turn:
+            yield from chat.stream(text)
+
+    return StreamingResponse(answer(), media_type="text/plain")
 
 
 if __name__ == "__main__":

@@ -351,7 +351,7 @@ def test_streams_that_come_and_go_at_random() -> None:
 
 
 @pytest.mark.slow
-def test_chat_and_text_on_the_default_model(llm: LLM) -> None:
+def test_chat_and_text(llm: LLM) -> None:
     messages = [{"role": "user", "content": "Name a colour."}]
     params = SamplingParams(temperature=0.0, max_tokens=8)
     expected = llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text

@@ -109,7 +109,7 @@ def answers(outputs: list[CompletionOutput]) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_the_same_wherever_replicas_break_off(request: pytest.FixtureRequest, case: str) -> None:
-    llm: LLM = request.getfixturevalue("default_llm" if case == "stop" else "llm")
+    llm: LLM = request.getfixturevalue("llm" if case == "schema" else "default_llm")
     params = CASES[case]
     (expected,) = llm.generate("The three largest cities of France are", params, use_tqdm=False)
     (prompt,) = as_prompts("The three largest cities of France are", llm.engine.loaded)

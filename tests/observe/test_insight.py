@@ -1,4 +1,4 @@
-"""Explaining, pinning, inspecting, recording and following a real model's cache."""
+"""Explaining, pinning, inspecting, recording and following a model's cache."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from support.held_steps import HeldSteps
 from support.in_process_server import make_client, serve
+from support.time_limit import HANGING
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server import prefix_keeper
@@ -72,7 +73,7 @@ def test_in_the_queue_while_a_step_takes_longer(llm: LLM, monkeypatch: pytest.Mo
         async with AsyncLLM(llm) as engine, make_client(engine, config=ServerConfig(queue_timeout=SOON)) as client:
             steps = await engine.call(HeldSteps)
             try:
-                response = await asyncio.wait_for(client.post("/v1/completions", json=BODY), 60)
+                response = await asyncio.wait_for(client.post("/v1/completions", json=BODY), HANGING)
             finally:
                 steps.allow_all()
             assert response.status_code == 504

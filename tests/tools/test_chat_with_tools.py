@@ -1,4 +1,4 @@
-"""Conversations with tools: `LLM.chat` on the default model, and templates that know no tools."""
+"""Conversations with tools: `LLM.chat`, and templates that know no tools."""
 
 from __future__ import annotations
 
