@@ -48,8 +48,8 @@ demo: $(MODEL)
 prepare: $(MODEL) $(BROWSER) $(KEY_VALUE_SERVER)
 
 # Three runs side by side: Triton's interpreter must be chosen before Triton is imported, and coverage measures the cache alone.
-# One thread each: small models gain nothing from a second. Two workers: each further one spends 30 seconds on imports. These wait
-# for servers and browsers, in which time the two shorter runs take the processor, and at no other: they are nice.
+# One thread each: small models gain nothing from a second. Two workers: each further one spends 30 seconds on imports. The two
+# shorter runs are nice, so that they take the processor while the first waits for servers and browsers.
 test: $(MODEL) $(BROWSER) $(KEY_VALUE_SERVER)
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-others test-interpreted test-covered
 
