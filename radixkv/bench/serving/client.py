@@ -107,6 +107,7 @@ class HttpClient:
                 response.raise_for_status()
                 self.model = str(response.json()["data"][0]["id"])
             except (httpx.HTTPError, ValueError, LookupError) as error:
+                await self._client.aclose()
                 raise ValueError(f"--url: {self._client.base_url} does not list its models: {error}") from error
         return self
 
