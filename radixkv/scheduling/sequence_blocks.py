@@ -31,10 +31,10 @@ class SequenceBlocks:
 
     def reserve_free(self, sequence: TokenSequence, num_tokens: int) -> int:
         """How many of the next ``num_tokens`` slots are, or can be made, writable without evicting anything."""
-        table, size = sequence.table, self._block_size
+        table = sequence.table
         assert table is not None
-        reach = max(table.num_writable, (table.num_blocks + self._cache.num_free_blocks) * size)
-        count = min(num_tokens, max(reach, sequence.num_computed) - sequence.num_computed)
+        reach = (table.num_blocks + self._cache.num_free_blocks) * self._block_size
+        count = min(num_tokens, reach - sequence.num_computed)
         return count if self.reserve(sequence, count) else 0
 
     def trim(self, sequence: TokenSequence) -> None:
