@@ -36,7 +36,7 @@ class LoadClaims:
 
     def __init__(self) -> None:
         self.step = 0
-        self._claims: dict[Claim, int] = {}  # those of at least one block, and how many blocks of each count now
+        self._claims: dict[Claim, int] = {}  # those that were set, and how many blocks of each count now
         self._total = 0
         self._yielding: dict[Claim, None] = {}
 
@@ -56,11 +56,8 @@ class LoadClaims:
     def set(self, claim: Claim, num_blocks: int, *, loading: bool) -> None:
         """The group will take so many blocks."""
         claim.num_blocks, claim.loading = num_blocks, loading
-        if num_blocks:
-            self._claims.setdefault(claim, 0)
-            self._count(claim)
-        else:
-            self._forget(claim)
+        self._claims.setdefault(claim, 0)
+        self._count(claim)
 
     def leave_to_others(self, claim: Claim) -> None:
         """The group yields."""
@@ -70,10 +67,10 @@ class LoadClaims:
 
     def end(self, claim: Claim) -> None:
         """The group is admitted or gone, or computes; if it claimed anything, those that yield are looked at again."""
-        if claim.num_blocks:
+        if claim in self._claims:
             self.end_yielding()
+            self._total -= self._claims.pop(claim)
         self._yielding.pop(claim, None)
-        self._forget(claim)
 
     def end_yielding(self) -> None:
         """What is claimed has changed: those that left blocks to others are looked at again."""
@@ -92,7 +89,3 @@ class LoadClaims:
             self._total -= self._claims[claim]
             self._claims[claim] = claim.num_blocks if counts else 0
             self._total += self._claims[claim]
-
-    def _forget(self, claim: Claim) -> None:
-        claim.num_blocks = 0
-        self._total -= self._claims.pop(claim, 0)
