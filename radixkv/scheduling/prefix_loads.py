@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.cache import OutOfBlocks, PrefixCache
+from radixkv.cache import PrefixCache
 from radixkv.cache.tokens import TOKEN_BYTES
 from radixkv.scheduling.active_loads import ActiveLoad, ActiveLoads
 from radixkv.scheduling.load_claims import LoadClaims
@@ -202,9 +202,9 @@ class PrefixLoads:
     def stop(self) -> None:
         """End all loads, and begin no more."""
         self._stopped = True
-        self._prefixes.clear()
         for active in self._active:
             self._end(active)
+        self._prefixes.clear()
 
     # -- internals -----------------------------------------------------------------------------------------------
 
@@ -288,11 +288,9 @@ class PrefixLoads:
         )
         try:
             cache.reserve(table, stop * size)
-        except BaseException as error:
+        except BaseException:
             cache.abort(table)
-            if not isinstance(error, OutOfBlocks):
-                raise
-            return False
+            raise
         load = Load(look_up.keys, spans, first, table.block_ids[first:].copy())
         seconds = self._rates.load_seconds(spans) or 0.0
         now, allowed = self._clock(), self._allowed_seconds(self._num_tokens(look_up, spans))
@@ -348,12 +346,11 @@ class PrefixLoads:
         is_whole = load.num_loaded == len(load.block_ids)
         now = self._clock()
         for group, since in active.waiting.items():
-            prefix = self._prefixes.get(group)
-            if prefix is not None:
-                prefix.end_load(is_whole)
-                if not prefix.computes:
-                    self._claims.set(prefix.claim, prefix.claim.num_blocks + num_freed, loading=False)
-                    num_freed = 0
+            prefix = self._prefixes[group]
+            prefix.end_load(is_whole)
+            if not prefix.computes:
+                self._claims.set(prefix.claim, prefix.claim.num_blocks + num_freed, loading=False)
+                num_freed = 0
             if group.request.num_cached_tokens is None:
                 active.note_loaded(group.request.metrics, _encoded(group.prompt), self._media, now - since)
 
