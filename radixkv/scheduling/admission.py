@@ -141,7 +141,7 @@ class Admission:
                 self._in_flight_prefixes.add(group)
                 starting.append(group)
                 num_uncached = self._waiting.num_uncached(group)
-                num_reused = max(0, len(group.prompt) - num_uncached)
+                num_reused = len(group.prompt) - num_uncached
                 usage.add(group, self._shares.prompt_service(group.request, num_uncached, num_reused))
         return victims, starting
 

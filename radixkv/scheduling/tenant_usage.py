@@ -145,9 +145,10 @@ class TenantUsage:
         return in_turn and self._within_part(group) and not self.exceeds_limit(group)
 
     def victims_for_seqs(self, group: SequenceGroup, missing: int) -> list[SequenceGroup]:
-        """The running groups to preempt so that ``missing`` more sequences of ``group`` can run; none if they are too few."""
-        if not self.has_claim(group):
-            return []
+        """The running groups to preempt so that ``missing`` more sequences of ``group`` can run; none if they are too few.
+
+        The group has a claim (`has_claim`).
+        """
         victims = []
         used, counters = Counter(self.num_seqs), dict(self._counters)
         above = {tenant for tenant, num_seqs in used.items() if self._exceeds_part(tenant, num_seqs)}
@@ -165,10 +166,8 @@ class TenantUsage:
     def victims_for_blocks(self, group: SequenceGroup) -> list[SequenceGroup]:
         """The running group to preempt because ``group`` lacks blocks; none if its tenant would have more than its share.
 
-        One at a time: how many blocks a victim shares with others is seen only once it is gone.
+        The group has a claim. One at a time: how many blocks a victim shares with others is seen only once it is gone.
         """
-        if not self.has_claim(group):
-            return []
         used: Counter[str] = Counter()
         for running in self._running:
             used[running.request.tenant] += running.num_blocks
