@@ -87,16 +87,13 @@ class InFlightPrefixes:
         # The last token of a prompt is always computed, for its logits.
         longest = len(group.prompt) - 1
         for start, owners in self._by_block.get(request.namespace, {}).items():
-            if start + size > longest:
-                continue
             for owner in owners.get(group.prompt[start : start + size].tobytes(), ()):
                 # A less urgent owner may be preempted, or get no tokens, for the sake of others.
                 if owner not in self._owners or owner.request.priority > request.priority or not _publishes(owner):
                     continue
                 num_common = min(_num_common_tokens(group, owner), longest) // size * size
-                if num_common - start >= size and (
-                    num_common - self._cache.match(group.prompt, request.namespace) >= size
-                ):
+                # What the owner has computed of it is cached, too: its table holds it.
+                if num_common - self._cache.match(group.prompt, request.namespace) >= size:
                     self._prefixes[group] = _InFlightPrefix(owner, num_common)
                     return True
         return False

@@ -82,6 +82,21 @@ def test_what_waits_for_a_prefix_waits_for_its_last_token_too() -> None:
     driver.run()
 
 
+def test_what_waits_for_a_prefix_waits_for_the_rest_of_a_block_too() -> None:
+    """A chunk ended inside a block, and what shares the prompt no further than that block computed it again."""
+    driver = SchedulerDriver(budget=21)
+    text = list(range(64))
+    driver.add(text)
+    driver.step()
+    waits = driver.add([*text[:25], 7])
+    driver.step()
+    assert waits not in driver.admitted
+    driver.step()
+    assert waits in driver.admitted
+    driver.run()
+    assert driver.num_computed_tokens == (64 + 3) + (1 + 3)
+
+
 def test_nothing_waits_for_a_prefix_that_will_not_be_cached() -> None:
     driver = SchedulerDriver(budget=32)
     text = list(range(40))
