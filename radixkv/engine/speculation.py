@@ -166,7 +166,7 @@ class Speculator:
             tokens = sequence.token_ids[num_tokens : sequence.num_known_tokens]
             for source, draft in proposed.items():
                 self._rates.learn(source, draft, tokens, drafts.rates)
-            right = any(list(draft.token_ids[:1]) == tokens[:1] for draft in proposed.values())
+            right = any(draft.token_ids[:1] == tokens[:1] for draft in proposed.values())
             wrong = max(drafts.num_wrong - 2, 0) if right else drafts.num_wrong + 1
             drafts.num_wrong = min(wrong, _MAX_WRONG + _MOST_SKIPPED)
             verified = batch.drafts.get(sequence)
@@ -256,7 +256,7 @@ class Speculator:
         num_sampled = sum(chunk.completes for chunk in batch.chunks)
         num_rows = batch.num_tokens
         max_new_rows = min(self._max_rows, self._max_batched_tokens - num_rows)
-        lengths = choose_lengths(rates, sizes, num_rows, num_sampled, self._times, max(max_new_rows, 0))
+        lengths = choose_lengths(rates, sizes, num_rows, num_sampled, self._times, max_new_rows)
         for candidate, length in zip(candidates, lengths, strict=True):
             if not length:
                 continue
