@@ -109,6 +109,17 @@ def test_what_others_gave_way_for_starts_although_another_candidate_is_kept_out_
     assert driver.scheduler.num_preemptions == 1
 
 
+@pytest.mark.parametrize(("n", "num_preemptions"), [(2, 0), (3, 1)])
+def test_no_more_give_way_than_slots_are_lacking(n: int, num_preemptions: int) -> None:
+    driver = SchedulerDriver(max_num_seqs=8, budget=64)
+    driver.add_several(6, 8, max_new=200, tenant="a")
+    driver.steps(20)
+    driver.add(prompt(8), n=n, max_new=4, tenant="b")
+    driver.step()
+    assert driver.scheduler.num_preemptions == num_preemptions
+    driver.run()
+
+
 def test_one_gives_way_for_several_that_wait_for_a_common_prefix() -> None:
     """Four used to give way for one that started; three of them resumed in that step, and their work was lost."""
     driver = SchedulerDriver(max_num_seqs=8, budget=512)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 
 import pytest
 from support.scheduler_driver import STEMS, SchedulerDriver, tail, warm
@@ -260,3 +261,18 @@ def test_what_a_group_lost_is_the_most_that_it_had_computed() -> None:
         driver.steps(num_steps)
         driver.scheduler._preempt(group)
         assert group.num_computed_before == 32
+
+
+def test_nothing_is_kept_of_what_is_aborted_while_it_waits() -> None:
+    """One for a prefix that another computes, and one for blocks."""
+    driver = SchedulerDriver(num_blocks=40, budget=32)
+    driver.add(tail(0, 60), max_new=40)
+    driver.step()
+    waiting = [driver.add(prompt) for prompt in ([*tail(0, 60), 1], tail(1, 140))]
+    driver.step()
+    groups = [weakref.ref(group) for request in waiting for group in driver.scheduler.groups_of(request)]
+    assert driver.scheduler.admission.first_without_room is groups[1]()
+    for request in waiting:
+        driver.abort(request)
+    driver.run()
+    assert [group() for group in groups] == [None, None]
