@@ -14,7 +14,7 @@ from radixkv.tiers.open_store import index_to_write
 from radixkv.tiers.record import RecordLayout, Verdict
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedBlock, IndexErrors, SlotIndex
-from radixkv.tiers.slot_reader import slot_bytes_of
+from radixkv.tiers.slot_reader import slot_bytes_of, verdict_on
 from radixkv.tiers.store_folder import FolderLock, StoreHeader, owner_of, read_header
 
 # Waits between looks at a block that seems corrupt, in a store that some process writes.
@@ -108,7 +108,7 @@ def verify(folder: Path) -> Verification:
 def _judge(folder: Path, store: _Store, row: IndexedBlock) -> Verdict:
     """What a block's slot holds. A slot that is given to another block seems corrupt until that block is written."""
     for seconds in (*_SECONDS_BETWEEN_LOOKS, 0.0):
-        verdict = store.verdict(row)
+        verdict = verdict_on(store.files, store.layout, row.slot, row.digest)
         if verdict is not Verdict.CORRUPT:
             return verdict
         if [found.slot for found in store.index.find([row.digest])] != [row.slot]:
@@ -194,18 +194,6 @@ class _Store:
     layout: RecordLayout
     index: SlotIndex
     files: SlotFiles
-
-    def verdict(self, row: IndexedBlock) -> Verdict:
-        """Whether a block is in its slot; one that cannot be read counts as corrupt, being as lost."""
-        slot = memoryview(bytearray(self.files.slot_bytes))
-        try:
-            length = self.files.read(row.slot, [slot])
-        except OSError:
-            return Verdict.CORRUPT
-        header = bytes(slot[: self.layout.header_bytes])
-        if length < len(slot) or not self.layout.intact(header, slot[-self.layout.body_bytes :]):
-            return Verdict.CORRUPT
-        return Verdict.RIGHT if self.layout.digest_of(header) == row.digest else Verdict.OTHER
 
 
 @contextmanager

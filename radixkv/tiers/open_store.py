@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.compaction import compact
-from radixkv.tiers.record import RecordCodec
+from radixkv.tiers.record import RecordCodec, Verdict
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedBlock, IndexedPin, IndexErrors, SlotIndex, primary_code
-from radixkv.tiers.slot_reader import slot_bytes_of
+from radixkv.tiers.slot_reader import slot_bytes_of, verdict_on
 from radixkv.tiers.store_folder import FolderLock, make_store_folder
 
 _log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def open_to_write(
         codec: of the records; its name is that of the store.
         capacity: slots, at least 1; of more blocks, the most recently used ones are kept, and the other space is given back.
         cleared: namespaces to forget; a None among them: all.
-        stale: slots that are to be free, whatever the index says.
+        stale: slots that may hold other blocks than the index says: they are read, and free where they do.
 
     Raises:
         OSError, sqlite3.Error: the disk fails.
@@ -133,13 +133,13 @@ def open_to_write(
         files = SlotFiles(folder, slot_bytes_of(codec), writable=True)
         opened.callback(files.close)
         try:
-            index, rows, pins = _read_index(folder, files, cleared, stale)
+            index, rows, pins = _read_index(folder, files, codec, cleared, stale)
         except IndexErrors as error:
             if not _is_damage(error):
                 raise
             _log.warning("%s: the index is damaged (%s). Beginning with an empty one.", folder, error)
             SlotIndex.remove(folder)
-            index, rows, pins = _read_index(folder, files, cleared, stale)
+            index, rows, pins = _read_index(folder, files, codec, cleared, stale)
         opened.callback(index.close)
         if files.num_slots > capacity:
             rows = compact(index, files, rows, rows[-capacity:], capacity)
@@ -166,7 +166,7 @@ def index_to_write(folder: Path, files: SlotFiles) -> SlotIndex:
 
 
 def _read_index(
-    folder: Path, files: SlotFiles, cleared: Collection[bytes | None], stale: Collection[int]
+    folder: Path, files: SlotFiles, codec: RecordCodec, cleared: Collection[bytes | None], stale: Collection[int]
 ) -> tuple[SlotIndex, list[IndexedBlock], list[IndexedPin]]:
     """The index, and all that is in it: damage shows only when it is read or written."""
     index = index_to_write(folder, files)
@@ -174,7 +174,12 @@ def _read_index(
         for namespace in cleared:
             index.clear(namespace)
         rows = index.all()
-        gone = {row.slot for row in rows if row.slot >= files.num_slots}.union(stale)
+        gone = {
+            row.slot
+            for row in rows
+            if row.slot >= files.num_slots
+            or (row.slot in stale and verdict_on(files, codec, row.slot, row.digest) is not Verdict.RIGHT)
+        }
         index.commit([], [], gone)
         return index, [row for row in rows if row.slot not in gone], index.pins()
     except BaseException:

@@ -26,6 +26,19 @@ def slot_bytes_of(layout: RecordLayout) -> int:
     return -(-(layout.header_bytes + layout.body_bytes) // PAGE_BYTES) * PAGE_BYTES
 
 
+def verdict_on(files: SlotFiles, layout: RecordLayout, slot: int, digest: bytes) -> Verdict:
+    """Whether a slot holds the block with a digest. Needs no key. One that cannot be read is corrupt, being as lost."""
+    record = memoryview(bytearray(files.slot_bytes))
+    try:
+        length = files.read(slot, [record])
+    except OSError:
+        return Verdict.CORRUPT
+    header = bytes(record[: layout.header_bytes])
+    if length < len(record) or not layout.intact(header, record[-layout.body_bytes :]):
+        return Verdict.CORRUPT
+    return Verdict.RIGHT if layout.digest_of(header) == digest else Verdict.OTHER
+
+
 class RecordsReader(Protocol):
     """Reads unencrypted records, many in a call; `radixkv_cpu.read_records` is one, and documents the arguments."""
 

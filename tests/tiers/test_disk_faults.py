@@ -193,6 +193,28 @@ def test_a_disk_that_was_gone_is_used_again_with_whatever_it_has(
     assert np.array_equal(get(open_tier(), other), BLOCKS[:2])
 
 
+def test_a_batch_that_failed_costs_no_block_of_another_disk_in_its_place(
+    open_tier: OpenTier, tmp_path: Path, clock: FakeClock
+) -> None:
+    """The slots that it was to have were emptied there."""
+    root = tmp_path / "store"
+    tier = open_tier()
+    put(tier)
+    tier.close()
+    root.rename(tmp_path / "unmounted")
+    other = prefix_keys("bob", *range(6))
+    with mock.patch.object(slot_files, "os", FaultyOs()) as disk:
+        tier = open_tier()
+        disk.fault = "write fails"
+        put(tier, other)
+    root.rename(tmp_path / "mount point")
+    (tmp_path / "unmounted").rename(root)
+    clock.now += 60
+    put(tier, other)
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
+    assert np.array_equal(get(tier, other), BLOCKS)
+
+
 def test_a_batch_is_written_into_a_folder_that_was_emptied_before(open_tier: OpenTier, tmp_path: Path) -> None:
     """It was dropped: all of what is written at the end of a process could be one batch."""
     tier = open_tier()
