@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import secrets
+import time
 from pathlib import Path
 
 from radixkv.text_files import read_hex
@@ -19,6 +20,9 @@ _COPY_NAME = "shared-namespaces.secret"
 _NUM_BYTES = 32
 # What file systems say that have no hard links, such as FAT and many that are mounted from a network.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
+# For reading what another process makes there at the same time.
+_ATTEMPTS = 10
+_SECONDS_BETWEEN_ATTEMPTS = 0.01
 
 
 def is_server(store: str) -> bool:
@@ -134,7 +138,7 @@ def check_secret(folder: Path, secret: bytes) -> None:
     """
     path = folder / _NAME
     try:
-        found = path.read_bytes()
+        found = _content_of(path)
     except FileNotFoundError:
         return
     if found != secret:
@@ -180,8 +184,18 @@ def _rename_to_new(draft: Path, path: Path) -> None:
         os.replace(draft, path)
 
 
+def _content_of(path: Path) -> bytes:
+    """What is in a file, which `_rename_to_new` leaves empty for a moment where there are no hard links."""
+    for _ in range(_ATTEMPTS):
+        content = path.read_bytes()
+        if content:
+            break
+        time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
+    return content
+
+
 def _read(path: Path) -> bytes:
-    secret = path.read_bytes()
+    secret = _content_of(path)
     if len(secret) != _NUM_BYTES:
         raise ValueError(f"{path}: expected {_NUM_BYTES} bytes, got {len(secret)}: remove it to have it made again")
     return secret

@@ -84,6 +84,22 @@ def test_a_file_system_without_hard_links_holds_a_secret(tmp_path: Path, error: 
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.glob("*/*.secret"))
 
 
+def test_a_secret_that_another_process_makes_without_hard_links_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file, which is empty for a moment, was refused, and the engine did not start."""
+    path, theirs = tmp_path / "namespaces.secret", bytes(range(32))
+    path.touch()
+    monkeypatch.setattr(namespace_secret.time, "sleep", lambda seconds: path.write_bytes(theirs))
+    namespace_secret.check_secret(tmp_path, theirs)
+    path.write_bytes(b"")
+    assert secret(None, tmp_path) == theirs
+    monkeypatch.setattr(namespace_secret.time, "sleep", lambda seconds: None)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="expected 32 bytes, got 0: remove it to have it made again"):
+        secret(None, tmp_path)
+
+
 def test_a_disk_has_its_own_where_the_shared_folder_was_never_there(tmp_path: Path) -> None:
     disk, shared = tmp_path / "disk", tmp_path / "shared"
     shared.write_text("no folder")
