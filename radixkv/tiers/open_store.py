@@ -59,6 +59,15 @@ class OpenStore:
     index: SlotIndex
     files: SlotFiles
 
+    @property
+    def is_current(self) -> bool:
+        """Whether this is still the store in the folder, and nobody else may write to it if this process does.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        return self.index.is_current and (self.lock is None or self.lock.is_current)
+
     def close(self) -> None:
         """Release the store. Its slots can still be read, but no file stays open."""
         self.files.close()

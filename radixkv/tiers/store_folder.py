@@ -161,7 +161,8 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = open(folder / "lock", "a+", opener=open_private)  # noqa: SIM115 - closed by `close`
+        self._path = folder / "lock"
+        self._file = open(self._path, "a+", opener=open_private)  # noqa: SIM115 - closed by `close`
         _locks.add(self)
         try:
             self._take()
@@ -179,6 +180,16 @@ class FolderLock:
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
         self._file.flush()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file is still the one in the folder: if somebody removed it, another process may hold a new one.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        own = os.fstat(self._file.fileno())
+        return identity_of(self._path) == (own.st_dev, own.st_ino)
 
     def _take(self) -> None:
         """Take the lock, in several attempts: `owner_of` also holds it for a moment."""

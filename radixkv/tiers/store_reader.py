@@ -78,7 +78,7 @@ class StoreReader:
         if self._closed:
             return None
         now = self._clock()
-        if self._opened is not None and now >= self._look_at and not self._opened.index.is_current:
+        if self._opened is not None and now >= self._look_at and not self._opened.is_current:
             self._give_up()
         if self._opened is None:
             if self._secret is not None:

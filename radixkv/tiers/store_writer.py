@@ -202,7 +202,7 @@ class StoreWriter:
             with self._index_lock:
                 opened = self._opened
                 if opened is not None:
-                    if not opened.index.is_current:
+                    if not opened.is_current:
                         # What is in the store's place is opened, and cleared, by the job that `_forget` has queued.
                         self._writer.call(done.set)
                         return
@@ -216,10 +216,10 @@ class StoreWriter:
         """Have the index forget what is cleared. The caller holds `_index_lock`.
 
         Raises:
-            OSError: another folder is in place of that which was opened. What is cleared is to be forgotten there.
+            OSError: another folder or lock is in place of that which was opened. What is cleared is to be forgotten there.
         """
-        if not opened.index.is_current:
-            raise OSError(errno.ESTALE, "another folder is in place of that which was opened", str(self._root))
+        if not opened.is_current:
+            raise OSError(errno.ESTALE, "another folder or lock is in place of that which was opened", str(self._root))
         for namespace in self._uncleared:
             opened.index.clear(namespace)
             with self._clear_lock:
@@ -283,8 +283,8 @@ class StoreWriter:
         return len(kept)
 
     def _current(self) -> OpenStore:
-        """The open store. It is opened anew if it was given up, or another folder is in its place."""
-        if self._opened is not None and not self._opened.index.is_current:
+        """The open store. It is opened anew if it was given up, or another folder, or another lock, is in its place."""
+        if self._opened is not None and not self._opened.is_current:
             self._give_up()
         opened = self._open() if self._opened is None else self._opened
         self._discard(self.table.take_freed())

@@ -49,6 +49,32 @@ def test_the_second_owner_is_refused_with_the_firsts_id(open_tier: OpenTier) -> 
     open_tier()
 
 
+def test_an_owner_whose_lock_was_removed_leaves_the_store_to_the_next(open_tier: OpenTier, tmp_path: Path) -> None:
+    """Both wrote, each over what the other had."""
+    first = open_tier()
+    put(first, KEYS[:2], BLOCKS[:2])
+    (lock,) = tmp_path.glob("store/*/lock")
+    lock.unlink()
+    second = open_tier()
+    put(first, prefix_keys("bob", *range(6)))
+    assert first.stats.dropped_blocks == 6
+    assert np.array_equal(get(first, KEYS), BLOCKS[:2])
+    put(second)
+    assert np.array_equal(get(second, KEYS), BLOCKS)
+    with pytest.raises(StoreInUseError):
+        open_tier()
+
+
+def test_an_owner_whose_lock_was_removed_takes_another(open_tier: OpenTier, tmp_path: Path) -> None:
+    tier = open_tier()
+    (lock,) = tmp_path.glob("store/*/lock")
+    lock.unlink()
+    put(tier)
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
+    with pytest.raises(StoreInUseError):
+        open_tier()
+
+
 def test_a_forked_child_does_not_hold_a_folder(open_tier: OpenTier) -> None:
     """After the owner was killed, its successor used to be refused as long as a child of it lived."""
     first = open_tier()
