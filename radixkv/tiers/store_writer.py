@@ -340,13 +340,14 @@ class StoreWriter:
         if not self._unwiped:
             return
         try:
-            if len(self.table):
+            if not len(self.table):
+                self._free.clear()
+                opened.files.shrink(0)
+            else:
                 zeros = bytes(opened.files.slot_bytes)
                 for slot in self._unwiped.intersection(self._free):
                     opened.files.write(slot, [zeros])
-            else:
-                self._free.clear()
-                opened.files.shrink(0)
+                opened.files.shrink(opened.files.num_slots)  # space that could not be given back before
         except OSError as error:
             self._failed(self._writes, error)
         else:

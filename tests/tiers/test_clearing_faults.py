@@ -69,6 +69,25 @@ def test_space_that_a_failing_disk_did_not_give_back_is_given_back_when_it_works
     assert bytes_of_blocks_in(tmp_path) == 0
 
 
+def test_space_of_several_files_that_a_disk_twice_fails_to_give_back_is_given_back(
+    open_tier: OpenTier, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the first file had new blocks, what had been cleared stayed in the others."""
+    monkeypatch.setattr(slot_files, "FILE_BYTES", 2 * SLOT)
+    tier, bob = open_tier(), prefix_keys("bob", 1)
+    put(tier)
+    with mock.patch.object(os, "truncate", side_effect=OSError(errno.EIO, "planted")):
+        tier.clear()
+        assert tier.flush(600)
+        clock.now += 60
+        put(tier, bob, np.zeros_like(BLOCKS[:1]))
+    assert tier.contains_prefix(bob) == 1
+    assert bytes_of_blocks_in(tmp_path) == 4
+    clock.now += 60
+    put(tier, prefix_keys("eve", 1), np.zeros_like(BLOCKS[:1]))
+    assert bytes_of_blocks_in(tmp_path) == 0
+
+
 def test_what_was_written_over_other_blocks_before_the_disk_failed_is_overwritten_once_it_is_cleared(
     open_tier: OpenTier, clock: FakeClock, tmp_path: Path
 ) -> None:
