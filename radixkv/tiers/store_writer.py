@@ -114,7 +114,10 @@ class StoreWriter:
         """Queue the blocks that are not there; returns how many were dropped. See `MediumQueue.put`."""
         # Blocks that are there must not be evicted for the rest of their prefix.
         self.table.mark_used(keys)
-        return self._writer.put(keys, blocks, self.table.missing(keys), lent=lent)
+        missing = self.table.missing(keys)
+        # The first ones, where they are more than fit: without them the others could not be found.
+        fitting = [row for row in missing if row < self._capacity]
+        return len(missing) - len(fitting) + self._writer.put(keys, blocks, fitting, lent=lent)
 
     def clear(self, namespace: bytes | None) -> None:
         """See `radixkv.tiers.disk_tier.DiskTier.clear`."""

@@ -299,6 +299,16 @@ def test_a_prefix_longer_than_a_batch_keeps_its_head_longest(open_tier: OpenTier
     assert tier.contains_prefix(keys) == 54
 
 
+def test_of_a_prefix_longer_than_the_store_the_head_is_kept(open_tier: OpenTier) -> None:
+    """Each batch of it made room for the next, and of the rest nothing could be found."""
+    tier = open_tier(capacity_bytes=40 * SLOT)
+    keys, blocks = prefix_keys("", *range(80)), random_blocks(1, 80)
+    put(tier, keys[:10], blocks[:10])
+    put(tier, keys, blocks)
+    assert np.array_equal(get(tier, keys), blocks[:40])
+    assert tier.stats.dropped_blocks == 40
+
+
 def test_known_blocks_of_a_prefix_do_not_make_room_for_the_rest_of_it(open_tier: OpenTier) -> None:
     tier = open_tier(capacity_bytes=8 * SLOT)
     put(tier, KEYS[:2], BLOCKS[:2])
