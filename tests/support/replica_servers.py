@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,12 @@ from support.time_limit import HANGING
 from radixkv import LLM, AsyncLLM
 from radixkv.cluster import ReplicaSet, create_ingress, replica_app
 from radixkv.config import ModelConfig
+from radixkv.model.tokenizer import tokenizer_digest
+from radixkv.sampling.grammar_tokenizer import grammar_tokenizer
 from radixkv.server.config import ServerConfig
+
+# What is made of a tokenizer, once for all replicas and ingresses that have it: that takes them longer than all else.
+_DIGEST, _FOR_GRAMMARS = cache(tokenizer_digest), cache(grammar_tokenizer)
 
 
 def tiny_model(vocab_size: int, seed: int = 0, *, length: int = 2048) -> transformers.LlamaForCausalLM:
@@ -103,6 +109,9 @@ async def local_replicas(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("radixkv.cluster.replica_set._SECONDS_OF_SILENCE", HANGING)
         patch.setattr("radixkv.cluster.connection._SECONDS_TO_CONNECT", HANGING)
+        for module in ("describe", "replica_text"):
+            patch.setattr(f"radixkv.cluster.{module}.tokenizer_digest", _DIGEST)
+        patch.setattr("radixkv.sampling.structured_output.grammar_tokenizer", _FOR_GRAMMARS)
         try:
             for number, replica in enumerate(replicas):
                 await replica.start()
