@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ import torch  # noqa: F401
 
 from radixkv.model.frameworks import import_frameworks
 
-PROGRAM = """
+IMPORTS_ALL = """
 import gc, os, sys
 collections, spin_count = [], os.environ.get("GOMP_SPINCOUNT")
 
@@ -21,45 +22,65 @@ def record(phase, info):
         collections.append(info["generation"])
 
 gc.callbacks.append(record)
-exec(sys.argv[1])
+from radixkv import LLM
+import triton._C.libtriton
 assert "transformers.modeling_utils" in sys.modules
 assert collections == [], collections
 assert gc.isenabled()
 assert gc.get_freeze_count() > 100_000
 assert os.environ.get("GOMP_SPINCOUNT") == spin_count
 """
+# Ends where torch would be imported, and prints what that would find.
+UP_TO_TORCH = """
+import gc, os, sys
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print(gc.isenabled(), os.environ.get("GOMP_SPINCOUNT"), "transformers" in sys.modules, flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, Finder())
+exec(sys.argv[1])
+"""
 
 
-def run(first: str, **environment: str) -> str:
-    """What a process says on standard error that imports this first, and nothing that OpenMP is told but what is given."""
+def run(*program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program whose environment tells OpenMP nothing but what is given."""
     kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    command = [sys.executable, "-c", PROGRAM, first]
+    command = [sys.executable, "-c", *program]
     ended = subprocess.run(command, env={**kept, **environment}, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    return ended.stderr
+    return ended
 
 
-# A process takes seconds to import all this, so each of the three that begin in another way is looked at for everything.
 def test_nothing_is_collected_while_they_are_imported_and_no_leaks_are_reported_at_the_end() -> None:
-    """Of Triton's extension modules, some thousand lines: its types were exempt from the interpreter's last collection."""
-    assert run("from radixkv import LLM; import triton._C.libtriton") == ""
+    """Of Triton's extension modules, some thousand lines: its types were exempt from the interpreter's last collection.
+
+    And threads of a step wait for each other asleep soon; what the process starts later finds the environment as it was.
+    """
+    said = run(IMPORTS_ALL, OMP_DISPLAY_ENV="VERBOSE").stderr
+    settings = re.compile(r"\nOPENMP DISPLAY ENVIRONMENT BEGIN\n.*?OPENMP DISPLAY ENVIRONMENT END\n", re.DOTALL)
+    assert "GOMP_SPINCOUNT = '1000'" in said
+    assert settings.sub("", said) == ""
 
 
 @pytest.mark.parametrize(
     ("first", "given", "expected"),
     [
+        ("from radixkv import LLM", {"OMP_WAIT_POLICY": "active"}, "None"),
         ("from radixkv import AsyncLLM", {}, "1000"),
         ("import radixkv.cluster.replica_routes", {"GOMP_SPINCOUNT": "77"}, "77"),
     ],
 )
-def test_threads_of_a_step_wait_for_each_other_asleep_soon_and_nothing_is_collected(
+def test_what_is_imported_first_imports_torch_as_the_others_do(
     first: str, given: dict[str, str], expected: str
 ) -> None:
-    """Unless the environment says for how long; and what the process starts later finds the environment as it was.
+    """A server's engine began with the interface of `AsyncLLM`, and torch before all this.
 
-    Whatever is imported first: a server's engine began with the interface of `AsyncLLM`, and torch before all this.
+    Unless the environment says how threads wait.
     """
-    assert f"GOMP_SPINCOUNT = '{expected}'" in run(first, OMP_DISPLAY_ENV="VERBOSE", **given)
+    assert run(UP_TO_TORCH, first, **given).stdout == f"False {expected} False\n"
 
 
 def test_a_program_that_has_imported_torch_keeps_its_garbage_collection() -> None:
