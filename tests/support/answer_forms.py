@@ -35,6 +35,12 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 FORMS = list(CALL_FORMATS)
 
 
+def allowed(*names: str, mode: str = "required") -> dict[str, Any]:
+    """A choice of some tools, by their names."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def options(choice: Any = "auto", parallel: bool = True, tools: Sequence[Any] = (WEATHER, NOW)) -> ToolOptions:
     made = as_tool_options(tools, choice, parallel)
     assert made is not None

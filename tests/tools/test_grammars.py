@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.answer_forms import CALLS, FORMS, Grammar, form_of, functions, options, read, written
+from support.answer_forms import CALLS, FORMS, Grammar, allowed, form_of, functions, options, read, written
 from support.chat_templates import TEMPLATES, make_tokenizer
 from tokenizers import AddedToken
 
@@ -49,6 +49,21 @@ def test_the_grammar_allows_valid_calls_only(name: str, markers: bool) -> None:
     assert not Grammar(form_of(name, named, markers=markers), tokenizer).begins(one)
     nothing = Grammar(form_of(name, "none", markers=markers), tokenizer)
     assert not nothing.begins(one)
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("name", FORMS)
+def test_of_several_tools_only_some_may_be_called(name: str, mode: str) -> None:
+    form = form_of(name, allowed("now", mode=mode))
+    tokenizer = make_tokenizer(TEMPLATES[name], with_markers=False)
+    grammar, write = Grammar(form, tokenizer), CALL_FORMATS[name].write_calls
+    now, other = (write([call]).removesuffix("<|call|>") for call in (("now", {}), CALLS[1]))
+    assert grammar.accepts(now)
+    assert functions(read(form, [now])) == [("now", {})]
+    # Without a marker, the call of a tool that is not among them is other JSON.
+    assert grammar.begins(other) == (mode == "auto" and not CALL_FORMATS[name].trigger and name != "harmony")
+    if grammar.begins(other):
+        assert not read(form, [other]).tool_calls
 
 
 # Texts that end or begin something in some form.
