@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from radixkv.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from radixkv.async_chat import AsyncChat
     from radixkv.async_llm import AsyncLLM
     from radixkv.chat import Chat
     from radixkv.llm import LLM
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncChat",
     "AsyncLLM",
     "BeamSearchOutput",
     "BeamSearchParams",
@@ -42,6 +44,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "LLM": "llm",
+        "AsyncChat": "async_chat",
         "AsyncLLM": "async_llm",
         "BeamSearchOutput": "outputs",
         "BeamSearchParams": "sampling_params",

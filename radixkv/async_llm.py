@@ -163,6 +163,24 @@ class AsyncLLM(AsyncEngine):
 
         return self._stream(make_prompts, own_params, request_id, priority, tenant, with_answers=True)
 
+    def stream_prompt(
+        self,
+        make_prompt: Callable[[LoadedModel], Prompt],
+        sampling_params: SamplingParams,
+        *,
+        priority: int | None = 0,
+        tenant: str = "",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer a conversation that a function writes and tokenizes in the tokenizer's thread; otherwise like `chat`.
+
+        Args:
+            make_prompt: given the model.
+            sampling_params: must not be changed any more.
+        """
+        return self._stream(
+            lambda loaded: [make_prompt(loaded)], sampling_params, None, priority, tenant, with_answers=True
+        )
+
     @takes_vllm_options(CALLS)
     async def beam_search(
         self,
