@@ -74,6 +74,19 @@ def test_a_load_for_which_there_is_no_room_does_not_count_as_a_use() -> None:
     assert driver.uses_of(STEM) == before
 
 
+def test_a_load_takes_no_block_that_a_running_group_is_about_to_need() -> None:
+    driver = Driver()
+    driver.add(list(range(5000, 5150)), max_new=80)
+    driver.step()
+    driver.add([*STEM, *unlike(1000, 2)])
+    driver.step()
+    assert driver.cache.num_available_blocks == 62  # as many as its prompt has
+    assert driver.loads.num_loads == 0
+    driver.finish_running()
+    driver.step()
+    assert driver.loads.num_loads == 1
+
+
 def test_a_load_that_hangs_is_given_up_though_nobody_looks_at_those_that_wait_for_it() -> None:
     """All slots are taken, so no waiting group is looked at; the load used to keep its blocks all that time."""
     driver = Driver(max_num_seqs=1)
