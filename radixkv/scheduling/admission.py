@@ -93,14 +93,12 @@ class Admission:
         self._retry_when.pop(group, None)
         if group in self._made_room_for:
             self._made_room_for.remove(group)
-        if self.first_without_room is group:
-            self.first_without_room = None
 
     def groups_to_preempt(self) -> list[SequenceGroup]:
         """The groups to preempt so that waiting tenants get their share; see `fair_shares`."""
         self._made_room_for = []
         self._known_occupancy = None
-        if not self._waiting or not self._running:
+        if not self._waiting:
             return []
         # The usual case, in every step.
         tenants = self._waiting.tenants
@@ -300,8 +298,7 @@ class Admission:
 
     def _num_spare_blocks(self) -> int:
         """Blocks that are available beyond what the running groups may need."""
-        needed = self._decode_growth().num_blocks if self._running else 0
-        return self._cache.num_available_blocks - needed
+        return self._cache.num_available_blocks - self._decode_growth().num_blocks
 
     def _open_tables(self, group: SequenceGroup) -> None:
         """Open a table for each sequence and reserve its slots; only for the first if it must prefill a common prefix.
