@@ -141,6 +141,18 @@ def test_what_gave_way_does_not_take_the_blocks_that_are_still_lacking() -> None
     assert driver.scheduler.num_preemptions <= 3
 
 
+@pytest.mark.parametrize(("length", "gives_way"), [(127, True), (128, False)])
+def test_blocks_are_given_up_up_to_a_tenant_s_share(length: int, gives_way: bool) -> None:
+    """Half of 64 blocks, of four tokens: enough for a prompt of 127 tokens, and for the token that follows it."""
+    driver = SchedulerDriver(num_blocks=64, budget=64)
+    driver.add_several(4, 40, max_new=60, tenant="a")
+    driver.steps(5)
+    driver.add(prompt(length), max_new=1, tenant="b")
+    driver.steps(5)
+    assert (driver.scheduler.num_preemptions > 0) == gives_way
+    driver.run()
+
+
 def test_a_tenant_whose_prompt_is_computed_takes_no_place_for_the_next_one() -> None:
     """The next one did not fit into the step beside it, so what had given way resumed in its place, in every step."""
     driver = SchedulerDriver(max_num_seqs=4, budget=16)
