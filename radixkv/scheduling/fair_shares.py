@@ -104,7 +104,7 @@ class FairShares:
             self._order.add(turn)
 
     def lift(self, tenant: str, running: Iterable[str]) -> None:
-        """The tenant is about to wait: it has no claim to what it did not use before.
+        """The tenant is about to wait: it has no claim to what it did not use before. One that waits already stays as it is.
 
         Args:
             running: the tenants that have running groups; they count where no tenant waits, so that nothing is scarce.

@@ -85,9 +85,7 @@ class Scheduler:
         """Queue a new request's only group, or the groups of all samples of a resumed request."""
         request = groups[0].request
         request.arrival = next(self._arrivals)
-        tenant = request.tenant
-        if tenant not in self.waiting.tenants:
-            self.shares.lift(tenant, (group.request.tenant for group in self.running))
+        self.shares.lift(request.tenant, (group.request.tenant for group in self.running))
         for group in groups:
             self._queue(group)
 
