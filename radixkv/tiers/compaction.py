@@ -46,6 +46,6 @@ def compact(
         remaining.append(moved[-1])
         files.write(moved[-1].slot, [record[:count]])
     gone = {row.slot for row in rows} - {row.slot for row in kept if row.slot < most}
+    files.shrink(most)  # first: a full disk has no room for the index to change
     index.commit(moved, [], gone)
-    files.shrink(most)
     return remaining

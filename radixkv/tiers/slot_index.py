@@ -254,6 +254,8 @@ class SlotIndex:
                     raise sqlite3.DatabaseError(verdict.replace("\n", " "))
                 # The clock was set back: blocks used before that would stay the most recently used ones.
                 self._database.execute(_BOUND_TIMES, {"now": time.time()})
+                # A full disk may have no room for more of a log that a killed process left.
+                self.erase_deleted()
             self._database.execute("SELECT slot, digest, namespace, used FROM blocks LIMIT 1").fetchall()
         except IndexErrors:
             self._database.close()

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -326,15 +326,21 @@ def test_a_store_that_cannot_be_written_can_be_read(run: Run, root: Path, read_o
 
 
 @pytest.fixture
-def full_disk(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of stores on a disk that others have filled."""
+def full_disk(root: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The folder of stores on a disk that others have filled; of a process that was killed, if a test says so."""
     place = tmp_path_factory.mktemp("small")
     try:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "tmpfs", place], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("only root can mount a disk")
     try:
-        shutil.copytree(root, place / "store")
+        with ExitStack() as opened:
+            if getattr(request, "param", "closed") == "killed":
+                tier = opened.enter_context(closing(open_tier(root)))
+                for key in BOB:
+                    tier.pins.add(pin_of(key))
+                    assert tier.flush(600)
+            shutil.copytree(root, place / "store")
         with pytest.raises(OSError, match="No space left"), open(place / "others", "wb", buffering=0) as others:
             while True:
                 others.write(bytes(512))
@@ -352,19 +358,28 @@ def test_a_store_on_a_full_disk_can_be_read(full_disk: Path) -> None:
         assert shown in CliRunner().invoke(app, ["store", command, str(full_disk)]).output
 
 
+@pytest.mark.parametrize("full_disk", ["closed", "killed"], indirect=True)
 @pytest.mark.parametrize("pruned", [False, True])
 def test_a_store_on_a_full_disk_can_be_used(full_disk: Path, monkeypatch: pytest.MonkeyPatch, pruned: bool) -> None:
     """A process that was started there found nothing, and not even `radixkv store prune` could make room."""
     monkeypatch.setattr(open_store, "_INDEX_ROOM_BYTES", 50 * SLOT)
     if pruned:
-        command = ["store", "prune", str(full_disk), "--max-gib", str(9 * SLOT / (1 << 30))]
-        assert "0 blocks forgotten" in CliRunner().invoke(app, command).output
+        command = ["store", "prune", str(full_disk), "--max-gib", str(7 * SLOT / (1 << 30))]
+        assert "2 blocks forgotten" in CliRunner().invoke(app, command).output
     tier = open_tier(full_disk)
     assert np.array_equal(get(tier, ANN), BLOCKS)
     eve = prefix_keys("eve", 1)
     put(tier, eve, BLOCKS[:1])
     assert tier.contains_prefix(eve) == 1
     tier.close()
+
+
+def test_a_disk_with_little_room_is_pruned(full_disk: Path) -> None:
+    """There was room for one of the files beside the index, so that no slots were given up, but not for its log."""
+    others = full_disk.parent / "others"
+    os.truncate(others, others.stat().st_size - 8 * SLOT)
+    command = ["store", "prune", str(full_disk), "--max-gib", str(4 * SLOT / (1 << 30))]
+    assert "5 blocks forgotten" in CliRunner().invoke(app, command).output
 
 
 def test_blocks_that_a_full_disk_costs_are_forgotten(full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
