@@ -50,8 +50,8 @@ def test_a_copy_goes_on_as_its_original_does(how: Callable[[Any], Any], policy: 
 @pytest.mark.parametrize("policy", POLICIES.values())
 def test_a_cache_of_any_depth_can_be_copied(how: Callable[[Any], Any], policy: Callable[[], Any]) -> None:
     """From about a hundred nodes below each other on, copying nodes with their children went deeper than Python's stack."""
-    original = PrefixCache(2000, 1, policy())
-    for depth in range(500):
+    original = PrefixCache(1000, 1, policy())
+    for depth in range(200):
         leave_unchecked(original, [0] * depth + [1])
     copied = how(original)
     copied.check()

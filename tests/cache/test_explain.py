@@ -229,7 +229,8 @@ def test_no_block_that_was_evicted_is_called_new(
     """Against the set of all prefixes of whole blocks that were ever evicted, with memory for all of them."""
     now = [0.0]
     cache = PrefixCache(8, block_size, policy(), remembered_blocks=100_000, clock=lambda: now[0])
-    random, prompts, evicted = Random(seed), [[0]], set[tuple[int, ...]]()
+    random, prompts = Random(seed), [[0]]
+    evicted, cached = set[tuple[int, ...]](), set[tuple[int, ...]]()
     for _ in range(200):
         now[0] += 1
         stem = random.choice(prompts[-20:])
@@ -242,9 +243,9 @@ def test_no_block_that_was_evicted_is_called_new(
             stop += block_size
         new = [part.start for part in cache.explain(prompt).computed if part.reason is Reason.NEW]
         assert min(new, default=len(prompt)) >= stop
-        before = whole_prefixes(cache)
         leave(cache, prompt)
-        evicted |= before - whole_prefixes(cache)
+        before, cached = cached, whole_prefixes(cache)
+        evicted |= before - cached
 
 
 def test_what_was_evicted_is_found_where_a_prompt_leaves_the_tree_inside_a_node() -> None:

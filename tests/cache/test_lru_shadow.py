@@ -35,6 +35,7 @@ def hits(trace: str, num_blocks: int, policy: EvictionPolicy) -> int:
     return sum(replay(SYNTHETIC[trace](1200), num_blocks, policy))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trace", ["chats", "agents"])
 def test_the_shadow_knows_what_lru_would_hit(trace: str) -> None:
     policy = WithShadow()
@@ -143,6 +144,7 @@ def test_the_margin_grows_while_lru_is_ahead_and_goes_back_when_it_is_not() -> N
     assert policy._margin == 1.0
 
 
+@pytest.mark.slow
 def test_a_chance_that_groups_do_not_share_costs_nothing_against_lru() -> None:
     trace = SYNTHETIC["mixed"](1500)
     for share in (0.02, 0.1, 0.2):
