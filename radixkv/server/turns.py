@@ -19,50 +19,53 @@ class Turns:
 
     def __init__(self, messages: Sequence[Mapping[str, Any]] = ()) -> None:
         self._messages = list(messages)
-        # Texts of this role that are not in a message yet. To add each to those before took seconds for thousands of them.
+        # Texts of this role, and calls behind them, that are not in a message yet: to add each to those before takes time
+        # that grows with the square of their number.
         self._role = ""
         self._texts: list[str] = []
+        self._calls: list[Mapping[str, Any]] = []
 
     def add_text(self, role: str, text: str) -> None:
         """Go on with a role's text, or begin it. Texts of the assistant follow each other directly, others on new lines."""
-        if role != self._role:
-            self._join_texts()
+        if self._calls or role != self._role:
+            self._write()
         self._role = role
         self._texts.append(text)
 
     def add_reasoning(self, text: str) -> None:
         """Begin a message of the assistant with what it thought."""
-        self._join_texts()
+        self._write()
         self._messages.append({"role": "assistant", "content": None, "reasoning_content": text})
 
     def add_call(self, call_id: str, name: str, arguments: str) -> None:
         """Add a call of a function by the assistant, with JSON text of its arguments."""
-        self._join_texts()
-        message = self._pop("assistant")
-        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        self._messages.append({**message, "tool_calls": [*message.get("tool_calls", ()), call]})
+        self._calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
     def add_result(self, call_id: str, text: str) -> None:
         """Add what a called function returned."""
-        self._join_texts()
+        self._write()
         self._messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
     def messages(self) -> list[Mapping[str, Any]]:
         """All of them so far; what is added later does not change them."""
-        self._join_texts()
+        self._write()
         return list(self._messages)
 
-    def _join_texts(self) -> None:
-        if not self._texts:
-            return
-        message = self._pop(self._role)
-        if "tool_calls" in message:
-            self._messages.append(message)
-            message = {"role": self._role, "content": None}
-        before = [] if message["content"] is None else [message["content"]]
-        text = ("" if self._role == "assistant" else "\n").join([*before, *self._texts])
-        self._messages.append({**message, "content": text})
-        self._texts = []
+    def _write(self) -> None:
+        """Put what is in no message yet into the last one, if that is its role's, or into a new one."""
+        if self._texts:
+            message = self._pop(self._role)
+            if "tool_calls" in message:
+                self._messages.append(message)
+                message = {"role": self._role, "content": None}
+            before = [] if message["content"] is None else [message["content"]]
+            text = ("" if self._role == "assistant" else "\n").join([*before, *self._texts])
+            self._messages.append({**message, "content": text})
+            self._texts = []
+        if self._calls:
+            message = self._pop("assistant")
+            self._messages.append({**message, "tool_calls": [*message.get("tool_calls", ()), *self._calls]})
+            self._calls = []
 
     def _pop(self, role: str) -> Mapping[str, Any]:
         """The last message, taken out, if it is this role's; otherwise a new one."""

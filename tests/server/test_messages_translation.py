@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pydantic import ValidationError
-from support.messages_requests import BODY, IMAGE, QUESTION, RESULT, TEXT
+from support.messages_requests import BODY, IMAGE, QUESTION, RESULT, TEXT, USE
 
 from radixkv.server.messages.request import MessagesRequest
 from radixkv.server.messages.translation import as_chat_request
+from radixkv.server.turns import Turns
 
 
 def test_an_empty_last_answer_is_part_of_no_prefix_that_stays_cached() -> None:
@@ -56,6 +58,16 @@ def test_blocks_of_text_are_one_message_whatever_is_marked() -> None:
         {"role": "assistant", "content": "34!"},
     ]
     assert [point.messages[-1]["content"] for point in breakpoints] == ["0\n1", "0\n1\n2", "Hi\nyou", "34!"]
+
+
+def test_calls_are_put_into_their_message_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each used to copy all before it: 14,000 calls in one body held up the event loop for half a second."""
+    begun = Mock(wraps=Turns._pop)
+    monkeypatch.setattr(Turns, "_pop", lambda turns, role: begun(turns, role))
+    calls = [{**USE, "id": f"{number}"} for number in range(50)]
+    (message,) = chat_of(messages=[{"role": "assistant", "content": calls}])["messages"]
+    assert [call["id"] for call in message["tool_calls"]] == [call["id"] for call in calls]
+    assert begun.call_count == 1
 
 
 def test_blocks_become_messages() -> None:
