@@ -226,8 +226,8 @@ class EngineConfig(Config):
     async_scheduling: bool | None = None
     """Launch a decoding step before the tokens of the previous one are fetched, so that host and device overlap."""
     seed: int = 0
-    """Seed for requests without their own; behind an ingress, which draws one for each of them, it has no effect. In Python,
-    None is 0, as in vLLM."""
+    """Seed for requests without their own; not with replicas, whose ingress draws one for each of them. In Python, None is 0,
+    as in vLLM."""
     eviction_policy: EvictionPolicyName = "lru"
     """Which prefixes are evicted first when blocks run out."""
     host_cache_size: str | int | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from radixkv.cli.options import Model, with_options_of
+from radixkv.cli.options import Model, command_line_fields, with_options_of
 from radixkv.config import EngineConfig, ModelConfig
 from radixkv.extras import needing_extra
 from radixkv.llm_options import LLMOptions
@@ -20,13 +20,26 @@ if TYPE_CHECKING:
     from radixkv.prompts import Prompt
     from radixkv.server.tenants import Tenant
 
+# Options of answers, which are not read here, and of a tier that ends with this process.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "reasoning_parser",
+        "generation_config",
+        "override_generation_config",
+        "async_scheduling",
+        "seed",
+        "speculative_config",
+        "host_cache_size",
+    }
+)
+_OPTIONS = [name for name in command_line_fields((ModelConfig, EngineConfig)) if name not in _WITHOUT_EFFECT]
 # What a line has one of.
 _FORMS = frozenset({"prompt", "messages"})
 # How long storing what was computed may take.
 _STORE_SECONDS = 600.0
 
 
-@with_options_of(ModelConfig, EngineConfig)
+@with_options_of(ModelConfig, EngineConfig, only=_OPTIONS)
 def warm(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="prompts, one line of JSON each")],
     model: Model = None,
@@ -53,7 +66,6 @@ def warm(
     from radixkv.llm import LLM
 
     tenant = tenant_of(api_key, keys_file, namespaces_secret(given))
-    given["host_cache_size"] = None  # what is there alone is lost when this process ends
     with LLM(model, **given) as llm:
         prompts = read_prompts(llm, file, tenant)
         warm_prompts(llm, prompts)

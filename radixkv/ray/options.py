@@ -143,6 +143,10 @@ class ApplicationOptions:
                 f"disk_cache: expected None, or disk_cache_read_only with it, where Ray places replicas: one process writes "
                 f"to a folder, got {values['disk_cache']!r}; shared_cache is for several"
             )
+        if values.get("seed") not in (None, 0):
+            raise ValueError(
+                f"seed: expected 0 where Ray places replicas: ingresses draw one for each request, got {values['seed']}"
+            )
         for name in () if own_socket else _OF_OWN_SOCKETS:
             if values.get(name) is not None:
                 raise ValueError(

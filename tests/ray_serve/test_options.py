@@ -61,6 +61,7 @@ def test_ingresses_listen_themselves_where_the_address_is_given() -> None:
         ({"send_timeout": 9.0}, "send_timeout: expected host or port with it"),
         ({"queue_timeout": "2"}, "queue_timeout: expected None where Ray places replicas, got 2"),
         ({"record_trace": "t"}, "record_trace: expected None where Ray places replicas, got 't'"),
+        ({"replicas": 2, "seed": "7"}, "seed: expected 0 where Ray places replicas: ingresses draw one .*, got 7"),
         ({"disk_cache": "/cache"}, "disk_cache: expected None, or disk_cache_read_only with it"),
         ({"replicas": 2}, "api_keys: whoever can reach Ray Serve's proxy could use the server"),
     ],

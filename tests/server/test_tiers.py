@@ -174,7 +174,6 @@ def test_what_could_not_be_stored_is_not_said_to_be(tmp_path: Path, tiny_model_f
     command = ["warm", str(file), "--model", str(tiny_model_folder), "--disk-cache", str(tmp_path / "store")]
     for options, said in (
         (["--disk-cache-size", "64KiB"], "of 8 prompts are not stored, or not whole: "),
-        (["--disk-cache-size", "64KiB", "--host-cache-size", "1GiB"], "of 8 prompts are not stored, or not whole: "),
         (["--disk-cache-read-only"], "disk_cache_read_only: expected false"),
     ):
         result = CliRunner().invoke(app, [*command, *options])
@@ -182,6 +181,16 @@ def test_what_could_not_be_stored_is_not_said_to_be(tmp_path: Path, tiny_model_f
         assert said in str(result.exception)
     result = CliRunner().invoke(app, command)
     assert (result.exit_code, result.output.startswith("8 prompts are stored; requests find ")) == (0, True)
+
+
+def test_options_that_change_nothing_that_is_stored_are_none_of_the_command_s(tmp_path: Path) -> None:
+    """They used to be taken and ignored."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"Hello"\n')
+    for option in ("--reasoning-parser", "--generation-config", "--seed", "--speculative-config", "--host-cache-size"):
+        result = CliRunner().invoke(app, ["warm", str(file), option, "1"])
+        assert result.exit_code == 2
+        assert "No such option" in result.output
 
 
 def test_more_is_warmed_than_the_pool_and_the_queue_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
