@@ -18,7 +18,7 @@ from radixkv.llm_options import LLM_OPTIONS, LLMOptions
 from radixkv.model.loader import LoadedModel
 from radixkv.observe.explain import PromptExplanation
 from radixkv.option_words import refuse_unknown
-from radixkv.outputs import BeamSearchOutput, RequestOutput
+from radixkv.outputs import BeamSearchOutput, RequestMetrics, RequestOutput
 from radixkv.prompts import (
     Message,
     Prompt,
@@ -338,7 +338,7 @@ class AsyncLLM(AsyncEngine):
                 request_id,
                 priority=0 if priority is None else priority,
                 tenant=tenant,
-                arrival_time=arrived,
+                times=[RequestMetrics(arrived)],
             )
         return prompts[0], stream
 

@@ -121,7 +121,7 @@ class ClusterLLM:
         *,
         priority: int = 0,
         tenant: str = "",
-        arrival_time: float | None = None,
+        times: Sequence[RequestMetrics] | None = None,
     ) -> list[RequestStream]:
         """As `AsyncLLM.submit`: when it returns, replicas have taken the requests.
 
@@ -131,17 +131,19 @@ class ClusterLLM:
             request_id: of the first.
             priority: among the tenant's own requests.
             tenant: on whose behalf.
-            arrival_time: from which they are timed, by `time.monotonic`; None: this call.
+            times: as for `AsyncLLM.submit`.
 
         Raises:
             Exception: what `AsyncLLM.submit` and `ReplicaStreams.generate` raise.
         """
-        arrived = time.monotonic() if arrival_time is None else arrival_time
+        times = times or [RequestMetrics(time.monotonic()) for _ in prompts]
         await self._intake.prepare(prompts, params, priority, tenant)
         self._intake.refuse_if_full(len(prompts), tenant)
         names = self._intake.names(request_id, len(prompts), unfinished=self._unfinished)
         loop = asyncio.get_running_loop()
-        streams = [RequestStream(name, partial(self._forget, tenant), RequestMetrics(arrived)) for name in names]
+        streams = [
+            RequestStream(name, partial(self._forget, tenant), each) for name, each in zip(names, times, strict=True)
+        ]
         bounded = [self._bounded(params, prompt) for prompt in prompts]  # may raise, so before any slot is taken
         self._intake.slots.take(tenant, len(streams))
         self._idle.clear()

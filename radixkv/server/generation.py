@@ -116,6 +116,7 @@ class Generation:
         """
         lengths = [len(prompt.token_ids) for prompt in prompts]
         reservation = service.rate_limits.admit(tenant, params, lengths, service.llm.loaded.max_model_len)
+        times = [RequestMetrics(deadlines.arrival) for _ in prompts]
         try:
             cache_explanations = (
                 await explanations(service, prompts, params, tenant.name) if body.explain_cache else None
@@ -126,10 +127,14 @@ class Generation:
                 request_id,
                 priority=body.priority or 0,
                 tenant=tenant.name,
-                arrival_time=deadlines.arrival,
+                times=times,
             )
-        except BaseException:
-            reservation.cancel()
+        except BaseException as error:
+            admitted = [length for length, each in zip(lengths, times, strict=True) if each.scheduled_time is not None]
+            if not (admitted and isinstance(error, asyncio.CancelledError)):
+                reservation.cancel()
+            elif isinstance(params, SamplingParams):
+                reservation.settle(sum(admitted))  # the client left, or the time was over, when some had begun
             raise
         for timer in timers:
             timer.expect(body.num_choices)

@@ -11,6 +11,7 @@ from radixkv.engine.stats import EngineStats
 from radixkv.errors import EngineDeadError
 from radixkv.model.text_interface import TextInterface
 from radixkv.observe.explain import PromptExplanation
+from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.tenant_share import TenantShare
@@ -52,7 +53,7 @@ class ServedModel(Protocol):
         *,
         priority: int = 0,
         tenant: str = "",
-        arrival_time: float | None = None,
+        times: Sequence[RequestMetrics] | None = None,
     ) -> list[RequestStream]: ...
 
     def fail(self, request_id: str, error: Exception) -> None: ...

@@ -148,7 +148,7 @@ class AsyncEngine:
         priority: int = 0,
         tenant: str = "",
         accepted: bool = False,
-        arrival_time: float | None = None,
+        times: Sequence[RequestMetrics] | None = None,
     ) -> list[RequestStream]:
         """Add requests for all of the prompts or, raising what `generate` raises, for none.
 
@@ -159,7 +159,7 @@ class AsyncEngine:
             priority: among the tenant's own requests.
             tenant: on whose behalf.
             accepted: another engine had accepted them, so they are not refused if too many are unfinished here.
-            arrival_time: when they arrived, by `time.monotonic`; None: now.
+            times: of each, kept up to date from now on, whatever comes of this call; None: they arrive now.
 
         Returns:
             One stream per prompt. The caller must iterate each to its end or close it.
@@ -169,13 +169,15 @@ class AsyncEngine:
         if not isinstance(request_id, str | None):
             raise TypeError(f"request_id: expected a string, got {request_id!r:.80}")
         self._engine.check_process()
-        arrived = time.monotonic() if arrival_time is None else arrival_time
+        times = times or [RequestMetrics(time.monotonic()) for _ in prompts]
         prepared = await self._intake.prepare(prompts, params, priority, tenant, accepted=accepted)
         self._intake.refuse_if_full(len(prompts), tenant, accepted=accepted)
         self._start()
         names = self._intake.names(request_id, len(prompts), unfinished=self._streams)
 
-        streams = [RequestStream(name, partial(self._forget, tenant), RequestMetrics(arrived)) for name in names]
+        streams = [
+            RequestStream(name, partial(self._forget, tenant), each) for name, each in zip(names, times, strict=True)
+        ]
 
         def make_requests(engine: Engine) -> list[Request]:
             requests = [each.make(engine.request_factory, name) for name, each in zip(names, prepared, strict=True)]

@@ -31,6 +31,7 @@ from radixkv.cluster.losses import Losses, RefusedError
 from radixkv.cluster.wire import encode_begun
 from radixkv.engine.clearing import ALL_NAMESPACES, Cleared, NamespaceSelection
 from radixkv.errors import DrainingError, QueueFullError, ReplicasLostError, RequestTooLargeError
+from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.routing import prompt_hashes
 
@@ -76,7 +77,7 @@ def test_a_request_is_timed_from_the_arrival_that_it_is_given() -> None:
         cluster.answers["/generate"] = answering(line(5, "length"))
         replicas = await cluster.up("a")
         llm = llm_of(replicas)
-        (stream,) = await llm.submit([Prompt([1, 2])], GREEDY, arrival_time=3.5)
+        (stream,) = await llm.submit([Prompt([1, 2])], GREEDY, times=[RequestMetrics(3.5)])
         assert [stream.times.arrival_time, *[delta.metrics.arrival_time async for delta in stream]] == [3.5, 3.5]
         await llm.shutdown()
         await replicas.close()

@@ -15,6 +15,7 @@ from support.in_process_server import make_client, serve
 from support.tenant_keys import bearer, entry, tokens_left
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
+from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.server.completions import CompletionRequest
 from radixkv.server.config import ServerConfig
@@ -132,6 +133,31 @@ def test_what_ends_in_the_queue_is_charged_nothing(
         assert await tokens_left(client, "a") == 5000
 
     serve(llm, scenario, tenants=tenants, rate_limits=limits, config=ServerConfig(queue_timeout=0.05))
+
+
+@pytest.mark.parametrize(("fields", "charged"), [({}, 3), ({"use_beam_search": True, "n": 2}, 3 + 2 + 4 * 4)])
+def test_prompts_that_had_begun_when_others_were_not_accepted_yet_are_charged(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], charged: int
+) -> None:
+    """A request over replicas that was left then, or took too long, used to be refunded whole, whatever was computed."""
+
+    async def begin_one(*arguments: Any, times: list[RequestMetrics], **options: Any) -> None:
+        times[0].scheduled_time = times[0].arrival_time
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(AsyncLLM, "submit", begin_one)
+
+    tenants = Tenants(keys={"ann": entry("a", requests_per_minute=9, tokens_per_minute=5000)})
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body = BODY | {"prompt": [[5, 6, 7], [8, 9]]} | fields
+        answer = await client.post("/v1/completions", json=body, headers=bearer("a"))
+        assert answer.status_code == 504, answer.text
+        assert answer.headers["x-ratelimit-remaining-requests"] == "8"
+        assert await tokens_left(client, "a") == 5000 - charged
+
+    config = ServerConfig(queue_timeout=0.05)
+    serve(llm, scenario, tenants=tenants, rate_limits=RateLimits(lambda: 0.0), config=config)
 
 
 def test_a_beam_search_that_finds_fewer_than_were_asked_for_is_complete(llm: LLM) -> None:
