@@ -33,7 +33,9 @@ class Turns:
         self._texts.append(text)
 
     def add_reasoning(self, text: str) -> None:
-        """Begin a message of the assistant with what it thought."""
+        """Begin a message of the assistant with what it thought, if that is known."""
+        if not text:
+            return
         self._write()
         self._messages.append({"role": "assistant", "content": None, "reasoning_content": text})
 

@@ -188,13 +188,12 @@ def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:
         ({"background": True}, "background", "not supported"),
         ({"conversation": "conv_1"}, "conversation", "not supported"),
         ({"truncation": "auto"}, "truncation", "not supported"),
-        ({"include": ["file_search_call.results"]}, "include", "not supported"),
+        ({"include": ["message.output_text.logprobs"]}, "include", "not supported"),
         ({"top_logprobs": 3}, "top_logprobs", "not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools", "'web_search'"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools", "tools.0.name: "),
         ({"input": [{"type": "computer_call"}]}, "input", "'computer_call'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "'input_image'"),
-        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input", "not supported"),
         ({"input": []}, "input", "at least one"),
         (
             {"text": {"verbosity": "lengthy"}},
@@ -329,6 +328,21 @@ def test_what_openai_s_client_parsed_is_sent_back() -> None:
     for name in ("async", "async_"):
         with pytest.raises(ValidationError, match="not supported"):
             ResponseRequest.model_validate({"input": [{**dumped, name: True}]})
+
+
+def test_what_other_servers_put_into_an_answer_is_no_part_of_the_prompt() -> None:
+    """A conversation that another server had begun used to be refused."""
+    question = {"role": "user", "content": "Which?"}
+    citation = {"type": "url_citation", "url": "https://example.org", "title": "T", "start_index": 0, "end_index": 3}
+    text = {"type": "output_text", "text": "Red.", "annotations": [citation], "logprobs": [{"token": "Red"}]}
+    items = [
+        question,
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"},
+        {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": [text]},
+    ]
+    include = ["reasoning.encrypted_content", "web_search_call.action.sources", "file_search_call.results"]
+    body = ResponseRequest.model_validate({"input": items, "include": include})
+    assert input_messages(body.input) == [question, {"role": "assistant", "content": "Red."}]
 
 
 def test_items_become_messages() -> None:

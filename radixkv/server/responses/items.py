@@ -46,9 +46,10 @@ class OutputText(StrictModel):
 
     type: Literal["output_text"]
     text: str
-    annotations: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
-    logprobs: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
-    parsed: Any = Field(default=None, exclude=True)  # what OpenAI's client made of the text
+    # Of another server, and what OpenAI's client made of the text; none is part of the prompt.
+    annotations: Any = Field(default=None, exclude=True)
+    logprobs: Any = Field(default=None, exclude=True)
+    parsed: Any = Field(default=None, exclude=True)
 
 
 class ReasoningText(StrictModel):
@@ -132,7 +133,7 @@ class ReasoningItem(StrictModel):
     id: str | None = None
     summary: Annotated[list[SummaryText], Field(max_length=MAX_ITEMS)] | None = None
     content: Annotated[list[ReasoningText], Field(max_length=MAX_ITEMS)] | None = None
-    encrypted_content: Only[None] = None
+    encrypted_content: str | None = None  # of another server, which alone can read it; left out of the prompt
     status: _Status | None = None
 
 

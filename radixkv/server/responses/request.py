@@ -88,6 +88,16 @@ class ResponseStreamOptions(StrictModel):
     include_obfuscation: bool | None = None
 
 
+# More of items that no answer has here, and of reasoning, which is always returned in the clear.
+Included = Literal[
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
 Tool = Annotated[FunctionTool | NamespaceTool, OneOf("tools")]
 
 
@@ -118,8 +128,8 @@ class ResponseRequest(StrictModel):
     seed: int | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
-    # Accepted because clients send them; without effect. Reasoning is always returned in the clear.
-    include: Only[list[Literal["reasoning.encrypted_content"]] | None] = None
+    # Accepted because clients send them; without effect.
+    include: Only[list[Included] | None] = None
     client_metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
