@@ -173,9 +173,9 @@ def test_a_value_of_no_accepted_type_is_told_all_of_them_once(
         ("GET", "/v1/chat/completions", 405, "/v1/chat/completions: expected POST, got GET"),
         (
             "POST",
-            "/v1/responses/input_tokens",
+            "/v1/responses/compact",
             404,
-            "there is no POST /v1/responses/input_tokens; /v1/responses/{name}: expected GET, got POST",
+            "there is no POST /v1/responses/compact; /v1/responses/{name}: expected GET, got POST",
         ),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_stored_response_counts_for_as_many_bytes_as_its_strings_take(llm: LLM
 def test_the_store_forgets_the_least_recently_used_of_the_same_tenant() -> None:
     def add(tenant: str, name: str, num_bytes: int) -> None:
         pending = store.begin(tenant, None, "namespace", [], [])
-        store.finish(pending, ResponseObject.model_construct(id=name), [], num_bytes)
+        store.finish(pending, ResponseObject.model_construct(id=name, output=[]), [], num_bytes)
 
     def kept(tenant: str) -> set[str]:
         return {name for name in "abcdefgh" if store.get(tenant, name) is not None}

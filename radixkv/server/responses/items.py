@@ -137,6 +137,14 @@ class ReasoningItem(StrictModel):
     status: _Status | None = None
 
 
+class ItemReference(StrictModel):
+    """An item of the output of a response that is stored, by its id."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
 InputItem = Annotated[
-    MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, OneOf("items", default="message")
+    MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | ItemReference,
+    OneOf("items", default="message"),
 ]

@@ -143,3 +143,10 @@ class DeletedResponse(BaseModel):
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
+
+
+class InputTokenCount(BaseModel):
+    """Tokens of a prompt, the whole conversation that it continues included."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int

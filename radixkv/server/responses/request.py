@@ -101,8 +101,8 @@ Included = Literal[
 Tool = Annotated[FunctionTool | NamespaceTool, OneOf("tools")]
 
 
-class ResponseRequest(StrictModel):
-    """What the model is to respond to, and how; null selects the default."""
+class InputTokensRequest(StrictModel):
+    """A prompt; null selects the default."""
 
     _refuse_half_pairs = model_validator(mode="before")(refuse_half_pairs)
 
@@ -115,6 +115,23 @@ class ResponseRequest(StrictModel):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
+
+    conversation: Only[None] = None
+    truncation: Only[Literal["disabled"] | None] = None
+
+    @property
+    def functions(self) -> Iterator[tuple[str | None, FunctionTool]]:
+        """Those of ``tools``, each behind its namespace; None: it is in none."""
+        for tool in self.tools or ():
+            if isinstance(tool, NamespaceTool):
+                yield from ((tool.name, function) for function in tool.tools)
+            else:
+                yield None, tool
+
+
+class ResponseRequest(InputTokensRequest):
+    """What the model is to respond to, and how."""
+
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -140,20 +157,9 @@ class ResponseRequest(StrictModel):
     access_programs: Only[None] = None
     background: Only[Literal[False] | None] = None
     context_management: Only[None] = None
-    conversation: Only[None] = None
     image: Only[None] = None
     max_tool_calls: Only[None] = None
     moderation: Only[None] = None
     prompt: Only[None] = None
     prompt_cache_retention: Only[Literal["in_memory"] | None] = None
     top_logprobs: Only[Literal[0] | None] = None
-    truncation: Only[Literal["disabled"] | None] = None
-
-    @property
-    def functions(self) -> Iterator[tuple[str | None, FunctionTool]]:
-        """Those of ``tools``, each behind its namespace; None: it is in none."""
-        for tool in self.tools or ():
-            if isinstance(tool, NamespaceTool):
-                yield from ((tool.name, function) for function in tool.tools)
-            else:
-                yield None, tool

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`, and `GET` and `DELETE /v1/responses/{id}`."""
+"""`POST /v1/responses` and `/v1/responses/input_tokens`, and `GET` and `DELETE /v1/responses/{id}`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixkv.server.authentication import CurrentTenant
-from radixkv.server.chat_events import start_chat
-from radixkv.server.errors import ApiError
+from radixkv.server.chat_events import chat_prompt, start_chat
+from radixkv.server.errors import ApiError, client_errors
 from radixkv.server.named_events import named_events
 from radixkv.server.not_supported import Only
 from radixkv.server.respond import cancel_on_disconnect, respond
-from radixkv.server.responses.objects import DeletedResponse, ResponseObject
-from radixkv.server.responses.request import ResponseRequest
+from radixkv.server.responses.objects import DeletedResponse, InputTokenCount, ResponseObject
+from radixkv.server.responses.references import with_referenced_items
+from radixkv.server.responses.request import InputTokensRequest, ResponseRequest
 from radixkv.server.responses.store import StoredResponse
 from radixkv.server.responses.translation import (
     FIELD_NAMES,
@@ -47,23 +48,41 @@ def response_routes(service: Service) -> APIRouter:
             )
         return found
 
+    def begun(body: InputTokensRequest, tenant: str) -> StoredResponse | None:
+        """The response that a request continues."""
+        if body.previous_response_id is None:
+            return None
+        return stored(tenant, body.previous_response_id, "previous_response_id")
+
     @router.post("", response_model=ResponseObject)
     async def respond_to(body: ResponseRequest, request: Request, tenant: CurrentTenant) -> Response:
         """Respond to an input, or go on from an earlier response."""
         service.check_model(body.model)
-        earlier = None
-        if body.previous_response_id is not None:
-            earlier = stored(tenant.name, body.previous_response_id, "previous_response_id")
+        earlier = begun(body, tenant.name)
+        body, sources = with_referenced_items(body, store, tenant.name)
         messages = input_messages(body.input, earlier.messages if earlier else ())
         breakpoints = conversation_breakpoints(body, earlier)
         chat = translate(as_chat_request(body, messages), FIELD_NAMES)
         response_id = new_id("resp", "_")
-        pending = store.begin(tenant.name, earlier, tenant.namespace(body.cache_salt), messages, breakpoints)
+        namespace = tenant.namespace(body.cache_salt)
+        pending = store.begin(tenant.name, earlier, namespace, messages, breakpoints, sources)
         marked = [replace(each, messages=instructed(body, each.messages)) for each in breakpoints]
         events = await cancel_on_disconnect(request, start_chat(service, chat, tenant, response_id, marked))
         defaults = service.llm.loaded.sampling_defaults
         writer = ResponsesWriter(body, response_id, service.model_name, defaults, store, pending)
         return await respond(request, events, writer, bool(body.stream), named_events)
+
+    @router.post("/input_tokens")
+    async def count_input_tokens(body: InputTokensRequest, tenant: CurrentTenant) -> InputTokenCount:
+        """Tokens of a prompt, without responding to it."""
+        service.check_model(body.model)
+        earlier = begun(body, tenant.name)
+        body, _ = with_referenced_items(body, store, tenant.name)
+        messages = input_messages(body.input, earlier.messages if earlier else ())
+        chat = translate(as_chat_request(body, messages), FIELD_NAMES)
+        with client_errors(chat.request_field_names):
+            prompt = await chat_prompt(service, chat, tenant)
+        return InputTokenCount(input_tokens=len(prompt.token_ids))
 
     @router.get("/{name}")
     async def get_response(

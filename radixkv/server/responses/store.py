@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.server.prompt_caching import Breakpoint
-from radixkv.server.responses.objects import ResponseObject
+from radixkv.server.responses.objects import OutputItem, ResponseObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,8 @@ class ResponseStore:
         # By tenant, then by id, the most recently used last.
         self._responses: dict[str, OrderedDict[str, StoredResponse]] = {}
         self._num_bytes: dict[str, int] = {}
+        # By tenant and id of an item of the output: the id of the response.
+        self._of_items: dict[tuple[str, str], str] = {}
         self._pending: WeakSet[PendingResponse] = WeakSet()
 
     def begin(
@@ -79,6 +81,7 @@ class ResponseStore:
         namespace: str,
         messages: Sequence[Mapping[str, Any]],
         breakpoints: Sequence[Breakpoint],
+        sources: Iterable[StoredResponse] = (),
     ) -> PendingResponse:
         """Note a response that may be finished later; the note vanishes when the caller drops it.
 
@@ -86,11 +89,12 @@ class ResponseStore:
             earlier: the response that it continues.
             namespace: in which its prompt is cached.
             messages, breakpoints: see `PendingResponse`.
+            sources: further responses, of which the messages have items.
         """
-        namespaces, earlier_bytes = frozenset[str](), 0
-        if earlier is not None:
-            namespaces, earlier_bytes = earlier.namespaces, earlier.num_bytes
-        pending = PendingResponse(tenant, messages, breakpoints, namespaces | {namespace}, earlier_bytes)
+        before = [*sources, *([] if earlier is None else [earlier])]
+        namespaces = frozenset({namespace}).union(*(each.namespaces for each in before))
+        earlier_bytes = 0 if earlier is None else earlier.num_bytes
+        pending = PendingResponse(tenant, messages, breakpoints, namespaces, earlier_bytes)
         self._pending.add(pending)
         return pending
 
@@ -112,6 +116,7 @@ class ResponseStore:
         own = self._responses.setdefault(tenant, OrderedDict())
         messages = [*pending.messages, *answer]
         own[response.id] = StoredResponse(response, messages, pending.breakpoints, num_bytes, pending.namespaces)
+        self._of_items |= {(tenant, item.id): response.id for item in response.output}
         self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + num_bytes
         while len(own) > self._max_responses or self._num_bytes[tenant] > self._max_bytes:
             self._forget_oldest(tenant)
@@ -126,11 +131,20 @@ class ResponseStore:
             own.move_to_end(response_id)
         return stored
 
+    def item(self, tenant: str, item_id: str) -> tuple[OutputItem, StoredResponse] | None:
+        """The item with this id in the output of one of the tenant's responses, and that response; None: as for `get`."""
+        stored = self.get(tenant, self._of_items.get((tenant, item_id), ""))
+        if stored is None:
+            return None
+        return next(item for item in stored.response.output if item.id == item_id), stored
+
     def remove(self, tenant: str, response_id: str) -> bool:
         """Forget a response; returns whether there was one."""
         stored = self._responses.get(tenant, OrderedDict()).pop(response_id, None)
         if stored is None:
             return False
+        for item in stored.response.output:
+            del self._of_items[tenant, item.id]
         self._num_bytes[tenant] -= stored.num_bytes
         return True
 

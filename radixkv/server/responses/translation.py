@@ -22,7 +22,13 @@ from radixkv.server.responses.objects import (
     OutputMessage,
     OutputReasoning,
 )
-from radixkv.server.responses.request import AllowedFunctions, JsonSchemaTextFormat, NamedFunction, ResponseRequest
+from radixkv.server.responses.request import (
+    AllowedFunctions,
+    InputTokensRequest,
+    JsonSchemaTextFormat,
+    NamedFunction,
+    ResponseRequest,
+)
 from radixkv.server.responses.store import StoredResponse
 from radixkv.server.tool_protocol import function_tool, named_tool
 from radixkv.server.translated_chat import same_fields
@@ -43,14 +49,16 @@ FIELD_NAMES = MappingProxyType(
 )
 
 
-def as_chat_request(body: ResponseRequest, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def as_chat_request(body: InputTokensRequest, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The body of the chat completion that answers a request.
 
     Args:
         messages: the conversation without ``instructions``.
     """
-    names = ("model", "temperature", "top_p", "top_k", "seed", "stream", "cache_salt", "parallel_tool_calls")
-    chat = same_fields(body, *names, "prompt_cache_options", max_completion_tokens="max_output_tokens")
+    chat = same_fields(body, "model", "parallel_tool_calls")
+    if isinstance(body, ResponseRequest):
+        names = ("temperature", "top_p", "top_k", "seed", "stream", "cache_salt", "prompt_cache_options")
+        chat |= same_fields(body, *names, max_completion_tokens="max_output_tokens")
     chat["messages"] = instructed(body, messages)
     if body.tools:
         chat["tools"] = [
@@ -99,7 +107,7 @@ def _known_name(namespace: str | None, name: str) -> str:
     return f"{namespace}__{name}" if namespace else name
 
 
-def instructed(body: ResponseRequest, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def instructed(body: InputTokensRequest, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Messages behind a request's ``instructions``, which a system message at the beginning goes on with."""
     turns = Turns()
     if body.instructions is not None:
