@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import pydantic_core
 from pydantic import BaseModel
@@ -18,8 +18,6 @@ from radixkv.server.messages.objects import (
     ToolUseContent,
 )
 from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
-
-_C = TypeVar("_C", TextContent, ThinkingContent)
 
 
 class MessageStart(BaseModel):
@@ -104,58 +102,57 @@ class MessageContent:
     """The content of one message as it grows: one block is open at a time.
 
     Attributes:
-        blocks: those begun so far. The input of a call is complete when its block has ended.
+        blocks: those begun so far. What a block says is in it when it has ended.
     """
 
     def __init__(self) -> None:
         self.blocks: list[Content] = []
         self._open = False
-        self._arguments = ""
+        self._texts: list[str] = []  # of the open block
 
     def add(self, piece: AnswerPiece) -> Iterator[BaseModel]:
         """Add a piece to the open block, or end the block and begin another one; yields the events for it."""
         match piece:
             case TextPiece(text):
-                block = yield from self._opened(TextContent, lambda: TextContent(text=""))
-                block.text += text
-                yield self._delta(TextDelta(text=text))
+                yield from self._open_as(TextContent(text=""))
+                yield self._delta(TextDelta(text=text), text)
             case ReasoningPiece(text):
-                thinking = yield from self._opened(ThinkingContent, lambda: ThinkingContent(thinking=""))
-                thinking.thinking += text
-                yield self._delta(ThinkingDelta(thinking=text))
+                yield from self._open_as(ThinkingContent(thinking=""))
+                yield self._delta(ThinkingDelta(thinking=text), text)
             case ToolCallBegin(_, call_id, name):
                 yield from self._begin(ToolUseContent(id=call_id, name=name, input={}))
-                self._arguments = ""
             case ToolCallArguments(_, text):
-                self._arguments += text
-                yield self._delta(InputJsonDelta(partial_json=text))
+                yield self._delta(InputJsonDelta(partial_json=text), text)
 
     def end(self) -> Iterator[BaseModel]:
         """End the open block; yields the events of it."""
         if not self._open:
             return
         self._open = False
-        block = self.blocks[-1]
-        if isinstance(block, ToolUseContent):
-            block.input = _parsed(self._arguments)
+        block, text = self.blocks[-1], "".join(self._texts)
+        match block:
+            case TextContent():
+                block.text = text
+            case ThinkingContent():
+                block.thinking = text
+            case ToolUseContent():
+                block.input = _parsed(text)
         yield BlockStop(index=len(self.blocks) - 1)
 
-    def _opened(self, kind: type[_C], make_empty: Callable[[], _C]) -> Generator[BaseModel, None, _C]:
-        """The open block if it is of this kind, else a new one."""
-        last = self.blocks[-1] if self._open else None
-        if isinstance(last, kind):
-            return last
-        block = make_empty()
-        yield from self._begin(block)
-        return block
+    def _open_as(self, empty: TextContent | ThinkingContent) -> Iterator[BaseModel]:
+        """Begin this block, unless one of its kind is open."""
+        if not (self._open and isinstance(self.blocks[-1], type(empty))):
+            yield from self._begin(empty)
 
     def _begin(self, block: Content) -> Iterator[BaseModel]:
         yield from self.end()
         self.blocks.append(block)
         self._open = True
+        self._texts = []
         yield BlockStart(index=len(self.blocks) - 1, content_block=block.model_copy())
 
-    def _delta(self, delta: TextDelta | ThinkingDelta | InputJsonDelta) -> BlockDelta:
+    def _delta(self, delta: TextDelta | ThinkingDelta | InputJsonDelta, text: str) -> BlockDelta:
+        self._texts.append(text)
         return BlockDelta(index=len(self.blocks) - 1, delta=delta)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -31,7 +31,6 @@ from radixkv.server.responses.objects import (
 from radixkv.server.service import new_id
 from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
-_I = TypeVar("_I", OutputMessage, OutputReasoning)
 _E = TypeVar("_E", bound=OutputEvent)
 
 
@@ -44,7 +43,7 @@ class Output:
         namespaced: the namespace and the name of each function that is in a namespace, by the name that the model knows.
 
     Attributes:
-        items: those begun so far.
+        items: those begun so far. What an item says is in it when it has ended.
     """
 
     def __init__(self, namespaced: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> None:
@@ -52,6 +51,7 @@ class Output:
         self.items: list[OutputItem] = []
         self._numbers = itertools.count()
         self._open = False
+        self._texts: list[str] = []  # of the open item
 
     def next_number(self) -> int:
         """The next event's ``sequence_number``."""
@@ -61,26 +61,24 @@ class Output:
         """Add a piece to the open item, or end the item and begin another one."""
         match piece:
             case TextPiece(text):
-                yield from self._add_text(text)
+                yield from self._open_message()
+                yield self._delta(TextDeltaEvent, text)
             case ReasoningPiece(text):
-                yield from self._add_reasoning(text)
+                yield from self._open_reasoning()
+                yield self._delta(ReasoningDeltaEvent, text)
             case ToolCallBegin(_, call_id, known_name):
                 namespace, name = self._namespaced.get(known_name, (None, known_name))
-                yield from self._begin(
-                    OutputFunctionCall(
-                        id=new_id("fc", "_"),
-                        status="in_progress",
-                        call_id=call_id,
-                        name=name,
-                        namespace=namespace,
-                        arguments="",
-                    )
+                call = OutputFunctionCall(
+                    id=new_id("fc", "_"),
+                    status="in_progress",
+                    call_id=call_id,
+                    name=name,
+                    namespace=namespace,
+                    arguments="",
                 )
+                yield from self._begin(call)
             case ToolCallArguments(_, text):
-                call = self.items[-1]
-                assert isinstance(call, OutputFunctionCall)
-                call.arguments += text
-                yield self._event(ArgumentsDeltaEvent, item_id=call.id, delta=text)
+                yield self._delta(ArgumentsDeltaEvent, text)
 
     def end(self, status: Status, calls_required: bool = False) -> Iterator[StreamEvent]:
         """End the output; the open item gets this status. An answer without any piece is an empty message.
@@ -89,64 +87,57 @@ class Output:
             calls_required: the answer had to be calls, so that without any piece there is no message.
         """
         if not self.items and not calls_required:
-            yield from self._add_text("")
+            yield from self._open_message()
         yield from self._end_item(status)
 
-    def _add_text(self, text: str) -> Iterator[StreamEvent]:
-        message = yield from self._opened(OutputMessage, _empty_message)
-        if text:
-            message.content[0].text += text
-            yield self._event(TextDeltaEvent, item_id=message.id, delta=text)
+    def _open_message(self) -> Iterator[StreamEvent]:
+        """Begin a message, unless one is open."""
+        if not (self._open and isinstance(self.items[-1], OutputMessage)):
+            part = OutputTextPart(text="")
+            yield from self._begin(OutputMessage(id=new_id("msg", "_"), status="in_progress", content=[part]), part)
 
-    def _add_reasoning(self, text: str) -> Iterator[StreamEvent]:
-        item = yield from self._opened(OutputReasoning, _empty_reasoning)
-        item.content[0].text += text
-        yield self._event(ReasoningDeltaEvent, item_id=item.id, delta=text)
+    def _open_reasoning(self) -> Iterator[StreamEvent]:
+        """Begin reasoning, unless some is open."""
+        if not (self._open and isinstance(self.items[-1], OutputReasoning)):
+            part = ReasoningTextPart(text="")
+            yield from self._begin(OutputReasoning(id=new_id("rs", "_"), status="in_progress", content=[part]), part)
 
-    def _opened(self, kind: type[_I], make_empty: Callable[[], _I]) -> Generator[StreamEvent, None, _I]:
-        """The open item if it is of this kind, else a new one; its part is announced after it."""
-        last = self.items[-1] if self._open else None
-        if isinstance(last, kind):
-            return last
-        item = make_empty()
-        part = item.content.pop()
-        yield from self._begin(item)
-        yield self._event(PartEvent, type="response.content_part.added", item_id=item.id, part=part.model_copy())
-        item.content.append(part)
-        return item
-
-    def _begin(self, item: OutputItem) -> Iterator[StreamEvent]:
+    def _begin(self, item: OutputItem, part: OutputTextPart | ReasoningTextPart | None = None) -> Iterator[StreamEvent]:
+        """Begin an item, and its part if it has one, which is announced after it."""
         yield from self._end_item("completed")
         self.items.append(item)
         self._open = True
-        yield self._item_event("response.output_item.added")
+        self._texts = []
+        if part is None:
+            yield self._item_event("response.output_item.added")
+        else:
+            yield self._item_event("response.output_item.added", content=[])
+            yield self._event(PartEvent, type="response.content_part.added", item_id=item.id, part=part.model_copy())
+
+    def _delta(self, event: type[_E], text: str) -> _E:
+        self._texts.append(text)
+        return self._event(event, item_id=self.items[-1].id, delta=text)
 
     def _end_item(self, status: Status) -> Iterator[StreamEvent]:
         if not self._open:
             return
         self._open = False
-        item = self.items[-1]
+        item, text = self.items[-1], "".join(self._texts)
         item.status = status
         if isinstance(item, OutputFunctionCall):
-            yield self._event(ArgumentsDoneEvent, item_id=item.id, name=item.name, arguments=item.arguments)
+            item.arguments = text
+            yield self._event(ArgumentsDoneEvent, item_id=item.id, name=item.name, arguments=text)
         else:
             (part,) = item.content
+            part.text = text
             done = TextDoneEvent if isinstance(item, OutputMessage) else ReasoningDoneEvent
-            yield self._event(done, item_id=item.id, text=part.text)
+            yield self._event(done, item_id=item.id, text=text)
             yield self._event(PartEvent, type="response.content_part.done", item_id=item.id, part=part.model_copy())
         yield self._item_event("response.output_item.done")
 
-    def _item_event(self, kind: str) -> ItemEvent:
-        return self._event(ItemEvent, type=kind, item=self.items[-1].model_copy(deep=True))
+    def _item_event(self, kind: str, **changes: Any) -> ItemEvent:
+        return self._event(ItemEvent, type=kind, item=self.items[-1].model_copy(update=changes, deep=True))
 
     def _event(self, event: type[_E], **fields: Any) -> _E:
         """An event of the last item."""
         return event(sequence_number=self.next_number(), output_index=len(self.items) - 1, **fields)
-
-
-def _empty_message() -> OutputMessage:
-    return OutputMessage(id=new_id("msg", "_"), status="in_progress", content=[OutputTextPart(text="")])
-
-
-def _empty_reasoning() -> OutputReasoning:
-    return OutputReasoning(id=new_id("rs", "_"), status="in_progress", content=[ReasoningTextPart(text="")])
