@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import TypeAdapter
+from support.chat_templates import TEMPLATES, make_tokenizer
 from support.in_process_server import serve
 from support.messages_requests import BODY, IMAGE, QUESTION, RESULT, TEXT, USE
+from support.model_zoo import build
 from support.named_events import named_events
 
 from radixkv import LLM
@@ -331,3 +333,37 @@ def test_pieces_become_blocks_and_their_events() -> None:
         # Cut short within a value: what was complete before it.
         {"type": "tool_use", "id": "t2", "name": "time", "input": {}},
     ]
+
+
+def test_thinking_that_is_not_to_be_shown_leaves_an_empty_block() -> None:
+    content = MessageContent(shows_thinking=False)
+    pieces = [ReasoningPiece("Hm"), ReasoningPiece("m."), TextPiece("Rain.")]
+    events = [event.model_dump() for piece in pieces for event in content.add(piece)]
+    events += [event.model_dump() for event in content.end()]
+    for event in events:
+        stream_event().validate_python(event)
+    assert [(event["type"].removeprefix("content_block_"), event["index"]) for event in events] == [
+        *[("start", 0), ("stop", 0)],
+        *[("start", 1), ("delta", 1), ("stop", 1)],
+    ]
+    assert [block.model_dump() for block in content.blocks] == [
+        {"type": "thinking", "thinking": "", "signature": ""},
+        {"type": "text", "text": "Rain."},
+    ]
+
+
+def test_thinking_is_counted_whether_it_is_shown_or_not() -> None:
+    tokenizer = make_tokenizer(TEMPLATES["think_open"])
+    llm = LLM(build("llama", {"vocab_size": len(tokenizer)}), tokenizer=tokenizer, num_blocks=40)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        shown, hidden = [
+            await create(client, thinking={"type": "adaptive", "display": display}) for display in (None, "omitted")
+        ]
+        (block,) = shown["content"]
+        assert block["thinking"]
+        assert hidden["content"] == [{**block, "thinking": ""}]
+        for usage in (shown["usage"], hidden["usage"]):
+            assert usage["output_tokens_details"] == {"thinking_tokens": usage["output_tokens"]}
+
+    serve(llm, scenario)

@@ -152,6 +152,8 @@ def test_what_coding_agents_send_is_accepted() -> None:
         tools=[{"name": "Bash", "description": "It runs.", "input_schema": schema, "eager_input_streaming": True}],
         messages=[{"role": "user", "content": [{"type": "text", "text": "Go on.", **mark}]}],
         metadata={"user_id": "user_1"},
+        user_profile_id="uprof_1",
+        workspace_id="wrkspc_1",
         thinking={"type": "adaptive"},
         output_config={"effort": "high"},
         context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
@@ -162,16 +164,59 @@ def test_what_coding_agents_send_is_accepted() -> None:
         chat_of(context_management={"edits": [{"type": "compact_20260112"}]})
 
 
-def test_notes_stand_for_images_and_documents_that_a_tool_returned() -> None:
-    """One image that an agent had read made every later request of its conversation fail."""
-    document = {
-        "type": "document",
-        "source": {"type": "text", "data": "x"},
-        "title": "T",
-        "citations": {"enabled": True},
-    }
-    result = {**RESULT, "content": [TEXT, IMAGE, {**document, "cache_control": {"type": "ephemeral"}}]}
+def test_documents_of_text_and_search_results_are_read() -> None:
+    """They were refused like images; in a tool's result, a note stood for their text."""
+    source = {"type": "text", "media_type": "text/plain", "data": "Rain."}
+    parts = {"type": "content", "content": [{"type": "text", "text": "Sun."}, {"type": "text", "text": "Wind."}]}
+    texts = [{"type": "text", "text": "Fog."}]
+    citations = {"citations": {"enabled": True}}
+    content = [
+        {"type": "document", "source": source, "title": "Bonn", "context": "today", **citations},
+        {"type": "document", "source": parts},
+        {"type": "document", "source": {**parts, "content": "Snow."}},
+        {"type": "search_result", "source": "https://example.org", "title": "Rome", "content": texts, **citations},
+    ]
+    said = "Bonn\ntoday\nRain.\nSun.\nWind.\nSnow.\nRome\nhttps://example.org\nFog."
+    messages = [{"role": "user", "content": [*content, {**RESULT, "content": content}]}]
+    assert chat_of(messages=messages)["messages"] == [
+        {"role": "user", "content": said},
+        {"role": "tool", "tool_call_id": "one", "content": said},
+    ]
+    with pytest.raises(ValueError, match="a block of type 'search_result' is user's, got role 'assistant'"):
+        chat_of(messages=[{"role": "assistant", "content": content[-1:]}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="},
+        {"type": "url", "url": "https://example.org/a.pdf"},
+        {"type": "content", "content": [TEXT, IMAGE]},
+    ],
+)
+def test_documents_that_are_no_text_are_refused_where_the_user_can_leave_them_out(source: dict[str, Any]) -> None:
+    document = {"type": "document", "source": source, "title": "T", "cache_control": {"type": "ephemeral"}}
+    with pytest.raises(ValueError, match=r"^messages.0.content.0.document: expected text, which is all"):
+        chat_of(messages=[{"role": "user", "content": [document]}])
+    result = {**RESULT, "content": [TEXT, {**IMAGE, "transformations": None}, document]}
     (message,) = chat_of(messages=[{"role": "user", "content": [result]}])["messages"]
     assert message["content"] == (
         "What is this?\n[image left out: this model reads text only]\n[document left out: this model reads text only]"
     )
+
+
+def test_examples_of_a_tool_s_input_are_part_of_its_schema() -> None:
+    tool = {"name": "f", "input_schema": {"type": "object"}, "input_examples": [{"city": "Bonn"}]}
+    (described,) = chat_of(tools=[tool])["tools"]
+    assert described["function"]["parameters"] == {"type": "object", "examples": [{"city": "Bonn"}]}
+
+
+def test_what_other_servers_put_into_an_answer_is_no_part_of_the_prompt() -> None:
+    citation = {"type": "char_location", "cited_text": "x", "document_index": 0}
+    blocks = [
+        {"type": "thinking", "thinking": "", "signature": "x"},
+        {"type": "text", "text": "Rain", "citations": [citation]},
+        {"type": "text", "text": ".", "citations": None},
+    ]
+    messages = [QUESTION, {"role": "assistant", "content": blocks}]
+    assert chat_of(messages=messages)["messages"] == [QUESTION, {"role": "assistant", "content": "Rain."}]

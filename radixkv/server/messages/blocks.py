@@ -26,7 +26,7 @@ class TextBlock(StrictModel):
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
-    citations: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
+    citations: list[Any] | None = None  # of an answer of another server; not part of the prompt
 
 
 class ToolUseBlock(StrictModel):
@@ -41,23 +41,84 @@ class ToolUseBlock(StrictModel):
     toolset_name: Only[None] = None
 
 
-class MediaBlock(StrictModel):
-    """An image or a document. In a tool's result, which its user cannot change, a note stands for it."""
+class ImageBlock(StrictModel):
+    """An image. In a tool's result, which its user cannot change, a note stands for it."""
 
-    type: Literal["image", "document"]
+    type: Literal["image"]
     source: dict[str, Any]
+    transformations: Any = None
+    cache_control: CacheControl | None = None
+
+    @property
+    def text(self) -> str:
+        """The note."""
+        return _left_out(self.type)
+
+
+class PlainText(StrictModel):
+    """A document's text."""
+
+    type: Literal["text"]
+    data: str
+    media_type: Literal["text/plain"] | None = None
+
+
+class TextParts(StrictModel):
+    """A document's text in parts."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS)]
+
+
+class DocumentBlock(StrictModel):
+    """A document. If it is no text, a note stands for it in a tool's result. Answers cite none."""
+
+    type: Literal["document"]
+    source: Annotated[PlainText | TextParts | dict[str, Any], Field(union_mode="left_to_right")]
     title: str | None = None
     context: str | None = None
     citations: dict[str, Any] | None = None
     cache_control: CacheControl | None = None
 
     @property
+    def is_text(self) -> bool:
+        """Whether the model can read it."""
+        return not isinstance(self.source, dict)
+
+    @property
     def text(self) -> str:
-        """The note."""
-        return f"[{self.type} left out: this model reads text only]"
+        """Its title, its context and what it says, or the note."""
+        match self.source:
+            case PlainText(data=text):
+                texts = [text]
+            case TextParts(content=content):
+                texts = [content] if isinstance(content, str) else [part.text for part in content]
+            case _:
+                return _left_out(self.type)
+        return "\n".join([*filter(None, (self.title, self.context)), *texts])
 
 
-ResultPart = Annotated[TextBlock | MediaBlock, OneOf("content blocks")]
+class SearchResultBlock(StrictModel):
+    """What a client's search has found. Answers cite none."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS)]
+    citations: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
+
+    @property
+    def text(self) -> str:
+        """Its title, where it was found, and what it says."""
+        return "\n".join([self.title, self.source, *(part.text for part in self.content)])
+
+
+def _left_out(kind: str) -> str:
+    return f"[{kind} left out: this model reads text only]"
+
+
+ResultPart = Annotated[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock, OneOf("content blocks")]
 
 
 class ToolResultBlock(StrictModel):
@@ -89,6 +150,13 @@ class RedactedThinkingBlock(StrictModel):
 
 
 Block = Annotated[
-    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock | MediaBlock,
+    TextBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock,
     OneOf("content blocks"),
 ]

@@ -44,6 +44,12 @@ class CacheCreation(BaseModel):
     ephemeral_1h_input_tokens: int = 0
 
 
+class OutputTokensDetails(BaseModel):
+    """``thinking_tokens``: tokens of thinking among those generated."""
+
+    thinking_tokens: int
+
+
 class MessageUsage(BaseModel):
     """Tokens; those of the prompt are the sum of the first three.
 
@@ -58,6 +64,7 @@ class MessageUsage(BaseModel):
     cache_read_input_tokens: int = 0
     cache_creation: CacheCreation = CacheCreation()
     output_tokens: int
+    output_tokens_details: OutputTokensDetails
 
 
 class MessageObject(BaseModel):

@@ -101,12 +101,16 @@ class MessageStop(BaseModel):
 class MessageContent:
     """The content of one message as it grows: one block is open at a time.
 
+    Args:
+        shows_thinking: False: blocks of thinking stay empty.
+
     Attributes:
         blocks: those begun so far. What a block says is in it when it has ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shows_thinking: bool = True) -> None:
         self.blocks: list[Content] = []
+        self._shows_thinking = shows_thinking
         self._open = False
         self._texts: list[str] = []  # of the open block
 
@@ -118,7 +122,8 @@ class MessageContent:
                 yield self._delta(TextDelta(text=text), text)
             case ReasoningPiece(text):
                 yield from self._open_as(ThinkingContent(thinking=""))
-                yield self._delta(ThinkingDelta(thinking=text), text)
+                if self._shows_thinking:
+                    yield self._delta(ThinkingDelta(thinking=text), text)
             case ToolCallBegin(_, call_id, name):
                 yield from self._begin(ToolUseContent(id=call_id, name=name, input={}))
             case ToolCallArguments(_, text):

@@ -33,7 +33,12 @@ class CustomTool(StrictModel):
     eager_input_streaming: bool | None = None  # arguments are always streamed as they are generated
     defer_loading: Only[Literal[False] | None] = None
     allowed_callers: Only[list[Literal["direct"]] | None] = None
-    input_examples: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
+    input_examples: list[dict[str, Any]] | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The schema of its input, with the examples under their keyword."""
+        return {**self.input_schema, "examples": self.input_examples} if self.input_examples else self.input_schema
 
 
 Tool = Annotated[CustomTool, OneOf("tools", default="custom")]
@@ -52,7 +57,7 @@ class ThinkingConfig(StrictModel):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
-    display: Only[Literal["summarized"] | None] = None
+    display: Literal["summarized", "omitted"] | None = None  # never summarised: all of it, or empty blocks
     block_binding: Only[None] = None
 
 
@@ -116,6 +121,9 @@ class CountTokensRequest(StrictModel):
     context_management: ContextManagement | None = None
     mcp_servers: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
     speed: Only[Literal["standard"] | None] = None
+    # Whose request it is, for an account of Anthropic's; without effect.
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
 
 
 class MessagesRequest(CountTokensRequest):

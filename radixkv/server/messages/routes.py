@@ -39,7 +39,8 @@ def message_routes(service: Service) -> APIRouter:
             service, translate(chat, FIELD_NAMES), tenant, message_id, breakpoints, prompt_only=body.max_tokens == 0
         )
         events = await cancel_on_disconnect(request, starting)
-        writer = MessageWriter(message_id, service.model_name)
+        shows_thinking = body.thinking is None or body.thinking.display != "omitted"
+        writer = MessageWriter(message_id, service.model_name, shows_thinking=shows_thinking)
         return await respond(request, events, writer, bool(body.stream), named_events, named_event(Ping()))
 
     @router.post("/count_tokens")

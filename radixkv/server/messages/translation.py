@@ -11,8 +11,10 @@ from typing import Any
 from radixkv.server.messages.blocks import (
     Block,
     CacheControl,
-    MediaBlock,
+    DocumentBlock,
+    ImageBlock,
     RedactedThinkingBlock,
+    SearchResultBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -61,9 +63,7 @@ def as_chat_request(body: CountTokensRequest) -> tuple[dict[str, Any], list[Brea
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
     if body.tools:
         chat["tools"] = [
-            function_tool(
-                name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
-            )
+            function_tool(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
             for tool in body.tools
         ]
     chat |= _tool_choice(body)
@@ -111,7 +111,7 @@ def _as_messages(body: CountTokensRequest) -> tuple[list[Mapping[str, Any]], lis
     last_mark: CacheControl | None = None
     for index, message in enumerate(body.messages):
         for number, block in enumerate(_blocks(message)):
-            if isinstance(block, MediaBlock):
+            if isinstance(block, ImageBlock) or (isinstance(block, DocumentBlock) and not block.is_text):
                 # Anthropic's path: by it, Claude Code finds the block that it is to leave out.
                 raise ValueError(
                     f"messages.{index}.content.{number}.{block.type}: expected text, which is all that this model reads"
@@ -146,11 +146,11 @@ def _blocks(message: MessageParam) -> list[Block]:
 
 def _add_block(turns: Turns, role: str, block: Block) -> None:
     expected = "assistant" if isinstance(block, ToolUseBlock | ThinkingBlock | RedactedThinkingBlock) else role
-    expected = "user" if isinstance(block, ToolResultBlock) else expected
+    expected = "user" if isinstance(block, ToolResultBlock | DocumentBlock | SearchResultBlock) else expected
     if role != expected:
         raise ValueError(f"messages: a block of type {block.type!r} is {expected}'s, got role {role!r}")
     match block:
-        case TextBlock():
+        case TextBlock() | DocumentBlock() | SearchResultBlock():
             turns.add_text(role, block.text)
         case ThinkingBlock():
             turns.add_reasoning(block.thinking)

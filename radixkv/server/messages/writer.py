@@ -10,18 +10,22 @@ from pydantic import BaseModel
 from radixkv.server.chat_events import ChatEvent, ChatEvents
 from radixkv.server.errors import as_api_error
 from radixkv.server.messages.errors import as_messages_error
-from radixkv.server.messages.objects import CacheCreation, MessageObject, MessageUsage
+from radixkv.server.messages.objects import CacheCreation, MessageObject, MessageUsage, OutputTokensDetails
 from radixkv.server.messages.output import MessageContent, MessageDelta, MessageStart, MessageStop, Ping, StopDelta
 from radixkv.server.prompt_caching import SECONDS
 
 
 class MessageWriter:
-    """Writes the answer to one request."""
+    """Writes the answer to one request.
 
-    def __init__(self, message_id: str, model_name: str) -> None:
+    Args:
+        shows_thinking: see `MessageContent`.
+    """
+
+    def __init__(self, message_id: str, model_name: str, *, shows_thinking: bool) -> None:
         self._id = message_id
         self._model_name = model_name
-        self._content = MessageContent()
+        self._content = MessageContent(shows_thinking=shows_thinking)
         self._stop = StopDelta(stop_reason=None, stop_sequence=None)
 
     async def full_response(self, events: ChatEvents) -> MessageObject:
@@ -84,6 +88,7 @@ class MessageWriter:
                 ephemeral_5m_input_tokens=created_for_minutes, ephemeral_1h_input_tokens=created_for_hour
             ),
             output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(thinking_tokens=usage.completion_tokens_details.reasoning_tokens),
         )
 
 
