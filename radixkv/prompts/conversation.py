@@ -4,8 +4,8 @@ A message is a dictionary with ``role`` and ``content``: a string, or a list of 
 are joined by line ends. "developer" is OpenAI's newer name for the role "system", which chat templates use. The assistant's
 messages may have ``tool_calls`` in OpenAI's form, and then no content; a message of the role "tool" has the result of a call.
 A ``refusal``, as a field or a part, is what the assistant said instead of an answer, and counts as content; ``reasoning`` is
-another name for ``reasoning_content``. The template is given all other fields, except those that are null or say nothing to
-a model.
+another name for ``reasoning_content``, and so are parts ``{"type": "thinking", "thinking": ...}``. The template is given all
+other fields, except those that are null or say nothing to a model.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from radixkv.tools.definitions import ToolOptions
 
 Message = Mapping[str, Any]
 
-# What OpenAI's clients send back with an answer, and no model reads; and likewise with a call and its function.
-_UNREAD = frozenset({"annotations", "type", "parsed"})
-_UNREAD_OF_CALLS = frozenset({"index"})
-_UNREAD_OF_FUNCTIONS = frozenset({"parsed_arguments"})
+# What clients (OpenAI's, LiteLLM, those of OpenRouter and Gemini) send back with an answer, and no model reads; and likewise
+# with a call and its function.
+_UNREAD = frozenset(
+    "annotations type parsed provider_specific_fields thinking_blocks reasoning_details cache_control".split()
+)
+_UNREAD_OF_CALLS = frozenset({"index", "provider_specific_fields", "extra_content"})
+_UNREAD_OF_FUNCTIONS = frozenset({"parsed_arguments", "provider_specific_fields"})
 
 
 def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
@@ -69,6 +72,9 @@ def as_template_message(message: Message) -> Message:
     fields = {name: value for name, value in message.items() if value is not None and name not in {"role", *_UNREAD}}
     content, refusal = fields.pop("content", None), fields.pop("refusal", None)
     thought, calls = fields.pop("reasoning", None), fields.pop("tool_calls", None)
+    if role == "assistant" and content is not None:
+        content, thinking = _without_thinking(content)
+        thought = thinking if thought is None else thought
     if thought is not None:
         fields.setdefault("reasoning_content", thought)
     if calls:
@@ -81,6 +87,22 @@ def as_template_message(message: Message) -> Message:
     else:
         raise ValueError(f"messages: expected content to be a string or a list of text parts, got {content!r:.80}")
     return {"role": "system" if role == "developer" else role, "content": text, **fields}
+
+
+def _without_thinking(content: Any) -> tuple[Any, str | None]:
+    """A content without its parts of thinking, and what they say; None: there is none that can be read."""
+    if isinstance(content, str) or not isinstance(content, Sequence):
+        return content, None
+    thoughts = [part["thinking"] for part in content if _is_thinking(part) and part["type"] == "thinking"]
+    rest = [part for part in content if not _is_thinking(part)]
+    return rest or None, "".join(thoughts) or None
+
+
+def _is_thinking(part: Any) -> bool:
+    match part:
+        case {"type": "thinking", "thinking": str()} | {"type": "redacted_thinking"}:
+            return True
+    return False
 
 
 def _texts(content: Any) -> list[str]:

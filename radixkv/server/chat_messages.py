@@ -7,20 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from radixkv.prompts import Message
-from radixkv.server.prompt_caching import PromptCacheBreakpoint
+from radixkv.server.prompt_caching import IgnoredCacheControl, PromptCacheBreakpoint
 from radixkv.server.strict import StrictModel
 from radixkv.server.tool_protocol import EarlierToolCall
 from radixkv.server.unions import OneOf
 
 # So that refusing a request takes little time; the model's length bounds what is accepted.
 _MAX_MESSAGES = 4096
-
-
-class IgnoredCacheControl(StrictModel):
-    """Marks what to cache, for other services. Here everything is cached; `prompt_cache_breakpoint` also keeps it cached."""
-
-    type: Literal["ephemeral"]
-    ttl: str | None = None
 
 
 class TextPart(StrictModel):
@@ -44,7 +37,33 @@ class RefusalPart(StrictModel):
         return self.refusal
 
 
+class ThinkingPart(StrictModel):
+    """What the assistant thought, as LiteLLM sends what it got from Anthropic's clients."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The thought."""
+        return self.thinking
+
+
+class RedactedThinkingPart(StrictModel):
+    """Thinking that another server encrypted; it is left out of the prompt."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+    @property
+    def text(self) -> str:
+        """None."""
+        return ""
+
+
 ContentPart = Annotated[TextPart | RefusalPart, OneOf("parts")]
+MessagePart = Annotated[TextPart | RefusalPart | ThinkingPart | RedactedThinkingPart, OneOf("parts")]
 
 
 class ChatMessage(StrictModel):
@@ -60,7 +79,7 @@ class ChatMessage(StrictModel):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | list[MessagePart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -74,6 +93,11 @@ class ChatMessage(StrictModel):
     audio: None = None
     function_call: None = None
     parsed: Any = Field(default=None, exclude=True)  # what OpenAI's client made of the content
+    # And LiteLLM, and clients of OpenRouter; what the model may read of it is also in the fields above.
+    provider_specific_fields: Any = Field(default=None, exclude=True)
+    thinking_blocks: Any = Field(default=None, exclude=True)
+    reasoning_details: Any = Field(default=None, exclude=True)
+    cache_control: IgnoredCacheControl | None = Field(default=None, exclude=True)
 
     @property
     def _written(self) -> list[str]:

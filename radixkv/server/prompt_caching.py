@@ -42,6 +42,13 @@ class PromptCacheBreakpoint(StrictModel):
     ttl: Lifetime | None = None
 
 
+class IgnoredCacheControl(StrictModel):
+    """Marks what to cache, for other services. Here everything is cached; `PromptCacheBreakpoint` also keeps it cached."""
+
+    type: Literal["ephemeral"]
+    ttl: str | None = None
+
+
 class PromptCacheOptions(StrictModel):
     """How a prompt is cached.
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from radixkv.server.prompt_caching import IgnoredCacheControl
 from radixkv.server.strict import StrictModel
 
 # Each is described in the prompt and is a branch of a grammar. That of 256 tools of a coding agent compiles in 0.2 s.
@@ -34,6 +35,7 @@ class ToolDefinition(StrictModel):
 
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: IgnoredCacheControl | None = Field(default=None, exclude=True)
 
 
 class NamedFunction(StrictModel):
@@ -94,9 +96,10 @@ class AssistantToolCall(StrictModel):
 
 
 class EarlierFunctionCall(FunctionCall):
-    """That of an earlier answer, with what OpenAI's client made of its arguments."""
+    """That of an earlier answer, with what clients add to it."""
 
-    parsed_arguments: Any = Field(default=None, exclude=True)
+    parsed_arguments: Any = Field(default=None, exclude=True)  # OpenAI's
+    provider_specific_fields: Any = Field(default=None, exclude=True)  # LiteLLM's
 
 
 class EarlierToolCall(AssistantToolCall):
@@ -104,6 +107,8 @@ class EarlierToolCall(AssistantToolCall):
 
     index: int | None = None
     function: EarlierFunctionCall
+    provider_specific_fields: Any = Field(default=None, exclude=True)
+    extra_content: Any = Field(default=None, exclude=True)  # of Gemini's answers
 
 
 class FunctionCallDelta(TypedDict, total=False):

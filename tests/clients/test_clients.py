@@ -293,6 +293,10 @@ def test_litellm(url: str) -> None:
     stream = litellm.completion(model=f"openai/{MODEL}", api_base=f"{url}/v1", stream=True, **options)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert text == whole.choices[0].message.content
+    # With what it adds to answers.
+    options["messages"] = [*QUESTION, whole.choices[0].message, {"role": "user", "content": "Thanks."}]
+    litellm.completion(model=f"openai/{MODEL}", api_base=f"{url}/v1", **options)
+    options["messages"] = QUESTION
     claude = litellm.completion(model=f"anthropic/{MODEL}", api_base=url, **options)
     assert claude.choices[0].message.content == text
     response = litellm.responses(

@@ -61,8 +61,10 @@ PRINTS_ALL_FIELDS = (
 
 
 def called(arguments: str) -> dict[str, Any]:
-    function = {"arguments": arguments, "name": "f", "parsed_arguments": {"a": 1}}
-    return {"id": "c1", "function": function, "type": "function", "index": 0}
+    unread = {"provider_specific_fields": {"thought_signature": "x"}}
+    function = {"arguments": arguments, "name": "f", "parsed_arguments": {"a": 1}, **unread}
+    extra = {"extra_content": {"google": {"thought_signature": "x"}}}
+    return {"id": "c1", "function": function, "type": "function", "index": 0, **unread, **extra}
 
 
 @pytest.mark.parametrize("template", [None, PRINTS_ALL_FIELDS])
@@ -82,6 +84,26 @@ def test_a_conversation_has_one_prompt_in_a_program_and_over_http(llm: LLM, temp
         ],
         [{"role": "assistant", "content": "", "tool_calls": [], "reasoning": "Hm.", "audio": None, "type": "message"}],
         [{"role": "assistant", "content": None, "reasoning": "Hm.", "reasoning_content": "So."}],
+        [
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+                    {"type": "redacted_thinking", "data": "x"},
+                    {"type": "text", "text": "Hello"},
+                ],
+            }
+        ],
+        [
+            {"role": "user", "content": "Hi", "cache_control": {"type": "ephemeral"}},
+            {
+                "role": "assistant",
+                "content": "Hello",
+                "provider_specific_fields": {"refusal": None},
+                "thinking_blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "x"}],
+                "reasoning_details": [{"type": "reasoning.text", "text": "Hm."}],
+            },
+        ],
         *(
             [
                 {"role": "assistant", "content": content, "tool_calls": [called(arguments)], "function_call": None},
@@ -99,6 +121,19 @@ def test_a_conversation_has_one_prompt_in_a_program_and_over_http(llm: LLM, temp
         assert over_http == in_program
     text = as_chat_prompts(conversations[2], loaded)[0].text or ""
     assert "No." in text
+
+
+def test_parts_of_thinking_are_what_the_assistant_thought() -> None:
+    """LiteLLM sends them to vLLM; Claude Code was refused, through it, once the model had thought."""
+    thinking = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    parts = [thinking, {"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "Yes."}]
+    message = ChatMessage.model_validate({"role": "assistant", "content": parts})
+    (written,) = as_messages([message])
+    assert as_template_message(written) == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    alone = {"role": "assistant", "content": [thinking], "tool_calls": [called("{}")]}
+    assert as_template_message(alone)["content"] is None
+    with pytest.raises(ValueError, match="expected content to be a string or a list of text parts"):
+        as_template_message({"role": "user", "content": parts})
 
 
 def test_guidellm_and_vllm_bench_serve(llm: LLM) -> None:
@@ -145,13 +180,28 @@ def test_messages_as_other_services_return_them(llm: LLM) -> None:
             "role": "user",
             "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}],
         },
-        {"role": "assistant", "content": "Hello", "annotations": [], "refusal": None, "audio": None, "tool_calls": []},
-        {"role": "user", "content": "Bye", "type": "message"},
+        {
+            "role": "assistant",
+            "content": "Hello",
+            "annotations": [],
+            "refusal": None,
+            "audio": None,
+            "tool_calls": [],
+            "provider_specific_fields": {"refusal": None},
+        },
+        {"role": "user", "content": "Bye", "type": "message", "cache_control": {"type": "ephemeral"}},
     ]
 
     async def test(client: httpx.AsyncClient) -> None:
         tokens = [(await post(client, "/tokenize", {"messages": messages}))["tokens"] for messages in (plain, sent)]
         assert tokens[0] == tokens[1]
+
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        described = [
+            await post(client, "/tokenize", {"messages": plain, "tools": [{**tool, **mark}]})
+            for mark in ({}, {"cache_control": {"type": "ephemeral"}})
+        ]
+        assert described[0]["tokens"] == described[1]["tokens"]
 
     serve(llm, test)
 

@@ -102,7 +102,7 @@ def test_invalid_values_are_named(http: httpx.Client, change: dict[str, Any], pa
         ({"messages": [{"content": "x"}]}, "messages.0.role: required"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "Look:"}, {"type": "image_url"}]}]},
-            "messages.0.content.1: parts of type 'image_url' are not supported, only text, refusal",
+            "messages.0.content.1: parts of type 'image_url' are not supported, only text, refusal, thinking",
         ),
         ({"Stop": "x"}, "Stop: unknown or not supported; did you mean stop?"),
         ({"max_token": 5}, "max_token: unknown or not supported; did you mean max_tokens?"),
@@ -245,7 +245,8 @@ def test_text_that_is_not_unicode_is_named(http: httpx.Client, path: str, change
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
 def test_parts_of_a_message_that_are_no_text_are_refused(http: httpx.Client, path: str) -> None:
     response = http.post(path, json={"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})
-    message = "messages.0.content.0: parts of type 'image_url' are not supported, only text, refusal"
+    known = "text, refusal, thinking, redacted_thinking"
+    message = f"messages.0.content.0: parts of type 'image_url' are not supported, only {known}"
     assert_error(response, 400, param="messages", message=message)
 
 
