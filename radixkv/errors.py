@@ -75,7 +75,7 @@ class ReplicasLostError(EngineError):
 
 
 class RequestCrashesError(EngineError):
-    """A request was running on two replicas when they died, at the same token: it would probably crash others."""
+    """Two replicas had a request when they died, at the same token: it would probably crash others."""
 
 
 class StepFailedError(EngineError):

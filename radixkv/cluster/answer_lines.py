@@ -38,13 +38,11 @@ async def answer_lines(
         RefusedError: it does not take it now, or its pins leave no room to go on.
         LostError: there is no last line.
     """
-    accepted = False
     try:
         async with client.stream("POST", "/generate", content=body, headers=headers) as response:
             if response.status_code != HTTPStatus.OK:
                 await response.aread()
                 raise _refusal(replica, response)
-            accepted = True
             yield None
             async with aclosing(_whole_lines(replica, response)) as lines:
                 async for line in lines:
@@ -60,7 +58,7 @@ async def answer_lines(
                         return  # aborted by the replica, if it was not the end
     except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
         reached = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-        died = accepted and await _is_dead(client)
+        died = reached and await _is_dead(client)
         raise LostError(f"{replica}: {error!r}", died=died, reached=reached) from error
     raise LostError(f"{replica}: it broke off", died=await _is_dead(client))
 

@@ -26,7 +26,6 @@ class Ticket:
         num_tokens: of the prompt and the longest answer together.
         begun: whether the request has tokens.
         sent: whether the replica may have had it.
-        accepted: whether the replica has taken it.
     """
 
     replica: str
@@ -34,7 +33,6 @@ class Ticket:
     num_tokens: int
     begun: bool
     sent: bool = False
-    accepted: bool = False
     _died: bool = False
     _interrupted: bool = False
     # The timeout within which it waits for its next line; None: it does not wait.
@@ -95,7 +93,7 @@ class Ticket:
             LostError, MovedError: why.
         """
         if self._died:
-            raise LostError(f"{self.replica}: it died", died=self.accepted, reached=self.sent)
+            raise LostError(f"{self.replica}: it died", died=self.sent, reached=self.sent)
         if self._interrupted:
             raise MovedError
 

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 # Replicas that may lose a request before its next token.
 _MAX_LOSSES = 4
-# A request that was running on so many replicas when they died, without a token in between, is taken to be the cause.
+# A request that so many replicas had when they died, without a token in between, is taken to be the cause.
 _MAX_DEATHS = 2
 # The first and the longest pause before a request is sent again to replicas that had no room. It is sent whole each time, and
 # a hundred long ones may wait at a time.
@@ -31,7 +31,7 @@ class LostError(Exception):
 
     Args:
         message: what happened, with the replica's name, for the log.
-        died: whether its engine crashed while it ran the request.
+        died: whether its engine crashed while it had the request, or may have had it.
         reached: whether it may have had the request.
     """
 
@@ -83,7 +83,7 @@ class Losses:
 
     @property
     def suspected(self) -> bool:
-        """Whether it was running on a replica that died, and has had no token since."""
+        """Whether a replica had it and died, and it has had no token since."""
         return bool(self._dead)
 
     def progress(self, generation: str | None) -> None:
@@ -116,9 +116,9 @@ class Losses:
         if error.died:
             self._dead.append(replica)
         if len(self._dead) >= _MAX_DEATHS:
-            _log.error("request %r is given up: %s died while they ran it", self._request_id, " and ".join(self._dead))
+            _log.error("request %r is given up: %s died while they had it", self._request_id, " and ".join(self._dead))
             raise RequestCrashesError(
-                f"request {self._request_id!r} was running on {len(self._dead)} replicas when they died, at the same token: "
+                f"request {self._request_id!r} was on {len(self._dead)} replicas when they died, at the same token: "
                 "it is not sent to another one"
             ) from error
         if self._num_lost >= _MAX_LOSSES:

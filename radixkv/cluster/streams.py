@@ -4,9 +4,9 @@ The ingress keeps the tokens that it has delivered. When a replica dies, is drai
 prompt with those tokens, and goes on with the next (`radixkv.engine.resumption`): the client sees a pause, and then the
 text that it would have got from the first.
 
-A request that crashes engines would take down one replica after another. When a replica dies, every request that ran on it is
+A request that crashes engines would take down one replica after another. When a replica dies, every request that it had is
 suspected. So a replica gets suspected requests one at a time, the next when it has computed a token of the one before; and a
-request that was running on two replicas when they died, without a token in between, is refused.
+request that two replicas had when they died, without a token in between, is refused.
 
 Only replicas of the same generation continue what one of them has begun (`radixkv.cluster.generations`): others would give
 other tokens.
@@ -175,7 +175,7 @@ class ReplicaStreams:
                 is lost, others queue it.
             RequestTooLargeError: it would fit into no replica that is up.
             NoBlocksLeftError: pins left it no room on two replicas, or on the only one.
-            RequestCrashesError: two replicas died while they ran it, at the same token.
+            RequestCrashesError: two replicas died while they had it, at the same token.
             ReplicasLostError: four replicas lost it without a token in between, or there is no other replica.
         """
         prompt, params = self._validated(prompt, params)
@@ -327,7 +327,6 @@ class ReplicaStreams:
                 async with aclosing(answer), aclosing(ticket.read(answer)) as lines:
                     async for line in lines:
                         if line is None:
-                            ticket.accepted = True
                             losses.note_acceptance()
                             if on_accepted is not None:
                                 on_accepted()

@@ -22,10 +22,16 @@ from radixkv.prompts import Prompt
 
 
 class Replica(httpx.AsyncBaseTransport):
-    """Sends tokens chosen by how many it is given, and then dies or, after a last line, does not."""
+    """Sends tokens chosen by how many it is given, and then dies or, after a last line, does not.
 
-    def __init__(self, answer: Callable[[int], tuple[list[bytes], bool]]) -> None:
+    Args:
+        answer: lines for a number of tokens, and whether it dies then.
+        accepts: whether it says that it has taken a request before it dies.
+    """
+
+    def __init__(self, answer: Callable[[int], tuple[list[bytes], bool]], *, accepts: bool = True) -> None:
         self._answer = answer
+        self._accepts = accepts
         self._dead = False
         self.num_requests = 0
 
@@ -37,6 +43,8 @@ class Replica(httpx.AsyncBaseTransport):
         self.num_requests += 1
         sent = json.loads(request.content)
         parts, self._dead = self._answer(sum(len(output["token_ids"]) for output in sent["resume"]))
+        if not self._accepts:
+            raise httpx.ReadError("planted")
         return await answering(*parts, breaks=self._dead)(request)
 
 
@@ -49,9 +57,15 @@ def streams_of(*replicas: httpx.AsyncBaseTransport, wait_seconds: float = 0.0) -
     return streams_over(clients, wait_seconds=wait_seconds)
 
 
-def test_what_two_replicas_died_of_is_sent_to_no_third() -> None:
-    replicas = [Replica(lambda num_given: ([line(7)] if num_given == 0 else [], True)) for _ in range(4)]
-    with pytest.raises(RequestCrashesError, match="'one' was running on 2 replicas when they died, at the same token"):
+@pytest.mark.parametrize("accepts", [True, False])
+def test_what_two_replicas_died_of_is_sent_to_no_third(accepts: bool) -> None:
+    """If they died before they could say that they had taken it, it was sent to four."""
+
+    def answer(num_given: int) -> tuple[list[bytes], bool]:
+        return [line(7)] if num_given == 0 else [], True
+
+    replicas = [Replica(answer, accepts=accepts) for _ in range(4)]
+    with pytest.raises(RequestCrashesError, match="'one' was on 2 replicas when they died, at the same token"):
         asyncio.run(tokens(streams_of(*replicas)))
     assert sum(replica.num_requests for replica in replicas) == 2
 
@@ -60,9 +74,15 @@ def test_a_search_has_not_gone_on_between_deaths_because_each_replica_has_begun_
     """It starts over, and so comes to what engines die of each time."""
     replicas = [Replica(lambda _: ([encode_begun()], True)) for _ in range(4)]
     search = streams_of(*replicas).beam_search(Prompt([1, 2, 3]), BeamSearchParams(beam_width=2, max_tokens=3), "one")
-    with pytest.raises(RequestCrashesError, match="'one' was running on 2 replicas when they died"):
+    with pytest.raises(RequestCrashesError, match="'one' was on 2 replicas when they died"):
         asyncio.run(search)
     assert sum(replica.num_requests for replica in replicas) == 2
+
+
+def test_a_replica_that_breaks_off_and_lives_is_no_death() -> None:
+    replicas = [Replica(lambda _: ([], False), accepts=False) for _ in range(4)]
+    with pytest.raises(ReplicasLostError, match="was lost by 4 replicas"):
+        asyncio.run(tokens(streams_of(*replicas)))
 
 
 def test_a_stream_that_goes_on_between_deaths_is_not_to_blame() -> None:
@@ -176,7 +196,7 @@ def test_what_waits_for_its_turn_on_a_replica_that_dies_is_not_lost_there() -> N
         ticket.sent = sent
         with pytest.raises(LostError) as loss:
             ticket.check()
-        assert loss.value.reached is sent
+        assert loss.value.reached is loss.value.died is sent
 
 
 def test_full_replicas_are_asked_ever_less_often_until_one_accepts() -> None:

@@ -158,12 +158,15 @@ def test_what_was_accepted_is_queued_by_a_replica_that_is_full(
                     each.allow(1)
                 return [server.llm.num_unfinished for server in servers]
 
-            def num_accepted() -> int:
-                """As far as the sender has heard: what it has not been told of may be refused elsewhere."""
-                return sum(ticket.accepted for each in replicas.streams._tickets.values() for ticket in each)
-
-            running = [asyncio.ensure_future(tokens(replicas.streams, prompt, params)) for prompt in prompts]
-            await until(lambda: num_unfinished() == [2, 2] and num_accepted() == len(prompts))
+            # As far as the sender has heard: what it has not been told of may be refused elsewhere.
+            accepted = list[None]()
+            running = [
+                asyncio.ensure_future(
+                    tokens(replicas.streams, prompt, params, on_accepted=lambda: accepted.append(None))
+                )
+                for prompt in prompts
+            ]
+            await until(lambda: num_unfinished() == [2, 2] and len(accepted) == len(prompts))
             with pytest.raises(QueueFullError, match="2 requests are unfinished, and at most 2 may be"):
                 await tokens(replicas.streams, Prompt(PROMPT), params)
             if is_killed:

@@ -108,10 +108,14 @@ def streams_over(clients: Mapping[str, httpx.AsyncClient], secret: str = SECRET,
 
 
 async def tokens(
-    streams: ReplicaStreams, prompt: Prompt = PROMPT, params: SamplingParams = GREEDY, request_id: str = "one"
+    streams: ReplicaStreams,
+    prompt: Prompt = PROMPT,
+    params: SamplingParams = GREEDY,
+    request_id: str = "one",
+    **options: Any,
 ) -> list[int]:
     """The tokens that answer a prompt."""
-    deltas = streams.generate(prompt, params, request_id)
+    deltas = streams.generate(prompt, params, request_id, **options)
     return [token_id async for delta in deltas for token_id in delta.outputs[0].token_ids]
 
 
