@@ -1,4 +1,4 @@
-"""One attempt to answer a request: it can be moved off its replica; a suspected request must wait for its turn there."""
+"""One attempt to answer a request: it can be called away from its replica."""
 
 from __future__ import annotations
 
@@ -96,28 +96,3 @@ class Ticket:
             raise LostError(f"{self.replica}: it died", died=self.sent, reached=self.sent)
         if self._interrupted:
             raise MovedError
-
-
-class Trial:
-    """The turn of a suspected request on a replica, until the replica has computed a token of it.
-
-    Args:
-        lock: the replica's, held by one request at a time; None: the request is not suspected, and waits for no turn.
-    """
-
-    __slots__ = ("_lock", "_running")
-
-    def __init__(self, lock: asyncio.Lock | None) -> None:
-        self._lock = lock
-        self._running = False
-
-    async def begin(self) -> None:
-        """Wait for the turn."""
-        if self._lock is not None:
-            self._running = await self._lock.acquire()
-
-    def end(self) -> None:
-        """End the turn, so that the next one begins; later calls do nothing."""
-        if self._lock is not None and self._running:
-            self._lock.release()
-            self._running = False

@@ -19,7 +19,7 @@ import math
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -31,7 +31,7 @@ import httpx
 from radixkv.cache.tokens import MAX_TOKEN_ID
 from radixkv.cluster.answer_checks import AnswerChecks
 from radixkv.cluster.answer_lines import answer_lines
-from radixkv.cluster.attempt import MovedError, Ticket, Trial
+from radixkv.cluster.attempt import MovedError, Ticket
 from radixkv.cluster.connection import check_secret
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.prefix_reuse import reuses_prefixes
@@ -319,9 +319,12 @@ class ReplicaStreams:
             generation = self._generations.get(placement.replica)
             ticket = Ticket(placement.replica, generation, num_tokens, begun=losses.has_tokens)
             self._tickets.setdefault(client, set()).add(ticket)
-            trial = Trial(self._trials.setdefault(client, asyncio.Lock()) if losses.suspected else None)
+            trial = ExitStack()  # the turn of a suspected request, which ends with its first token here
             try:
-                await trial.begin()
+                if losses.suspected:
+                    turn = self._trials.setdefault(client, asyncio.Lock())
+                    await turn.acquire()
+                    trial.callback(turn.release)
                 headers = {**self._headers, ACCEPTED_HEADER: "1"} if losses.accepted else self._headers
                 answer = answer_lines(placement.replica, client, request.body(resume()), headers)
                 async with aclosing(answer), aclosing(ticket.read(answer)) as lines:
@@ -339,7 +342,7 @@ class ReplicaStreams:
                         has_tokens = _has_tokens(piece)
                         if has_tokens or isinstance(piece, BeamSearchOutput):  # whose first line says that it has begun
                             self.router.prefilled(placement)
-                            trial.end()
+                            trial.close()
                             if times.first_token_time is None:
                                 times.first_token_time = time.monotonic()
                                 times.scheduled_time = times.scheduled_time or times.first_token_time
@@ -356,7 +359,7 @@ class ReplicaStreams:
             except MovedError:
                 pass
             finally:
-                trial.end()
+                trial.close()
                 self._give_back(client, ticket)
                 self.router.finish(placement)
 
