@@ -124,10 +124,9 @@ class PendingRequest:
             prompt = self._prompt
             # Of a prompt that is computed already, what it left in the cache is STORED.
             hashes = [] if self._prefilled else prompt_hashes(prompt.token_ids, prompt.namespace, block_size)
-            reads = reuses_prefixes(prompt, self._params, has_tokens=bool(prompt.resume))
-            if not (reads and prompt.write_cache):
+            if not (reuses_prefixes(prompt, self._params) and prompt.write_cache):
                 hashes = []  # all of it may be computed, and none of it be held
-            self._taken = encode_taken(TakenRequest(self.number, len(prompt.token_ids), hashes))
+            self._taken = encode_taken(TakenRequest(self.number, prompt.num_tokens, hashes))
         return self._taken + (encode_number(Kind.PREFILLED, self.number) if self._prefilled else b"")
 
     def _tell(self, kind: Kind) -> None:

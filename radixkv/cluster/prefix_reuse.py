@@ -6,12 +6,11 @@ from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams, wants_prompt_logprobs
 
 
-def reuses_prefixes(prompt: Prompt, params: SamplingParams | BeamSearchParams, *, has_tokens: bool) -> bool:
+def reuses_prefixes(prompt: Prompt, params: SamplingParams | BeamSearchParams) -> bool:
     """Whether a replica reuses cached prefixes; see `radixkv.scheduling.request.Request.reuses_prefixes`.
 
     Args:
-        prompt: of the request.
+        prompt: of the request; an answer that has begun needs no log-probabilities of it any more.
         params: of the request.
-        has_tokens: whether its answer has begun, so that it needs no log-probabilities of the prompt any more.
     """
-    return prompt.read_cache and (has_tokens or not wants_prompt_logprobs(params))
+    return prompt.read_cache and (bool(prompt.resume) or not wants_prompt_logprobs(params))

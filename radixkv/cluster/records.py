@@ -5,7 +5,7 @@
     byte      kind
     4 bytes   bytes that follow
     ...       STORED, REMOVED: hashes of blocks, 8 bytes each
-              TAKEN: the request's number, the number of its prompt's tokens, the hashes of its whole blocks
+              TAKEN: the request's number, its number of tokens (`Prompt.num_tokens`), the hashes of its whole blocks
               PREFILLED, ENDED: the request's number
               LOAD: a JSON object
               HELD, CLEARED: nothing
@@ -65,7 +65,7 @@ class TakenRequest:
 
     Attributes:
         number: the replica's name for it.
-        num_tokens: of its prompt.
+        num_tokens: of its prompt, and of its answers that were begun elsewhere.
         block_hashes: of its prompt's whole blocks; empty where it does not both read and write the cache.
     """
 

@@ -313,9 +313,9 @@ class ReplicaStreams:
         losses = Losses(request.request_id)
         num_tokens = len(prompt.token_ids) + (params.max_tokens or 0)
         while True:
-            has_tokens = losses.has_tokens or bool(prompt.resume)
-            known = hashes if reuses_prefixes(prompt, params, has_tokens=has_tokens) else []
-            placement, client = await self._choose(known, request.prompt, losses)
+            begun = replace(request.prompt, resume=resume())
+            known = hashes if reuses_prefixes(begun, params) else []
+            placement, client = await self._choose(known, begun, losses)
             generation = self._generations.get(placement.replica)
             ticket = Ticket(placement.replica, generation, num_tokens, begun=losses.has_tokens)
             self._tickets.setdefault(client, set()).add(ticket)
@@ -326,7 +326,7 @@ class ReplicaStreams:
                     await turn.acquire()
                     trial.callback(turn.release)
                 headers = {**self._headers, ACCEPTED_HEADER: "1"} if losses.accepted else self._headers
-                answer = answer_lines(placement.replica, client, request.body(resume()), headers)
+                answer = answer_lines(placement.replica, client, request.body(begun.resume), headers)
                 async with aclosing(answer), aclosing(ticket.read(answer)) as lines:
                     async for line in lines:
                         if line is None:
@@ -374,7 +374,7 @@ class ReplicaStreams:
         self, hashes: Sequence[int], prompt: Prompt, losses: Losses
     ) -> tuple[Placement, httpx.AsyncClient]:
         loop = asyncio.get_running_loop()
-        choose = partial(self.router.choose, hashes, len(prompt.token_ids), writes=prompt.write_cache)
+        choose = partial(self.router.choose, hashes, prompt.num_tokens, writes=prompt.write_cache)
         while True:
             refused = losses.refused_by(self._clients)
             lost = losses.lost_by(self._clients)

@@ -74,6 +74,12 @@ class Prompt:
     resume: Sequence[CompletionOutput] = ()
     prediction: Sequence[int] = ()
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are computed, or found cached, before its answers begin, or go on."""
+        begun = sum(len(output.token_ids) for output in self.resume if output.finish_reason is None)
+        return len(self.token_ids) + begun
+
 
 def as_prompts(
     prompts: PromptInput | Sequence[PromptInput], loaded: TextInterface, add_special_tokens: bool = True

@@ -175,22 +175,23 @@ def test_what_the_engine_is_about_to_refuse_is_announced_to_nobody(prompt: Promp
     assert not requests._requests
 
 
-BEGUN = [CompletionOutput(0, "x", [2], 0.0)]
+# The second one has ended: nothing of it has to be computed.
+BEGUN = [CompletionOutput(0, "x", [2], 0.0), CompletionOutput(1, "xx", [2, 3], 0.0, finish_reason="stop")]
 
 
 @pytest.mark.parametrize(
-    ("prompt", "params", "num_blocks"),
+    ("prompt", "params", "expected"),
     [
-        (Prompt([1] * 9), GREEDY, 2),
-        (Prompt([1] * 9, read_cache=False), GREEDY, 0),
-        (Prompt([1] * 9, write_cache=False), GREEDY, 0),
+        (Prompt([1] * 9), GREEDY, (9, 2)),
+        (Prompt([1] * 9, read_cache=False), GREEDY, (9, 0)),
+        (Prompt([1] * 9, write_cache=False), GREEDY, (9, 0)),
         # The log-probabilities of a prompt have to be computed, and are complete when its answer begins.
-        (Prompt([1] * 9), replace(GREEDY, prompt_logprobs=0), 0),
-        (Prompt([1] * 9, resume=BEGUN), replace(GREEDY, prompt_logprobs=0), 2),
+        (Prompt([1] * 9), replace(GREEDY, prompt_logprobs=0), (9, 0)),
+        (Prompt([1] * 9, resume=BEGUN), replace(GREEDY, prompt_logprobs=0), (10, 2)),
     ],
 )
 def test_of_what_is_not_shared_by_the_cache_only_its_length_is_announced(
-    prompt: Prompt, params: SamplingParams, num_blocks: int
+    prompt: Prompt, params: SamplingParams, expected: tuple[int, int]
 ) -> None:
     """With prompt_logprobs, what a replica held of a prompt did not count as work for it."""
     requests, feed = AnnouncedRequests(), BlockFeed(BLOCK, lambda: None)
@@ -198,4 +199,4 @@ def test_of_what_is_not_shared_by_the_cache_only_its_length_is_announced(
     (record,) = requests.join(feed, OTHER)
     ((_, payload),) = RecordReader().read(record)
     taken = decode_taken(payload, BLOCK)
-    assert (taken.num_tokens, len(taken.block_hashes)) == (9, num_blocks)
+    assert (taken.num_tokens, len(taken.block_hashes)) == expected

@@ -12,6 +12,7 @@ import pytest
 from support.pretended_replicas import (
     GREEDY,
     HANGING,
+    PROMPT,
     SECRET,
     Cluster,
     answering,
@@ -222,6 +223,25 @@ def test_what_was_begun_waits_for_a_replica_with_room() -> None:
         streams = streams_over(clients)
         with pytest.raises(ReplicasLostError, match="'one' was begun, and no replica has room to go on with it"):
             await tokens(streams)
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_goes_on_elsewhere_counts_there_with_what_was_begun() -> None:
+    """A replica that had to compute a thousand tokens of it again was taken to be nearly idle."""
+
+    async def hanging() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    async def main() -> None:
+        breaking = answering(line(1), line(2), breaks=True)
+        streams = streams_over({"a": client_of(breaking), "b": client_of(streaming(hanging))})
+        answer = asyncio.ensure_future(tokens(streams))
+        await until(lambda: streams.num_streams("b"))
+        assert streams.router._replicas["b"].queued == len(PROMPT.token_ids) + 2
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
 
     asyncio.run(main())
 
