@@ -18,8 +18,8 @@ from radixkv.tiers.stats import StoreStats, TierTotals
 
 _OF_THE_ENGINE = ("num_preemptions", "num_steps")
 _OF_ALL_TIERS = ("loads", "loads_given_up", "loads_not_worth_it", "dropped_blocks")
-# Engines whose own numbers are kept: one that was silent while so many others reported has ended.
-_MAX_ENGINES = 1000
+# Engines whose own numbers are kept, beside as many as are up: one that was silent while so many others reported has ended.
+_MAX_ENDED = 1000
 
 
 def counters_of(stats: EngineStats) -> dict[str, float]:
@@ -55,22 +55,23 @@ def stats_of(counters: Mapping[str, float]) -> dict[str, Any]:
 
 
 class CounterTotals:
-    """The sums over all engines that ever reported, in 2 MB at most."""
+    """The sums over all engines that ever reported, in 2 KB for each that is up, and 2 MB at most for the others."""
 
     def __init__(self) -> None:
         self._latest: dict[str, Mapping[str, float]] = {}  # of each engine; those that reported last are at the end
         self._ended: Counter[str] = Counter()
 
-    def report(self, instance: str, counters: Mapping[str, float]) -> None:
+    def report(self, instance: str, counters: Mapping[str, float], *, num_up: int = 0) -> None:
         """Take note of an engine's counters.
 
         Args:
             instance: the engine's process.
             counters: from `counters_of`.
+            num_up: engines that are up, and will report again.
         """
         self._latest.pop(instance, None)
         self._latest[instance] = counters
-        if len(self._latest) > _MAX_ENGINES:
+        if len(self._latest) > _MAX_ENDED + num_up:
             self._ended.update(self._latest.pop(next(iter(self._latest))))
 
     def totals(self) -> dict[str, float]:

@@ -351,28 +351,27 @@ class ReplicaSet:
         _log.info("replica %r is up at %s", member.name, member.url)
 
     def _note(self, member: Member, client: httpx.AsyncClient, kind: Kind, payload: bytes) -> None:
+        if kind is Kind.LOAD:
+            if member.client is not None:  # otherwise its engine is busy, and what it holds is not listed yet
+                self._note_load(member, client, decode_load(payload))
+            return
         if member.leaving:
-            if kind is Kind.LOAD and member.description is not None:
-                self.counters.report(member.description.instance, decode_load(payload).counters)
             return
         if member.client is None:
-            if kind is Kind.LOAD:
-                return  # its engine is busy, and what it holds is not listed yet
             if kind is not Kind.HELD:
                 raise ConnectionError(f"{member}: expected to be told first what it holds, got {kind.name}")
             self._put_up(member, client)
-        if kind is Kind.LOAD:
-            self._note_load(member, client, decode_load(payload))
-        else:
-            tell_router(self.streams.router, member.name, kind, payload)
+        tell_router(self.streams.router, member.name, kind, payload)
 
     def _note_load(self, member: Member, client: httpx.AsyncClient, load: ReplicaLoad) -> None:
+        assert member.description is not None
+        self.counters.report(member.description.instance, load.counters, num_up=len(self._members))
+        if member.leaving:
+            return
         member.load = load
         if load.draining:
             self.streams.router.remove(member.name)
             self.streams.move(client)
-        assert member.description is not None
-        self.counters.report(member.description.instance, load.counters)
         self.streams.router.report(member.name, load.prefill_seconds_per_token)
         if not member.joined.done():
             member.joined.set_result(None)

@@ -60,13 +60,23 @@ def test_totals_are_of_all_that_ever_reported_each_by_its_latest_numbers() -> No
 
 def test_what_is_kept_of_engines_does_not_grow_with_each_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that is restarted again and again made the totals ever slower to compute, at each scrape."""
-    monkeypatch.setattr("radixkv.cluster.counters._MAX_ENGINES", 3)
+    monkeypatch.setattr("radixkv.cluster.counters._MAX_ENDED", 3)
     totals = CounterTotals()
     for restart in range(100):
         totals.report("lasting", {"num_steps": 1000 + restart})
         totals.report(f"restarted {restart}", {"num_steps": 7})
         assert totals.totals() == {"num_steps": 1000 + restart + 7 * (restart + 1)}
     assert len(totals._latest) == 3
+
+
+def test_engines_that_are_up_count_once_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more than were kept, one that reported again was counted beside its own numbers of before."""
+    monkeypatch.setattr("radixkv.cluster.counters._MAX_ENDED", 3)
+    totals = CounterTotals()
+    for steps in (5, 7):
+        for number in range(10):
+            totals.report(str(number), {"num_steps": steps}, num_up=10)
+    assert totals.totals() == {"num_steps": 70}
 
 
 def test_an_ingress_shows_each_replica_and_totals_that_survive_it(default_tokenizer: Any, tmp_path: Path) -> None:
