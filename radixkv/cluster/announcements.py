@@ -88,6 +88,7 @@ class Announcements:
             sent: ReplicaLoad | None = None
             silent, next_look = 0, loop.time()
             while llm.death is None and not feed.overflowed:
+                is_last = llm.draining and not llm.num_unfinished  # before the load, whose sending may take long
                 if llm.draining or loop.time() >= next_look:  # its last counts must not be missed
                     next_look = loop.time() + _SECONDS_BETWEEN_LOADS
                     load = _load(llm)
@@ -95,7 +96,7 @@ class Announcements:
                     if load != sent or silent >= _LOADS_PER_HEARTBEAT:
                         sent, silent = load, 0
                         yield encode_load(load)
-                if llm.draining and not llm.num_unfinished:
+                if is_last:
                     return  # there will be nothing more to tell
                 with suppress(TimeoutError):
                     await asyncio.wait_for(awake.wait(), next_look - loop.time())

@@ -18,7 +18,9 @@ from support.tiny_engine import tiny
 
 from radixkv import AsyncLLM
 from radixkv.cluster.announcements import Announcements
-from radixkv.cluster.records import Kind, RecordReader, decode_hashes
+from radixkv.cluster.counters import counters_of
+from radixkv.cluster.load import ReplicaLoad
+from radixkv.cluster.records import Kind, RecordReader, decode_hashes, decode_load
 
 
 def test_a_reader_hears_of_an_engine_in_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +69,34 @@ def test_a_replica_that_caches_blocks_with_each_step_reports_its_load_no_more_of
         assert (kinds.count(Kind.LOAD), kinds.count(Kind.STORED) > 2) == (1, True)
 
     run(test)
+
+
+def test_a_drained_engine_s_last_counts_are_told_although_it_ends_while_a_load_is_sent() -> None:
+    """It was taken to have nothing more to tell: the ingresses' totals lacked its last steps for ever."""
+    offline = tiny()
+    steps = HeldSteps(offline.engine)
+
+    async def test(llm: AsyncLLM) -> None:
+        reader = RecordReader()
+        async with aclosing(Announcements(llm).subscribe(0)) as announced:
+
+            async def load_that(matches: Callable[[ReplicaLoad], bool]) -> ReplicaLoad | None:
+                async for data in announced:
+                    for kind, payload in reader.read(data):
+                        if kind is Kind.LOAD and matches(load := decode_load(payload)):
+                            return load
+                return None
+
+            assert await load_that(lambda load: not load.draining)
+            answer = asyncio.ensure_future(stream_tokens(llm, prompts(1)[0]))
+            await until(lambda: steps.is_holding)
+            llm.start_draining()
+            assert await load_that(lambda load: load.draining)
+            steps.allow_all()
+            await answer
+            assert await load_that(lambda load: load.counters == counters_of(llm.stats))
+
+    run(test, offline)
 
 
 def test_a_reader_that_leaves_while_its_feed_begins_is_forgotten() -> None:
