@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 # A replica sends something at least once a second. Events that end sooner than this are not read again at once.
 _SECONDS_OF_SILENCE = 10.0
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
+# How long streams stay on a replica that is drained: others that are drained together with it have said so by then.
+_SECONDS_TO_STAY = 1.0
 
 
 class ReplicaSet:
@@ -371,7 +373,7 @@ class ReplicaSet:
         member.load = load
         if load.draining:
             self.streams.router.remove(member.name)
-            self.streams.move(client)
+            asyncio.get_running_loop().call_later(_SECONDS_TO_STAY, self.streams.move, client)
         self.streams.router.report(member.name, load.prefill_seconds_per_token)
         if not member.joined.done():
             member.joined.set_result(None)

@@ -10,10 +10,10 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from support.pretended_replicas import LOAD, Cluster, load_record, streaming, tokens, until
+from support.pretended_replicas import LOAD, SECRET, Cluster, line, load_record, refusal, streaming, tokens, until
 from support.time_limit import HANGING
 
-from radixkv.cluster import ReplicaStreams
+from radixkv.cluster import ReplicaSet, ReplicaStreams
 from radixkv.cluster.membership import Membership
 from radixkv.cluster.records import Kind, encode_load, encode_record
 
@@ -52,6 +52,7 @@ class Restarting:
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("radixkv.cluster.replica_set._SECONDS_BETWEEN_ATTEMPTS", 0.0)
+    monkeypatch.setattr("radixkv.cluster.replica_set._SECONDS_TO_STAY", 0.0)
     monkeypatch.setattr("radixkv.cluster.membership._SECONDS_BETWEEN_ATTEMPTS", 0.0)
 
 
@@ -74,6 +75,47 @@ def test_a_replica_whose_streams_are_called_away_twice_is_in_use_again(caplog: p
 
     asyncio.run(main())
     assert "cannot be followed" not in caplog.text
+
+
+def test_replicas_that_are_drained_together_finish_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the first that said so went to the second, which refused them, and were lost after the time to wait."""
+    monkeypatch.setattr("radixkv.cluster.replica_set._SECONDS_TO_STAY", HANGING)
+
+    async def main() -> None:
+        cluster, drained, may_end = Cluster(), set[str](), asyncio.Event()
+
+        async def events(request: httpx.Request) -> httpx.Response:
+            async def records() -> AsyncIterator[bytes]:
+                yield encode_record(Kind.HELD) + RUNNING
+                await until(lambda: request.url.host in drained)
+                yield DRAINED
+                await asyncio.Event().wait()
+
+            return await streaming(records)(request)
+
+        async def body() -> AsyncIterator[bytes]:
+            yield line(1)
+            await may_end.wait()
+            yield line(2, "length")
+
+        async def generate(request: httpx.Request) -> httpx.Response:
+            return refusal("DrainingError") if drained else await streaming(body)(request)
+
+        cluster.answers |= {"/events": events, "/generate": generate}
+        replicas = ReplicaSet(SECRET, connect=cluster.connect, wait_seconds=0.0)
+        for name in "ab":
+            await replicas.add(name, f"http://{name}")
+        answers = [asyncio.ensure_future(tokens(replicas.streams)) for _ in "ab"]
+        await until(lambda: all(map(replicas.streams.num_streams, "ab")))
+        drained.add("a")
+        await until(lambda: replicas.available == ["b"])
+        drained.add("b")
+        await until(lambda: not replicas.available)
+        may_end.set()
+        assert await asyncio.gather(*answers) == [[1, 2]] * 2
+        await replicas.close()
+
+    asyncio.run(main())
 
 
 def test_a_stream_that_fails_does_not_end_the_following_of_its_replica(

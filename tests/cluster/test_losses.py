@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 import httpx
 import pytest
@@ -14,7 +14,7 @@ from support.time_limit import HANGING
 
 from radixkv import BeamSearchParams
 from radixkv.cluster import ReplicaStreams
-from radixkv.cluster.attempt import Ticket
+from radixkv.cluster.attempt import MovedError, Ticket
 from radixkv.cluster.losses import Losses, LostError
 from radixkv.cluster.wire import encode_begun, encode_error
 from radixkv.errors import NoBlocksLeftError, QueueFullError, ReplicasLostError, RequestCrashesError
@@ -206,3 +206,22 @@ def test_full_replicas_are_asked_ever_less_often_until_one_accepts() -> None:
     assert [losses.next_pause() for _ in range(5)] == [0.25, 0.5, 1.0, 2.0, 2.0]
     losses.note_acceptance()
     assert losses.next_pause() == 0.25
+
+
+def test_a_stream_that_is_called_away_twice_leaves_once() -> None:
+    """The second call met a timeout that was expiring, which cannot be set again."""
+
+    async def hanging() -> AsyncGenerator[bytes, None]:
+        await asyncio.Event().wait()
+        yield b""
+
+    async def main() -> None:
+        ticket = Ticket("a", None, 10, begun=False)
+        reading = asyncio.ensure_future(anext(ticket.read(hanging())))
+        for _ in range(3):
+            await asyncio.sleep(0)
+            ticket.move([(None, 10)])
+        with pytest.raises(MovedError):
+            await reading
+
+    asyncio.run(main())
