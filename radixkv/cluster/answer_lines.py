@@ -35,7 +35,7 @@ async def answer_lines(
 
     Raises:
         Exception: the replica refuses the request, as any would.
-        RefusedError: it does not take it now, or its pins leave no room to go on.
+        RefusedError: it does not take it now, cannot be reached, or its pins leave no room to go on.
         LostError: there is no last line.
     """
     try:
@@ -56,10 +56,10 @@ async def answer_lines(
                             await _read_to_end(lines)
                     if piece["finished"]:
                         return  # aborted by the replica, if it was not the end
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise RefusedError(None) from error
     except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
-        reached = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-        died = reached and await _is_dead(client)
-        raise LostError(f"{replica}: {error!r}", died=died, reached=reached) from error
+        raise LostError(f"{replica}: {error!r}", died=await _is_dead(client)) from error
     raise LostError(f"{replica}: it broke off", died=await _is_dead(client))
 
 

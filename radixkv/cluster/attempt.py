@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from radixkv.cluster.losses import LostError
+from radixkv.cluster.losses import LostError, RefusedError
 
 _Line = TypeVar("_Line")
 
@@ -69,7 +69,7 @@ class Ticket:
         """The lines of the replica's answer, until the request is called away.
 
         Raises:
-            LostError, MovedError: it was.
+            LostError, RefusedError, MovedError: it was.
         """
         while True:
             self.check()
@@ -90,9 +90,9 @@ class Ticket:
         """Raise if it was interrupted.
 
         Raises:
-            LostError, MovedError: why.
+            LostError, RefusedError, MovedError: why.
         """
         if self._died:
-            raise LostError(f"{self.replica}: it died", died=self.sent, reached=self.sent)
+            raise LostError(f"{self.replica}: it died", died=True) if self.sent else RefusedError(None)
         if self._interrupted:
             raise MovedError

@@ -32,20 +32,18 @@ class LostError(Exception):
     Args:
         message: what happened, with the replica's name, for the log.
         died: whether its engine crashed while it had the request, or may have had it.
-        reached: whether it may have had the request.
     """
 
-    def __init__(self, message: str, *, died: bool = False, reached: bool = True) -> None:
+    def __init__(self, message: str, *, died: bool = False) -> None:
         super().__init__(message)
         self.died = died
-        self.reached = reached
 
 
 class RefusedError(Exception):
-    """A replica does not take the request now, or cannot go on with it.
+    """A replica does not take the request now, or cannot go on with it. It is tried again, and that is no loss.
 
     Args:
-        reason: it has too much to do, is too small, or its pins leave no room; None: it takes nothing any more.
+        reason: it has too much to do, is too small, or its pins leave no room; None: it takes nothing, or was not reached.
     """
 
     def __init__(self, reason: QueueFullError | RequestTooLargeError | NoBlocksLeftError | None) -> None:
@@ -100,16 +98,13 @@ class Losses:
         self.accepted, self._until, self._pause = True, None, _FIRST_PAUSE
 
     def note_loss(self, replica: str, client: httpx.AsyncClient, error: LostError) -> None:
-        """A replica lost it. If it never reached the replica, that is a refusal and no loss: the replica is tried again.
+        """A replica lost it.
 
         Raises:
             RequestCrashesError: it is probably the cause of the replicas' deaths.
             ReplicasLostError: that was the last attempt.
         """
         _log.info("request %r was lost: %s", self._request_id, error)
-        if not error.reached:
-            self._refused[replica] = client
-            return
         self._tried[replica] = client
         self._num_lost += 1
         self._until = None

@@ -15,7 +15,7 @@ from support.time_limit import HANGING
 from radixkv import BeamSearchParams
 from radixkv.cluster import ReplicaStreams
 from radixkv.cluster.attempt import MovedError, Ticket
-from radixkv.cluster.losses import Losses, LostError
+from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.wire import encode_begun, encode_error
 from radixkv.errors import NoBlocksLeftError, QueueFullError, ReplicasLostError, RequestCrashesError
 from radixkv.prompts import Prompt
@@ -192,11 +192,12 @@ def test_a_replica_that_refuses_connections_is_not_asked_for_ever() -> None:
 def test_what_waits_for_its_turn_on_a_replica_that_dies_is_not_lost_there() -> None:
     ticket = Ticket("a", None, 10, begun=True)
     ticket.abandon()
-    for sent in (False, True):
-        ticket.sent = sent
-        with pytest.raises(LostError) as loss:
-            ticket.check()
-        assert loss.value.reached is loss.value.died is sent
+    with pytest.raises(RefusedError):
+        ticket.check()
+    ticket.sent = True
+    with pytest.raises(LostError) as loss:
+        ticket.check()
+    assert loss.value.died
 
 
 def test_full_replicas_are_asked_ever_less_often_until_one_accepts() -> None:
