@@ -11,12 +11,13 @@ import torch
 import transformers
 
 from radixkv.errors import UnsupportedModelError
-from radixkv.model.layer_probe import Attend, attend_itself
+from radixkv.model.forward_pass import Attend
+from radixkv.model.layer_probe import attend_itself
 
 # By how much rounding may change one token's logits, relative to their norm, if other rows are computed beside it.
 _ROUNDING = 0.05
 
-Forward = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, Attend | None], torch.Tensor]
+Forward = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, Attend], torch.Tensor]
 """Logits by tokens, their positions (None: as the model counts those of one sequence), rows, and what attends."""
 
 

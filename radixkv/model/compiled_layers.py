@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from radixkv.attention import AttentionOptions
-from radixkv.model.running import running
+from radixkv.model.forward_pass import running
 
 _BACKEND = "inductor"
 
@@ -55,7 +55,7 @@ def opaque_attention(
     """
     rotary = None if cosines is None or sines is None else (cosines, sines)
     options = AttentionOptions(scale, softcap, sliding_window, sinks, rotary)
-    return running.get().attend_layer(int(layer_idx), query, key, value, options).contiguous()
+    return running.get().attend(int(layer_idx), query, key, value, options).contiguous()
 
 
 @opaque_attention.register_fake

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,9 +14,6 @@ from radixkv.errors import UnsupportedModelError
 from radixkv.memory import LayerShape
 from radixkv.model.attention_function import attention_by, layer_options, obstacle
 from radixkv.model.window_mask import window_of
-
-# Attends one layer: its index, query, key and value as `AttentionBatch.attend` takes them, and its options.
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], torch.Tensor]
 
 
 @contextmanager

@@ -10,13 +10,14 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from transformers import AttentionInterface
 
-from radixkv.attention import AttentionBackend, AttentionLayer, AttentionOptions, BatchLimits
+from radixkv.attention import AttentionBackend, AttentionOptions, BatchLimits
 from radixkv.attention.choice import make_backend
 from radixkv.attention.host_backend import HostBackend
 from radixkv.attention.native import NativeAttention, NativeBackend
@@ -26,14 +27,14 @@ from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
 from radixkv.memory.upload import to_device
 from radixkv.model.attention_function import ATTENTION_NAME, layer_options
-from radixkv.model.batch_checks import refuse_mixing, refuse_other_positions, tokens_to_try
 from radixkv.model.compiled_layers import compile_layers, opaque_attention, uncompile_layers
 from radixkv.model.deferred_rotation import DeferredRotation, set_rotate_first
-from radixkv.model.layer_probe import Attend, attend_nothing, watch_layers
+from radixkv.model.forward_pass import Attend, ForwardPass, RunChain, running
+from radixkv.model.layer_probe import attend_nothing
 from radixkv.model.loader import LoadedModel
 from radixkv.model.model_input import ModelInput
-from radixkv.model.native import Chain, join_layers, layers_over, losing_rows, watch_chains
-from radixkv.model.running import running
+from radixkv.model.native import Chain, layers_over
+from radixkv.model.structure import find_structure
 from radixkv_cpu import DecoderLayers
 
 if TYPE_CHECKING:
@@ -66,18 +67,9 @@ class ModelRunner:
         self._backend: AttentionBackend | None = None
         self._graphs: DecodeGraphs | None = None
         self._can_capture = True
-        self._attend: Attend | None = None
-        self._native: NativeAttention | None = None
-        # The index of the last layer, if of its rows only those matter whose logits are wanted.
-        self._last_layer: int | None = None
-        # Chains of layers that compiled code computes in one call; and these calls over the pool, by the first layer's index.
-        self._chains: list[Chain] = []
-        self._native_layers: dict[int, DecoderLayers] = {}
-        # By layer index, in the order of the pool's layers.
-        self._layers: dict[int, AttentionLayer] = {}
-        self.num_logits = 0
+        # The calls that compute chains of layers over the pool, by the first layer's index.
+        self._chain_calls: dict[int, DecoderLayers] = {}
         self._checked: set[tuple[int, torch.dtype]] = set()
-        self._layer_of: dict[int, int] = {}
 
         self._model.eval()
         self._model.set_attn_implementation(ATTENTION_NAME)
@@ -87,7 +79,10 @@ class ModelRunner:
         vars(self._model)["radixkv_runner"] = self
         uncompile_layers(self._model)
         set_rotate_first(self._model, True)
-        self._probe(loaded.name, loaded.vocab_size)
+        self._structure = find_structure(loaded, self._forward)
+        self.num_logits = self._structure.num_logits
+        # By a layer's index, which of the pool's it is.
+        self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(self._structure.layers)}
         if self._device.type == "cuda":
             self._check_heads(loaded.name)
         # Set before layers are compiled: on a GPU, rotation is left to Triton.
@@ -98,7 +93,7 @@ class ModelRunner:
     @property
     def layer_shapes(self) -> list[LayerShape]:
         """What each attention layer stores per token, in the order of the pool's layers."""
-        return [layer.shape for layer in self._layers.values()]
+        return [layer.shape for layer in self._structure.layers.values()]
 
     def use_pool(self, pool: KVPool, backend: str, limits: BatchLimits, enforce_eager: bool) -> None:
         """Keep keys and values in ``pool``, whose layers must be ``layer_shapes``, and attend with ``backend``.
@@ -113,13 +108,13 @@ class ModelRunner:
             ValueError: there is no such backend, it cannot take the pool, or it is not installed.
             RuntimeError: on a GPU, a kernel that the layers need does not run, or gives wrong results.
         """
-        first = next(iter(self._layers.values()))
+        first = next(iter(self._structure.layers.values()))
         with self._on_device():  # for which its tiles are chosen
             self._backend = make_backend(backend, pool, self._dtype, first.num_query_heads, limits)
         self._graphs = None
         set_rotate_first(self._model, isinstance(self._backend, HostBackend))
         is_native = isinstance(self._backend, NativeBackend)
-        self._native_layers = layers_over(pool, self._chains, self._layer_of) if is_native else {}
+        self._chain_calls = layers_over(pool, self._structure.chains, self._layer_of) if is_native else {}
         if self._device.type == "cuda":
             self.check_kernels(pool.block_size, pool.dtype)
         if not enforce_eager and self._can_capture and not isinstance(self._backend, HostBackend):
@@ -128,7 +123,7 @@ class ModelRunner:
             from radixkv.model.decode_graphs import DecodeGraphs
 
             assert isinstance(self._backend, TritonBackend)
-            groups = {layer.num_query_heads // layer.shape.num_kv_heads for layer in self._layers.values()}
+            groups = {layer.num_query_heads // layer.shape.num_kv_heads for layer in self._structure.layers.values()}
             self._graphs = DecodeGraphs(
                 self._backend, self._forward_padded, limits.max_num_seqs, limits.max_draft_rows, groups=groups
             )
@@ -150,7 +145,7 @@ class ModelRunner:
             for module in self._model.modules()
             if isinstance(module, DeferredRotation)
         }
-        layers = [replace(layer, rotary_dim=rotary_dims.get(index)) for index, layer in self._layers.items()]
+        layers = [replace(layer, rotary_dim=rotary_dims.get(index)) for index, layer in self._structure.layers.items()]
         with self._on_device():
             check_kernels(layers, block_size, self._dtype, cache_dtype, self._device, self.num_logits)
         self._checked.add((block_size, cache_dtype))
@@ -242,50 +237,60 @@ class ModelRunner:
         keep = concatenated_ranges(stops - num_logits, num_logits)
         # Heads do not accept an empty batch: if no logits are needed, one row is computed and dropped.
         rows = to_device(torch.from_numpy(keep if len(keep) else np.zeros(1, dtype=np.int64)), self._device)
+        run_chain = None
         if isinstance(batch, NativeAttention):
-            self._native = batch
-            if self._last_layer is not None:
+            run_chain = partial(self._run_chain, batch)
+            if self._structure.last_layer is not None:
                 batch.keep(rows.numpy())
-        try:
-            logits = self._forward(token_ids, batch.positions, rows, batch.attend)
-        finally:
-            self._native = None
+        logits = self._forward(token_ids, batch.positions, rows, partial(self._attend, batch.attend), run_chain)
         return logits[: len(keep)].float()
 
-    def attend_layer(
-        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    def _attend(
+        self,
+        attend: Attend,
+        layer_idx: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: AttentionOptions,
     ) -> torch.Tensor:
-        """What the model's attention layers call: ``[1, heads, tokens, dim]`` in, ``[1, tokens, heads, dim]`` out."""
-        assert self._attend is not None, "layers call it only while a batch has attention"
-        window = self._layers[layer_idx].options.sliding_window
+        """Attention of the model's layers by that of a batch, which knows the pool's layers."""
+        window = self._structure.layers[layer_idx].options.sliding_window
         if options.sliding_window != window:  # the model expresses it only by a mask
             options = replace(options, sliding_window=window)
-        return self._attend(self._layer_of[layer_idx], query, key, value, options)
+        return attend(self._layer_of[layer_idx], query, key, value, options)
 
-    def run_chain(
-        self, chain: Chain, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor | None:
-        """What the layers of a chain give, ``[1, tokens, dim]``, computed in one call; None where torch or Triton attends."""
-        batch = self._native
-        if batch is None:
-            return None
-        kept = batch.kept if chain[-1].layer_idx == self._last_layer else None
-        layers = self._native_layers[chain[0].layer_idx]
+    def _run_chain(
+        self,
+        batch: NativeAttention,
+        chain: Chain,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """What the layers of a chain give for the rows of a batch, ``[1, tokens, dim]``."""
+        kept = batch.kept if chain[-1].layer_idx == self._structure.last_layer else None
+        layers = self._chain_calls[chain[0].layer_idx]
         cos, sin = (part[0].contiguous() for part in position_embeddings)
         x = hidden_states[0].contiguous()
         output = layers.run(x, cos, sin, batch.slots, batch.paged, kept, batch.decoding).unsqueeze(0)
         return output if kept is None else hidden_states.index_copy(1, kept[0], output)
 
     def _forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor | None, rows: torch.Tensor, attend: Attend | None
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor | None,
+        rows: torch.Tensor,
+        attend: Attend,
+        run_chain: RunChain | None = None,
     ) -> torch.Tensor:
-        """The logits of ``rows``; without ``attend``, layers must not call the engine's attention function.
+        """The logits of ``rows``.
 
         Args:
             positions: of the tokens; None: as the model itself counts those of one sequence.
+            attend: see `ForwardPass`.
+            run_chain: likewise.
         """
-        self._attend = attend
-        token = running.set(self)
+        token = running.set(ForwardPass(attend, run_chain))
         try:
             output = self._model(
                 input_ids=token_ids.unsqueeze(0),
@@ -295,14 +300,14 @@ class ModelRunner:
             )
         finally:
             running.reset(token)
-            self._attend = None
         logits: torch.Tensor = output.logits[0]
         return logits
 
     def _forward_padded(self, padded: PaddedDecode) -> torch.Tensor:
         """The logits of all rows of a padded decoding batch, padding included, in the query batch's order."""
         positions = padded.rows.positions.clamp_min(0).long()
-        return self._forward(padded.token_ids, positions, padded.logit_rows, padded.attend)
+        attend = partial(self._attend, padded.attend)
+        return self._forward(padded.token_ids, positions, padded.logit_rows, attend)
 
     @torch.inference_mode()
     def measure_activations(
@@ -335,44 +340,17 @@ class ModelRunner:
 
         with self._on_device():  # for which its tiles are chosen
             tiling = decode_tiling(self._device, self.layer_shapes)
-        heads = {(layer.num_query_heads, layer.shape) for layer in self._layers.values()}
+        heads = {(layer.num_query_heads, layer.shape) for layer in self._structure.layers.values()}
         return max(
             partials_nbytes(num_tokens, heads, self._dtype, replace(tiling, one_class=one_class))
             for one_class in (False, True)
         )
 
-    @torch.inference_mode()
-    def _probe(self, name: str, vocab_size: int) -> None:
-        """Run three tokens with attention that only observes: configs do not give every layer's shapes."""
-        positions = torch.arange(3, device=self._device)
-        tokens = tokens_to_try(self._model, vocab_size, self._device)
-        with (
-            watch_layers(self._model, name) as called,
-            losing_rows(self._model, kept=1) as last,
-            watch_chains(self._model) as chains,
-        ):
-            logits = self._forward(tokens, positions, positions[1:2], None)
-        self.num_logits = logits.shape[1]
-        if not called:
-            raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
-        if last is not None and last == [*called][-1] and logits.isfinite().all():
-            self._last_layer = last
-        self._layers = dict(sorted(called.items()))
-        self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(self._layers)}
-        refuse_mixing(self._forward, tokens, name)
-        refuse_other_positions(self._forward, tokens, name)
-        join_layers(chains)
-        joined = self._forward(tokens, positions, positions[1:2], attend_nothing)
-        if not (torch.equal(joined, logits) and logits.any()):  # something reads the states between layers
-            chains = [[layer] for chain in chains for layer in chain]
-            join_layers(chains)
-        self._chains = [*chains]
-
     def _check_heads(self, name: str) -> None:
         # Only here: it imports Triton, which a CPU need not have.
         from radixkv.attention.triton.heads import check_heads
 
-        for layer in self._layers.values():
+        for layer in self._structure.layers.values():
             try:
                 check_heads(layer.num_query_heads, layer.shape)
             except ValueError as error:
@@ -410,12 +388,12 @@ def _attention_function(
     rotary = options.get("rotary")
     if torch.compiler.is_compiling():
         return opaque_attention(module.radixkv_layer_idx, query, key, value, *given, *(rotary or (None, None))), None
-    runner = running.get(None)
-    if runner is None:
+    forward_pass = running.get(None)
+    if forward_pass is None:
         raise RuntimeError(
             "model: it was given to an LLM, which runs it; model.set_attn_implementation('sdpa') lets you call it again"
         )
-    return runner.attend_layer(module.layer_idx, query, key, value, AttentionOptions(*given, rotary)), None
+    return forward_pass.attend(module.layer_idx, query, key, value, AttentionOptions(*given, rotary)), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention_function)

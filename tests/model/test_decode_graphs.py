@@ -26,6 +26,7 @@ from radixkv.model import runner as runner_module
 from radixkv.model.decode_graphs import MAX_CAPTURE_SECONDS, DecodeGraphs, GraphKind, kinds_in_order
 from radixkv.model.loader import load_model
 from radixkv.model.runner import ModelRunner
+from radixkv.model.structure import ModelStructure
 
 VOCABULARY = 50
 
@@ -412,10 +413,8 @@ def test_heads_that_no_kernel_takes_are_refused_before_anything_is_measured(
     """A backend refuses them, too: they ended in an error about the GPU, and in a division by zero."""
     loaded = load_model(build_supported("llama"), native=False)
 
-    def probe(runner: ModelRunner, *rest: object) -> None:
-        runner._layers = {0: AttentionLayer(shape, 136, AttentionOptions(1.0))}
-
-    monkeypatch.setattr(ModelRunner, "_probe", probe)
+    structure = ModelStructure({0: AttentionLayer(shape, 136, AttentionOptions(1.0))}, [], None, VOCAB_SIZE)
+    monkeypatch.setattr(runner_module, "find_structure", lambda *_: structure)
     with pytest.raises(UnsupportedModelError, match=f"^{loaded.name}: {message}"):
         ModelRunner(replace(loaded, device=torch.device("cuda")))
     with pytest.raises(ValueError, match=f"^{message}"):

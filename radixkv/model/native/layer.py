@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from radixkv.model.forward_pass import running
 from radixkv.model.native.attention import NativeSelfAttention
 from radixkv.model.native.mlp import NativeGatedMLP
 from radixkv.model.native.norm import NativeRMSNorm
-from radixkv.model.running import running
 from radixkv_cpu import DecoderLayer
 
 
@@ -69,10 +69,9 @@ class NativeDecoderLayer(nn.Module):
     ) -> torch.Tensor:
         if self.chain is None:
             return hidden_states
-        runner = running.get(None)
-        output = None if runner is None else runner.run_chain(self.chain, hidden_states, position_embeddings)
-        if output is not None:
-            return output
+        forward_pass = running.get(None)
+        if forward_pass is not None and forward_pass.run_chain is not None:
+            return forward_pass.run_chain(self.chain, hidden_states, position_embeddings)
         for layer in self.chain:
             hidden_states = layer.compute(hidden_states, position_embeddings)
         return hidden_states

@@ -14,7 +14,7 @@ from support.model_zoo import SUPPORTED, VOCAB_SIZE, WIDE, build
 from torch import nn
 
 from radixkv import LLM, SamplingParams
-from radixkv.model import runner
+from radixkv.model import structure
 from radixkv_cpu import DecoderLayers, library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
@@ -68,7 +68,7 @@ def test_log_probabilities_are_those_of_all_rows(
 
     with use(variant):
         given = answers()
-        monkeypatch.setattr(runner, "losing_rows", lose_nothing)
+        monkeypatch.setattr(structure, "losing_rows", lose_nothing)
         assert given == answers()
 
 

@@ -13,7 +13,7 @@ from support.model_zoo import SUPPORTED, WIDE, build
 from torch import nn
 
 from radixkv import LLM, RequestOutput, SamplingParams
-from radixkv.model import runner
+from radixkv.model import structure
 from radixkv.model.native import watch_chains
 from radixkv.model.native.layer import NativeDecoderLayer
 from radixkv_cpu import DecoderLayers, library
@@ -76,7 +76,7 @@ def test_joined_layers_give_what_each_gives_by_itself(
 
     with use(variant):
         joined = given()
-        monkeypatch.setattr(runner, "watch_chains", watch_no_chains)
+        monkeypatch.setattr(structure, "watch_chains", watch_no_chains)
         assert joined == given()
 
 
