@@ -19,7 +19,8 @@ from torch import nn
 
 from radixkv.model.attention_function import OPTIONS, attention_by, obstacle
 from radixkv.model.layer_probe import see_itself
-from radixkv.model.shared_input import is_unchanged
+from radixkv.model.replace_modules import is_unchanged
+from radixkv.model.watched_calls import watched_calls
 from radixkv.model.window_mask import window_of
 
 # How large the norm of a token's difference from the original's result may be, relative to the norm of that result.
@@ -76,15 +77,11 @@ def probe_attention(model: transformers.PreTrainedModel) -> Iterator[Probe]:
 def record_calls(model: transformers.PreTrainedModel, probe: Probe) -> None:
     """Let a model compute a few tokens, and record the calls of those modules whose methods were not changed."""
 
-    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         probe.calls[module] = args, kwargs
 
-    hooks = [m.register_forward_hook(record, with_kwargs=True) for m in [*model.modules()] if is_unchanged(m)]
-    try:
+    with watched_calls([module for module in model.modules() if is_unchanged(module)], record):
         compute_a_few_tokens(model)
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def compute_a_few_tokens(model: transformers.PreTrainedModel) -> None:

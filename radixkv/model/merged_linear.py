@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from radixkv.model.replace_modules import replace_modules
-from radixkv.model.shared_input import FusedProduct, concatenated_bias, groups_by_input, is_unchanged
+from radixkv.model.replace_modules import is_unchanged, replace_modules
+from radixkv.model.shared_input import FusedProduct, concatenated_bias, groups_by_input
 
 
 class MergedLinear(nn.Linear):

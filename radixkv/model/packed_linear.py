@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from radixkv.model.replace_modules import replace_modules
-from radixkv.model.shared_input import FusedProduct, concatenated_bias, groups_by_input, is_unchanged
+from radixkv.model.replace_modules import is_unchanged, replace_modules
+from radixkv.model.shared_input import FusedProduct, concatenated_bias, groups_by_input
 
 # Linears are fused up to this many output features per input feature.
 _MAX_FUSED_WIDENING = 3

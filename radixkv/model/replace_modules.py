@@ -1,4 +1,4 @@
-"""Other modules in place of some of a model's."""
+"""Other modules in place of some of a model's, and which of those may be replaced."""
 
 from __future__ import annotations
 
@@ -18,3 +18,10 @@ def replace_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module
         for name, child in [*parent.named_children()]:
             if child in replacements:
                 setattr(parent, name, replacements[child])
+
+
+def is_unchanged(module: nn.Module) -> bool:
+    """Whether neither the module nor its parts have hooks or a ``forward`` of their own, which a replacement would lose."""
+    return not any(
+        part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in module.modules()
+    )

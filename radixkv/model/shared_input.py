@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from radixkv.model.watched_calls import watched_calls
+
 
 class FusedProduct(ABC):
     """A product whose output has a part for each of several linears, computed when the first of them is called.
@@ -57,13 +59,6 @@ def concatenated_bias(linears: Sequence[nn.Linear]) -> torch.Tensor | None:
     return torch.cat(biases)
 
 
-def is_unchanged(module: nn.Module) -> bool:
-    """Whether neither the module nor its parts have hooks or a ``forward`` of their own, which a replacement would lose."""
-    return not any(
-        part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in module.modules()
-    )
-
-
 def groups_by_input(
     model: nn.Module, linears: Sequence[nn.Linear], run_once: Callable[[], object], max_widening: float = math.inf
 ) -> list[list[nn.Linear]]:
@@ -84,19 +79,12 @@ def groups_by_input(
     called_parents: set[nn.Module] = set()
     calls: list[tuple[nn.Linear, torch.Tensor]] = []
 
-    def note(linear: nn.Linear, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def note(linear: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         calls.append((linear, args[0] if args else options["input"]))
 
-    hooks = [linear.register_forward_pre_hook(note, with_kwargs=True) for linear in linears]
-    hooks += [
-        parent.register_forward_pre_hook(lambda module, _: called_parents.add(module))
-        for parent in {parents[linear] for linear in linears}
-    ]
-    try:
+    owners = {parents[linear] for linear in linears}
+    with watched_calls(linears, note), watched_calls(owners, lambda parent, *_: called_parents.add(parent)):
         run_once()
-    finally:
-        for hook in hooks:
-            hook.remove()
     pending = dict.fromkeys(linears)
     groups: list[list[nn.Linear]] = []
     reading: dict[int, list[list[nn.Linear]]] = {}  # the groups of each tensor; `calls` keeps all of them alive

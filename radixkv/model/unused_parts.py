@@ -11,6 +11,7 @@ from torch import nn
 from radixkv.model.deferred_weights import ProductsOfZeros
 from radixkv.model.equivalence import compute_a_few_tokens, probe_attention
 from radixkv.model.replace_modules import replace_modules
+from radixkv.model.watched_calls import watched_calls
 
 _log = logging.getLogger(__name__)
 
@@ -33,13 +34,13 @@ def drop_unused_parts(model: transformers.PreTrainedModel, name: str) -> None:
         return
     called: set[nn.Module] = set()
     within = {module for part in parts.values() for module in part.modules()}
-    hooks = [module.register_forward_pre_hook(lambda module, _: called.add(module)) for module in within]
-    try:
-        with torch.inference_mode(), probe_attention(model), ProductsOfZeros():
-            compute_a_few_tokens(model)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with (
+        watched_calls(within, lambda module, *_: called.add(module)),
+        torch.inference_mode(),
+        probe_attention(model),
+        ProductsOfZeros(),
+    ):
+        compute_a_few_tokens(model)
     # A part's own forward need not be called: a model may call what is in it.
     unused = {part: path for path, part in parts.items() if called.isdisjoint(part.modules())}
     replace_modules(model, {part: nn.Module() for part in unused})

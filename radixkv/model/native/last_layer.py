@@ -36,8 +36,5 @@ def losing_rows(model: nn.Module, kept: int) -> Iterator[int | None]:
         yield None
         return
     last = max(layers)
-    hook = layers[last].register_forward_hook(lose)
-    try:
+    with layers[last].register_forward_hook(lose):
         yield last
-    finally:
-        hook.remove()

@@ -7,7 +7,7 @@ positions. No property of a model tells whether anything else reads the states b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -48,12 +48,10 @@ def watch_chains(model: nn.Module) -> Iterator[list[list[NativeDecoderLayer]]]:
             chains.append([layer])
         given.append((output, positions))
 
-    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(note, with_kwargs=True))
         yield chains
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def join_layers(chains: Sequence[Chain]) -> None:

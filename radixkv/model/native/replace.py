@@ -32,7 +32,7 @@ from radixkv.model.native.norm import native_norms
 from radixkv.model.native.weights import AnyQuantiser, BlockKeeper
 from radixkv.model.packed_linear import pack_linears
 from radixkv.model.placement import Placement
-from radixkv.model.shared_input import is_unchanged
+from radixkv.model.replace_modules import is_unchanged
 from radixkv_cpu import is_packable
 
 # Possible replacements of a module, with weights as they are or quantised.
