@@ -27,10 +27,10 @@ _attend: ContextVar[Callable[..., torch.Tensor]] = ContextVar("attend")
 
 
 def layer_options(
-    query: torch.Tensor, given: Mapping[str, Any]
+    key_dim: int, given: Mapping[str, Any]
 ) -> tuple[float, float | None, int | None, torch.Tensor | None]:
-    """The first four of `AttentionOptions`, by what an attention function was given."""
-    scale = given.get("scaling") or query.shape[-1] ** -0.5
+    """The first four of `AttentionOptions`, by what an attention function is given beside heads of this size."""
+    scale = given.get("scaling") or key_dim**-0.5
     return scale, given.get("softcap"), given.get("sliding_window"), given.get("s_aux")
 
 

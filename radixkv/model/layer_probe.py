@@ -47,7 +47,7 @@ def watch_layers(model: transformers.PreTrainedModel, name: str) -> Iterator[dic
                 f"{name}: its attention function is called twice for layer {module.layer_idx}, by one or by two modules"
             )
         shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
-        scale, softcap, window, sinks = layer_options(query, given)
+        scale, softcap, window, sinks = layer_options(query.shape[-1], given)
         options = AttentionOptions(scale, softcap, window_of(window, attention_mask), sinks)
         layers[module.layer_idx] = AttentionLayer(shape, query.shape[1], options)
         return _zeros(query, value)

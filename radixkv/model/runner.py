@@ -384,7 +384,7 @@ def _attention_function(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    given = layer_options(query, options)
+    given = layer_options(query.shape[-1], options)
     rotary = options.get("rotary")
     if torch.compiler.is_compiling():
         return opaque_attention(module.radixkv_layer_idx, query, key, value, *given, *(rotary or (None, None))), None

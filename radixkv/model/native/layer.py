@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from radixkv.model.attention_function import layer_options
 from radixkv.model.forward_pass import running
 from radixkv.model.native.attention import NativeSelfAttention
 from radixkv.model.native.mlp import NativeGatedMLP
@@ -45,8 +46,7 @@ class NativeDecoderLayer(nn.Module):
         self.attention_norm: nn.Module
         self.mlp_norm: nn.Module
         self.attention_norm, self.mlp_norm = output_norms or (nn.Identity(), nn.Identity())
-        options = attention.options
-        sinks = options.get("s_aux")
+        scale, softcap, window, sinks = layer_options(attention.head_dim, attention.options)
         self.chain = [self]
         self.layer = DecoderLayer(
             input_norm, post_norm, attention.norms,
@@ -54,9 +54,9 @@ class NativeDecoderLayer(nn.Module):
             (mlp.gate_up, mlp.down) if isinstance(mlp, NativeGatedMLP) else partial(_run_rows, mlp),
             attention.head_dim,
             output_norms=output_norms,
-            scale=options.get("scaling") or attention.head_dim**-0.5,
-            softcap=options.get("softcap"),
-            window=options.get("sliding_window"),
+            scale=scale,
+            softcap=softcap,
+            window=window,
             sinks=None if sinks is None else sinks.detach().float().contiguous(),
         )  # fmt: skip
 
