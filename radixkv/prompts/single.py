@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from radixkv.model.text_interface import TextInterface
 from radixkv.prompts.conversation import Message, as_chat_prompts
 from radixkv.prompts.prompt import Prompt, PromptInput, as_mapping, as_prompts, is_token_ids
-
-if TYPE_CHECKING:
-    from radixkv.model.loader import LoadedModel
 
 
 def is_prompt(prompt: Any) -> bool:
@@ -20,7 +18,7 @@ def is_prompt(prompt: Any) -> bool:
 
 def as_single_prompt(
     prompt: PromptInput | Sequence[Message],
-    loaded: LoadedModel,
+    loaded: TextInterface,
     cache_salt: str | None = None,
     cache: Mapping[str, bool] | None = None,
     **chat_options: Any,
