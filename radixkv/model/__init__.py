@@ -8,12 +8,16 @@
       gguf_model.py, gguf_*.py, default_model.py                          GGUF files
       quantised/            checkpoints whose weights others have quantised
       unused_parts.py       what text does not call is dropped
-      supported.py          which models can run over blocks; batch_checks.py, layer_probe.py: found out by trying
+      supported.py          which models can run over blocks, as far as configurations tell
       tokenizer.py, text_interface.py, generation_config.py               what is beside the weights
     runner.py               one forward pass over a packed batch
+      structure.py          the layers, and whether they can run over blocks, found out by a run
+                            (layer_probe.py, batch_checks.py)
+      forward_pass.py       what the layers call while the model runs
       attention_function.py what transformers' layers call, and what leads to `radixkv.attention`
       longrope.py, dynamic_rotation.py, rotary_types.py, window_mask.py   what depends on positions
-    modules replaced by faster ones, each only where `equivalence.py` finds the same results:
+    modules replaced by faster ones, each only where `equivalence.py` finds the same results (watched_calls.py,
+    replace_modules.py):
       native/               compiled code on a CPU
       packed_linear.py, shared_input.py                                   torch's own packed products
       merged_linear.py, deferred_rotation.py, decode_graphs.py, compiled_layers.py     on a GPU
