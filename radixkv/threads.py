@@ -1,7 +1,8 @@
-"""Daemon threads that run jobs: one that hangs does not keep the process from exiting."""
+"""Daemon threads that run jobs: one that hangs does not keep the process from exiting. And how threads call an event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -122,3 +123,12 @@ def as_exception(error: BaseException) -> Exception:
     interrupted = RuntimeError(f"interrupted: {error!r}")
     interrupted.__cause__ = error
     return interrupted
+
+
+def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Have an event loop call a function soon, from any thread. Where it is closed, nobody is left who waits for that."""
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from radixkv.cluster.records import encode_held, encode_load
 from radixkv.engine.engine import Engine
 from radixkv.engine.stats import SUMMED_GAUGES
 from radixkv.errors import EngineDeadError
+from radixkv.threads import call_in_loop
 
 # Between two looks at the replica's load, which changes with every step.
 _SECONDS_BETWEEN_LOADS = 0.2
@@ -55,11 +57,7 @@ class Announcements:
             reader: the number by which it sends requests, of which it is told nothing.
         """
         llm, loop, awake = self._llm, asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(awake.set)
-
+        wake = partial(call_in_loop, loop, awake.set)
         begun: list[BlockFeed] = []
 
         def begin(engine: Engine) -> NDArray[np.uint64]:

@@ -28,7 +28,7 @@ from radixkv.serving.engine_thread import EngineThread, StepResult, is_in_use, r
 from radixkv.serving.heartbeat import Heartbeat
 from radixkv.serving.request_intake import RequestIntake
 from radixkv.serving.request_stream import RequestStream
-from radixkv.threads import run_outside_workers
+from radixkv.threads import call_in_loop, run_outside_workers
 
 _T = TypeVar("_T")
 
@@ -364,8 +364,7 @@ class AsyncEngine:
     def _deliver(self, result: StepResult) -> None:
         """Called by the engine's thread."""
         assert self._loop is not None
-        if not self._loop.is_closed():  # a closed loop has no readers left
-            self._loop.call_soon_threadsafe(self._distribute, result)
+        call_in_loop(self._loop, partial(self._distribute, result))
 
     def _distribute(self, result: StepResult) -> None:
         self.stats = result.stats

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from radixkv.outputs import BeamSearchOutput, RequestMetrics, RequestOutput
+from radixkv.threads import call_in_loop
 
 if TYPE_CHECKING:
     from radixkv.scheduling.request import Request
@@ -56,15 +58,9 @@ class RequestStream:
     async def wait_until_admitted(self) -> None:
         """Wait until it is `admitted`, or has ended. Only for a request that runs in this process."""
         assert self.request is not None
-        loop, computing = asyncio.get_running_loop(), self._computing
-
-        def notify() -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(computing.set)
-
-        self.request.on_admitted = notify
+        self.request.on_admitted = partial(call_in_loop, asyncio.get_running_loop(), self._computing.set)
         if not self.admitted:  # asked afterwards, so that nothing is missed in between
-            await computing.wait()
+            await self._computing.wait()
 
     def put(self, update: RequestUpdate) -> None:
         """Add what the engine delivered; after a failure nothing is added."""
