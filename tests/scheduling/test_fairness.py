@@ -172,6 +172,15 @@ def test_what_was_not_used_cannot_be_claimed_afterwards() -> None:
     assert tenants.count("rare") - tenants.count("busy") in (0, 1)
 
 
+def test_what_was_used_before_a_pause_does_not_count_after_it() -> None:
+    driver = SchedulerDriver(max_num_seqs=1)
+    driver.add_several(3, 8, tenant="a")
+    driver.run()
+    first, second = (driver.add(prompt(8), tenant=tenant) for tenant in "ab")
+    driver.run()
+    assert driver.admitted[3:] == [first, second]
+
+
 def test_a_priority_is_one_among_the_tenant_s_own_requests() -> None:
     driver = SchedulerDriver(max_num_seqs=1)
     driver.add(prompt(4), max_new=3, tenant="a")

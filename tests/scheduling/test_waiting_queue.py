@@ -22,6 +22,16 @@ def test_the_most_cached_goes_first_and_equals_in_order_of_arrival() -> None:
     assert [number - first for number in numbers(driver.admitted)] == [3, 1, 4, 0, 2]
 
 
+def test_the_most_cached_goes_first_beside_another_tenant_that_need_not_give_way() -> None:
+    driver = SchedulerDriver()
+    warm(driver, STEMS[0])
+    other = driver.add(tail(0, 8), max_new=30, tenant="other")
+    driver.step()
+    cold, hot = driver.add(tail(1, 5)), driver.add([*STEMS[0], 1])
+    driver.run()
+    assert driver.admitted == [other, hot, cold]
+
+
 def test_of_waiting_prompts_what_is_cached_does_not_count_as_queued() -> None:
     driver = SchedulerDriver(max_num_seqs=1)
     warm(driver, STEMS[0])
