@@ -150,7 +150,7 @@ class Scheduler:
         generated = Counter([chunk.group.request.tenant for chunk in chunks if chunk.completes])
         for group, _, _, completes in chunks:
             # The prompt of n samples or beams completes once, and each of them gets its first token.
-            if completes and group.request.metrics.first_token_time is None and len(group.request.sequences) == 1:
+            if completes and group.request.metrics.first_token_time is None:
                 generated[group.request.tenant] += group.num_seqs - 1
         for tenant, num_tokens in generated.items():
             self.shares.charge_generated(tenant, num_tokens)

@@ -14,7 +14,7 @@ from radixkv.scheduling.fair_shares import COMPUTED_TOKEN_COST
 @pytest.mark.parametrize("max_new", [1, 3])
 def test_the_tokens_of_all_samples_are_charged(max_new: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt's last chunk brings a first token for each sample, of which only one used to be charged."""
-    driver = SchedulerDriver(max_num_seqs=8)
+    driver = SchedulerDriver(max_num_seqs=8, budget=6)  # the prompt takes two steps
     charged: list[int] = []
     monkeypatch.setattr(
         driver.scheduler.shares, "charge_generated", lambda tenant, num_tokens: charged.append(num_tokens)
