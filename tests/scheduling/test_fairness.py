@@ -291,11 +291,28 @@ def test_a_tenant_s_large_request_holds_up_its_own_and_not_the_others() -> None:
 def test_a_large_request_of_a_tenant_that_runs_nothing_is_waited_for() -> None:
     """Its share would be a quarter of the slots; it needs half of them at once, while others take each that is freed."""
     driver = SchedulerDriver(max_num_seqs=8, max_overtaken=4)
-    for tenant in ("a", "b", "c"):
-        driver.add_several(60, 4, max_new=7, tenant=tenant)
+    for number in range(180):  # of different lengths, so that slots are freed one by one
+        driver.add(prompt(4), max_new=5 + number % 7, tenant="abc"[number % 3])
     driver.step()
     large = driver.add(prompt(4), n=4, max_new=4, tenant="d")
     assert steps_to_first_token(driver, large) < 40
+    driver.run()
+
+
+@pytest.mark.parametrize(("served", "num_computed"), [(1000, 15), (100, 0)])
+def test_a_prompt_in_progress_is_held_up_only_by_tenants_that_were_served_less(served: int, num_computed: int) -> None:
+    """None of them has a claim to its share: one that was served least waits for all slots."""
+    driver = SchedulerDriver(max_num_seqs=8, budget=16)
+    driver.add(prompt(4), max_new=100, tenant="stream")
+    driver.step()
+    driver.add(prompt(4), n=8, tenant="served least")
+    long = driver.add(prompt(200))
+    driver.step()
+    driver.scheduler.shares.charge_cost("other", served)
+    driver.add(prompt(60), tenant="other")
+    before = long.sequences[0].num_computed
+    driver.step()
+    assert long.sequences[0].num_computed - before == num_computed
     driver.run()
 
 

@@ -24,6 +24,13 @@ def test_the_tokens_of_all_samples_are_charged(max_new: int, monkeypatch: pytest
     assert sum(charged) == 5 * max_new
 
 
+def test_more_samples_than_a_step_has_tokens_take_several_steps() -> None:
+    driver = SchedulerDriver(budget=4, max_num_seqs=8)
+    request = driver.add(tail(0, 3), n=6, max_new=5)
+    driver.run()
+    assert [len(sample.output_token_ids) for sample in request.sequences] == [5] * 6
+
+
 @pytest.mark.parametrize("long_prompt", [100, 2000])
 def test_streams_get_a_token_every_step_while_a_long_prompt_is_computed(long_prompt: int) -> None:
     driver = SchedulerDriver(budget=16, num_blocks=4000)
