@@ -180,6 +180,8 @@ class FolderLock:
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
         self._file.flush()
+        status = os.fstat(self._file.fileno())
+        self._identity = status.st_dev, status.st_ino
 
     @property
     def is_current(self) -> bool:
@@ -188,8 +190,7 @@ class FolderLock:
         Raises:
             OSError: the folder cannot be read.
         """
-        own = os.fstat(self._file.fileno())
-        return identity_of(self._path) == (own.st_dev, own.st_ino)
+        return identity_of(self._path) == self._identity
 
     def _take(self) -> None:
         """Take the lock, in several attempts: `owner_of` also holds it for a moment."""
