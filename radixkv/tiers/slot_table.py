@@ -108,8 +108,6 @@ class SlotTable:
         """Forget the ``count`` least recently used blocks, or all; returns their slots."""
         with self._lock:
             evicted = [self._entries.popitem(last=False)[1] for _ in range(min(count, len(self._entries)))]
-            for entry in evicted:
-                self._used.pop(entry.slot, None)
             self._notify_removed(evicted)
         return [entry.slot for entry in evicted]
 

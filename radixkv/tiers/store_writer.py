@@ -271,9 +271,7 @@ class StoreWriter:
                 self._clear_index(opened)
                 now = time.time()
                 blocks = {p: IndexedBlock(slot, p.key.digest, p.key.namespace, now) for p, slot in placed}
-                wanted = [block for pending, block in blocks.items() if not pending.cancelled]
-                self._stale.update({*slots} - {block.slot for block in wanted})
-                self._commit(opened, wanted)
+                self._commit(opened, [block for pending, block in blocks.items() if not pending.cancelled])
                 with self._clear_lock:
                     kept = [pending for pending in blocks if not pending.cancelled]
                     self.table.add([pending.key for pending in kept], [blocks[pending] for pending in kept])
