@@ -309,6 +309,14 @@ def test_of_a_prefix_longer_than_the_store_the_head_is_kept(open_tier: OpenTier)
     assert tier.stats.dropped_blocks == 40
 
 
+def test_slots_that_make_room_are_written_in_one_call(open_tier: OpenTier) -> None:
+    tier = open_tier(capacity_bytes=6 * SLOT)
+    put(tier)
+    with mock.patch.object(slot_files.SlotFiles, "write", autospec=True) as write:
+        put(tier, prefix_keys("bob", *range(6)))
+    assert write.call_count == 1
+
+
 def test_known_blocks_of_a_prefix_do_not_make_room_for_the_rest_of_it(open_tier: OpenTier) -> None:
     tier = open_tier(capacity_bytes=8 * SLOT)
     put(tier, KEYS[:2], BLOCKS[:2])
