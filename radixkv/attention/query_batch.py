@@ -48,7 +48,7 @@ class QueryBatch:
     @property
     def decodes(self) -> bool:
         """Whether a token of the answer follows every new token, so that of a prompt there is at most its last token."""
-        return self.num_decoding is not None and bool((self.num_decoding == self.num_new).all())
+        return bool((self.num_new == (1 if self.num_decoding is None else self.num_decoding)).all())
 
     def num_blocks(self, block_size: int) -> Ints:
         """``[sequences]``: how many blocks hold a sequence's tokens, the new ones included."""

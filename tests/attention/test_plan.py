@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -178,3 +180,15 @@ def test_a_step_whose_table_is_too_short_is_refused_and_changes_nothing() -> Non
     added = planner.advance(following)
     assert added is not None
     assert added.block_ids.tolist() == [7]
+
+
+def test_a_batch_decodes_if_a_token_of_the_answer_follows_every_row() -> None:
+    """Where it did not say how many, one for each sequence, it was taken for one that does not decode."""
+    decoding, drafting = (
+        query_batch([Chunk(Table([i]), 4, 1) for i in range(3)]),
+        query_batch([Chunk(Table([0]), 4, 3)]),
+    )
+    assert decoding.decodes
+    assert not drafting.decodes
+    assert replace(drafting, num_decoding=np.array([3])).decodes
+    assert not replace(decoding, num_decoding=np.array([1, 0, 1])).decodes
