@@ -58,6 +58,18 @@ def test_growth_is_bounded_by_what_each_group_may_still_generate() -> None:
     assert DecodeGrowth([group, group], 4, 32).num_seqs == 2
 
 
+def test_what_did_not_fit_is_not_counted_among_what_runs() -> None:
+    """Its long prompt would have taken so many steps that nothing behind it fitted, either."""
+    driver = SchedulerDriver(num_blocks=64, budget=4)
+    driver.add(prompt(4), max_new=200)
+    driver.step()
+    large, small = driver.add(prompt(240)), driver.add(prompt(2), max_new=100)
+    driver.step()
+    assert large not in driver.admitted
+    assert small in driver.admitted
+    driver.run()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_beside_pins_nothing_is_preempted_twice_without_a_token_in_between(seed: int) -> None:
     """Pins take blocks that were counted on when the running groups were admitted."""

@@ -20,6 +20,15 @@ def test_a_prompt_that_reads_nothing_does_not_wait_for_one_that_computes_its_pre
     driver.run()
 
 
+def test_a_short_prompt_that_arrives_several_times_at_once_is_computed_once() -> None:
+    """A step has room for all of them."""
+    driver = SchedulerDriver(budget=256)
+    for end in range(4):
+        driver.add([*STEMS[0], end], max_new=1)
+    driver.run()
+    assert driver.num_computed_tokens == 40 + 4
+
+
 def test_what_waits_for_a_prefix_in_progress_is_passed_by_others_only_so_often() -> None:
     """The waiting group's prefix takes forty steps; without a bound, others would be admitted all that time."""
     driver = SchedulerDriver(budget=8, max_num_seqs=4, max_overtaken=2, num_blocks=400)
