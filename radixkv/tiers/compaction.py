@@ -39,12 +39,12 @@ def compact(
             continue
         record = memoryview(bytearray(files.slot_bytes))
         try:
-            count = files.read(row.slot, [record])
+            files.read(row.slot, [record])
         except OSError:
             continue
         moved.append(row._replace(slot=holes.pop()))  # a record does not depend on its slot
         remaining.append(moved[-1])
-        files.write(moved[-1].slot, [record[:count]])
+        files.write(moved[-1].slot, [record])
     gone = {row.slot for row in rows} - {row.slot for row in kept if row.slot < most}
     files.shrink(most)  # first: a full disk has no room for the index to change
     index.commit(moved, [], gone)

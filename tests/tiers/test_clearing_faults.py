@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, bytes_of_blocks_in, pin_of, put
+from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, bytes_of_blocks_in, index_of, pin_of, put
 from support.faulty_os import FaultyOs
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
@@ -85,6 +85,22 @@ def test_space_of_several_files_that_a_disk_twice_fails_to_give_back_is_given_ba
     assert bytes_of_blocks_in(tmp_path) == 4
     clock.now += 60
     put(tier, prefix_keys("eve", 1), np.zeros_like(BLOCKS[:1]))
+    assert bytes_of_blocks_in(tmp_path) == 0
+
+
+def test_what_a_killed_process_did_not_overwrite_is_given_back_when_everything_is_cleared(
+    open_tier: OpenTier, tmp_path: Path
+) -> None:
+    tier = open_tier()
+    put(tier)
+    tier.close()
+    index = index_of(tmp_path)
+    index.clear(KEYS[0].namespace)
+    index.close()
+    tier = open_tier()
+    assert (len(tier), bytes_of_blocks_in(tmp_path)) == (0, 6)
+    tier.clear()
+    assert tier.flush(600)
     assert bytes_of_blocks_in(tmp_path) == 0
 
 
@@ -169,7 +185,7 @@ def test_a_clear_that_the_disk_refused_is_made_up_for(open_tier: OpenTier, clock
 
 
 def test_what_was_cleared_while_the_disk_was_gone_is_not_there_when_it_is_back(
-    open_tier: OpenTier, clock: FakeClock
+    open_tier: OpenTier, clock: FakeClock, tmp_path: Path
 ) -> None:
     tier = open_tier()
     put(tier)
@@ -182,6 +198,7 @@ def test_what_was_cleared_while_the_disk_was_gone_is_not_there_when_it_is_back(
     put(tier, prefix_keys("eve", 1), BLOCKS[:1])
     assert tier.contains_prefix(KEYS) == 0
     assert tier.contains_prefix(prefix_keys("bob", 1)) == tier.contains_prefix(prefix_keys("eve", 1)) == 1
+    assert bytes_of_blocks_in(tmp_path) == 1  # theirs
 
 
 def test_a_clear_that_a_disk_never_carried_out_is_warned_of(

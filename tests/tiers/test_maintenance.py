@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -209,6 +210,21 @@ def test_prune_keeps_what_was_used_last_and_gives_space_back(run: Run, root: Pat
     assert tier.contains_prefix(BOB) == 0
     tier.close()
     assert "4 right, 0 corrupt, 0 replaced" in run("verify").output
+
+
+def test_prune_forgets_what_it_cannot_move(run: Run, root: Path) -> None:
+    real = SlotFiles.read
+
+    def read(files: SlotFiles, first: int, buffers: list[memoryview]) -> int:
+        if first == 5:
+            raise OSError(5, "unreadable")
+        return real(files, first, buffers)
+
+    with mock.patch.object(SlotFiles, "read", read):
+        assert "6 blocks forgotten" in run("prune", "--max-gib", str(4 * SLOT / (1 << 30))).output
+    tier = open_tier(root)
+    assert np.array_equal(get(tier, ANN), BLOCKS[:2])
+    tier.close()
 
 
 def test_prune_forgets_what_was_not_used_for_long(run: Run, root: Path) -> None:
