@@ -85,7 +85,7 @@ def attend_itself(
 def attend_nothing(
     layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> torch.Tensor:
-    """Zeros in the shape of the layer's result, to measure the memory that all the rest takes."""
+    """Zeros in the shape of the layer's result, to see what all the rest gives, compiles to, or takes of memory."""
     # Rotated queries take memory of their own while attention runs.
     _rotated = None if options.rotary is None else torch.empty_like(query)
     return _zeros(query, value)

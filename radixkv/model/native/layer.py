@@ -79,7 +79,7 @@ class NativeDecoderLayer(nn.Module):
     def compute(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """This layer's output alone, by the runner's attention."""
+        """This layer's output alone, by the attention of the forward pass."""
         attended = self.attention(self.input_norm(hidden_states), position_embeddings)[0]
         hidden_states = hidden_states + self.attention_norm(attended)
         mlp: torch.Tensor = self.mlp_norm(self.mlp(self.post_norm(hidden_states)))
