@@ -17,8 +17,6 @@ FILE_BYTES = 256 << 20
 MAX_OPEN_FILES = 32
 # How much one call reads or writes.
 CALL_BYTES = 256 << 10
-# Linux accepts no more buffers per call, and each slot takes two.
-MAX_BUFFERS = 1024
 
 
 class SlotFiles:
@@ -40,7 +38,7 @@ class SlotFiles:
 
     def __init__(self, folder: Path, slot_bytes: int, *, writable: bool) -> None:
         self.slot_bytes = slot_bytes
-        self.slots_per_call = min(max(1, CALL_BYTES // slot_bytes), MAX_BUFFERS // 2)
+        self.slots_per_call = max(1, CALL_BYTES // slot_bytes)
         self.num_slots = 0
         self._slots_per_file = max(1, FILE_BYTES // slot_bytes)
         self._folder = folder

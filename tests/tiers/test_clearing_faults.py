@@ -21,6 +21,7 @@ from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
 from radixkv.tiers import slot_files, store_writer
 from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedPin, SlotIndex
 
 
@@ -48,6 +49,29 @@ def test_what_is_cleared_while_the_disk_fails_is_overwritten_when_it_is_back(
         assert bytes_of_blocks_in(tmp_path) == 0
         again = open_tier()
         assert again.contains_prefix(KEYS) == 0
+
+
+@pytest.mark.parametrize("afterwards", ["put", "close"])
+def test_what_is_cleared_just_before_the_disk_fails_is_overwritten_when_it_is_back(
+    open_tier: OpenTier, clock: FakeClock, tmp_path: Path, afterwards: str
+) -> None:
+    tier, bob, zeros = open_tier(), prefix_keys("bob", 1, 2), np.zeros_like(BLOCKS[:2])
+    put(tier)
+    put(tier, bob[:1], zeros[:1])
+
+    def clear_and_fail(*arguments: Any) -> None:
+        tier.clear(KEYS[0].namespace)
+        raise OSError(errno.EIO, "planted")
+
+    with mock.patch.object(SlotFiles, "write", clear_and_fail):
+        put(tier, bob, zeros)
+    clock.now += 60
+    if afterwards == "put":
+        put(tier, bob, zeros)
+        assert tier.contains_prefix(bob) == 2
+    else:
+        tier.close()
+    assert bytes_of_blocks_in(tmp_path) == 0
 
 
 @pytest.mark.parametrize("afterwards", ["put", "close"])

@@ -139,6 +139,11 @@ def test_files_are_their_owners_alone(open_tier: OpenTier, tmp_path: Path) -> No
     assert len(modes) >= 6
     assert set(modes.values()) == {0o600, 0o700}
     assert {path for path, mode in modes.items() if mode == 0o700} == {p for p in modes if p.is_dir()}
+    tier.close()
+    (folder,) = tmp_path.glob("store/*")
+    folder.chmod(0o755)
+    open_tier()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize(
