@@ -16,7 +16,7 @@ from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, bytes_of_blocks_in,
 from support.faulty_os import FaultyOs
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
-from radixkv.tiers import slot_files
+from radixkv.tiers import slot_files, store_writer
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.namespace_secret import namespace_secret
 from radixkv.tiers.slot_files import SlotFiles
@@ -51,6 +51,29 @@ def test_a_disk_that_cannot_be_written_is_warned_of_once_and_tried_again_later(
         assert np.array_equal(get(tier, KEYS), BLOCKS)
 
 
+@pytest.mark.parametrize("failing", ["index", "slots"])
+def test_a_disk_that_is_full_is_not_opened_anew(open_tier: OpenTier, clock: FakeClock, failing: str) -> None:
+    """Opening reads the whole index, and finds nothing else there."""
+    tier = open_tier()
+    if failing == "index":
+        fault = mock.patch.object(SlotIndex, "commit", side_effect=index_is_full())
+    else:
+        fault = mock.patch.object(SlotFiles, "write", side_effect=OSError(errno.ENOSPC, "no space left"))
+    with fault:
+        put(tier)
+    clock.now += 60
+    with mock.patch.object(store_writer, "open_to_write", side_effect=AssertionError):
+        put(tier)
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
+
+
+def index_is_full() -> sqlite3.OperationalError:
+    """What SQLite raises."""
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return full
+
+
 @pytest.mark.parametrize("everything", [False, True], ids=["a namespace", "everything"])
 @pytest.mark.parametrize("failing", ["index", "slots"])
 def test_what_a_batch_that_failed_has_written_is_overwritten(
@@ -67,9 +90,7 @@ def test_what_a_batch_that_failed_has_written_is_overwritten(
     put(tier, prefix_keys("bob", 1), np.zeros_like(BLOCKS[:1]))
     write = SlotFiles.write
     if failing == "index":
-        full = sqlite3.OperationalError("database or disk is full")
-        full.sqlite_errorcode = sqlite3.SQLITE_FULL
-        fault = mock.patch.object(SlotIndex, "commit", side_effect=full)
+        fault = mock.patch.object(SlotIndex, "commit", side_effect=index_is_full())
     else:
         answers = iter([write, mock.Mock(side_effect=OSError(errno.ENOSPC, "no space left"))])
         fault = mock.patch.object(SlotFiles, "write", lambda *arguments: next(answers)(*arguments))

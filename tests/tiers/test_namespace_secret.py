@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -27,6 +28,7 @@ def test_a_shared_folder_takes_over_what_a_disk_had(tmp_path: Path) -> None:
     disk, shared = tmp_path / "disk", tmp_path / "shared"
     first = secret(disk, None)
     assert secret(disk, shared) == first
+    assert [path.name for path in disk.iterdir()] == ["namespaces.secret"]  # a copy would be the same
     assert secret(None, shared) == secret(tmp_path / "another", shared) == first
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.glob("*/*.secret"))
 
@@ -90,11 +92,11 @@ def test_a_secret_that_another_process_makes_without_hard_links_is_waited_for(
     """Its file, which is empty for a moment, was refused, and the engine did not start."""
     path, theirs = tmp_path / "namespaces.secret", bytes(range(32))
     path.touch()
-    monkeypatch.setattr(namespace_secret.time, "sleep", lambda seconds: path.write_bytes(theirs))
+    monkeypatch.setattr(namespace_secret, "time", SimpleNamespace(sleep=lambda seconds: path.write_bytes(theirs)))
     namespace_secret.check_secret(tmp_path, theirs)
     path.write_bytes(b"")
     assert secret(None, tmp_path) == theirs
-    monkeypatch.setattr(namespace_secret.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(namespace_secret, "time", SimpleNamespace(sleep=lambda seconds: None))
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="expected 32 bytes, got 0: remove it to have it made again"):
         secret(None, tmp_path)

@@ -18,6 +18,7 @@ from support.tier_model import BLOCK_SIZE, FakeClock
 from radixkv.tiers.block_key import namespace_digest
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedPin, SlotIndex
+from radixkv.tiers.store_writer import StoreWriter
 from radixkv.tiers.stored_pins import StoredPin, StoredPins
 
 ANN, BEN = (namespace_digest(b"", name) for name in ("ann", "ben"))
@@ -73,6 +74,20 @@ def test_of_a_pin_that_is_gone_nothing_is_left_in_the_index_and_its_log(
     assert tier.flush(600)
     assert not is_found("one")
     assert is_found("other") != cleared
+
+
+def test_pins_are_gone_from_the_index_when_they_are_cleared(
+    open_tier: OpenTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much the thread that writes has to do before."""
+    tier = open_tier()
+    tier.pins.add(pin("one"))
+    assert tier.flush(600)
+    monkeypatch.setattr(StoreWriter, "_tidy", lambda writer: None)
+    tier.clear(ANN)
+    index = index_of(tmp_path)
+    assert index.pins() == []
+    index.close()
 
 
 def test_what_a_disk_could_not_be_told_it_is_told_later(open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch) -> None:
