@@ -71,14 +71,19 @@ _NO_KEY = {"/version", "/health", "/ready"}
 _NUM_NAMES = 10
 
 
+@pytest.fixture(scope="module")
+def schema(shared_server: ServerProcess) -> Any:
+    """The description of all endpoints, read once: that takes as long as generating the requests to one of them."""
+    return schemathesis.openapi.from_url(f"{shared_server.url}/openapi.json")
+
+
 @pytest.mark.parametrize("mode", [GenerationMode.NEGATIVE, GenerationMode.POSITIVE], ids=lambda mode: mode.value)
 @pytest.mark.parametrize("path", CASES)
 def test_no_request_breaks_the_server(
-    server: ServerProcess, path: str, mode: GenerationMode, request: pytest.FixtureRequest
+    server: ServerProcess, schema: Any, path: str, mode: GenerationMode, request: pytest.FixtureRequest
 ) -> None:
     factor: int = request.config.getoption("--fuzz-factor")
     num_cases = factor * CASES[path][mode is GenerationMode.POSITIVE]
-    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     statuses: Counter[int] = Counter()
     session = session_for(path)
 
@@ -122,10 +127,9 @@ def test_all_endpoints_are_asked(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize(("method", "path"), NAMED)
 def test_no_name_breaks_the_server(
-    server: ServerProcess, method: str, path: str, request: pytest.FixtureRequest
+    server: ServerProcess, schema: Any, method: str, path: str, request: pytest.FixtureRequest
 ) -> None:
     factor: int = request.config.getoption("--fuzz-factor")
-    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     session, known = session_for(path), NAMED[method, path]
 
     @given(case=schema[path][method].as_strategy(generation_mode=GenerationMode.POSITIVE))
