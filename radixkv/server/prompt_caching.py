@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+from pydantic import Field
+
+from radixkv.server.not_supported import Only
 from radixkv.server.strict import StrictModel
 
 Lifetime = Literal["30m", "12h"]
@@ -59,6 +62,8 @@ class PromptCacheOptions(StrictModel):
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Lifetime | None = None
+    comparison_response_id: Only[None] = Field(default=None, exclude=True)
+    prewarm: Only[Literal[False] | None] = Field(default=None, exclude=True)
 
     def allows(self, breakpoints: Sequence[Breakpoint]) -> bool:
         """Whether a request with these breakpoints may use the cache."""

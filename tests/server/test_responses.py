@@ -88,9 +88,10 @@ def test_a_response_says_what_was_asked_for(llm: LLM) -> None:
         assert (cut["service_tier"], cut["top_logprobs"], cut["completed_at"]) == ("default", 0, None)
         names = ("prompt_cache_key", "safety_identifier", "prompt_cache_options")
         assert [cut[name] for name in names] == [None] * 3
-        sent = {"prompt_cache_key": "k", "safety_identifier": "s", "prompt_cache_options": {"ttl": "12h"}}
+        nothing = {"prewarm": False, "comparison_response_id": None}
+        sent = {"prompt_cache_key": "k", "safety_identifier": "s", "prompt_cache_options": {"ttl": "12h", **nothing}}
         text = {"format": {"type": "json_schema", "name": "x", "schema": {"const": 1}}}
-        whole = await create(client, **sent, text={**text, "verbosity": "low"}, service_tier="auto")
+        whole = await create(client, **sent, text={**text, "verbosity": "low"}, service_tier="auto", max_tool_calls=3)
         assert [whole[name] for name in names] == ["k", "s", {"mode": "implicit", "ttl": "12h"}]
         assert (whole["status"], whole["service_tier"]) == ("completed", "default")
         assert whole["completed_at"] >= whole["created_at"]
@@ -190,6 +191,11 @@ def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:
         ({"truncation": "auto"}, "truncation", "not supported"),
         ({"include": ["message.output_text.logprobs"]}, "include", "not supported"),
         ({"top_logprobs": 3}, "top_logprobs", "not supported"),
+        (
+            {"prompt_cache_options": {"prewarm": True}},
+            "prompt_cache_options",
+            "prompt_cache_options.prewarm: not supported",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools", "'web_search'"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools", "tools.0.name: "),
         ({"input": [{"type": "computer_call"}]}, "input", "'computer_call'"),

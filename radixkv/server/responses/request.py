@@ -151,6 +151,7 @@ class ResponseRequest(InputTokensRequest):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
+    max_tool_calls: int | None = None  # of tools that the server would run, which has none
     stream_options: ResponseStreamOptions | None = None
     user: str | None = None
 
@@ -158,7 +159,6 @@ class ResponseRequest(InputTokensRequest):
     background: Only[Literal[False] | None] = None
     context_management: Only[None] = None
     image: Only[None] = None
-    max_tool_calls: Only[None] = None
     moderation: Only[None] = None
     prompt: Only[None] = None
     prompt_cache_retention: Only[Literal["in_memory"] | None] = None
