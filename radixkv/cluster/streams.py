@@ -255,12 +255,12 @@ class ReplicaStreams:
         self._arrival = asyncio.Event()
 
     def move(self, client: httpx.AsyncClient) -> None:
-        """Continue a replica's streams elsewhere, at once; those that no other replica can continue stay where they are."""
-        elsewhere = {
-            (self._generations.get(name), self._rooms.get(name, math.inf))
-            for name in self.router.replicas
-            if self._clients.get(name) is not client
-        }
+        """Continue a replica's streams elsewhere, at once; those that no other replica can continue stay where they are.
+
+        Args:
+            client: of the replica, which the router chooses no more.
+        """
+        elsewhere = {(self._generations.get(name), self._rooms.get(name, math.inf)) for name in self.router.replicas}
         for ticket in self._tickets.get(client, ()):
             ticket.move(elsewhere)
 
