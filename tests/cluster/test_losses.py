@@ -87,10 +87,10 @@ def test_a_replica_that_breaks_off_and_lives_is_no_death() -> None:
 
 def test_a_stream_that_goes_on_between_deaths_is_not_to_blame() -> None:
     def one_token(num_given: int) -> tuple[list[bytes], bool]:
-        return [line(10 + num_given, "length" if num_given == 3 else None)], num_given < 3
+        return [line(10 + num_given, "length" if num_given == 5 else None)], num_given < 5
 
-    replicas = [Replica(one_token) for _ in range(4)]
-    assert asyncio.run(tokens(streams_of(*replicas))) == [10, 11, 12, 13]
+    replicas = [Replica(one_token) for _ in range(6)]
+    assert asyncio.run(tokens(streams_of(*replicas))) == [10, 11, 12, 13, 14, 15]
 
 
 def test_replicas_that_are_full_are_no_loss() -> None:
@@ -136,17 +136,18 @@ def test_without_any_replica_it_says_so() -> None:
         asyncio.run(tokens(streams_of()))
 
 
-def test_a_replica_that_cannot_be_reached_is_not_asked_again_at_once() -> None:
+@pytest.mark.parametrize("error", [httpx.ConnectError, httpx.ReadError])
+def test_a_replica_that_cannot_be_reached_or_broke_off_is_not_asked_again_at_once(error: type[httpx.HTTPError]) -> None:
     """It has ended, which is known a moment later, as is the replica that comes in its place."""
     attempts = 0
 
     class Ended(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             nonlocal attempts
-            attempts += 1
-            if attempts == 1:
+            if request.url.path == "/generate":
+                attempts += 1
                 asyncio.get_running_loop().call_later(0.01, replace)
-            raise httpx.ConnectError("planted")
+            raise error("planted")
 
     def replace() -> None:
         streams.router.remove("old")
@@ -226,3 +227,32 @@ def test_a_stream_that_is_called_away_twice_leaves_once() -> None:
             await reading
 
     asyncio.run(main())
+
+
+def test_a_stream_that_is_called_away_between_two_lines_leaves_before_the_next() -> None:
+    async def lines() -> AsyncGenerator[bytes, None]:
+        yield b"one"
+        yield b"two"
+
+    async def main() -> None:
+        ticket, read = Ticket("a", None, 10, begun=False), list[bytes]()
+        with pytest.raises(MovedError):
+            async for each in ticket.read(lines()):
+                read.append(each)
+                ticket.move([(None, 10)])
+        assert read == [b"one"]
+
+    asyncio.run(main())
+
+
+def test_the_time_to_wait_begins_anew_when_a_replica_accepts_or_loses_the_request() -> None:
+    losses, client = Losses("one"), client_of(Refusing(0))
+    assert losses.wait_until(0.0, 10.0) == losses.wait_until(9.0, 10.0) == 10.0
+    losses.note_acceptance()
+    assert losses.wait_until(9.0, 10.0) == 19.0
+    losses.note_loss("a", client, LostError("planted"))
+    assert losses.wait_until(18.0, 10.0) == 28.0
+    with pytest.raises(ReplicasLostError):
+        losses.wait_until(28.0, 10.0)
+    assert losses.lost_by({"a": client}) == {"a"}
+    assert losses.lost_by({"a": client_of(Refusing(0))}) == set()  # it was restarted

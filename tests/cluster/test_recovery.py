@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from typing import Any
 
 import httpx
 import pytest
@@ -29,9 +30,9 @@ from support.pretended_replicas import (
 from radixkv import BeamSearchParams, SamplingParams
 from radixkv.cluster import ReplicaSet
 from radixkv.cluster.losses import Losses, RefusedError
-from radixkv.cluster.wire import encode_begun
+from radixkv.cluster.wire import encode_begun, encode_scheduled
 from radixkv.engine.clearing import ALL_NAMESPACES, Cleared, NamespaceSelection
-from radixkv.errors import DrainingError, QueueFullError, ReplicasLostError, RequestTooLargeError
+from radixkv.errors import DrainingError, NoBlocksLeftError, QueueFullError, ReplicasLostError, RequestTooLargeError
 from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.routing import prompt_hashes
@@ -246,16 +247,59 @@ def test_an_answer_that_goes_on_elsewhere_counts_there_with_what_was_begun() -> 
     asyncio.run(main())
 
 
-def test_a_token_makes_old_refusals_forgotten() -> None:
+@pytest.mark.parametrize(
+    "reason", [QueueFullError("full", 1), RequestTooLargeError("too large"), NoBlocksLeftError("pinned")]
+)
+def test_a_token_makes_old_refusals_forgotten(
+    reason: QueueFullError | RequestTooLargeError | NoBlocksLeftError,
+) -> None:
     losses, client = Losses("one"), client_of(answering())
-    losses.note_refusal("a", client, RefusedError(QueueFullError("full", 1)))
+    losses.note_refusal("a", client, RefusedError(reason))
     assert losses.refused_by({"a": client}) == {"a"}
+    assert losses.refused_by({"a": client_of(answering())}) == set()  # it was restarted
     losses.progress(None)
     assert losses.refused_by({"a": client}) == set()
     assert losses.wait_until(0.0, 1.0) == 1.0
 
 
-def test_a_cancelled_waiter_ends_nobody_else_s_trial() -> None:
+def test_a_request_is_accepted_and_scheduled_once_and_has_one_seed_wherever_it_goes_on() -> None:
+    async def main() -> None:
+        seeds, first_times = list[int | None](), list[float | None]()
+
+        async def handler(request: httpx.Request) -> httpx.Response:
+            if request.url.path == "/health":
+                return httpx.Response(200)
+            seeds.append(json.loads(await request.aread())["params"]["seed"])
+            first_times.append(times.first_token_time)
+            lines = [encode_scheduled(), line(1)] if len(seeds) == 1 else [encode_scheduled(), line(2, "length")]
+            return await answering(*lines, breaks=True)(request)
+
+        streams = streams_over({"a": client_of(handler), "b": client_of(handler)})
+        times, accepted = RequestMetrics(0.0), list[None]()
+        options: Any = {"times": times, "on_accepted": lambda: accepted.append(None)}
+        assert await tokens(streams, params=SamplingParams(max_tokens=10), **options) == [1, 2]
+        assert len(accepted) == 1
+        assert seeds[0] == seeds[1] is not None
+        assert first_times == [None, times.first_token_time]
+        assert times.scheduled_time is not None
+        assert times.first_token_time is not None
+        assert times.scheduled_time <= times.first_token_time
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_a_drained_replica_ends_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv.cluster.losses._MAX_LOSSES", 1)
+
+    async def drained() -> AsyncIterator[bytes]:
+        streams.router.remove("a")
+        yield line(1, "abort")
+
+    streams = streams_over({"a": client_of(streaming(drained)), "b": client_of(answering(line(2, "length")))})
+    assert asyncio.run(tokens(streams)) == [1, 2]
+
+
+def test_who_is_cancelled_ends_its_own_trial_and_nobody_else_s() -> None:
     async def main() -> None:
         gate, num_begun = asyncio.Event(), 0
 
@@ -277,8 +321,10 @@ def test_a_cancelled_waiter_ends_nobody_else_s_trial() -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         assert num_begun == 1
+        tasks[0].cancel()
+        await until(lambda: num_begun == 2)
         gate.set()
-        assert [await tasks[0], await tasks[2]] == [[1], [1]]
+        assert await tasks[2] == [1]
         assert not streams._tickets
         assert not streams._trials
 
