@@ -204,13 +204,12 @@ class StoreWriter:
         try:
             with self._index_lock:
                 opened = self._opened
-                if opened is not None:
-                    if not opened.is_current:
-                        # What is in the store's place is opened, and cleared, by the job that `_forget` has queued.
-                        self._writer.call(done.set)
-                        return
-                    self._clear_index(opened)
-                    self.pins.commit(opened.index)
+                if opened is None or not opened.is_current:
+                    # What is in the store's place is opened, and cleared, by the job that `_forget` has queued.
+                    self._writer.call(done.set)
+                    return
+                self._clear_index(opened)
+                self.pins.commit(opened.index)
         except MediumErrors as error:
             self._failed(self._writes, error)
         done.set()

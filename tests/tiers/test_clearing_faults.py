@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sqlite3
 import tempfile
 import threading
@@ -21,8 +22,10 @@ from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
 from radixkv.tiers import slot_files, store_writer
 from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.open_store import OpenStore
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedPin, SlotIndex
+from radixkv.tiers.store_writer import StoreWriter
 
 
 @pytest.mark.parametrize("everything", [False, True], ids=["a namespace", "everything"])
@@ -196,6 +199,42 @@ def test_what_is_cleared_after_its_disk_came_into_place_is_cleared_there(
         assert tier.contains_prefix(KEYS) == 0
     tier.close()
     assert open_tier().contains_prefix(KEYS) == 0
+
+
+def test_whoever_clears_waits_for_a_store_that_is_being_opened(
+    open_tier: OpenTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store in its place had been given up, and clearing returned before what came into that place was cleared."""
+    root = tmp_path / "store"
+    tier = open_tier()
+    put(tier)
+    shutil.copytree(root, tmp_path / "copy")
+    root.rename(tmp_path / "unmounted")
+    (tmp_path / "copy").rename(root)
+    opens, cleared, goes_on = threading.Event(), threading.Event(), threading.Event()
+    clear, open_store = StoreWriter._clear, StoreWriter._open
+
+    def open_late(writer: StoreWriter) -> OpenStore:
+        opens.set()
+        assert goes_on.wait(600)
+        return open_store(writer)
+
+    def clear_meanwhile(writer: StoreWriter, done: threading.Event) -> None:
+        assert opens.wait(600)
+        clear(writer, done)
+        cleared.set()
+
+    monkeypatch.setattr(StoreWriter, "_open", open_late)
+    monkeypatch.setattr(StoreWriter, "_clear", clear_meanwhile)
+    engine = threading.Thread(target=tier.clear, args=(KEYS[0].namespace,))
+    engine.start()
+    assert cleared.wait(600)
+    engine.join(0.1)
+    waits = engine.is_alive()
+    goes_on.set()
+    engine.join()
+    assert waits
+    assert open_tier(read_only=True).contains_prefix(KEYS) == 0
 
 
 def test_a_clear_that_the_disk_refused_is_made_up_for(open_tier: OpenTier, clock: FakeClock) -> None:
