@@ -40,11 +40,12 @@ from radixkv.scheduling.request import Request
 from radixkv.serving.answer_reader import AnswerReader
 from radixkv.serving.exclusive_use import ExclusiveUse
 from radixkv.serving.interrupts import deferred_interrupt
+from radixkv.serving.process_bound import ProcessBound
 from radixkv.tools.definitions import as_tool_options
 from radixkv.vllm_options import CALLS, takes_vllm_options, without_vllm_options
 
 
-class LLM:
+class LLM(ProcessBound):
     """A language model whose prompts share the keys and values of their common prefixes.
 
     Several threads may share one LLM: calls of `generate` run one after the other, and streams alternate step by step. (For

@@ -26,6 +26,7 @@ from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.serving.engine_thread import EngineThread, StepResult, is_in_use, refuse_in_use
 from radixkv.serving.heartbeat import Heartbeat
+from radixkv.serving.process_bound import ProcessBound
 from radixkv.serving.request_intake import RequestIntake
 from radixkv.serving.request_stream import RequestStream
 from radixkv.threads import call_in_loop, run_outside_workers
@@ -36,7 +37,7 @@ _T = TypeVar("_T")
 _WRITE_SECONDS = 30.0
 
 
-class AsyncEngine:
+class AsyncEngine(ProcessBound):
     """One thread runs the engine, another one tokenizes, and the event loop, to which the object belongs, has the streams.
 
     Args:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from support.model_zoo import VOCAB_SIZE, build_supported
 from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
 from support.tiny_engine import add, assert_empty, finish, raising_at, tiny
 
-from radixkv import LLM, BeamSearchParams, SamplingParams
+from radixkv import LLM, AsyncLLM, BeamSearchParams, Chat, SamplingParams
 from radixkv.engine import engine as engine_module
 from radixkv.engine.begin_request import begin_request
 from radixkv.prompts import Prompt
@@ -246,6 +248,18 @@ def test_an_engine_of_another_process_is_refused_and_does_not_hang() -> None:
     tokens_of(llm, shared_prefix_prompts(1, 1))
     (message,) = refusals_in_a_fork(lambda: tokens_of(llm, shared_prefix_prompts(1, 1)))
     assert f"made by process {os.getpid()}" in message
+
+
+def test_what_cannot_be_sent_to_another_process_still_answers() -> None:
+    """Half sent, its weights were in shared memory, and compiled code read them where they had been: the process crashed."""
+    llm, (prompt,) = tiny(), shared_prefix_prompts(1, 1)
+    expected = tokens_of(llm, [prompt])
+    for whole in (llm, AsyncLLM(tiny()), Chat(llm)):
+        for send in (ForkingPickler.dumps, copy.deepcopy):
+            with pytest.raises(TypeError, match="LLM: cannot be copied, or sent to another process; make one in each"):
+                send(whole)
+    assert llm.reset_prefix_cache()
+    assert tokens_of(llm, [prompt]) == expected
 
 
 def test_a_stream_adds_up_to_the_answer() -> None:
