@@ -222,6 +222,10 @@ def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> d
 
 def _as_prompt(prompt: Any, loaded: TextInterface, add_special_tokens: bool) -> Prompt:
     prompt = {key: value for key, value in as_mapping(prompt).items() if key not in _NOTHING_IF_EMPTY or value}
+    if "role" in prompt:
+        raise ValueError(
+            f"prompts: expected prompts, got a message of a conversation, which is for chat(): {prompt!r:.80}"
+        )
     if not set(prompt) <= _PROMPT_KEYS or not {"prompt", "prompt_token_ids"} & set(prompt):
         raise ValueError(
             f"prompts: expected 'prompt' or 'prompt_token_ids', and no keys but {sorted(_PROMPT_KEYS)}, got {sorted(prompt)}"

@@ -206,6 +206,11 @@ def test_an_abandoned_turn_leaves_the_chat_unchanged(llm: LLM) -> None:
         ({"prompt_token_ids": [True, 5]}, TypeError, r"prompt_token_ids: expected whole numbers, got \[True, 5\]"),
         (7, TypeError, "prompts"),
         ({"text": "x"}, ValueError, "'prompt'"),
+        (
+            [{"role": "user", "content": "x"}],
+            ValueError,
+            r"got a message of a conversation, which is for chat\(\): {'role'",
+        ),
         ({"prompt": "x", "cache": {"red": True}}, ValueError, "cache"),
         ({"prompt": "x", "cache_salt": 3}, TypeError, "cache_salt"),
         ({"prompt": "x", "cache_salt": "y\ud83d"}, ValueError, "cache_salt: character 1 is half of a surrogate pair"),
