@@ -292,6 +292,5 @@ def test_a_history_is_a_copy(llm: LLM) -> None:
     """Of calls, it was not: what a program changed in them was said in the next turn."""
     chat = Chat(llm, sampling_params=SamplingParams(seed=1, max_tokens=60), tools=[ADD])
     chat.send("What is 3 plus 4?", tool_choice="required")
-    before = chat.history
     chat.history[-1]["tool_calls"][0]["function"]["name"] = "other"
-    assert chat.history == before
+    assert chat.history[-1]["tool_calls"][0]["function"]["name"] == "add"
