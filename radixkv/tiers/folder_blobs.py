@@ -204,14 +204,15 @@ class FolderBlobs:
         for folder, _, names in os.walk(self._root):
             for name in names:
                 path = os.path.join(folder, name)
-                now = time.time()
                 try:
                     status = os.stat(path)
-                    if status.st_mtime > now + MAX_SECONDS_AHEAD:  # until then, it would be the last to be removed
+                    if (
+                        status.st_mtime > time.time() + MAX_SECONDS_AHEAD
+                    ):  # until then, it would be the last to be removed
                         _touch(Path(path))
                 except FileNotFoundError:
                     continue  # another process removed it
-                yield min(status.st_mtime, now), status.st_size, path
+                yield status.st_mtime, status.st_size, path
 
 
 def _touch(file: int | Path) -> None:

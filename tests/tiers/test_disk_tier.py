@@ -8,6 +8,7 @@ import random
 import socket
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -154,16 +155,21 @@ def test_a_cleared_namespace_stays_cleared_and_its_bytes_are_overwritten(open_ti
 
 def test_a_block_that_is_cleared_while_it_waits_or_is_written_is_not_found_later(open_tier: OpenTier) -> None:
     tier = open_tier()
-    real = slot_files.SlotFiles.write
+    real, writes, later = slot_files.SlotFiles.write, list[int](), prefix_keys("ann", 9)
 
     def write(files: Any, first: int, buffers: Any) -> None:
         real(files, first, buffers)
         if len(buffers) > 1:  # not where slots are overwritten
+            writes.append(first)
+            if len(writes) == 1:
+                tier.put_many(later, BLOCKS[:1])
             tier.clear(KEYS[0].namespace)
 
     with mock.patch.object(slot_files.SlotFiles, "write", write):
         put(tier)
-    assert tier.contains_prefix(KEYS) == 0
+        assert tier.flush(600)
+    assert len(writes) == 1
+    assert tier.contains_prefix(KEYS) == tier.contains_prefix(later) == 0
     assert tier.stats.written_blocks == tier.stats.dropped_blocks == 0
     tier.close()
     assert open_tier().contains_prefix(KEYS) == 0
@@ -240,6 +246,16 @@ def test_a_block_that_is_written_while_it_is_put_again_takes_one_slot(
     assert tier.contains_prefix(other) == 5
     assert tier.stats.written_blocks == 6
     assert tier.stats.dropped_blocks == 0
+
+
+def test_what_was_used_and_freed_in_one_store_is_not_in_another() -> None:
+    table = SlotTable()
+    for slot, key in enumerate(KEYS):
+        table.add([key], [IndexedBlock(slot, key.digest, key.namespace, 1.0)])
+    table.mark_used(KEYS)
+    table.clear(None)
+    table.fill(OrderedDict())
+    assert (table.take_used(), table.take_freed()) == ([], [])
 
 
 def test_a_slot_whose_record_proved_wrong_is_free_for_the_next_block(open_tier: OpenTier, tmp_path: Path) -> None:

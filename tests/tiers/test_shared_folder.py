@@ -153,6 +153,17 @@ def test_what_another_machine_removes_of_what_is_cleared_is_no_failure(tmp_path:
         each.close()
 
 
+def test_what_a_killed_process_did_not_remove_of_what_it_cleared_is_removed(tmp_path: Path) -> None:
+    store = FolderBlobs(tmp_path, capacity_bytes=1 << 20)
+    store.write({"prefix/block": b"bytes"})
+    with mock.patch.object(shutil, "rmtree"):
+        store.clear("prefix")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()]
+    store._cut_down_to(1 << 20)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    store.close()
+
+
 def test_a_folder_whose_mount_is_gone_is_neither_cleared_nor_made_anew(tmp_path: Path) -> None:
     """It counted as cleared, and what had been in it was found once it was mounted again."""
     point = tmp_path / "point"
@@ -298,8 +309,9 @@ def test_a_folder_whose_disk_others_fill_loses_nothing(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_folder_makes_room_on_a_disk_that_is_smaller_than_its_capacity(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("error", "others"), [(errno.ENOSPC, 5_000), (errno.EDQUOT, 1_000_000)])
+def test_a_folder_makes_room_on_a_disk_or_within_a_quota_that_is_smaller_than_its_capacity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, others: int
 ) -> None:
     """It used to stay full for good: it held less than its capacity, so nothing was removed."""
     store = FolderBlobs(tmp_path, capacity_bytes=1_000_000)
@@ -308,11 +320,11 @@ def test_a_folder_makes_room_on_a_disk_that_is_smaller_than_its_capacity(
 
     def write(self: FolderBlobs, path: Path, blob: bytes) -> None:
         if used() + len(blob) > 20_000:
-            raise OSError(errno.ENOSPC, "no space left")
+            raise OSError(error, "no space left")
         write_once(self, path, blob)
 
     monkeypatch.setattr(FolderBlobs, "_write_once", write)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(used=used() + 5_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(used=used() + others))
     for number in range(60):
         store.write({f"prefix/{number}": bytes(1000)})
     assert store.count_present([f"prefix/{number}" for number in range(59, 44, -1)]) == 15

@@ -192,8 +192,8 @@ def test_a_store_that_refuses_writes_is_still_read(failing: FailingStore, caplog
     put(tier)
     failing.is_full = True
     for second in range(10):
-        put(tier, prefix_keys("bob", second), BLOCKS[:1])
         put(tier)
+        put(tier, prefix_keys("bob", second), BLOCKS[:1])
         assert tier.contains_prefix(KEYS) == 6
         assert np.array_equal(get(tier, KEYS), BLOCKS)
         clock.now += 1
@@ -385,3 +385,21 @@ def test_what_waits_when_it_is_cleared_is_not_written_afterwards(
     assert tier.stats.dropped_blocks == 0  # what is cleared is not dropped
     assert [other.contains_prefix(KEYS[start:]) for start in range(6)] == [0] * 6
     assert tier.contains_prefix(KEYS[1:]) == 0
+
+
+def test_what_is_written_while_it_is_cleared_is_cleared_once_more(
+    open_tier: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, other = open_tier(), open_tier()
+    cancel = tier._writer.cancel
+
+    def put_and_cancel(*arguments: Any) -> None:
+        put(tier)
+        assert other.contains_prefix(KEYS) == 6
+        cancel(*arguments)
+
+    monkeypatch.setattr(tier._writer, "cancel", put_and_cancel)
+    tier.clear(KEYS[0].namespace)
+    monkeypatch.undo()
+    assert tier.flush(600)
+    assert other.contains_prefix(KEYS) == 0
