@@ -220,6 +220,7 @@ def test_a_shorter_prompt_that_is_evicted_later_hides_nothing_of_a_longer_one(
     assert reasons(cache, [*CHAT, 9, 10]) == [(Reason.EVICTED, 1), (Reason.NEW, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [LRU, Adaptive])
 @pytest.mark.parametrize("block_size", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(10))
