@@ -122,7 +122,8 @@ def test_a_cache_that_evicts_more_than_it_lacks_is_found() -> None:
     class MayEvictMore(EvictsTooMuch):
         evicts_exactly = False
 
-    assert find_violation(MayEvictMore, max_examples=300) is None
+    # Without that, ten examples are enough to find it.
+    assert find_violation(MayEvictMore, max_examples=100) is None
 
 
 def test_the_story_is_told() -> None:
