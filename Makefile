@@ -58,7 +58,7 @@ test-others:
 		--ignore=tests/kernels/interpreter
 
 # Measuring coverage triples the time, and a few random runs reach what many do: so this leaves out the policies' state
-# machines and the longest simulation, and runs the fewest examples elsewhere.
+# machines and what is marked slow, and runs the fewest examples elsewhere.
 test-covered:
 	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest tests/cache --ignore=tests/cache/test_eviction.py \
 		--hypothesis-profile=mutation -m "not slow" -k "not at_any_pace" --cov=radixkv/cache --cov-branch --cov-fail-under=98 \
