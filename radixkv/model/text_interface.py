@@ -39,5 +39,7 @@ class TextInterface:
             ValueError: there is none.
         """
         if self.tokenizer is None:
-            raise ValueError(f"{self.name} has no tokenizer: pass prompts as {{'prompt_token_ids': [...]}}")
+            raise ValueError(
+                f"{self.name} has no tokenizer: pass one as the option tokenizer, or only prompts of token ids"
+            )
         return self.tokenizer

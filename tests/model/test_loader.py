@@ -62,7 +62,9 @@ def test_a_folder_without_a_tokenizer_serves_token_ids(checkpoint_given: Checkpo
     llm = LLM(checkpoint_given.model, num_blocks=50)
     output = llm.generate({"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=4), use_tqdm=False)[0]
     assert len(output.outputs[0].token_ids) == 4
-    with pytest.raises(ValueError, match="no tokenizer"):
+    with pytest.raises(
+        ValueError, match="no tokenizer: pass one as the option tokenizer, or only prompts of token ids"
+    ):
         llm.generate("text", use_tqdm=False)
 
 
