@@ -206,9 +206,8 @@ class FolderBlobs:
                 path = os.path.join(folder, name)
                 try:
                     status = os.stat(path)
-                    if (
-                        status.st_mtime > time.time() + MAX_SECONDS_AHEAD
-                    ):  # until then, it would be the last to be removed
+                    # Until then, it would be the last to be removed.
+                    if status.st_mtime > time.time() + MAX_SECONDS_AHEAD:
                         _touch(Path(path))
                 except FileNotFoundError:
                     continue  # another process removed it

@@ -341,6 +341,22 @@ def test_a_store_that_cannot_be_written_can_be_read(run: Run, root: Path, read_o
         writer.close()
 
 
+def test_a_store_that_cannot_be_written_is_not_read_without_its_log(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, read_only_folder: ReadOnlyFolder
+) -> None:
+    killed = tmp_path_factory.mktemp("killed") / "store"
+    tier = open_tier(root)
+    put(tier, prefix_keys("eve", 1), BLOCKS[:1])
+    shutil.copytree(root, killed)
+    tier.close()
+    (shared,) = killed.glob("*/index.sqlite-shm")
+    shared.unlink()
+    with read_only_folder(killed) as mounted:
+        reader = DiskTier(mounted, FORMAT, capacity_bytes=64 * SLOT, read_only=True)
+        assert (reader.contains_prefix(ANN), reader.stats.errors) == (0, 1)
+        reader.close()
+
+
 @pytest.fixture
 def full_disk(root: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
     """The folder of stores on a disk that others have filled; of a process that was killed, if a test says so."""
