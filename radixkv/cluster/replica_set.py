@@ -147,9 +147,7 @@ class ReplicaSet:
         # Followed until its streams have ended: its counters arrive, but for the last fifth of a second; and if it falls
         # silent, the streams count as lost.
         client = member.client
-        while (
-            member in self._leaving and client is not None and client is member.client and self.streams.num_on(client)
-        ):
+        while member in self._leaving and client is not None and self.streams.num_on(client):
             self.streams.move(client)
             await asyncio.sleep(0.05)
         await self._stop_following(member)
