@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from support.held_steps import HeldSteps
-from support.pretended_replicas import GREEDY, Cluster, tokens, until
+from support.pretended_replicas import (
+    GREEDY,
+    LOAD,
+    Cluster,
+    answering,
+    line,
+    load_record,
+    streaming,
+    tokens,
+    until,
+)
 from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_llm
 from support.time_limit import HANGING
 
 from radixkv import AsyncLLM, SamplingParams
 from radixkv.cluster import MismatchError, ReplicaSet, ReplicaStreams
+from radixkv.cluster.records import Kind, encode_hashes, encode_load, encode_record
 from radixkv.errors import QueueFullError
 from radixkv.prompts import Prompt
 from radixkv.routing import Router, prompt_hashes
@@ -221,5 +235,69 @@ def test_closing_leaves_a_replica_whose_removal_was_cancelled() -> None:
         assert member.task is not None
         assert member.task.done()
         assert all(client.is_closed for client in cluster.made)
+
+    asyncio.run(main())
+
+
+def test_a_replica_whose_events_break_off_before_it_is_up_has_not_joined() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.answers["/events"] = answering(breaks=True)
+        replicas = cluster.replicas()
+        with pytest.raises(ConnectionError, match="replica 'a' at http://a: ReadError"):
+            await asyncio.wait_for(replicas.add("a", "http://a"), HANGING)
+        assert not replicas.names
+        await replicas.close()
+        assert all(client.is_closed for client in cluster.made)
+
+    asyncio.run(main())
+
+
+def test_of_two_first_replicas_that_do_not_take_the_same_requests_one_is_refused() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.identities["http://b"] = {"block_size": 8}
+        replicas = cluster.replicas()
+        joining = (replicas.add(name, f"http://{name}") for name in "ab")
+        first, second = await asyncio.gather(*joining, return_exceptions=True)
+        assert (first, type(second)) == (None, MismatchError)
+        assert replicas.available == ["a"]
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_removed_replica_holds_is_not_held_by_its_successor_and_what_it_counts_is_counted() -> None:
+    async def main() -> None:
+        cluster, stores = Cluster(), asyncio.Event()
+
+        async def events(request: httpx.Request) -> httpx.Response:
+            async def records() -> AsyncIterator[bytes]:
+                yield encode_record(Kind.HELD) + encode_load(LOAD)
+                if request.url.host == "old":
+                    await stores.wait()
+                    yield encode_record(Kind.STORED, encode_hashes([7])) + load_record(counters={"num_steps": 5})
+                await asyncio.Event().wait()
+
+            return await streaming(records)(request)
+
+        async def body() -> AsyncIterator[bytes]:
+            yield line(1)
+            await asyncio.Event().wait()
+
+        cluster.answers |= {"/events": events, "/generate": streaming(body)}
+        cluster.identities["http://new"] = {"weights": "new"}  # so that the stream stays where it is
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://old")
+        async with aclosing(replicas.streams.generate(Prompt([1, 2, 3]), GREEDY, "one")) as stream:
+            await anext(stream)
+            removal = asyncio.ensure_future(replicas.remove("a"))
+            await until(lambda: not replicas.names)
+            await replicas.add("a", "http://new")
+            stores.set()
+            await until(lambda: replicas.counters.totals().get("num_steps") == 5)
+            assert replicas.streams.router.holder([7]) is None
+        await removal
+        await replicas.close()
 
     asyncio.run(main())
