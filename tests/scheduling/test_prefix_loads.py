@@ -116,6 +116,14 @@ def test_one_that_shares_the_beginning_of_a_load_claims_what_it_needs_besides() 
     assert driver.claim_of(short).num_blocks == 3
 
 
+def test_nobody_waits_for_a_load_of_another_namespace() -> None:
+    driver = Driver()
+    for number, namespace in enumerate("ab"):
+        driver.add([*SHORT_STEM, *unlike(1000 * number + 1000, 2)], namespace=namespace)
+        driver.step()
+    assert driver.loads.num_loads == 2
+
+
 def test_the_time_before_a_request_joins_a_load_is_not_time_that_it_waited_for_it() -> None:
     """Its ``load_seconds`` used to be those of the whole load, and more than it had existed."""
     driver = Driver()

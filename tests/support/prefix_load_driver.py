@@ -119,9 +119,10 @@ class Driver:
         self.scheduler = Scheduler(self.cache, 512, max_num_seqs, loads=self.loads)
         self.scheduler.set_tenants(shares or {})
 
-    def add(self, prompt: Sequence[int], max_new: int = 4, tenant: str = "") -> SequenceGroup:
+    def add(self, prompt: Sequence[int], max_new: int = 4, tenant: str = "", namespace: str = "") -> SequenceGroup:
+        tokens = np.array(prompt, np.int32)
         request = Request(
-            "", None, np.array(prompt, np.int32), SamplingParams(), 0, max_new, frozenset(), tenant=tenant
+            "", None, tokens, SamplingParams(), 0, max_new, frozenset(), tenant=tenant, namespace=namespace
         )
         request.sequences = [TokenSequence(request, 0, list(prompt))]
         group = SequenceGroup(request, request.sequences, request.prompt_token_ids)
