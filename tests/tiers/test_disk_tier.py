@@ -1,34 +1,27 @@
-"""The store on a disk: what survives, who may use it, what is forgotten, and what makes room."""
+"""The store on a disk: what survives, what is forgotten, and what makes room."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
-import socket
-import sqlite3
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, files_open_in, index_of, pin_of, put, slot_file
-from support.tier_model import FORMAT, FakeClock, get, prefix_keys, random_blocks
+from support.tier_model import FORMAT, get, prefix_keys, random_blocks
 
-from radixkv.errors import StoreInUseError
-from radixkv.tiers import slot_files, store_folder
+from radixkv.tiers import slot_files
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.maintenance import Verification, verify
 from radixkv.tiers.open_store import OpenStore
-from radixkv.tiers.record import Verdict
-from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
+from radixkv.tiers.slot_index import IndexedBlock
 from radixkv.tiers.slot_table import SlotTable
 from radixkv.tiers.store_writer import StoreWriter
 
@@ -43,95 +36,6 @@ def test_blocks_are_there_after_a_restart(open_tier: OpenTier) -> None:
     assert tier.stats.hit_blocks == 6
     put(tier)
     assert not tier.stats.written_blocks  # they are there already
-
-
-def test_the_second_owner_is_refused_with_the_firsts_id(open_tier: OpenTier) -> None:
-    owner = f"process {os.getpid()} on {socket.gethostname()}"
-    advice = "others take another disk_cache, or read this one with disk_cache_read_only"
-    for _ in range(2):
-        first = open_tier()
-        with pytest.raises(StoreInUseError, match=rf"is written by {owner}, and only one may: {advice}$"):
-            open_tier()
-        first.close()
-
-
-def test_who_looks_which_process_writes_keeps_none_from_it(
-    open_tier: OpenTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    open_tier().close()
-    (path,) = tmp_path.glob("store/*/lock")
-    with path.open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        monkeypatch.setattr(store_folder, "time", SimpleNamespace(sleep=lambda seconds: lock.close()))
-        open_tier()
-
-
-def test_an_owner_whose_lock_was_removed_leaves_the_store_to_the_next(open_tier: OpenTier, tmp_path: Path) -> None:
-    """Both wrote, each over what the other had."""
-    first = open_tier()
-    put(first, KEYS[:2], BLOCKS[:2])
-    (lock,) = tmp_path.glob("store/*/lock")
-    lock.unlink()
-    second = open_tier()
-    put(first, prefix_keys("bob", *range(6)))
-    assert first.stats.dropped_blocks == 6
-    assert np.array_equal(get(first, KEYS), BLOCKS[:2])
-    put(second)
-    assert np.array_equal(get(second, KEYS), BLOCKS)
-    with pytest.raises(StoreInUseError):
-        open_tier()
-
-
-def test_an_owner_whose_lock_was_removed_takes_another(open_tier: OpenTier, tmp_path: Path) -> None:
-    tier = open_tier()
-    (lock,) = tmp_path.glob("store/*/lock")
-    lock.unlink()
-    put(tier)
-    assert np.array_equal(get(tier, KEYS), BLOCKS)
-    with pytest.raises(StoreInUseError):
-        open_tier()
-
-
-def test_a_forked_child_does_not_hold_a_folder(open_tier: OpenTier) -> None:
-    """After the owner was killed, its successor used to be refused as long as a child of it lived."""
-    first = open_tier()
-    ours, theirs = socket.socketpair()
-    child = os.fork()
-    if not child:
-        ours.close()
-        theirs.send(b".")
-        theirs.recv(1)  # until the test is over
-        os._exit(0)
-    with ours, theirs:
-        assert ours.recv(1)
-        with pytest.raises(StoreInUseError):
-            open_tier()
-        first.close()
-        open_tier()
-    os.waitpid(child, 0)
-
-
-def test_a_second_process_may_read_what_the_first_writes(open_tier: OpenTier) -> None:
-    owner = open_tier()
-    put(owner, KEYS[:2], BLOCKS[:2])
-    reader = open_tier(read_only=True)
-    assert np.array_equal(get(reader, KEYS), BLOCKS[:2])
-    put(owner)
-    assert reader.contains_prefix(KEYS) == 6
-    assert np.array_equal(get(reader, KEYS), BLOCKS)
-    reader.put_many(prefix_keys("", 7), BLOCKS[:1])
-    reader.clear()
-    assert len(owner) == len(reader) == 6
-    owner.clear()
-    assert reader.contains_prefix(KEYS) == 0
-
-
-def test_a_reader_may_come_before_the_owner(open_tier: OpenTier, clock: FakeClock) -> None:
-    reader = open_tier(read_only=True)
-    assert reader.contains_prefix(KEYS) == 0
-    put(open_tier())
-    clock.now += 1
-    assert np.array_equal(get(reader, KEYS), BLOCKS)
 
 
 def test_a_cleared_namespace_stays_cleared_and_its_bytes_are_overwritten(open_tier: OpenTier, tmp_path: Path) -> None:
@@ -248,35 +152,6 @@ def test_a_block_that_is_written_while_it_is_put_again_takes_one_slot(
     assert tier.contains_prefix(other) == 5
     assert tier.stats.written_blocks == 6
     assert tier.stats.dropped_blocks == 0
-
-
-def test_what_was_used_and_freed_in_one_store_is_not_in_another() -> None:
-    table = SlotTable()
-    for slot, key in enumerate(KEYS):
-        table.add([key], [IndexedBlock(slot, key.digest, key.namespace, 1.0)])
-    table.mark_used(KEYS)
-    table.clear(None)
-    table.fill(OrderedDict())
-    assert (table.take_used(), table.take_freed()) == ([], [])
-
-
-def test_a_block_that_was_written_again_is_not_forgotten_for_the_slot_that_it_had() -> None:
-    table, key = SlotTable(), KEYS[0]
-    table.add([key], [IndexedBlock(0, key.digest, key.namespace, 1.0)])
-    found = table.find([key])
-    table.add([key], [IndexedBlock(1, key.digest, key.namespace, 2.0)])
-    assert table.note_verdicts(found, [Verdict.OTHER], 0) == 0
-    assert len(table.find([key])) == 1
-
-
-def test_a_transaction_that_fails_changes_nothing_and_hinders_no_other(tmp_path: Path) -> None:
-    index, block = SlotIndex(tmp_path, writable=True), IndexedBlock(0, bytes(20), bytes(20), 1.0)
-    with pytest.raises(sqlite3.IntegrityError):
-        index.commit([block, block._replace(slot=1, digest=None)], [], [])  # type: ignore[arg-type]
-    assert index.all() == []
-    index.commit([block], [], [])
-    assert index.all() == [block]
-    index.close()
 
 
 def test_a_slot_whose_record_proved_wrong_is_free_for_the_next_block(open_tier: OpenTier, tmp_path: Path) -> None:
