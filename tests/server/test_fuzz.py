@@ -21,12 +21,13 @@ from support.server_process import ADMIN_KEY, MODEL, TENANT_A, ServerProcess
 
 from radixkv.bench.common.process import processor_seconds
 
-# By endpoint: the number of cases that violate the description, and of those that follow it; 500 in all.
+# By endpoint: the number of cases that violate the description, and of those that follow it; 520 in all.
 # Most of the time goes into generating cases; a few tens were enough to find whatever was found.
 CASES = {
     "/v1/chat/completions": (60, 60),
     "/v1/completions": (60, 30),
     "/v1/responses": (30, 20),
+    "/v1/responses/input_tokens": (10, 10),
     "/v1/messages": (30, 20),
     "/v1/messages/count_tokens": (10, 10),
     "/tokenize": (30, 30),
@@ -40,6 +41,7 @@ ANSWERED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": _MESSAGES, "max_tokens": 2},
     "/v1/completions": {"prompt": "Hello", "max_tokens": 2},
     "/v1/responses": {"input": "Hello", "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"input": "Hello"},
     "/v1/messages": {"model": MODEL, "messages": _MESSAGES, "max_tokens": 2},
     "/v1/messages/count_tokens": {"model": MODEL, "messages": _MESSAGES},
     "/tokenize": {"prompt": "Hello"},
