@@ -12,6 +12,7 @@ from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.tools.grammar import JSON_WHITESPACE
 
 _MAX_CHARACTERS = 131_072
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
 
 
 class Specification(NamedTuple):
@@ -48,8 +49,8 @@ class Specification(NamedTuple):
             )
         return spec
 
-    def grammar(self) -> str:
-        """It in llguidance's format.
+    def grammar(self) -> tuple[str, list[Any]]:
+        """It in llguidance's format, and the JSON schemas in that.
 
         Raises:
             ValueError: it is malformed.
@@ -57,30 +58,24 @@ class Specification(NamedTuple):
         try:
             match self.kind:
                 case "json":
-                    return _schema_grammar(self.text)
+                    schema = prepare_schema(json.loads(self.text))
+                    return _schema_grammar(schema), [schema]
                 case "structural_tag":
-                    return structural_tag_grammar(json.loads(self.text))
+                    tag = json.loads(self.text)
+                    return structural_tag_grammar(tag), [structure["schema"] for structure in tag["structures"]]
                 case "grammar":
-                    return _lark_grammar(self.text)
-            return _regex_grammar(self.text)
+                    return _lark_grammar(self.text), []
+            return _regex_grammar(self.text), []
         except (ValueError, RecursionError) as error:
             raise ValueError(f"structured_outputs: {self.kind} cannot be read: {one_line(str(error))}") from error
 
-    def schemas(self) -> list[Any]:
-        """The JSON schemas in it."""
-        if self.kind == "structural_tag":
-            return [structure["schema"] for structure in json.loads(self.text)["structures"]]
-        return [json.loads(self.text)] if self.kind == "json" else []
 
-
-def _schema_grammar(text: str) -> str:
+def _schema_grammar(schema: Any) -> str:
     from llguidance import LLMatcher
 
-    schema = json.loads(text)
-    prepare_schema(schema)
     # Only object schemas accept options; the schemas true and false allow everything and nothing.
     if isinstance(schema, bool):
-        return LLMatcher.grammar_from_json_schema(text)
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema))
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": JSON_WHITESPACE})
 
 
@@ -93,10 +88,12 @@ def _regex_grammar(text: str) -> str:
 def _lark_grammar(text: str) -> str:
     """Of a grammar in Lark's syntax, or in GBNF."""
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import any_to_lark
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
+    if not _GBNF_RULE.search(text):
+        return LLMatcher.grammar_from_lark(text)
     try:
-        return LLMatcher.grammar_from_lark(any_to_lark(text))
+        return LLMatcher.grammar_from_lark(gbnf_to_lark(text))
     except Exception as error:  # the converter raises plain Exception
         raise ValueError(str(error)) from error
 

@@ -241,9 +241,8 @@ class GrammarCompiler:
 
     def _compile(self, spec: Specification | None, frame: str | None) -> GrammarState:
         tokenizer = self._prepared_tokenizer()  # first: it raises if llguidance is not installed
-        content = "" if spec is None else spec.grammar()
+        content, schemas = ("", []) if spec is None else spec.grammar()
         matcher = _matcher(tokenizer, content if frame is None else framed(frame, content, self._schema_refusal))
-        schemas = [] if spec is None else spec.schemas()
         reason = self._refusal_of(matcher, schemas)
         if reason is not None:
             name = "tools: their calls" if spec is None else f"structured_outputs: {spec.kind}"

@@ -31,6 +31,8 @@ PERSON = {
 }
 PROMPT = "A person as JSON, please: "
 ARITHMETIC = 'start: sum\nsum: NUMBER (("+" | "-") NUMBER)~1..3\nNUMBER: /[0-9]{1,3}/\n'
+MODIFIED = '?start: word\n?word: "a" "b"~2..3\n'
+LIMITED = "start[max_tokens=2]: /[0-9]+/\n"
 GBNF = 'root ::= "(" word (", " word)? ")"\nword ::= "red" | "green" | "blue"\n'
 
 
@@ -58,6 +60,9 @@ def is_person(text: str) -> bool:
         ({"regex": r"[A-Z]{3}-[0-9]{4}\.?"}, lambda text: re.fullmatch(r"[A-Z]{3}-[0-9]{4}\.?", text)),
         ({"choice": ["yes (of course)", "no", "no."]}, lambda text: text in ("yes (of course)", "no", "no.")),
         ({"grammar": ARITHMETIC}, lambda text: re.fullmatch(r"[0-9]{1,3}([+-][0-9]{1,3}){1,3}", text)),
+        # These were taken for GBNF.
+        ({"grammar": MODIFIED}, lambda text: text in ("abb", "abbb")),
+        ({"grammar": LIMITED}, lambda text: re.fullmatch(r"[0-9]+", text)),
         ({"grammar": GBNF}, lambda text: re.fullmatch(r"\((red|green|blue)(, (red|green|blue))?\)", text)),
     ],
 )
