@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from radixkv.sampling.json_schema import locate_refusal, one_line, prepare_schema
+from radixkv.sampling.json_schema import locate_refusal, one_line, prepare_schema, without_patterns
 from radixkv.tools.grammar import AnswerFrame
 
 _log = logging.getLogger(__name__)
@@ -32,8 +32,8 @@ def frame_text(frame: AnswerFrame) -> str:
 def framed(frame: str, content: str, refusal: Callable[[str], str | None]) -> str:
     """A frame with the grammar of its content, in llguidance's format.
 
-    A schema that the compiler refuses is left to the model: the arguments of its tool may be any. Each is checked alone,
-    because within the frame its cost shows only when a call has begun.
+    Of a schema that the compiler refuses, patterns are left to the model, or all if that does not help: the arguments of its
+    tool may be any. Each is checked alone, because within the frame its cost shows only when a call has begun.
 
     Args:
         frame: from `frame_text`.
@@ -52,9 +52,12 @@ def framed(frame: str, content: str, refusal: Callable[[str], str | None]) -> st
         problem = f"the parameters of {schema['title']!r:.200} cannot be enforced: {locate_refusal([schema], reason)}"
         if not schema["x-guidance"]["lenient"]:
             raise ValueError(f"tools: {problem}")
-        _log.warning("%s; they are left to the model", problem)
-        anything = {"type": "object"} if schema.get("type") == "object" else {}
-        part["json_schema"] = {**anything, "title": schema["title"], "x-guidance": schema["x-guidance"]}
+        part["json_schema"], what = without_patterns(schema), "its patterns"
+        if refusal(json.dumps(part["json_schema"])) is not None:
+            anything = {"type": "object"} if schema.get("type") == "object" else {}
+            part["json_schema"] = {**anything, "title": schema["title"], "x-guidance": schema["x-guidance"]}
+            what = "they"
+        _log.warning("%s; %s are left to the model", problem, what)
     grammars = [answer, *parts]
     if content.startswith("{"):
         inner = json.loads(content)["grammars"]

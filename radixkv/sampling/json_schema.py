@@ -1,10 +1,14 @@
-"""Prepares JSON schemas for compilation: enforces limits, removes annotations that look like constraints, finds keywords."""
+"""Prepares JSON schemas for compilation: enforces limits, says in other words what is refused, finds keywords."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from radixkv.sampling.json_alternatives import replace_one_of
+from radixkv.sampling.json_patterns import rewrite_pattern
 
 # Compile time grows with the square of a name's or regular expression's length: 0.2 s for the longest allowed.
 MAX_NAME_CHARACTERS = 8_192
@@ -12,6 +16,9 @@ MAX_NAME_CHARACTERS = 8_192
 # properties that are only required, and described nowhere, 9,000 take a second.
 _MAX_PROPERTIES = 1_000
 
+# Their values are data.
+_DATA = frozenset({"const", "enum", "default", "examples"})
+_INTO_DATA = re.compile("/(" + "|".join(sorted(_DATA)) + ")(/|$)|%")
 _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SCHEMAS = (
@@ -29,11 +36,13 @@ _SCHEMAS = (
 )
 _OF_STRINGS = ("pattern", "minLength", "maxLength")
 # Formats that say how to show a value, and nothing about what it may be.
-_ANNOTATION_FORMATS = frozenset({"password"})
+_ANNOTATION_FORMATS = frozenset({"password", "path", "binary"})
+# Keywords that say nothing about values, but that the compiler refuses beside a reference to what it is part of.
+_ANNOTATIONS = frozenset({"deprecated", "discriminator", "example", "nullable"})
 
 
 def prepare_schema(schema: Any) -> Any:
-    """Check a schema's size and, in place, remove keywords that constrain nothing but that the compiler refuses.
+    """Check a schema's size and, in place, say in other words what the compiler refuses. The result allows nothing else.
 
     Raises:
         ValueError: it is neither an object nor a boolean, or too large.
@@ -48,6 +57,10 @@ def prepare_schema(schema: Any) -> Any:
             del part["uniqueItems"]
         if part.get("propertyNames") == {"type": "string"}:  # true of all names; zod writes it
             del part["propertyNames"]
+        rewrite_pattern(part)
+        replace_one_of(part, schema)
+        for keyword in _ANNOTATIONS & set(part):
+            del part[keyword]
     return schema
 
 
@@ -68,6 +81,14 @@ def parts_with_patterns(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
             others = part.get("additionalProperties") is not False
             alone = {"patternProperties": dict.fromkeys(names, True), "additionalProperties": others}
             yield _in_object({"type": "object", **alone}, '{"')
+
+
+def without_patterns(schema: Any) -> Any:
+    """A copy of a schema in which strings have no patterns."""
+    remaining = json.loads(json.dumps(schema))
+    for _, part in _subschemas(remaining):
+        part.pop("pattern", None)
+    return remaining
 
 
 def _in_object(part: dict[str, Any], begin: str) -> tuple[dict[str, Any], str]:
@@ -145,13 +166,25 @@ def _check_sizes(schema: Any) -> None:
         raise ValueError(f"expected at most {_MAX_PROPERTIES} properties in all, got {num_properties}")
 
 
-def _objects(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every object in the text of a schema: a reference may make a schema of any of them."""
-    pending = [schema]
+def _objects(schema: Any) -> list[dict[str, Any]]:
+    """Every object in the text of a schema that may be a schema: a reference may make one of any."""
+    everything = list(_walk(schema, frozenset()))
+    if any(_INTO_DATA.search(str(part.get("$ref"))) for part in everything):
+        return everything
+    return list(_walk(schema, _DATA))
+
+
+def _walk(schema: Any, data: frozenset[str]) -> Iterator[dict[str, Any]]:
+    """Every object within a schema, itself included, but none within the values of these keywords."""
+    pending = [(schema, data)]
     while pending:
-        part = pending.pop()
-        if isinstance(part, dict):
+        part, left_out = pending.pop()
+        if isinstance(part, list):
+            pending += [(each, data) for each in part]
+        elif isinstance(part, dict):
             yield part
-            pending.extend(part.values())
-        elif isinstance(part, list):
-            pending.extend(part)
+            for key, value in part.items():
+                if key not in left_out:
+                    # What has a name of its own may have any name.
+                    are_named = left_out and key in _SCHEMA_MAPS
+                    pending.append((value, frozenset() if are_named else data))
