@@ -19,6 +19,7 @@ _MAX_PROPERTIES = 1_000
 # Their values are data.
 _DATA = frozenset({"const", "enum", "default", "examples"})
 _INTO_DATA = re.compile("/(" + "|".join(sorted(_DATA)) + ")(/|$)|%")
+_MAX_EXACT = 2**53
 _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SCHEMAS = (
@@ -81,6 +82,16 @@ def parts_with_patterns(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
             others = part.get("additionalProperties") is not False
             alone = {"patternProperties": dict.fromkeys(names, True), "additionalProperties": others}
             yield _in_object({"type": "object", **alone}, '{"')
+
+
+def inexact_value(schema: Any) -> str | None:
+    """Why a schema's values cannot be enforced: the compiler has numbers of 64 bits with a floating point; None: they can."""
+    for path, part in _subschemas(schema):
+        values = part.get("enum", [part.get("const")])
+        for value in values if isinstance(values, list) else []:
+            if isinstance(value, int) and abs(value) > _MAX_EXACT:
+                return f"{path}: expected whole numbers of at most {_MAX_EXACT} as values, got {value!r:.80}"
+    return None
 
 
 def without_patterns(schema: Any) -> Any:

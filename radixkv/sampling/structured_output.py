@@ -18,7 +18,7 @@ import os
 import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,7 +32,7 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.sampling.answer_frames import frame_text, framed
 from radixkv.sampling.grammar_budget import GrammarBudget
 from radixkv.sampling.grammar_tokenizer import grammar_tokenizer
-from radixkv.sampling.json_schema import locate_refusal, one_line, parts_with_patterns
+from radixkv.sampling.json_schema import inexact_value, locate_refusal, one_line, parts_with_patterns
 from radixkv.sampling.specification import Specification
 from radixkv.sampling_params import StructuredOutputsParams
 
@@ -254,12 +254,12 @@ class GrammarCompiler:
         schema = json.loads(text)
         return self._refusal_of(_matcher(self._prepared_tokenizer(), _grammar_of_schema(schema)), [schema])
 
-    def _refusal_of(self, matcher: llguidance.LLMatcher, schemas: Iterable[Any]) -> str | None:
+    def _refusal_of(self, matcher: llguidance.LLMatcher, schemas: Sequence[Any]) -> str | None:
         """Why a grammar with these schemas in it is refused; None: it is not.
 
         Their patterns are also tried by themselves, because the cost of one shows only once its string has begun.
         """
-        reason = _refusal(matcher)
+        reason = _refusal(matcher) or next(filter(None, map(inexact_value, schemas)), None)
         if reason is not None:
             return reason
         tokenizer = self._prepared_tokenizer()

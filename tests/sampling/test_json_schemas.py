@@ -185,3 +185,12 @@ def test_of_a_tool_s_schema_that_is_refused_the_patterns_alone_are_left_to_the_m
     assert caplog.messages == [
         "the parameters of 'f' cannot be enforced: look-around; its patterns are left to the model"
     ]
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, -(10**18) - 1])
+def test_values_that_the_compiler_would_round_are_refused(llm: LLM, value: int) -> None:
+    """The answer was another number: 9007199254740992 where 9007199254740993 was the only one."""
+    for values in ({"const": value}, {"enum": [1, value]}):
+        with pytest.raises(ValueError, match="json cannot be followed: "):
+            llm.engine.grammars.compile(StructuredOutputsParams(json={"properties": {"a": values}}))
+    assert accepts(llm, {"const": 2**53}, 2**53)
