@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote
+
+from radixkv.sampling.json_references import target_of
 
 
 def replace_one_of(part: dict[str, Any], whole: Any) -> None:
@@ -56,7 +57,7 @@ def _objects(alternative: Any, whole: Any) -> list[Any]:
         seen.add(id(part))
         nested = part.get("oneOf", part.get("anyOf")) if isinstance(part, dict) else None
         if isinstance(part, dict) and "$ref" in part:
-            pending.append(_at(part["$ref"], whole))
+            pending.append(target_of(part["$ref"], whole))
         elif isinstance(nested, list):
             pending += nested
         else:
@@ -74,15 +75,3 @@ def _values(schema: Any, name: str) -> list[str | int]:
                 case {"enum": [*values]} if all(isinstance(value, str | int) for value in values):
                     return values
     return []
-
-
-def _at(reference: Any, whole: Any) -> Any:
-    """What a reference in the form of a JSON pointer leads to; None: nothing."""
-    if not isinstance(reference, str) or not reference.startswith("#/"):
-        return None
-    part = whole
-    for name in unquote(reference).split("/")[1:]:
-        if not isinstance(part, dict):
-            return None
-        part = part.get(name.replace("~1", "/").replace("~0", "~"))
-    return part

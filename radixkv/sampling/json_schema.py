@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from radixkv.sampling.json_alternatives import replace_one_of
+from radixkv.sampling.json_names import replace_property_names
 from radixkv.sampling.json_patterns import rewrite_pattern
 
 # Compile time grows with the square of a name's or regular expression's length: 0.2 s for the longest allowed.
@@ -50,14 +51,14 @@ def prepare_schema(schema: Any) -> Any:
     """
     if not isinstance(schema, dict | bool):
         raise ValueError(f"expected a JSON schema, an object or a boolean, got {type(schema).__name__}")
+    for _, part in [*_subschemas(schema)]:
+        replace_property_names(part, schema)
     _check_sizes(schema)
     for _, part in _subschemas(schema):
         if isinstance(part.get("format"), str) and part["format"] in _ANNOTATION_FORMATS:
             del part["format"]
         if part.get("uniqueItems") is False:
             del part["uniqueItems"]
-        if part.get("propertyNames") == {"type": "string"}:  # true of all names; zod writes it
-            del part["propertyNames"]
         rewrite_pattern(part)
         replace_one_of(part, schema)
         for keyword in _ANNOTATIONS & set(part):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import jsonschema
@@ -165,6 +166,58 @@ def test_values_that_only_look_like_schemas_are_not_limited(llm: LLM) -> None:
         prepare_schema({"properties": {"default": {"properties": names}}})
     with pytest.raises(ValueError, match="at most 1000 properties"):
         prepare_schema({"$ref": "#/examples/0", "examples": [data]})
+
+
+class Colour(StrEnum):
+    RED = "red"
+    DARK_BLUE = "dark/blue"
+
+
+class Stock(BaseModel):
+    numbers: dict[Colour, dict[Literal["small", "large"], int]]
+    labels: dict[Literal["only"], str] = {}
+
+
+def test_names_that_are_one_of_a_few_are_enforced(llm: LLM) -> None:
+    """Pydantic's dictionaries whose keys are members of an enumeration, or literals, were refused."""
+    schema = Stock.model_json_schema()
+    for value in (
+        {"numbers": {}},
+        {"numbers": {"dark/blue": {"small": 1, "large": 2}}, "labels": {"only": "a"}},
+        {"numbers": {"red": {}, "dark/blue": {"large": 3}}},
+    ):
+        jsonschema.validate(value, schema)
+        assert accepts(llm, schema, value), value
+    for value in (
+        {"numbers": {"green": {}}},
+        {"numbers": {"red": {"medium": 1}}},
+        {"numbers": {"red": {"small": "1"}}},
+        {"numbers": {}, "labels": {"other": "a"}},
+    ):
+        assert not accepts(llm, schema, value), value
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"properties": {"a": {}}},
+        {"patternProperties": {"^a": {}}},
+        {"propertyNames": {"enum": ["a", 1]}},
+        {"propertyNames": {"pattern": "^a"}},
+        {"propertyNames": {"$ref": "#/$defs/nothing"}},
+    ],
+)
+def test_other_constraints_on_names_stay_as_they_are(keywords: dict[str, Any]) -> None:
+    schema = {"propertyNames": {"enum": ["a"]}, "additionalProperties": {"type": "string"}, **keywords}
+    assert prepare_schema(json.loads(json.dumps(schema))) == schema
+
+
+def test_names_that_are_one_of_a_few_keep_the_definitions_that_there_are(llm: LLM) -> None:
+    numbers = {"propertyNames": {"const": "n"}, "additionalProperties": {"type": "integer"}}
+    schema = {"$ref": "#/$defs/values-0", "$defs": {"values-0": {"type": "object", **numbers}}}
+    assert accepts(llm, schema, {"n": 1})
+    assert not accepts(llm, schema, {"n": "1"})
+    assert not accepts(llm, schema, {"m": 1})
 
 
 def test_formats_that_every_string_has_are_accepted(llm: LLM) -> None:
