@@ -65,9 +65,12 @@ def test_calls_are_put_into_their_message_together(monkeypatch: pytest.MonkeyPat
     begun = Mock(wraps=Turns._pop)
     monkeypatch.setattr(Turns, "_pop", lambda turns, role: begun(turns, role))
     calls = [{**USE, "id": f"{number}"} for number in range(50)]
-    (message,) = chat_of(messages=[{"role": "assistant", "content": calls}])["messages"]
-    assert [call["id"] for call in message["tool_calls"]] == [call["id"] for call in calls]
-    assert begun.call_count == 1
+    thought = {"type": "thinking", "thinking": "", "signature": "x"}
+    for blocks in (calls, [block for call in calls for block in (thought, call)]):
+        begun.reset_mock()
+        (message,) = chat_of(messages=[{"role": "assistant", "content": blocks}])["messages"]
+        assert [call["id"] for call in message["tool_calls"]] == [call["id"] for call in calls]
+        assert begun.call_count == 1
 
 
 def test_blocks_become_messages() -> None:
@@ -111,6 +114,25 @@ def test_blocks_become_messages() -> None:
         {"role": "tool", "tool_call_id": "t2", "content": "Error: no city"},
         {"role": "tool", "tool_call_id": "t3", "content": ""},
         {"role": "user", "content": "And?\nWell?"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "thought",
+    [{"type": "thinking", "thinking": "", "signature": "x"}, {"type": "redacted_thinking", "data": "x"}],
+    ids=["empty", "redacted"],
+)
+def test_texts_around_thinking_that_is_not_known_do_not_run_together(thought: dict[str, Any]) -> None:
+    before, after = [{"type": "text", "text": text} for text in ("Let me check.", "Done.")]
+    for mark in ({}, {"cache_control": {"type": "ephemeral"}}):
+        answer = {"role": "assistant", "content": [thought, {**before, **mark}, thought, after, thought, USE]}
+        first, second = chat_of(messages=[answer])["messages"]
+        assert first == {"role": "assistant", "content": "Let me check."}
+        assert (second["content"], len(second["tool_calls"])) == ("Done.", 1)
+    # Others' texts around it are one turn, for the templates that insist on turns.
+    lone = {"role": "assistant", "content": [thought]}
+    assert chat_of(messages=[QUESTION, lone, QUESTION])["messages"] == [
+        {"role": "user", "content": f"{QUESTION['content']}\n{QUESTION['content']}"}
     ]
 
 

@@ -351,6 +351,14 @@ def test_what_other_servers_put_into_an_answer_is_no_part_of_the_prompt() -> Non
     assert input_messages(body.input) == [question, {"role": "assistant", "content": "Red."}]
 
 
+def test_answers_around_reasoning_without_text_do_not_run_together() -> None:
+    before, after = [{"role": "assistant", "content": text} for text in ("Let me check.", "Done.")]
+    body = ResponseRequest.model_validate(
+        {"input": [before, {"type": "reasoning", "id": "rs_1", "summary": []}, after]}
+    )
+    assert input_messages(body.input) == [before, after]
+
+
 def test_items_become_messages() -> None:
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "How is"}, {"type": "input_text", "text": "it?"}]},

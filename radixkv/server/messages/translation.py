@@ -154,6 +154,8 @@ def _add_block(turns: Turns, role: str, block: Block) -> None:
             turns.add_text(role, block.text)
         case ThinkingBlock():
             turns.add_reasoning(block.thinking)
+        case RedactedThinkingBlock():
+            turns.add_reasoning("")
         case ToolUseBlock():
             turns.add_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
         case ToolResultBlock():
