@@ -14,6 +14,10 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 
+# Of address space: only what is used of it is memory.
+_DEEP_STACK_BYTES = 512 * 2**20
+_stack_size = threading.Lock()  # of threads that are started, which is a setting of the process
+
 _log = logging.getLogger(__name__)
 
 
@@ -123,6 +127,31 @@ def as_exception(error: BaseException) -> Exception:
     interrupted = RuntimeError(f"interrupted: {error!r}")
     interrupted.__cause__ = error
     return interrupted
+
+
+def run_with_deep_stack(function: Callable[[], _T]) -> _T:
+    """Run a function in a thread of its own, for recursion that would overflow the stack of others.
+
+    A stack that overflows in compiled code ends the process.
+
+    Raises:
+        Exception: what the function raises.
+    """
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    with _stack_size:
+        before = threading.stack_size(_DEEP_STACK_BYTES)
+        try:
+            WorkerThread(run, "radixkv-deep-stack").start()
+        finally:
+            threading.stack_size(before)
+    return future.result()
 
 
 def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:

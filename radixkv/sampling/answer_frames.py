@@ -52,7 +52,7 @@ def framed(frame: str, content: str, refusal: Callable[[str], str | None]) -> st
         problem = f"the parameters of {schema['title']!r:.200} cannot be enforced: {locate_refusal([schema], reason)}"
         if not schema["x-guidance"]["lenient"]:
             raise ValueError(f"tools: {problem}")
-        part["json_schema"], what = without_patterns(schema), "its patterns"
+        part["json_schema"], what = without_patterns(schema), "its patterns, and lengths beside them,"
         if refusal(json.dumps(part["json_schema"])) is not None:
             anything = {"type": "object"} if schema.get("type") == "object" else {}
             part["json_schema"] = {**anything, "title": schema["title"], "x-guidance": schema["x-guidance"]}

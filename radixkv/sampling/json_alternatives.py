@@ -10,17 +10,21 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from radixkv.sampling.json_references import target_of
+from radixkv.sampling.json_references import References
+
+# A union is looked through once for each place that names it; of one with more parts, what excludes what is not found out.
+_MAX_PARTS = 256
 
 
-def replace_one_of(part: dict[str, Any], whole: Any) -> None:
+def replace_one_of(part: dict[str, Any], references: References) -> None:
     """Make ``oneOf`` an ``anyOf``, in place, if the alternatives are objects with different values of a discriminator.
 
-    The discriminator becomes required in each of them: where it has a default value, pydantic leaves that out, and needs it.
+    The discriminator becomes required in each of them, also where something else refers to them: where it has a default
+    value, pydantic leaves that out, and needs it.
 
     Args:
         part: a schema, perhaps with ``oneOf`` and ``discriminator``.
-        whole: the schema that it is a part of.
+        references: of the schema that it is a part of.
     """
     alternatives, discriminator = part.get("oneOf"), part.get("discriminator")
     name = discriminator.get("propertyName") if isinstance(discriminator, Mapping) else None
@@ -29,7 +33,7 @@ def replace_one_of(part: dict[str, Any], whole: Any) -> None:
     objects: list[dict[str, Any]] = []
     seen: set[str | int] = set()
     for alternative in alternatives:
-        of_this = _objects(alternative, whole)
+        of_this = _objects(alternative, references)
         values = [_values(each, name) for each in of_this]
         known = set(itertools.chain(*values))
         if not values or not all(values) or not seen.isdisjoint(known):
@@ -46,8 +50,11 @@ def replace_one_of(part: dict[str, Any], whole: Any) -> None:
     part.update(renamed)
 
 
-def _objects(alternative: Any, whole: Any) -> list[Any]:
-    """The schemas, of objects if all is well, that references and alternatives within an alternative lead to."""
+def _objects(alternative: Any, references: References) -> list[Any]:
+    """The schemas, of objects if all is well, that references and alternatives within an alternative lead to.
+
+    None if they are too many.
+    """
     found: list[Any] = []
     pending, seen = [alternative], set()
     while pending:
@@ -55,11 +62,13 @@ def _objects(alternative: Any, whole: Any) -> list[Any]:
         if id(part) in seen:
             continue
         seen.add(id(part))
+        if len(seen) > _MAX_PARTS:
+            return []
         nested = part.get("oneOf", part.get("anyOf")) if isinstance(part, dict) else None
         if isinstance(part, dict) and "$ref" in part:
-            pending.append(target_of(part["$ref"], whole))
+            pending.append(references.target_of(part["$ref"]))
         elif isinstance(nested, list):
-            pending += nested
+            pending += nested[: _MAX_PARTS + 1]
         else:
             found.append(part)
     return found

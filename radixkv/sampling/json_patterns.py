@@ -27,7 +27,10 @@ _NOT_AHEAD = MappingProxyType(
     }
 )
 # Pydantic, of a decimal number with limits: what lies ahead only repeats what follows.
-_DIGITS = re.compile(r"\(\?:(\\d\{0,\d+\})\|\(\?=\[\\d\.\]\{1,\d+\}0\*\$\)(\\d\{0,\d+\}\\\.\\d\{0,\d+\}0\*)\$\)$")
+_DIGITS = re.compile(
+    r"\(\?:(?P<whole>\\d\{0,(?P<most>\d+)\})\|"
+    r"\(\?=\[\\d\.\]\{1,(?P<ahead>\d+)\}0\*\$\)(?P<parts>\\d\{0,(?P=most)\}\\\.\\d\{0,(?P<places>\d+)\}0\*)\$\)$"
+)
 
 
 def rewrite_pattern(part: dict[str, Any]) -> None:
@@ -39,7 +42,7 @@ def rewrite_pattern(part: dict[str, Any]) -> None:
     if not isinstance(pattern, str):
         return
     others = []
-    rest = _DIGITS.sub(r"(?:\1|\2)$", pattern)
+    rest = _DIGITS.sub(_without_repetition, pattern)
     while found := _LOOKAHEAD.match(rest):
         other = f"^({found['ahead']})" if found["sign"] == "=" else _NOT_AHEAD.get(found["ahead"])
         if other is None:
@@ -73,6 +76,12 @@ def _include_lengths(part: dict[str, Any]) -> None:
         part["pattern"] = f"^{found['kind']}{{{least},{'' if most is None else most}}}$"
         part.pop("minLength", None)
         part.pop("maxLength", None)
+
+
+def _without_repetition(digits: re.Match[str]) -> str:
+    if int(digits["most"]) + 1 + int(digits["places"]) > int(digits["ahead"]):  # it says more than what follows
+        return digits[0]
+    return f"(?:{digits['whole']}|{digits['parts']})$"
 
 
 def _has_alternatives(pattern: str) -> bool:

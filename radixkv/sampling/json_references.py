@@ -6,13 +6,29 @@ from typing import Any
 from urllib.parse import unquote
 
 
-def target_of(reference: Any, whole: Any) -> Any:
-    """What a reference in the form of a JSON pointer leads to within a schema; None: nothing."""
-    if not isinstance(reference, str) or not reference.startswith("#/"):
-        return None
-    part = whole
-    for name in unquote(reference).split("/")[1:]:
-        if not isinstance(part, dict):
+class References:
+    """The references within a schema, each of which is followed once, however often it is there.
+
+    Args:
+        whole: the schema.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
+        self._targets: dict[str, Any] = {}
+
+    def target_of(self, reference: Any) -> Any:
+        """What a reference in the form of a JSON pointer leads to; None: nothing."""
+        if not isinstance(reference, str) or not reference.startswith("#/"):
             return None
-        part = part.get(name.replace("~1", "/").replace("~0", "~"))
-    return part
+        if reference not in self._targets:
+            self._targets[reference] = self._follow(reference)
+        return self._targets[reference]
+
+    def _follow(self, reference: str) -> Any:
+        part = self.whole
+        for name in unquote(reference).split("/")[1:]:
+            if not isinstance(part, dict):
+                return None
+            part = part.get(name.replace("~1", "/").replace("~0", "~"))
+        return part

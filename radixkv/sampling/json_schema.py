@@ -9,7 +9,9 @@ from typing import Any
 
 from radixkv.sampling.json_alternatives import replace_one_of
 from radixkv.sampling.json_names import replace_property_names
+from radixkv.sampling.json_numbers import limit_bounds, unusable_number
 from radixkv.sampling.json_patterns import rewrite_pattern
+from radixkv.sampling.json_references import References
 
 # Compile time grows with the square of a name's or regular expression's length: 0.2 s for the longest allowed.
 MAX_NAME_CHARACTERS = 8_192
@@ -20,7 +22,6 @@ _MAX_PROPERTIES = 1_000
 # Their values are data.
 _DATA = frozenset({"const", "enum", "default", "examples"})
 _INTO_DATA = re.compile("/(" + "|".join(sorted(_DATA)) + ")(/|$)|%")
-_MAX_EXACT = 2**53
 _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SCHEMAS = (
@@ -51,16 +52,19 @@ def prepare_schema(schema: Any) -> Any:
     """
     if not isinstance(schema, dict | bool):
         raise ValueError(f"expected a JSON schema, an object or a boolean, got {type(schema).__name__}")
+    references = References(schema)
     for _, part in [*_subschemas(schema)]:
-        replace_property_names(part, schema)
+        replace_property_names(part, references)
     _check_sizes(schema)
+    for part in _objects(schema):
+        limit_bounds(part)
     for _, part in _subschemas(schema):
         if isinstance(part.get("format"), str) and part["format"] in _ANNOTATION_FORMATS:
             del part["format"]
         if part.get("uniqueItems") is False:
             del part["uniqueItems"]
         rewrite_pattern(part)
-        replace_one_of(part, schema)
+        replace_one_of(part, references)
         for keyword in _ANNOTATIONS & set(part):
             del part[keyword]
     return schema
@@ -85,14 +89,9 @@ def parts_with_patterns(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
             yield _in_object({"type": "object", **alone}, '{"')
 
 
-def inexact_value(schema: Any) -> str | None:
-    """Why a schema's values cannot be enforced: the compiler has numbers of 64 bits with a floating point; None: they can."""
-    for path, part in _subschemas(schema):
-        values = part.get("enum", [part.get("const")])
-        for value in values if isinstance(values, list) else []:
-            if isinstance(value, int) and abs(value) > _MAX_EXACT:
-                return f"{path}: expected whole numbers of at most {_MAX_EXACT} as values, got {value!r:.80}"
-    return None
+def not_to_compile(schema: Any) -> str | None:
+    """Why a schema must not be compiled; None: it may be."""
+    return unusable_number(_objects(schema))
 
 
 def without_patterns(schema: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from radixkv.sampling.json_schema import MAX_NAME_CHARACTERS, one_line, prepare_schema
@@ -12,6 +13,7 @@ from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.tools.grammar import JSON_WHITESPACE
 
 _MAX_CHARACTERS = 131_072
+_SCHEMA = re.compile(r"%json\s*(?=\{)")
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -64,7 +66,7 @@ class Specification(NamedTuple):
                     tag = json.loads(self.text)
                     return structural_tag_grammar(tag), [structure["schema"] for structure in tag["structures"]]
                 case "grammar":
-                    return _lark_grammar(self.text), []
+                    return _lark_grammar(self.text), [*_schemas_in(self.text)]
             return _regex_grammar(self.text), []
         except (ValueError, RecursionError) as error:
             raise ValueError(f"structured_outputs: {self.kind} cannot be read: {one_line(str(error))}") from error
@@ -96,6 +98,15 @@ def _lark_grammar(text: str) -> str:
         return LLMatcher.grammar_from_lark(gbnf_to_lark(text))
     except Exception as error:  # the converter raises plain Exception
         raise ValueError(str(error)) from error
+
+
+def _schemas_in(text: str) -> Iterator[Any]:
+    """The JSON schemas in a grammar in Lark's syntax: the compiler's form of it may contain ``%json {...}``."""
+    for found in _SCHEMA.finditer(text):
+        try:
+            yield json.JSONDecoder().raw_decode(text, found.end())[0]
+        except json.JSONDecodeError:
+            continue  # the compiler finds out whether it was meant as one
 
 
 def _as_json(kind: str, value: Any) -> str:

@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,9 +32,10 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.sampling.answer_frames import frame_text, framed
 from radixkv.sampling.grammar_budget import GrammarBudget
 from radixkv.sampling.grammar_tokenizer import grammar_tokenizer
-from radixkv.sampling.json_schema import inexact_value, locate_refusal, one_line, parts_with_patterns
+from radixkv.sampling.json_schema import locate_refusal, not_to_compile, one_line, parts_with_patterns
 from radixkv.sampling.specification import Specification
 from radixkv.sampling_params import StructuredOutputsParams
+from radixkv.threads import run_with_deep_stack
 
 if TYPE_CHECKING:
     import llguidance
@@ -205,7 +206,7 @@ class GrammarCompiler:
         self._shared = _Shared(clock, passing, threads)
         self._lock = threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
-        self._compiled = lru_cache(maxsize=_MAX_COMPILED_GRAMMARS)(self._compile)
+        self._compiled = lru_cache(maxsize=_MAX_COMPILED_GRAMMARS)(self._compile_deeply)
         # Of tools, whose schemas recur in many grammars.
         self._schema_refusal = lru_cache(maxsize=_MAX_CHECKED_SCHEMAS)(self._refusal_of_schema)
 
@@ -239,11 +240,17 @@ class GrammarCompiler:
                 self._tokenizer = grammar_tokenizer(tokenizer, self._num_logits, self._loaded.eos_token_ids)
             return self._tokenizer
 
+    def _compile_deeply(self, spec: Specification | None, frame: str | None) -> GrammarState:
+        # The compiler follows a schema's references recursively: 27 KB of stack for each.
+        return run_with_deep_stack(partial(self._compile, spec, frame))
+
     def _compile(self, spec: Specification | None, frame: str | None) -> GrammarState:
         tokenizer = self._prepared_tokenizer()  # first: it raises if llguidance is not installed
         content, schemas = ("", []) if spec is None else spec.grammar()
-        matcher = _matcher(tokenizer, content if frame is None else framed(frame, content, self._schema_refusal))
-        reason = self._refusal_of(matcher, schemas)
+        reason = next(filter(None, map(not_to_compile, schemas)), None)
+        if reason is None:
+            matcher = _matcher(tokenizer, content if frame is None else framed(frame, content, self._schema_refusal))
+            reason = self._refusal_of(matcher, schemas)
         if reason is not None:
             name = "tools: their calls" if spec is None else f"structured_outputs: {spec.kind}"
             raise ValueError(f"{name} cannot be followed: {locate_refusal(schemas, reason)}")
@@ -252,6 +259,9 @@ class GrammarCompiler:
     def _refusal_of_schema(self, text: str) -> str | None:
         """Why a schema, as JSON, is refused; None: it is not."""
         schema = json.loads(text)
+        reason = not_to_compile(schema)
+        if reason is not None:
+            return reason
         return self._refusal_of(_matcher(self._prepared_tokenizer(), _grammar_of_schema(schema)), [schema])
 
     def _refusal_of(self, matcher: llguidance.LLMatcher, schemas: Sequence[Any]) -> str | None:
@@ -259,7 +269,7 @@ class GrammarCompiler:
 
         Their patterns are also tried by themselves, because the cost of one shows only once its string has begun.
         """
-        reason = _refusal(matcher) or next(filter(None, map(inexact_value, schemas)), None)
+        reason = _refusal(matcher)
         if reason is not None:
             return reason
         tokenizer = self._prepared_tokenizer()

@@ -177,7 +177,6 @@ def test_a_strict_tool_is_enforced_whole_or_refused(llm: LLM) -> None:
     "schema",
     [
         {"type": "string", "pattern": "^(?!x).*$"},  # as zod writes that of an address
-        {"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38},
         {"type": "any"},
         {"$ref": "https://example.com/schema.json"},
         {"$ref": "#/$defs/missing"},

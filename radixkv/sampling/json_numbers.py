@@ -1,0 +1,48 @@
+"""Numbers in JSON schemas, which the compiler has as doubles, and whole ones in 64 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+# The largest double below 2**63. A range of whole numbers from -2**63 to itself overflows the compiler's stack, which ends
+# the process.
+_MAX = 2**63 - 1024
+_LOWER = ("minimum", "exclusiveMinimum")
+_UPPER = ("maximum", "exclusiveMaximum")
+
+
+def limit_bounds(part: dict[str, Any]) -> None:
+    """Make bounds that are further out than the compiler's numbers the largest of these, in place."""
+    for keyword in _LOWER:
+        if _is_number(part.get(keyword)):
+            part[keyword] = max(part[keyword], -_MAX)
+    for keyword in _UPPER:
+        if _is_number(part.get(keyword)):
+            part[keyword] = min(part[keyword], _MAX)
+
+
+def unusable_number(parts: Iterable[dict[str, Any]]) -> str | None:
+    """Why the numbers in these schemas cannot be enforced; None: they can.
+
+    Of values that are no doubles, others would be answered in their place.
+    """
+    pending = []
+    for part in parts:
+        pending += [part[keyword] for keyword in ("const", "enum") if keyword in part]
+        for keyword in _LOWER:
+            if _is_number(part.get(keyword)) and part[keyword] < -_MAX:
+                return f"expected {keyword} to be at least {-_MAX}, got {part[keyword]!r:.80}"
+    while pending:
+        value = pending.pop()
+        if isinstance(value, list):
+            pending += value
+        elif isinstance(value, dict):
+            pending += value.values()
+        elif _is_number(value) and (abs(value) > _MAX or int(float(value)) != int(value)):
+            return f"expected const and enum to have numbers of at most {_MAX} that a double can be, got {value!r:.80}"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
