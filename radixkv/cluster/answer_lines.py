@@ -59,8 +59,22 @@ async def answer_lines(
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise RefusedError(None) from error
     except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
-        raise LostError(f"{replica}: {error!r}", died=await _is_dead(client)) from error
-    raise LostError(f"{replica}: it broke off", died=await _is_dead(client))
+        raise LostError(f"{replica}: {error!r}", broke_off=True) from error
+    raise LostError(f"{replica}: it broke off", broke_off=True)
+
+
+async def has_died(client: httpx.AsyncClient, error: LostError) -> bool:
+    """Whether the engine of a replica that lost a request crashed. A replica that broke off is asked.
+
+    Asked after the answer has ended: what calls requests away from a dead replica must not interrupt the question.
+    """
+    if not error.broke_off:
+        return error.died
+    try:
+        response = await client.get("/health", timeout=_SECONDS_FOR_HEALTH)
+    except (httpx.HTTPError, RuntimeError):  # RuntimeError: the client is closed
+        return True
+    return response.status_code != HTTPStatus.OK
 
 
 def _parsed(replica: str, line: bytes) -> dict[str, Any]:
@@ -90,14 +104,6 @@ async def _read_to_end(lines: AsyncIterator[bytes]) -> None:
         async with asyncio.timeout(_SECONDS_TO_END):
             async for _ in lines:
                 pass
-
-
-async def _is_dead(client: httpx.AsyncClient) -> bool:
-    try:
-        response = await client.get("/health", timeout=_SECONDS_FOR_HEALTH)
-    except (httpx.HTTPError, RuntimeError):  # RuntimeError: the client is closed
-        return True
-    return response.status_code != HTTPStatus.OK
 
 
 def _failure(replica: str, line: Mapping[str, Any]) -> Exception:

@@ -26,6 +26,7 @@ class Ticket:
         num_tokens: of the prompt and the longest answer together.
         begun: whether the request has tokens.
         sent: whether the replica may have had it.
+        accepted: whether the replica has taken it.
     """
 
     replica: str
@@ -33,6 +34,7 @@ class Ticket:
     num_tokens: int
     begun: bool
     sent: bool = False
+    accepted: bool = False
     _died: bool = False
     _interrupted: bool = False
     # The timeout within which it waits for its next line; None: it does not wait.
@@ -66,7 +68,7 @@ class Ticket:
         self._interrupted = True
 
     async def read(self, lines: AsyncGenerator[_Line, None]) -> AsyncGenerator[_Line, None]:
-        """The lines of the replica's answer, until the request is called away.
+        """The lines of the replica's answer, the first of which says that it has taken the request, until it is called away.
 
         Raises:
             LostError, RefusedError, MovedError: it was.
@@ -84,6 +86,7 @@ class Ticket:
                 return
             finally:
                 self._scope = None
+            self.accepted = True
             yield line
 
     def check(self) -> None:
@@ -93,6 +96,7 @@ class Ticket:
             LostError, RefusedError, MovedError: why.
         """
         if self._died:
-            raise LostError(f"{self.replica}: it died", died=True) if self.sent else RefusedError(None)
+            # Until it takes the request it may not have been reached: connecting to a host that is cut off hangs.
+            raise LostError(f"{self.replica}: it died", died=self.accepted) if self.sent else RefusedError(None)
         if self._interrupted:
             raise MovedError

@@ -31,12 +31,14 @@ class LostError(Exception):
 
     Args:
         message: what happened, with the replica's name, for the log.
-        died: whether its engine crashed while it had the request, or may have had it.
+        died: whether its engine is known to have crashed while it had the request.
+        broke_off: whether the connection did, perhaps because the engine crashed.
     """
 
-    def __init__(self, message: str, *, died: bool = False) -> None:
+    def __init__(self, message: str, *, died: bool = False, broke_off: bool = False) -> None:
         super().__init__(message)
         self.died = died
+        self.broke_off = broke_off
 
 
 class RefusedError(Exception):
@@ -97,8 +99,8 @@ class Losses:
         """A replica has accepted it: from now on the others queue it, however full their queues are."""
         self.accepted, self._until, self._pause = True, None, _FIRST_PAUSE
 
-    def note_loss(self, replica: str, client: httpx.AsyncClient, error: LostError) -> None:
-        """A replica lost it.
+    def note_loss(self, replica: str, client: httpx.AsyncClient, error: LostError, *, died: bool = False) -> None:
+        """A replica lost it, and may have died.
 
         Raises:
             RequestCrashesError: it is probably the cause of the replicas' deaths.
@@ -108,7 +110,7 @@ class Losses:
         self._tried[replica] = client
         self._num_lost += 1
         self._until = None
-        if error.died:
+        if died:
             self._dead.append(replica)
         if len(self._dead) >= _MAX_DEATHS:
             _log.error("request %r is given up: %s died while they had it", self._request_id, " and ".join(self._dead))

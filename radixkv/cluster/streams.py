@@ -30,7 +30,7 @@ import httpx
 
 from radixkv.cache.tokens import MAX_TOKEN_ID
 from radixkv.cluster.answer_checks import AnswerChecks
-from radixkv.cluster.answer_lines import answer_lines
+from radixkv.cluster.answer_lines import answer_lines, has_died
 from radixkv.cluster.attempt import MovedError, Ticket
 from radixkv.cluster.connection import check_secret
 from radixkv.cluster.losses import Losses, LostError, RefusedError
@@ -355,7 +355,7 @@ class ReplicaStreams:
             except RefusedError as error:
                 losses.note_refusal(placement.replica, client, error)
             except LostError as error:
-                losses.note_loss(placement.replica, client, error)
+                losses.note_loss(placement.replica, client, error, died=await has_died(client, error))
             except MovedError:
                 pass
             finally:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import httpx
 import pytest
-from support.pretended_replicas import answering, line, streams_over, tokens
+from support.pretended_replicas import Cluster, answering, line, streaming, streams_over, tokens, until
 from support.time_limit import HANGING
 
 from radixkv import BeamSearchParams
@@ -196,9 +196,69 @@ def test_what_waits_for_its_turn_on_a_replica_that_dies_is_not_lost_there() -> N
     with pytest.raises(RefusedError):
         ticket.check()
     ticket.sent = True
-    with pytest.raises(LostError) as loss:
-        ticket.check()
-    assert loss.value.died
+    for accepted in (False, True):
+        ticket.accepted = accepted
+        with pytest.raises(LostError) as loss:
+            ticket.check()
+        assert loss.value.died is accepted
+
+
+def test_a_replica_that_falls_silent_before_it_takes_a_request_has_not_died_of_it() -> None:
+    """Of two hosts that were cut off, the second was never reached: the request was refused, though a third was up."""
+
+    async def main() -> None:
+        cluster, asked = Cluster(), list[str]()
+
+        async def accepting() -> AsyncIterator[bytes]:
+            await asyncio.Event().wait()
+            yield b""
+
+        async def generate(request: httpx.Request) -> httpx.Response:
+            asked.append(f"http://{request.url.host}")
+            if len(asked) == 2:
+                await asyncio.Event().wait()  # as it connects to a host that is cut off
+            return await (streaming(accepting) if len(asked) == 1 else answering(line(7, "length")))(request)
+
+        cluster.answers["/generate"] = generate
+        replicas = await cluster.up(*"abc")
+        accepted = asyncio.Event()
+        answer = asyncio.ensure_future(tokens(replicas.streams, on_accepted=accepted.set))
+        async with asyncio.timeout(HANGING):
+            await accepted.wait()
+            cluster.hung.add(asked[0])
+            await until(lambda: len(asked) == 2)
+            cluster.hung.add(asked[1])
+            assert await answer == [7]
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_broke_off_has_died_even_if_it_is_marked_down_while_it_is_asked() -> None:
+    async def main() -> None:
+        asked, gone = list[str](), asyncio.Event()
+
+        async def handler(request: httpx.Request) -> httpx.Response:
+            asked.append(request.url.path)
+            if request.url.path == "/health":
+                await gone.wait()
+                raise httpx.ConnectError("planted")
+            raise httpx.ReadError("planted")
+
+        streams = streams_of(*[httpx.MockTransport(handler)] * 3)
+        answer = asyncio.ensure_future(tokens(streams))
+        for num_asked in (2, 4):
+            gone.clear()
+            await until(lambda expected=num_asked: len(asked) == expected)
+            for client in streams._clients.values():
+                streams.abandon(client)
+            await asyncio.sleep(0)
+            gone.set()
+        with pytest.raises(RequestCrashesError):
+            await asyncio.wait_for(answer, HANGING)
+        assert asked == ["/generate", "/health"] * 2
+
+    asyncio.run(main())
 
 
 def test_full_replicas_are_asked_ever_less_often_until_one_accepts() -> None:
