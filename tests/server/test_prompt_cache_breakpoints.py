@@ -119,13 +119,13 @@ def test_marks_in_a_response_are_where_its_messages_are() -> None:
     ]
     body = ResponseRequest.model_validate({"input": items})
     before = [{"role": "assistant", "content": "before"}]
-    earlier = StoredResponse(ResponseObject.model_construct(id="r"), before, [], 0, frozenset())
+    earlier = StoredResponse(ResponseObject.model_construct(id="r"), before, [], 0, frozenset(), frozenset())
     short, long = conversation_breakpoints(body, earlier)
     assert (short.ttl, long.ttl) == (1800.0, 43200.0)
     assert [message["content"] for message in short.messages] == ["before", "a\nb"]
     assert [message["content"] for message in long.messages] == ["before", "a\nb", None, "x"]
     # What continues the conversation has these marks, too, unless it has later ones.
-    earlier = StoredResponse(earlier.response, before, [short, long], 0, frozenset())
+    earlier = StoredResponse(earlier.response, before, [short, long], 0, frozenset(), frozenset())
     assert conversation_breakpoints(ResponseRequest.model_validate({"input": "a"}), earlier) == [short, long]
     marked = {"input": [{"role": "user", "content": [{"type": "input_text", "text": "d", **MARK}]}]}
     first, second = conversation_breakpoints(ResponseRequest.model_validate(marked), earlier)

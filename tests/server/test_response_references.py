@@ -58,13 +58,13 @@ def test_calls_and_reasoning_can_be_named_too() -> None:
     pending = store.begin("ann", None, "namespace", [], [])
     store.finish(pending, ResponseObject.model_construct(id="resp_1", output=output), [], 1)
     items = [QUESTION, *({"type": "item_reference", "id": item.id} for item in output)]
-    body, sources = with_referenced_items(InputTokensRequest.model_validate({"input": items}), store, "ann")
+    body, sources = with_referenced_items(InputTokensRequest.model_validate({"input": items}), store, "ann", None)
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     assert input_messages(body.input) == [
         QUESTION,
         {"role": "assistant", "reasoning_content": "Hm.", "content": None, "tool_calls": [call]},
     ]
-    assert {source.response.id for source in sources} == {"resp_1"}
+    assert {name: source.response.id for name, source in sources.items()} == {"rs_1": "resp_1", "fc_1": "resp_1"}
     store.remove("ann", "resp_1")
     assert store.item("ann", "fc_1") is None
 
@@ -93,6 +93,28 @@ def test_what_is_not_stored_for_the_client_or_named_twice_is_refused(llm: LLM) -
         assert (await error("ann", item))[0] == 404
 
     serve(llm, scenario, tenants=Tenants(["ann", "bob"]))
+
+
+def test_what_the_continued_conversation_holds_cannot_be_named_again(llm: LLM) -> None:
+    """An answer was written twice into one message, and calls were doubled."""
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        first, other = await create(client), await create(client)
+        second = await create(client, input=[NEXT, reference(other)], previous_response_id=first["id"])
+        third = await create(client, input="And?", previous_response_id=second["id"])
+        await client.delete(f"/v1/responses/{second['id']}")
+        for response in (first, other, second, third):
+            item = reference(response)
+            body = {"input": [NEXT, item], "previous_response_id": third["id"]}
+            for path in ("", "/input_tokens"):
+                refused = await client.post(f"/v1/responses{path}", json=body)
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input"), refused.text
+                assert refused.json()["error"]["message"] == (
+                    f"input.1.id: expected each item once, got {item['id']!r}, which previous_response_id brings"
+                )
+        await create(client, input=[reference(third)], previous_response_id=first["id"])
+
+    serve(llm, scenario)
 
 
 def test_what_names_an_item_is_forgotten_with_the_salt_that_the_item_came_from(llm: LLM) -> None:

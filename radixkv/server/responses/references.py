@@ -18,11 +18,17 @@ _R = TypeVar("_R", bound=InputTokensRequest)
 _INPUT_ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
 
 
-def with_referenced_items(body: _R, store: ResponseStore, tenant: str) -> tuple[_R, list[StoredResponse]]:
-    """A request that has the items themselves in place of references, and the responses whose items they are.
+def with_referenced_items(
+    body: _R, store: ResponseStore, tenant: str, earlier: StoredResponse | None
+) -> tuple[_R, dict[str, StoredResponse]]:
+    """A request that has the items themselves in place of references, and the responses whose items they are, by their ids.
+
+    Args:
+        earlier: the response that the request continues, if it continues one.
 
     Raises:
-        ApiError: an item is not stored, or is named twice: so no request is longer than what it sends and what is stored.
+        ApiError: an item is not stored, is named twice, or is in the conversation of ``earlier``: so no request is longer
+            than what it sends and what is stored.
     """
     items: list[InputItem] = []
     sources: dict[str, StoredResponse] = {}
@@ -32,6 +38,12 @@ def with_referenced_items(body: _R, store: ResponseStore, tenant: str) -> tuple[
                 raise ApiError(
                     HTTPStatus.BAD_REQUEST,
                     f"input.{index}.id: expected each item once, got {item.id!r:.80} twice",
+                    param="input",
+                )
+            if earlier is not None and item.id in earlier.item_ids:
+                raise ApiError(
+                    HTTPStatus.BAD_REQUEST,
+                    f"input.{index}.id: expected each item once, got {item.id!r:.80}, which previous_response_id brings",
                     param="input",
                 )
             found = store.item(tenant, item.id)
@@ -46,4 +58,4 @@ def with_referenced_items(body: _R, store: ResponseStore, tenant: str) -> tuple[
             output, sources[item.id] = found
             item = _INPUT_ITEM.validate_python(output.model_dump())
         items.append(item)
-    return (body.model_copy(update={"input": items}) if sources else body), list(sources.values())
+    return (body.model_copy(update={"input": items}) if sources else body), sources

@@ -59,7 +59,7 @@ def response_routes(service: Service) -> APIRouter:
         """Respond to an input, or go on from an earlier response."""
         service.check_model(body.model)
         earlier = begun(body, tenant.name)
-        body, sources = with_referenced_items(body, store, tenant.name)
+        body, sources = with_referenced_items(body, store, tenant.name, earlier)
         messages = input_messages(body.input, earlier.messages if earlier else ())
         breakpoints = conversation_breakpoints(body, earlier)
         chat = translate(as_chat_request(body, messages), FIELD_NAMES)
@@ -77,7 +77,7 @@ def response_routes(service: Service) -> APIRouter:
         """Tokens of a prompt, without responding to it."""
         service.check_model(body.model)
         earlier = begun(body, tenant.name)
-        body, _ = with_referenced_items(body, store, tenant.name)
+        body, _ = with_referenced_items(body, store, tenant.name, earlier)
         messages = input_messages(body.input, earlier.messages if earlier else ())
         chat = translate(as_chat_request(body, messages), FIELD_NAMES)
         with client_errors(chat.request_field_names):

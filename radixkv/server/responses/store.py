@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakSet
 
@@ -23,6 +24,7 @@ class StoredResponse:
         breakpoints: the last one of each time to live in the conversation, also without instructions, in order.
         num_bytes: what it counts for: its own bytes and all of the conversation's.
         namespaces: in which prompts of the conversation were cached: its own, and those of the responses that it continues.
+        item_ids: of the items of responses in the conversation: its own, those that it continues, those that were named.
     """
 
     response: ResponseObject
@@ -30,6 +32,7 @@ class StoredResponse:
     breakpoints: Sequence[Breakpoint]
     num_bytes: int
     namespaces: frozenset[str]
+    item_ids: frozenset[str]
 
 
 @dataclass(eq=False)
@@ -40,6 +43,7 @@ class PendingResponse:
         tenant: whose it is.
         messages: the conversation that it answers, without instructions.
         breakpoints, namespaces: as in `StoredResponse`.
+        item_ids: likewise, without its own.
         earlier_bytes: what the response that it continues counts for.
         cleared: whether one of the namespaces was cleared since it began, so that it must not be stored.
     """
@@ -48,6 +52,7 @@ class PendingResponse:
     messages: Sequence[Mapping[str, Any]]
     breakpoints: Sequence[Breakpoint]
     namespaces: frozenset[str]
+    item_ids: frozenset[str]
     earlier_bytes: int
     cleared: bool = False
 
@@ -81,7 +86,7 @@ class ResponseStore:
         namespace: str,
         messages: Sequence[Mapping[str, Any]],
         breakpoints: Sequence[Breakpoint],
-        sources: Iterable[StoredResponse] = (),
+        sources: Mapping[str, StoredResponse] = MappingProxyType({}),
     ) -> PendingResponse:
         """Note a response that may be finished later; the note vanishes when the caller drops it.
 
@@ -89,12 +94,12 @@ class ResponseStore:
             earlier: the response that it continues.
             namespace: in which its prompt is cached.
             messages, breakpoints: see `PendingResponse`.
-            sources: further responses, of which the messages have items.
+            sources: further responses, of which the messages have items, by the ids of these.
         """
-        before = [*sources, *([] if earlier is None else [earlier])]
+        before = [*sources.values(), *([] if earlier is None else [earlier])]
         namespaces = frozenset({namespace}).union(*(each.namespaces for each in before))
-        earlier_bytes = 0 if earlier is None else earlier.num_bytes
-        pending = PendingResponse(tenant, messages, breakpoints, namespaces, earlier_bytes)
+        item_ids, earlier_bytes = (frozenset[str](), 0) if earlier is None else (earlier.item_ids, earlier.num_bytes)
+        pending = PendingResponse(tenant, messages, breakpoints, namespaces, item_ids.union(sources), earlier_bytes)
         self._pending.add(pending)
         return pending
 
@@ -115,7 +120,10 @@ class ResponseStore:
         tenant = pending.tenant
         own = self._responses.setdefault(tenant, OrderedDict())
         messages = [*pending.messages, *answer]
-        own[response.id] = StoredResponse(response, messages, pending.breakpoints, num_bytes, pending.namespaces)
+        item_ids = pending.item_ids.union(item.id for item in response.output)
+        own[response.id] = StoredResponse(
+            response, messages, pending.breakpoints, num_bytes, pending.namespaces, item_ids
+        )
         self._of_items |= {(tenant, item.id): response.id for item in response.output}
         self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + num_bytes
         while len(own) > self._max_responses or self._num_bytes[tenant] > self._max_bytes:
