@@ -5,7 +5,7 @@ Serve it with `uvicorn chat_in_fastapi:app` from this folder; run as a program, 
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 from fastapi import Body, FastAPI
 from fastapi.responses import StreamingResponse
@@ -40,8 +40,8 @@ async def say(name: str, text: str = Body(embed=True)) -> StreamingResponse:
     turn = turns.setdefault(name, asyncio.Lock())
 
     async def answer() -> AsyncIterator[str]:
-        async with turn:
-            async for piece in chat.stream(text):
+        async with turn, aclosing(chat.stream(text)) as pieces:
+            async for piece in pieces:
                 yield piece
 
     return StreamingResponse(answer(), media_type="text/plain")

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from radixkv.async_llm import AsyncLLM
+from radixkv.cache.arguments import is_whole
 from radixkv.sampling_params import SamplingParams
 from radixkv.serving.conversation import Conversation, Turn
 
@@ -44,6 +45,10 @@ class AsyncChat(Conversation):
     ) -> None:
         if not isinstance(llm, AsyncLLM):
             raise TypeError(f"llm: expected an AsyncLLM, got {type(llm).__name__}")
+        if not (priority is None or is_whole(priority)):
+            raise TypeError(f"priority: expected a whole number or None, got {priority!r:.80}")
+        if not isinstance(tenant, str):
+            raise TypeError(f"tenant: expected a string, got {tenant!r:.80}")
         super().__init__(system, sampling_params, cache_salt, tools, parallel_tool_calls, chat_template_kwargs)
         self._llm = llm
         self._priority = priority
@@ -67,8 +72,9 @@ class AsyncChat(Conversation):
         """Send a message and yield the text of the answer as it is generated.
 
         The turn joins the conversation when the answer is complete. It does not join, and the conversation stays as it is, if
-        the iteration is left early or cancelled, an error is raised, or another turn completes first: await one turn before
-        the next, with an `asyncio.Lock` where messages come from several tasks, or `fork` to have several at a time.
+        the iteration is left early or cancelled, an error is raised, or another turn has completed since this call: end one
+        turn before this is called for the next, within an `asyncio.Lock` where messages come from several tasks, or `fork`
+        to have several at a time.
 
         Args:
             tool_choice: which calls this turn's answer may hold, as for `AsyncLLM.chat`.
@@ -76,7 +82,8 @@ class AsyncChat(Conversation):
         Raises:
             TypeError, ValueError: by the call itself, what `Chat.stream` raises for its arguments.
             Exception: by the first iteration, what `AsyncLLM.chat` raises.
-            RuntimeError: at the end, if another turn joined the conversation since this one began, or the answer was aborted.
+            RuntimeError: by the first iteration or at the end, if another turn joined the conversation since this call; or at
+                the end, if the answer was aborted.
         """
         return self._run(self._message(text, sampling_params, tool_choice))
 

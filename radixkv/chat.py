@@ -64,7 +64,8 @@ class Chat(Conversation):
         """Send a message and yield the text of the answer as it is generated.
 
         The turn joins the conversation when the answer is complete. It does not join, and the conversation stays as it is, if
-        the iteration is left early, an error is raised, or another turn completes first (`fork` to have several at a time).
+        the iteration is left early, an error is raised, or another turn has completed since this call (`fork` to have several
+        at a time).
         Afterwards `answer` holds the whole answer, and `last_output` the times and how many tokens were reused.
 
         Args:
@@ -74,7 +75,7 @@ class Chat(Conversation):
             TypeError: ``text`` is not a string, or ``sampling_params`` are not SamplingParams.
             ValueError: parameters ask for several answers, or for one without text; the conversation is too long for the
                 model; or the last answer's calls have no results.
-            RuntimeError: at the end, if another turn joined the conversation since this one began.
+            RuntimeError: by the first iteration or at the end, if another turn joined the conversation since this call.
         """
         return self._run(self._message(text, sampling_params, tool_choice))
 

@@ -276,7 +276,7 @@ def test_impossible_arguments_are_named(llm: LLM) -> None:
             chat.stream("Hi", SamplingParams(n=2))
         for options, name in (({"tenant": 5}, "tenant"), ({"priority": "high"}, "priority")):
             with pytest.raises(TypeError, match=f"{name}: expected"):
-                await AsyncChat(engine, **options).send("Hi")  # type: ignore[arg-type]
+                AsyncChat(engine, **options)  # type: ignore[arg-type]
 
     run(test, llm)
 
