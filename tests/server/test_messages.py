@@ -232,6 +232,36 @@ def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:
     serve(llm, scenario, tenants=Tenants(["ann"]))
 
 
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        ({"type": "text", "data": "x", "media_type": "text/markdown"}, ".media_type: expected 'text/plain'"),
+        ({"type": "text", "data": "x", "name": "a.txt"}, ".name: unknown or not supported"),
+        ({"type": "text"}, ".data: required"),
+        ({"type": "content"}, ".content: required"),
+        (
+            {"type": "content", "content": [{"type": "text", "text": 5}, TEXT]},
+            ".content.0.text: expected a valid string",
+        ),
+        ({"type": "content", "content": [{"text": "x"}]}, ".content.0.type: required"),
+        ({"data": "x"}, ".type: required"),
+        ("x", ": expected a valid dictionary"),
+    ],
+)
+def test_a_document_of_text_with_a_wrong_field_is_not_taken_for_another_kind(llm: LLM, source: Any, wrong: str) -> None:
+    """In a tool's result, a note stood for its text; from the user, it was refused as if it were no text."""
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        document = {"type": "document", "source": source}
+        for path, block in (("source", document), ("content.0.source", {**RESULT, "content": [document]})):
+            messages = [{"role": "user", "content": [block]}]
+            response = await client.post("/v1/messages", json={**BODY, "messages": messages})
+            assert response.status_code == 400
+            assert f"messages.0.content.0.{path}{wrong}" in response.json()["error"]["message"]
+
+    serve(llm, scenario)
+
+
 def test_a_crash_is_an_error_or_the_last_event(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*arguments: Any) -> Any:
         raise ZeroDivisionError("planted")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from radixkv.server.not_supported import Only
 from radixkv.server.strict import StrictModel
@@ -70,11 +70,33 @@ class TextParts(StrictModel):
     content: str | Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS)]
 
 
+def _kind_of_source(source: Any) -> str | None:
+    """Which of `_Source` a document's source is meant to be; None: it has no type."""
+    kind, parts = (source.get("type"), source.get("content")) if isinstance(source, dict) else ("", None)
+    if kind is None:
+        return None
+    is_mixed = isinstance(parts, list) and any(
+        isinstance(part, dict) and part.get("type") not in (None, "text") for part in parts
+    )
+    if kind == "text":
+        return "plain text"
+    return "text parts" if kind == "content" and not is_mixed else "no text"
+
+
+# The tags are no names of fields: errors have them in their paths.
+_Source = Annotated[
+    Annotated[PlainText, Tag("plain text")]
+    | Annotated[TextParts, Tag("text parts")]
+    | Annotated[dict[str, Any], Tag("no text")],
+    Discriminator(_kind_of_source),
+]
+
+
 class DocumentBlock(StrictModel):
     """A document. If it is no text, a note stands for it in a tool's result. Answers cite none."""
 
     type: Literal["document"]
-    source: Annotated[PlainText | TextParts | dict[str, Any], Field(union_mode="left_to_right")]
+    source: _Source
     title: str | None = None
     context: str | None = None
     citations: dict[str, Any] | None = None
