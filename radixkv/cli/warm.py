@@ -32,7 +32,7 @@ _WITHOUT_EFFECT = frozenset(
         "host_cache_size",
     }
 )
-_OPTIONS = [name for name in command_line_fields((ModelConfig, EngineConfig)) if name not in _WITHOUT_EFFECT]
+_OPTIONS = tuple(name for name in command_line_fields((ModelConfig, EngineConfig)) if name not in _WITHOUT_EFFECT)
 # What a line has one of.
 _FORMS = frozenset({"prompt", "messages"})
 # How long storing what was computed may take.
