@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from radixkv.cache.arguments import is_number
+
 # The largest double below 2**63. A range of whole numbers from -2**63 to itself overflows the compiler's stack, which ends
 # the process.
 _MAX = 2**63 - 1024
@@ -15,10 +17,10 @@ _UPPER = ("maximum", "exclusiveMaximum")
 def limit_bounds(part: dict[str, Any]) -> None:
     """Make bounds that are further out than the compiler's numbers the largest of these, in place."""
     for keyword in _LOWER:
-        if _is_number(part.get(keyword)):
+        if is_number(part.get(keyword)):
             part[keyword] = max(part[keyword], -_MAX)
     for keyword in _UPPER:
-        if _is_number(part.get(keyword)):
+        if is_number(part.get(keyword)):
             part[keyword] = min(part[keyword], _MAX)
 
 
@@ -31,7 +33,7 @@ def unusable_number(parts: Iterable[dict[str, Any]]) -> str | None:
     for part in parts:
         pending += [part[keyword] for keyword in ("const", "enum") if keyword in part]
         for keyword in _LOWER:
-            if _is_number(part.get(keyword)) and part[keyword] < -_MAX:
+            if is_number(part.get(keyword)) and part[keyword] < -_MAX:
                 return f"expected {keyword} to be at least {-_MAX}, got {part[keyword]!r:.80}"
     while pending:
         value = pending.pop()
@@ -39,10 +41,6 @@ def unusable_number(parts: Iterable[dict[str, Any]]) -> str | None:
             pending += value
         elif isinstance(value, dict):
             pending += value.values()
-        elif _is_number(value) and (abs(value) > _MAX or int(float(value)) != int(value)):
+        elif is_number(value) and (abs(value) > _MAX or int(float(value)) != int(value)):
             return f"expected const and enum to have numbers of at most {_MAX} that a double can be, got {value!r:.80}"
     return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -55,8 +55,9 @@ def prepare_schema(schema: Any) -> Any:
     references = References(schema)
     for _, part in [*_subschemas(schema)]:
         replace_property_names(part, references)
-    _check_sizes(schema)
-    for part in _objects(schema):
+    objects = _objects(schema)
+    _check_sizes(objects)
+    for part in objects:
         limit_bounds(part)
     for _, part in _subschemas(schema):
         if isinstance(part.get("format"), str) and part["format"] in _ANNOTATION_FORMATS:
@@ -158,12 +159,12 @@ def _escape(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _check_sizes(schema: Any) -> None:
-    """Raise a ValueError if a schema has too many properties or too long a name or pattern."""
+def _check_sizes(objects: Iterable[dict[str, Any]]) -> None:
+    """Raise a ValueError if a schema's objects have too many properties or too long a name or pattern."""
     num_properties = 0
     described: set[str] = set()
     required: set[str] = set()
-    for part in _objects(schema):
+    for part in objects:
         longest = max((len(text) for text in (*part, part.get("pattern")) if isinstance(text, str)), default=0)
         if longest > MAX_NAME_CHARACTERS:
             raise ValueError(f"a name or pattern has {longest} characters, expected at most {MAX_NAME_CHARACTERS}")
