@@ -28,6 +28,17 @@ def put(tier: DiskTier | SharedTier, keys: list[BlockKey] = KEYS, blocks: Any = 
     assert tier.flush(600)
 
 
+def unmount(tmp_path: Path) -> None:
+    """Take the disk with the store away: whoever opens the folder now begins another store, at the mount point."""
+    (tmp_path / "store").rename(tmp_path / "unmounted")
+
+
+def mount(tmp_path: Path) -> None:
+    """Bring the disk back, into the place of what was written at its mount point meanwhile."""
+    (tmp_path / "store").rename(tmp_path / "mount point")
+    (tmp_path / "unmounted").rename(tmp_path / "store")
+
+
 def pin_of(key: BlockKey) -> StoredPin:
     """The administrator's pin of one block, without an end."""
     return StoredPin(key.digest.hex(), key.namespace, key.namespace, key.tokens, None, False)

@@ -16,7 +16,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, bytes_of_blocks_in, index_of, pin_of, put
+from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, bytes_of_blocks_in, index_of, mount, pin_of, put, unmount
 from support.faulty_os import FaultyOs
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
@@ -184,14 +184,12 @@ def test_what_is_cleared_after_its_disk_came_into_place_is_cleared_there(
     open_tier: OpenTier, tmp_path: Path, written: bool
 ) -> None:
     """It was cleared in the folder that had been open, which nobody would see again."""
-    root = tmp_path / "store"
     tier = open_tier()
     put(tier)
     tier.close()
-    root.rename(tmp_path / "unmounted")
+    unmount(tmp_path)
     tier = open_tier()
-    root.rename(tmp_path / "mount point")
-    (tmp_path / "unmounted").rename(root)
+    mount(tmp_path)
     tier.clear(KEYS[0].namespace)
     assert open_tier(read_only=True).contains_prefix(KEYS) == 0  # as soon as `clear` returns
     if written:

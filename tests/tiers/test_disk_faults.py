@@ -12,7 +12,19 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, bytes_of_blocks_in, files_open_in, pin_of, put, slot_file
+from support.disk_tiers import (
+    BLOCKS,
+    KEYS,
+    SLOT,
+    OpenTier,
+    bytes_of_blocks_in,
+    files_open_in,
+    mount,
+    pin_of,
+    put,
+    slot_file,
+    unmount,
+)
 from support.faulty_os import FaultyOs
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
@@ -201,7 +213,7 @@ def test_a_disk_that_was_gone_is_used_again_with_whatever_it_has(
     tier.pins.add(pin_of(KEYS[0]))
     assert tier.flush(600)
     assert np.array_equal(get(reader, KEYS), BLOCKS)
-    (tmp_path / "store").rename(tmp_path / "unmounted")
+    unmount(tmp_path)
     other = prefix_keys("bob", 1, 2)
     put(tier, other, BLOCKS[:2])
     assert tier.stats.errors == tier.stats.dropped_blocks == 0
@@ -218,18 +230,16 @@ def test_a_batch_that_failed_costs_no_block_of_another_disk_in_its_place(
     open_tier: OpenTier, tmp_path: Path, clock: FakeClock
 ) -> None:
     """The slots that it was to have were emptied there."""
-    root = tmp_path / "store"
     tier = open_tier()
     put(tier)
     tier.close()
-    root.rename(tmp_path / "unmounted")
+    unmount(tmp_path)
     other = prefix_keys("bob", *range(6))
     with mock.patch.object(slot_files, "os", FaultyOs()) as disk:
         tier = open_tier()
         disk.fault = "write fails"
         put(tier, other)
-    root.rename(tmp_path / "mount point")
-    (tmp_path / "unmounted").rename(root)
+    mount(tmp_path)
     clock.now += 60
     put(tier, other)
     assert np.array_equal(get(tier, KEYS), BLOCKS)

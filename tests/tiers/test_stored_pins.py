@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from support.disk_tiers import OpenTier, index_of, put
+from support.disk_tiers import OpenTier, index_of, mount, put, unmount
 from support.tier_model import BLOCK_SIZE, FakeClock
 
 from radixkv.tiers.block_key import namespace_digest
@@ -175,14 +175,12 @@ def test_pins_are_written_into_a_folder_that_was_emptied(open_tier: OpenTier, tm
 
 def test_pins_of_a_disk_that_came_into_place_wait(open_tier: OpenTier, tmp_path: Path) -> None:
     """Only those of the first folder that a process opened were ever seen."""
-    root = tmp_path / "store"
     tier = open_tier()
     tier.pins.add(pin("on the disk"))
     tier.close()
-    root.rename(tmp_path / "unmounted")
+    unmount(tmp_path)
     tier = open_tier()
-    root.rename(tmp_path / "mount point")
-    (tmp_path / "unmounted").rename(root)
+    mount(tmp_path)
     tier.pins.add(pin("new"))
     assert tier.flush(600)
     assert tier.pins.waiting() == [pin("on the disk")]
