@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -22,7 +23,7 @@ from support.named_events import named_events
 from radixkv import LLM
 from radixkv.server.messages.output import MessageContent
 from radixkv.server.tenants import Tenants
-from radixkv.tools.pieces import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
+from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 
 @cache
@@ -334,6 +335,15 @@ def test_conversations_that_differ_in_their_billing_header_share_the_rest(llm: L
     serve(llm, scenario)
 
 
+def events_for(content: MessageContent, pieces: Sequence[AnswerPiece]) -> list[tuple[str, int]]:
+    """The kind and the block of each event for these pieces, which are the whole content; anthropic's model takes each."""
+    events = [event.model_dump() for piece in pieces for event in content.add(piece)]
+    events += [event.model_dump() for event in content.end()]
+    for event in events:
+        stream_event().validate_python(event)
+    return [(event["type"].removeprefix("content_block_"), event["index"]) for event in events]
+
+
 def test_pieces_become_blocks_and_their_events() -> None:
     content = MessageContent()
     pieces = [
@@ -346,11 +356,7 @@ def test_pieces_become_blocks_and_their_events() -> None:
         ToolCallBegin(1, "t2", "time"),
         ToolCallArguments(1, '{"zone": "Eu'),
     ]
-    events = [event.model_dump() for piece in pieces for event in content.add(piece)]
-    events += [event.model_dump() for event in content.end()]
-    for event in events:
-        stream_event().validate_python(event)
-    assert [(event["type"].removeprefix("content_block_"), event["index"]) for event in events] == [
+    assert events_for(content, pieces) == [
         *[("start", 0), ("delta", 0), ("delta", 0), ("stop", 0)],
         *[("start", 1), ("delta", 1), ("stop", 1)],
         *[("start", 2), ("delta", 2), ("delta", 2), ("stop", 2)],
@@ -368,11 +374,7 @@ def test_pieces_become_blocks_and_their_events() -> None:
 def test_thinking_that_is_not_to_be_shown_leaves_an_empty_block() -> None:
     content = MessageContent(shows_thinking=False)
     pieces = [ReasoningPiece("Hm"), ReasoningPiece("m."), TextPiece("Rain.")]
-    events = [event.model_dump() for piece in pieces for event in content.add(piece)]
-    events += [event.model_dump() for event in content.end()]
-    for event in events:
-        stream_event().validate_python(event)
-    assert [(event["type"].removeprefix("content_block_"), event["index"]) for event in events] == [
+    assert events_for(content, pieces) == [
         *[("start", 0), ("stop", 0)],
         *[("start", 1), ("delta", 1), ("stop", 1)],
     ]
