@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-from openai.types.responses import Response
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 BODY: dict[str, Any] = {"input": "Name three colours.", "max_output_tokens": 12, "temperature": 0}
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 async def create(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
