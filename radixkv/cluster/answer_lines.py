@@ -59,8 +59,8 @@ async def answer_lines(
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise RefusedError(None) from error
     except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
-        raise LostError(f"{replica}: {error!r}", broke_off=True) from error
-    raise LostError(f"{replica}: it broke off", broke_off=True)
+        raise LostError(f"{replica}: {error!r}", died=None) from error
+    raise LostError(f"{replica}: it broke off", died=None)
 
 
 async def has_died(client: httpx.AsyncClient, error: LostError) -> bool:
@@ -68,7 +68,7 @@ async def has_died(client: httpx.AsyncClient, error: LostError) -> bool:
 
     Asked after the answer has ended: what calls requests away from a dead replica must not interrupt the question.
     """
-    if not error.broke_off:
+    if error.died is not None:
         return error.died
     try:
         response = await client.get("/health", timeout=_SECONDS_FOR_HEALTH)

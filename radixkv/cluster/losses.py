@@ -31,14 +31,12 @@ class LostError(Exception):
 
     Args:
         message: what happened, with the replica's name, for the log.
-        died: whether its engine is known to have crashed while it had the request.
-        broke_off: whether the connection did, perhaps because the engine crashed.
+        died: whether its engine crashed while it had the request; None: it may have, since the connection broke off.
     """
 
-    def __init__(self, message: str, *, died: bool = False, broke_off: bool = False) -> None:
+    def __init__(self, message: str, *, died: bool | None = False) -> None:
         super().__init__(message)
         self.died = died
-        self.broke_off = broke_off
 
 
 class RefusedError(Exception):
