@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, suppress
 from http import HTTPStatus
 from typing import Any, TypeGuard
@@ -23,7 +23,7 @@ _MAX_LINE_BYTES = 1 << 30
 
 
 async def answer_lines(
-    replica: str, client: httpx.AsyncClient, body: bytes, headers: Mapping[str, str]
+    replica: str, client: httpx.AsyncClient, body: bytes, headers: Mapping[str, str], on_connected: Callable[[], object]
 ) -> AsyncGenerator[dict[str, Any] | None, None]:
     """Yields None when the replica has taken the request, then its lines up to the last, which has ``finished`` set.
 
@@ -32,14 +32,21 @@ async def answer_lines(
         client: of the replica.
         body: what `encode_request` gave.
         headers: with the secret.
+        on_connected: called when there is a connection, before the request is sent over it.
 
     Raises:
         Exception: the replica refuses the request, as any would.
         RefusedError: it does not take it now, cannot be reached, or its pins leave no room to go on.
         LostError: there is no last line.
     """
+
+    async def content() -> AsyncGenerator[bytes, None]:  # which is read when there is a connection
+        on_connected()
+        yield body
+
+    headers = {**headers, "Content-Length": str(len(body))}  # or it would be sent in chunks
     try:
-        async with client.stream("POST", "/generate", content=body, headers=headers) as response:
+        async with client.stream("POST", "/generate", content=content(), headers=headers) as response:
             if response.status_code != HTTPStatus.OK:
                 await response.aread()
                 raise _refusal(replica, response)

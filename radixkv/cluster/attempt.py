@@ -40,6 +40,10 @@ class Ticket:
     # The timeout within which it waits for its next line; None: it does not wait.
     _scope: asyncio.Timeout | None = None
 
+    def send(self) -> None:
+        """The replica may have the request from now on."""
+        self.sent = True
+
     def begin(self) -> None:
         """The request has tokens; if it was called away when it had none, it must stay after all."""
         if not self.begun:
@@ -75,7 +79,6 @@ class Ticket:
         """
         while True:
             self.check()
-            self.sent = True
             try:
                 async with asyncio.timeout(None) as self._scope:
                     line = await anext(lines)
@@ -96,7 +99,7 @@ class Ticket:
             LostError, RefusedError, MovedError: why.
         """
         if self._died:
-            # Until it takes the request it may not have been reached: connecting to a host that is cut off hangs.
+            # Until it takes the request it may not have been reached, over a connection to a host that is cut off.
             raise LostError(f"{self.replica}: it died", died=self.accepted) if self.sent else RefusedError(None)
         if self._interrupted:
             raise MovedError

@@ -55,7 +55,6 @@ from radixkv.scheduling.request_validation import validate_token_ids
 # Pause before a replica that has lost a request gets it again.
 _SECONDS_BETWEEN_ATTEMPTS = 0.25
 
-
 _Params = TypeVar("_Params", SamplingParams, BeamSearchParams)
 _Piece = TypeVar("_Piece", RequestOutput, BeamSearchOutput)
 
@@ -326,7 +325,8 @@ class ReplicaStreams:
                     await turn.acquire()
                     trial.callback(turn.release)
                 headers = {**self._headers, ACCEPTED_HEADER: "1"} if losses.accepted else self._headers
-                answer = answer_lines(placement.replica, client, request.body(begun.resume), headers)
+                body = request.body(begun.resume)
+                answer = answer_lines(placement.replica, client, body, headers, ticket.send)
                 async with aclosing(answer), aclosing(ticket.read(answer)) as lines:
                     async for line in lines:
                         if line is None:

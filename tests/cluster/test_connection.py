@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.pretended_replicas import answering, line, streams_over, tokens
+from support.pretended_replicas import client_of as pretended
+from support.time_limit import HANGING
 
 from radixkv.cluster.connection import connect
 
@@ -236,6 +240,32 @@ def test_a_connection_notices_that_its_replica_is_gone(monkeypatch: pytest.Monke
         assert len(noticing) == 1
 
     asyncio.run(main())
+
+
+def test_what_a_host_that_is_cut_off_never_had_is_not_lost_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request took one of its four attempts with it for each host that fell silent while it connected there."""
+
+    async def main() -> None:
+        connecting = asyncio.Event()
+        monkeypatch.setattr("radixkv.cluster.connection.notice_loss", lambda _: connecting.set())
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+            address = full.getsockname()
+            with socket.create_connection(address):  # the system takes one, and answers no further ones
+                client = connect(f"http://127.0.0.1:{address[1]}")
+                answer = answering(line(7, "length"))
+                streams = streams_over({"a": client, "b": pretended(answer)})
+                reading = asyncio.ensure_future(tokens(streams))
+                await connecting.wait()
+                await asyncio.sleep(0)
+                streams.abandon(client)
+                assert await asyncio.wait_for(reading, HANGING) == [7]
+                await client.aclose()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+    assert "was lost" not in caplog.text
 
 
 def test_without_tls_no_certificates_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

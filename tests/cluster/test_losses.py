@@ -41,7 +41,7 @@ class Replica(httpx.AsyncBaseTransport):
         if request.url.path == "/health":
             return httpx.Response(200)
         self.num_requests += 1
-        sent = json.loads(request.content)
+        sent = json.loads(await request.aread())
         parts, self._dead = self._answer(sum(len(output["token_ids"]) for output in sent["resume"]))
         if not self._accepts:
             raise httpx.ReadError("planted")
