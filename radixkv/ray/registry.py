@@ -1,7 +1,7 @@
 """Where the replicas are, and the secret that they share: replicas register each second, and ingresses ask for the list.
 
-All of it can be lost: a registry that was restarted knows nothing for a second, and says so, so that ingresses keep what they
-have until then.
+All of it can be lost: a registry that was restarted waits for a replica's report for as long as one that knows the replica,
+and says so, so that ingresses keep what they have until then. For the secret it waits for the report of any replica.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 RENEWAL_SECONDS = 1.0
 # A replica that has not renewed its entry for this long is gone.
 LEASE_SECONDS = 10.0
+# Some replica, if there is any, has reported within this time.
+_SECONDS_TO_FIRST_REPORT = 3.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Registry:
 
     def secret(self, proposed: str) -> str | None:
         """The secret of all replicas: the one they have, or else the proposed one; None: ask again, one may yet come."""
-        if self._secret is None and self._all_may_have_reported():
+        if self._secret is None and self._seconds_asked() >= _SECONDS_TO_FIRST_REPORT:
             self._secret = proposed
         return self._secret
 
@@ -76,10 +78,11 @@ class Registry:
         """The replicas that are there."""
         now = self._clock()
         self._replicas = {name: known for name, known in self._replicas.items() if known[1] > now}
-        return Listing({name: url for name, (url, _) in self._replicas.items()}, self._all_may_have_reported())
+        urls = {name: url for name, (url, _) in self._replicas.items()}
+        return Listing(urls, complete=self._seconds_asked() >= LEASE_SECONDS)
 
-    def _all_may_have_reported(self) -> bool:
-        """Whether all replicas have had the time to report, since it was first asked: no call got here much earlier."""
+    def _seconds_asked(self) -> float:
+        """Seconds since it was first asked: no report got here much earlier."""
         now = self._clock()
         self._first_asked = min(self._first_asked, now)
-        return now - self._first_asked >= 3 * RENEWAL_SECONDS
+        return now - self._first_asked
