@@ -13,7 +13,7 @@ compared as well.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 DIGEST_BYTES = 20
@@ -30,12 +30,22 @@ class BlockKey:
         digest: covers the namespace, the fingerprint, and all tokens up to the block's end.
         tokens: the block's own tokens, int32 little-endian.
         is_whole: False: it is partly filled, and the last of its prefix.
+        parent: the block before it; None: it is the first, or that is not known. Whoever keeps keys should keep none with a
+            parent, which would keep all before it.
     """
 
     namespace: bytes
     digest: bytes
     tokens: bytes
     is_whole: bool = True
+    parent: BlockKey | None = field(default=None, repr=False, compare=False)
+
+    def ancestors(self) -> Iterator[BlockKey]:
+        """The blocks before it, as far as they are known, the nearest first."""
+        key = self.parent
+        while key is not None:
+            yield key
+            key = key.parent
 
 
 def is_filled_enough(num_bytes: int, block_bytes: int) -> bool:
@@ -59,18 +69,22 @@ def next_digest(before: bytes, tokens: bytes) -> bytes:
     return blake2b(before + tokens, digest_size=DIGEST_BYTES).digest()
 
 
-def block_keys(namespace: bytes, tokens: bytes, block_bytes: int, before: bytes | None = None) -> Iterator[BlockKey]:
+def block_keys(
+    namespace: bytes, tokens: bytes, block_bytes: int, before: BlockKey | bytes | None = None
+) -> Iterator[BlockKey]:
     """The keys of consecutive whole blocks, first to last.
 
     Args:
         namespace: becomes `BlockKey.namespace` of each key.
         tokens: of the blocks, int32 little-endian.
         block_bytes: length of one block's encoded tokens.
-        before: digest of the block before the first one, or of the namespace of a prefix that begins with it; None: that is
+        before: the block before the first one, or the digest of the namespace of a prefix that begins with it; None: that is
             ``namespace`` itself.
     """
-    digest = namespace if before is None else before
+    parent = before if isinstance(before, BlockKey) else None
+    digest = parent.digest if parent else before or namespace
     for end in range(block_bytes, len(tokens) + 1, block_bytes):
         block = tokens[end - block_bytes : end]
         digest = next_digest(digest, block)
-        yield BlockKey(namespace, digest, block)
+        parent = BlockKey(namespace, digest, block, parent=parent)
+        yield parent

@@ -6,6 +6,8 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -92,13 +94,13 @@ class HostTier:
         began, evicted = time.monotonic(), list[bytes]()
         written: dict[bytes, BlockKey] = {}
         num_there = 0
-        # The first ones, where they are more than fit: without them the others could not be found.
-        fitting = list(zip(keys, blocks, strict=True))[: self.capacity]
         with self._put_lock:
-            for key, block in reversed(fitting):
+            self.mark_used(keys)
+            # The first ones, where they are more than fit beside those before them: without these they could not be found.
+            room = self.capacity - self._count_ancestors(keys)
+            for key, block in reversed([*zip(keys, blocks, strict=True)][:room]):
                 with self._lock:
                     if key.digest in self._entries:
-                        self._entries.move_to_end(key.digest)
                         num_there += 1
                         continue
                     row, lost = self._take_row()
@@ -110,7 +112,8 @@ class HostTier:
                 self._rows[row] = block
                 written[key.digest] = key
                 with self._lock:
-                    self._entries[key.digest] = (row, key)
+                    self._entries[key.digest] = (row, replace(key, parent=None))
+            self.mark_used(keys)
         self._counters.add(
             written_blocks=len(written),
             written_bytes=len(written) * self._rows.shape[1],
@@ -125,7 +128,7 @@ class HostTier:
     def mark_used(self, prefix: Sequence[BlockKey]) -> None:
         """See `radixkv.tiers.tier.RecencyOrdered`."""
         with self._lock:
-            for key in reversed(prefix):
+            for key in chain(reversed(prefix), prefix[0].ancestors() if prefix else ()):
                 if key.digest in self._entries:
                     self._entries.move_to_end(key.digest)
 
@@ -148,6 +151,11 @@ class HostTier:
     def close(self) -> None:
         """Forget everything."""
         self.clear()
+
+    def _count_ancestors(self, keys: Sequence[BlockKey]) -> int:
+        """How many of the blocks before the first of some are there."""
+        with self._lock:
+            return sum(key.digest in self._entries for key in keys[0].ancestors()) if keys else 0
 
     def _take_row(self) -> tuple[int | None, bytes | None]:
         """A free row, or that of the least recently used block and its digest; no row: all are being read."""

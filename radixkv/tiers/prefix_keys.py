@@ -58,7 +58,7 @@ class PrefixKeys:
             kept_tokens, keys = self._kept.get(name, (b"", []))
         if not kept_tokens.startswith(tokens):
             num_common = len(kept_tokens) // size if tokens.startswith(kept_tokens) else 0
-            before = keys[num_common - 1].digest if num_common else self._digest(namespace)
+            before = keys[num_common - 1] if num_common else self._digest(namespace)
             more = block_keys(self.group(namespace), tokens[num_common * size :], size, before)
             keys = [*keys[:num_common], *more]
             if self._events is not None:
@@ -84,8 +84,11 @@ class PrefixKeys:
         beginnings = [rest[:length] for length in lengths if is_filled_enough(length, self.block_bytes)]
         if not beginnings:
             return []
-        before, group = self.of(namespace, tokens[:start])[-1].digest, self.group(namespace)
-        return [BlockKey(group, next_digest(before, part), part, is_whole=False) for part in beginnings]
+        parent, group = self.of(namespace, tokens[:start])[-1], self.group(namespace)
+        return [
+            BlockKey(group, next_digest(parent.digest, part), part, is_whole=False, parent=parent)
+            for part in beginnings
+        ]
 
     def _digest(self, namespace: str) -> bytes:
         return namespace_digest(self._fingerprint, namespace, self._secret)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.record import Verdict
@@ -57,7 +58,11 @@ class SlotTable:
         return found
 
     def mark_used(self, prefix: Sequence[BlockKey]) -> None:
-        """The blocks were used now, see `radixkv.tiers.tier.RecencyOrdered`."""
+        """The blocks were used now, see `radixkv.tiers.tier.RecencyOrdered`.
+
+        Those before them stay longer, too; after a restart only if they are marked themselves. A long prefix is put in many
+        parts, and to write down at each when all before it were used would take longer than writing the part.
+        """
         now = time.time()
         with self._lock:
             for rank, key in enumerate(reversed(prefix)):
@@ -65,6 +70,9 @@ class SlotTable:
                 if entry is not None:
                     self._entries.move_to_end(key.digest)
                     self._used[entry.slot] = now + rank * _SECONDS_APART
+            for key in prefix[0].ancestors() if prefix else ():
+                if key.digest in self._entries:
+                    self._entries.move_to_end(key.digest)
 
     def add(self, keys: Sequence[BlockKey], blocks: Sequence[IndexedBlock]) -> None:
         """The blocks are in their slots now."""
@@ -104,10 +112,22 @@ class SlotTable:
                 self.observer.on_removed(forgotten)
         return corrupt
 
-    def evict(self, count: int) -> list[int]:
-        """Forget the ``count`` least recently used blocks, or all; returns their slots."""
+    def evict(self, count: int, successors: Sequence[BlockKey]) -> list[int]:
+        """Forget the ``count`` least recently used blocks, or as many as there are, and return their slots.
+
+        Args:
+            count: how many to forget.
+            successors: what takes their place. Nothing before one of these is forgotten: it could not be found then.
+        """
+        kept: set[bytes] = set()
+        for successor in successors:
+            for key in successor.ancestors():
+                if key.digest in kept:
+                    break  # and so are those before it
+                kept.add(key.digest)
         with self._lock:
-            evicted = [self._entries.popitem(last=False)[1] for _ in range(min(count, len(self._entries)))]
+            doomed = [*islice((digest for digest in self._entries if digest not in kept), count)]
+            evicted = [self._entries.pop(digest) for digest in doomed]
             self._notify_removed(evicted)
         return [entry.slot for entry in evicted]
 

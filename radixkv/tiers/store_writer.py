@@ -115,9 +115,7 @@ class StoreWriter:
         # Blocks that are there must not be evicted for the rest of their prefix.
         self.table.mark_used(keys)
         missing = self.table.missing(keys)
-        # The first ones, where they are more than fit: without them the others could not be found.
-        fitting = [row for row in missing if row < self._capacity]
-        return len(missing) - len(fitting) + self._writer.put(keys, blocks, fitting, lent=lent)
+        return self._writer.put(keys, blocks, missing, lent=lent)
 
     def clear(self, namespace: bytes | None) -> None:
         """See `radixkv.tiers.disk_tier.DiskTier.clear`."""
@@ -256,7 +254,7 @@ class StoreWriter:
         # Some may be there by now: whoever put them again may have looked just before they were written.
         missing = self.table.missing([pending.key for pending in batch])
         batch = [batch[row] for row in missing if not batch[row].cancelled]
-        slots = self._allocate(opened, len(batch))
+        slots = self._allocate(opened, [pending.key for pending in batch])
         placed = list(zip(batch, slots, strict=False))
         try:
             for part in opened.files.runs(slots):
@@ -312,8 +310,9 @@ class StoreWriter:
         except (*MediumErrors, StoreInUseError) as error:
             self._failed(self._writes, error)
 
-    def _allocate(self, opened: OpenStore, count: int) -> list[int]:
-        """Up to ``count`` slots in ascending order: free ones, then new ones, then those used longest ago."""
+    def _allocate(self, opened: OpenStore, keys: Sequence[BlockKey]) -> list[int]:
+        """Slots for blocks, in ascending order, or fewer: free ones, then new ones, then those used longest ago."""
+        count = len(keys)
         while len(self._free) < count and opened.files.num_slots < self._capacity and self._growth.ready:
             first = opened.files.num_slots
             try:
@@ -325,7 +324,7 @@ class StoreWriter:
             self._free += range(first, opened.files.num_slots)
         self._free.sort(reverse=True)
         slots = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        evicted = self.table.evict(count - len(slots))
+        evicted = self.table.evict(count - len(slots), keys)
         self._counters.add(evicted_blocks=len(evicted))
         return sorted(slots + evicted)
 

@@ -33,7 +33,7 @@ def prefix_keys(namespace: str, *blocks: int) -> list[BlockKey]:
 def partly_filled(before: BlockKey, num_tokens: int) -> BlockKey:
     """The key of a partly filled block behind another one."""
     tokens = np.arange(num_tokens, dtype="<i4").tobytes()
-    return BlockKey(before.namespace, next_digest(before.digest, tokens), tokens, is_whole=False)
+    return BlockKey(before.namespace, next_digest(before.digest, tokens), tokens, is_whole=False, parent=before)
 
 
 def random_blocks(seed: int, count: int, block_bytes: int = FORMAT.block_bytes) -> BlockBytes:

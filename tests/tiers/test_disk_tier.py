@@ -235,6 +235,33 @@ def test_of_a_prefix_longer_than_the_store_the_head_is_kept(open_tier: OpenTier)
     assert tier.stats.dropped_blocks == 40
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_of_a_prefix_that_is_put_in_several_calls_the_head_is_kept(open_tier: OpenTier, restarts: bool) -> None:
+    """Each call made room for itself where the one before had put its blocks."""
+    tier = open_tier(capacity_bytes=10 * SLOT)
+    keys, blocks = prefix_keys("", *range(30)), random_blocks(1, 30)
+    other = prefix_keys("b", *range(4))
+    put(tier, keys[:4], blocks[:4])
+    put(tier, other, BLOCKS[:4])
+    for start in range(4, 28, 4):
+        if restarts:
+            tier.close()
+            tier = open_tier(capacity_bytes=10 * SLOT)
+        put(tier, keys[start : start + 4], blocks[start : start + 4])
+        assert tier.contains_prefix(keys) == min(start + 4, 10)
+    assert tier.contains_prefix(other) == 0  # was used before the rest of the prefix
+    assert np.array_equal(get(tier, keys), blocks[:10])
+
+
+def test_of_a_prefix_that_was_put_in_several_calls_the_tail_makes_room_first(open_tier: OpenTier) -> None:
+    tier = open_tier(capacity_bytes=10 * SLOT)
+    keys, blocks = prefix_keys("", *range(10)), random_blocks(1, 10)
+    put(tier, keys[:4], blocks[:4])
+    put(tier, keys[4:], blocks[4:])
+    put(tier, prefix_keys("b", *range(3)), BLOCKS[:3])
+    assert np.array_equal(get(tier, keys), blocks[:7])
+
+
 def test_slots_that_make_room_are_written_in_one_call(open_tier: OpenTier) -> None:
     tier = open_tier(capacity_bytes=6 * SLOT)
     put(tier)

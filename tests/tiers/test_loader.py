@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -173,72 +173,6 @@ def test_of_a_prefix_that_was_loaded_in_chunks_the_head_stays_longest() -> None:
     assert loader.stop(60)
     tier.put_many(prefix_keys("b", *range(20)), np.zeros((20, 8), np.uint8))
     assert tier.contains_prefix(keys) == 28
-
-
-def test_what_a_host_has_is_read_while_something_is_put() -> None:
-    """Memory that is fresh comes page by page, and loads waited for it as long."""
-    tier = HostTier(4 * 8, 8)
-    there, new = prefix_keys("a", 1), prefix_keys("b", 1)
-    tier.put_many(there, np.full((1, 8), 7, np.uint8))
-    out = np.zeros((1, 8), np.uint8)
-
-    class SlowBlock:
-        def __array__(self, dtype: object = None, copy: object = None) -> NDArray[np.uint8]:
-            reader = threading.Thread(target=tier.get_many, args=(there, out), daemon=True)
-            reader.start()
-            reader.join(60)
-            return np.full(8, 9, np.uint8)
-
-    class SlowBlocks(np.ndarray[Any, Any]):
-        def __iter__(self) -> Iterator[SlowBlock]:
-            yield SlowBlock()
-
-    tier.put_many(new, np.empty((1, 8), np.uint8).view(SlowBlocks))
-    assert out.tolist() == [[7] * 8]
-    assert tier.get_many(new, out) == 1
-    assert out.tolist() == [[9] * 8]
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (2, 8)])
-def test_blocks_of_another_size_cost_a_host_no_room(shape: tuple[int, int]) -> None:
-    """The row that was to take such a block was lost, and one byte would have filled it."""
-    tier = HostTier(8, 8)
-    keys = prefix_keys("a", 1)
-    with pytest.raises(ValueError, match=r"^blocks: expected contiguous bytes of shape \(1, 8\), got uint8 \("):
-        tier.put_many(keys, np.zeros(shape, np.uint8))
-    with pytest.raises(ValueError, match=r"^blocks: expected contiguous bytes of shape \(1, 8\), got uint8 \("):
-        tier.get_many(keys, np.zeros(shape, np.uint8))
-    tier.put_many(keys, np.full((1, 8), 7, np.uint8))
-    assert tier.contains_prefix(keys) == 1
-
-
-@pytest.mark.parametrize("cleared", [False, True])
-def test_a_block_that_is_being_read_on_the_host_is_not_overwritten(
-    monkeypatch: pytest.MonkeyPatch, cleared: bool
-) -> None:
-    """Whatever is put, or cleared, while it is copied."""
-    tier = HostTier(3 * 8, 8)
-    read, other, new = prefix_keys("a", 1), prefix_keys("b", 1), prefix_keys("c", 1, 2, 3)
-    tier.put_many(read, np.full((1, 8), 7, np.uint8))
-    tier.put_many(other, np.full((1, 8), 8, np.uint8))
-    copy = np.take
-
-    def put_and_copy(*arguments: Any, **options: Any) -> None:
-        monkeypatch.undo()
-        if cleared:
-            tier.clear()
-        tier.put_many(new, np.full((3, 8), 9, np.uint8))
-        copy(*arguments, **options)
-
-    monkeypatch.setattr(np, "take", put_and_copy)
-    out = np.zeros((1, 8), np.uint8)
-    assert tier.get_many(read, out) == 1
-    assert out.tolist() == [[7] * 8]
-    assert tier.stats.dropped_blocks == 1
-    assert tier.contains_prefix(read) == (not cleared)
-    tier.put_many(new, np.full((3, 8), 9, np.uint8))
-    assert tier.contains_prefix(new) == 3
-    assert tier.contains_prefix(read) == 0
 
 
 def test_of_a_load_behind_another_nothing_is_read_in_vain() -> None:

@@ -1,0 +1,117 @@
+"""Host memory as a tier: what makes room, and calls at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.tier_model import get, prefix_keys, random_blocks
+
+from radixkv.tiers.host_tier import HostTier
+
+
+def test_of_a_prefix_that_is_put_in_several_calls_the_head_is_kept() -> None:
+    """Each call made room for itself where the one before had put its blocks."""
+    tier = HostTier(10 * 8, 8)
+    keys, blocks = prefix_keys("", *range(30)), random_blocks(1, 30, 8)
+    other = prefix_keys("b", *range(4))
+    tier.put_many(keys[:4], blocks[:4])
+    tier.put_many(other, blocks[:4])
+    for start in range(4, 28, 4):
+        tier.put_many(keys[start : start + 4], blocks[start : start + 4])
+        assert tier.contains_prefix(keys) == min(start + 4, 10)
+    assert tier.contains_prefix(other) == 0  # was used before the rest of the prefix
+    assert np.array_equal(get(tier, keys, 8), blocks[:10])
+    assert (tier.stats.written_blocks, tier.stats.evicted_blocks, tier.stats.dropped_blocks) == (14, 4, 18)
+    tier.put_many(other[:3], blocks[:3])
+    assert np.array_equal(get(tier, keys, 8), blocks[:7])
+
+
+def test_known_blocks_of_a_prefix_do_not_make_room_for_the_rest_of_it() -> None:
+    """They did where they had been used longest ago, and were written again."""
+    tier = HostTier(8 * 8, 8)
+    keys, blocks = prefix_keys("", *range(6)), random_blocks(1, 6, 8)
+    tier.put_many(keys[:2], blocks[:2])
+    tier.put_many(prefix_keys("b", *range(6)), blocks)
+    tier.put_many(keys, blocks)
+    assert tier.contains_prefix(keys) == 6
+    assert (tier.stats.written_blocks, tier.stats.evicted_blocks) == (12, 4)
+
+
+def test_keys_that_a_host_keeps_do_not_keep_those_before_them() -> None:
+    """A key is made anew for each look-up of a prefix that was not used lately, with all keys before it."""
+    tier = HostTier(8, 8)
+    keys = prefix_keys("", *range(6))
+    tier.put_many(keys[5:], np.zeros((1, 8), np.uint8))
+    assert tier.contains_prefix(keys[5:]) == 1
+    assert all(key.parent is None for _, key in tier._entries.values())
+
+
+def test_what_a_host_has_is_read_while_something_is_put() -> None:
+    """Memory that is fresh comes page by page, and loads waited for it as long."""
+    tier = HostTier(4 * 8, 8)
+    there, new = prefix_keys("a", 1), prefix_keys("b", 1)
+    tier.put_many(there, np.full((1, 8), 7, np.uint8))
+    out = np.zeros((1, 8), np.uint8)
+
+    class SlowBlock:
+        def __array__(self, dtype: object = None, copy: object = None) -> NDArray[np.uint8]:
+            reader = threading.Thread(target=tier.get_many, args=(there, out), daemon=True)
+            reader.start()
+            reader.join(60)
+            return np.full(8, 9, np.uint8)
+
+    class SlowBlocks(np.ndarray[Any, Any]):
+        def __iter__(self) -> Iterator[SlowBlock]:
+            yield SlowBlock()
+
+    tier.put_many(new, np.empty((1, 8), np.uint8).view(SlowBlocks))
+    assert out.tolist() == [[7] * 8]
+    assert tier.get_many(new, out) == 1
+    assert out.tolist() == [[9] * 8]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (2, 8)])
+def test_blocks_of_another_size_cost_a_host_no_room(shape: tuple[int, int]) -> None:
+    """The row that was to take such a block was lost, and one byte would have filled it."""
+    tier = HostTier(8, 8)
+    keys = prefix_keys("a", 1)
+    with pytest.raises(ValueError, match=r"^blocks: expected contiguous bytes of shape \(1, 8\), got uint8 \("):
+        tier.put_many(keys, np.zeros(shape, np.uint8))
+    with pytest.raises(ValueError, match=r"^blocks: expected contiguous bytes of shape \(1, 8\), got uint8 \("):
+        tier.get_many(keys, np.zeros(shape, np.uint8))
+    tier.put_many(keys, np.full((1, 8), 7, np.uint8))
+    assert tier.contains_prefix(keys) == 1
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_a_block_that_is_being_read_on_the_host_is_not_overwritten(
+    monkeypatch: pytest.MonkeyPatch, cleared: bool
+) -> None:
+    """Whatever is put, or cleared, while it is copied."""
+    tier = HostTier(3 * 8, 8)
+    read, other, new = prefix_keys("a", 1), prefix_keys("b", 1), prefix_keys("c", 1, 2, 3)
+    tier.put_many(read, np.full((1, 8), 7, np.uint8))
+    tier.put_many(other, np.full((1, 8), 8, np.uint8))
+    copy = np.take
+
+    def put_and_copy(*arguments: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        if cleared:
+            tier.clear()
+        tier.put_many(new, np.full((3, 8), 9, np.uint8))
+        copy(*arguments, **options)
+
+    monkeypatch.setattr(np, "take", put_and_copy)
+    out = np.zeros((1, 8), np.uint8)
+    assert tier.get_many(read, out) == 1
+    assert out.tolist() == [[7] * 8]
+    assert tier.stats.dropped_blocks == 1
+    assert tier.contains_prefix(read) == (not cleared)
+    tier.put_many(new, np.full((3, 8), 9, np.uint8))
+    assert tier.contains_prefix(new) == 3
+    assert tier.contains_prefix(read) == 0
