@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import secrets
@@ -10,7 +11,7 @@ import time
 from pathlib import Path
 
 from radixkv.text_files import read_hex
-from radixkv.tiers.store_folder import identity_of, open_private, sync
+from radixkv.tiers.store_folder import open_private, sync
 
 _log = logging.getLogger(__name__)
 
@@ -18,8 +19,9 @@ _NAME = "namespaces.secret"
 # In a disk's folder: a copy of the shared folder's secret.
 _COPY_NAME = "shared-namespaces.secret"
 _NUM_BYTES = 32
-# What file systems say that have no hard links, such as FAT and many that are mounted from a network.
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
+# What file systems say that have no hard links, such as FAT and many that are mounted from a network, or where a file has
+# that name, perhaps an empty one.
+_NO_LINK = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EEXIST)
 # For reading what another process makes there at the same time.
 _ATTEMPTS = 10
 _SECONDS_BETWEEN_ATTEMPTS = 0.01
@@ -67,7 +69,7 @@ def _shared_secret(shared: Path, disk: Path, *, may_write: bool) -> bytes:
     kept = None
     try:
         # The copy first: an empty shared folder may be a mount point whose mount is gone for now.
-        kept = next((_read(path) for path in (copy, disk / _NAME) if identity_of(path) is not None), None)
+        kept = next((_read(path) for path in (copy, disk / _NAME) if _is_made(path)), None)
     except OSError as error:  # the disk's tier will warn
         _log.info("%s; using the secret of namespaces in %s", error, shared)
     try:
@@ -113,7 +115,7 @@ def namespace_secret(folder: Path, may_make: bool = True, initial: bytes | None 
         ValueError: the file holds something else.
     """
     path = folder / _NAME
-    if may_make and identity_of(path) is None:
+    if may_make and not _is_made(path):
         _make(path, initial or secrets.token_bytes(_NUM_BYTES))
     return _read(path)
 
@@ -125,7 +127,7 @@ def keep_secret(folder: Path, secret: bytes) -> None:
         OSError: it can be neither read nor written, or `check_secret` raises it.
     """
     path = folder / _NAME
-    if identity_of(path) is None:
+    if not _is_made(path):
         _make(path, secret)
     check_secret(folder, secret)
 
@@ -162,36 +164,51 @@ def _write(path: Path, secret: bytes) -> None:
         sync(draft)
         _rename_to_new(draft, path)
         sync(path.parent)
-    except FileExistsError:
-        pass
     finally:
         draft.unlink(missing_ok=True)
 
 
 def _rename_to_new(draft: Path, path: Path) -> None:
-    """Give a file its name, which no file may have yet. The draft may stay.
+    """Give a file its name, unless another with content has it. The draft may stay.
 
     Raises:
-        FileExistsError: one has it.
         OSError: as from the system.
     """
     try:
-        os.link(draft, path)
+        return os.link(draft, path)
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in _NO_LINK:
             raise
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        os.replace(draft, path)
+    # An empty file takes the name, and whoever locks it replaces it: if that process is killed in between, the next one does.
+    with open(path, "ab", opener=open_private) as place:
+        fcntl.flock(place, fcntl.LOCK_EX)
+        if not _is_made(path):
+            os.replace(draft, path)
+
+
+def _is_made(path: Path) -> bool:
+    """Whether the file is there, and not empty.
+
+    Raises:
+        OSError: the medium fails.
+    """
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def _content_of(path: Path) -> bytes:
-    """What is in a file, which `_rename_to_new` leaves empty for a moment where there are no hard links."""
+    """What is in a file, which `_rename_to_new` leaves empty for a moment where there are no hard links.
+
+    Raises:
+        FileNotFoundError: it is not there, or stays empty: whoever was making it was killed.
+    """
     for _ in range(_ATTEMPTS):
-        content = path.read_bytes()
-        if content:
-            break
+        if content := path.read_bytes():
+            return content
         time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
-    return content
+    raise FileNotFoundError(errno.ENOENT, "the file is empty", str(path))
 
 
 def _read(path: Path) -> bytes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -80,7 +82,7 @@ def test_a_file_system_without_hard_links_holds_a_secret(tmp_path: Path, error: 
     with mock.patch.object(os, "link", side_effect=OSError(error, os.strerror(error))):
         first = secret(None, shared)
         assert secret(disk, shared) == first
-        with mock.patch.object(namespace_secret, "identity_of", return_value=None):  # as it was just before
+        with mock.patch.object(namespace_secret, "_is_made", side_effect=[False, True]):  # a moment before
             assert secret(None, shared) == first
     assert sorted(path.name for path in tmp_path.glob("*/*")) == ["namespaces.secret", "shared-namespaces.secret"]
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.glob("*/*.secret"))
@@ -95,11 +97,48 @@ def test_a_secret_that_another_process_makes_without_hard_links_is_waited_for(
     monkeypatch.setattr(namespace_secret, "time", SimpleNamespace(sleep=lambda seconds: path.write_bytes(theirs)))
     namespace_secret.check_secret(tmp_path, theirs)
     path.write_bytes(b"")
-    assert secret(None, tmp_path) == theirs
+    assert secret(tmp_path, None, read_only=True) == theirs
+
+
+@pytest.mark.parametrize("has_links", [False, True])
+def test_a_secret_that_a_killed_process_left_empty_is_made_by_the_next(
+    tmp_path: Path, has_links: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing started before somebody had removed the file."""
+    disk, shared = tmp_path / "disk", tmp_path / "shared"
+    paths = [disk / "namespaces.secret", disk / "shared-namespaces.secret", shared / "namespaces.secret"]
+    no_links = mock.patch.object(os, "link", side_effect=OSError(errno.EPERM, "no links"))
+    with no_links, mock.patch.object(os, "replace", side_effect=KeyboardInterrupt):
+        for path in paths:
+            with pytest.raises(KeyboardInterrupt):
+                namespace_secret._make(path, bytes(32))
+    assert [path.stat().st_size for path in paths] == [0, 0, 0]
     monkeypatch.setattr(namespace_secret, "time", SimpleNamespace(sleep=lambda seconds: None))
-    path.write_bytes(b"")
-    with pytest.raises(ValueError, match="expected 32 bytes, got 0: remove it to have it made again"):
-        secret(None, tmp_path)
+    namespace_secret.check_secret(shared, bytes(32))
+    reader = secret(disk, None, read_only=True)
+    (record,) = caplog.records
+    assert "the file is empty" in record.getMessage()
+    with nullcontext() if has_links else no_links:
+        first = secret(disk, shared)
+        assert reader != first == secret(disk, shared) == secret(None, shared)
+        namespace_secret.keep_secret(disk, bytes(32))
+    assert [path.read_bytes() for path in paths] == [bytes(32), first, first]
+    assert sorted(tmp_path.glob("*/*")) == paths
+
+
+def test_of_two_processes_that_make_a_secret_without_hard_links_one_does(tmp_path: Path) -> None:
+    path, theirs = tmp_path / "namespaces.secret", bytes(range(32))
+
+    def made_meanwhile(file: object, operation: int) -> None:
+        assert operation == fcntl.LOCK_EX
+        path.write_bytes(theirs)
+
+    with (
+        mock.patch.object(os, "link", side_effect=OSError(errno.EPERM, "no links")),
+        mock.patch.object(fcntl, "flock", made_meanwhile),
+    ):
+        assert secret(None, tmp_path) == theirs
+    assert [path.name for path in tmp_path.iterdir()] == ["namespaces.secret"]
 
 
 def test_a_disk_has_its_own_where_the_shared_folder_was_never_there(tmp_path: Path) -> None:
